@@ -1,0 +1,44 @@
+# Everything a developer runs. `make help` lists it.
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+RUNS   ?= 2000
+SEED   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test check sim bench lock clean
+
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): requirements.lock pyproject.toml scripts/setup.sh
+	@bash scripts/setup.sh $(VENV)
+
+setup: $(READY) ## Create .venv with the locked dependencies (all other targets do this first)
+
+test: setup ## Run all tests; core must keep 100 % branch coverage
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest
+	@$(BIN)/coverage report --include='src/headwater/core/*,src/headwater/errors.py' --fail-under=100
+	@$(BIN)/coverage report --fail-under=90 --format=total
+
+check: setup ## Lint, types, layers, docs
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python scripts/check_docs.py
+
+sim: setup ## Drive client, core and state through RUNS random histories (SEED=n replays one)
+	@$(BIN)/python -m headwater.testing.campaign --runs $(RUNS) $(if $(SEED),--seed $(SEED))
+
+bench: setup ## Run the benchmarks; figures and commands are kept in benchmarks/RESULTS.md
+	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+lock: setup ## Resolve pyproject.toml again into requirements.lock
+	@$(BIN)/pip install --quiet uv
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	  --group dev pyproject.toml --output-file requirements.lock
+
+clean: ## Remove the environment and every cache
+	@rm -rf $(VENV) .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

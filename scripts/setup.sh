@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Creates the virtual environment and installs the locked dependencies. Called by make; safe to run
+# again. Needs only Python >= 3.11 (python3.11 … python3.14 or python3).
+set -euo pipefail
+venv=${1:-.venv}
+
+python=
+for candidate in "${PYTHON:-}" python3.13 python3.12 python3.11 python3.14 python3; do
+  if [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 &&
+     "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    python=$candidate
+    break
+  fi
+done
+if [ -z "$python" ]; then
+  echo "Headwater needs Python 3.11 or newer; none was found." >&2
+  echo "  Debian/Ubuntu: sudo apt-get install python3 python3-venv     macOS: brew install python" >&2
+  exit 1
+fi
+
+if [ ! -x "$venv/bin/python" ]; then
+  echo "Creating $venv with $("$python" --version)"
+  if ! "$python" -m venv "$venv" 2>/dev/null; then
+    rm -rf "$venv"
+    version=$("$python" -c 'import sys; print(f"{sys.version_info[0]}.{sys.version_info[1]}")')
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+      echo "Installing python$version-venv (Debian and Ubuntu ship it apart from Python)"
+      apt-get update -qq && apt-get install -y -qq "python$version-venv" >/dev/null
+      "$python" -m venv "$venv"
+    else
+      echo "Python's venv module is missing. Install it, then run make again:" >&2
+      echo "  sudo apt-get install python$version-venv" >&2
+      exit 1
+    fi
+  fi
+fi
+
+echo "Installing the locked dependencies"
+pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
+"${pip[@]}" install --require-hashes --requirement requirements.lock
+"${pip[@]}" install --no-deps --no-build-isolation --editable .
+touch "$venv/.ready"

@@ -1,0 +1,1 @@
+"""Blockchain data in Apache Spark that stays correct when the chain reorganizes."""
