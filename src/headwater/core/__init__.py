@@ -1,1 +1,50 @@
-"""TBD."""
+"""Decisions about the chain, and nothing else.
+
+Standard library only; no clock, no chance, no logging, no I/O. Every function is total: each input
+gives a value or a coded error. Runs on the driver and on executors alike.
+"""
+
+from headwater.core.answer import Answer, AtHead, Blocks, Fork, RangeEnd
+from headwater.core.chain import DEFAULT_CAP, Chain
+from headwater.core.cursor import BlockCursor, BlockHeader, Head
+from headwater.core.fork import ForkResolution, ForkRule, find_rollback_index, resolve_fork
+from headwater.core.ranges import (
+    BlockRange,
+    RangeSpec,
+    anchor_for,
+    clip_ranges,
+    merge_ranges,
+    parse_ranges,
+    segment_ranges,
+)
+from headwater.core.state import PipeState, accepted_finality, cut_batches, hot_cursors
+from headwater.core.watermark import FinalizedWatermark
+
+__all__ = [
+    "DEFAULT_CAP",
+    "Answer",
+    "AtHead",
+    "BlockCursor",
+    "BlockHeader",
+    "BlockRange",
+    "Blocks",
+    "Chain",
+    "FinalizedWatermark",
+    "Fork",
+    "ForkResolution",
+    "ForkRule",
+    "Head",
+    "PipeState",
+    "RangeEnd",
+    "RangeSpec",
+    "accepted_finality",
+    "anchor_for",
+    "clip_ranges",
+    "cut_batches",
+    "find_rollback_index",
+    "hot_cursors",
+    "merge_ranges",
+    "parse_ranges",
+    "resolve_fork",
+    "segment_ranges",
+]

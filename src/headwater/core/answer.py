@@ -1,0 +1,47 @@
+"""All that a portal can say: `Blocks`, `Fork`, `AtHead`, `RangeEnd`.
+
+The client turns HTTP into these four; the loop folds them into `PipeState`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater.core.cursor import BlockCursor, BlockHeader, Head
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Blocks in ascending order, checked and linked: their headers and their raw NDJSON lines.
+
+    `lines[i]` is the line of `headers[i]`, without its newline. Decoders read the lines; nobody
+    else needs to.
+    """
+
+    headers: tuple[BlockHeader, ...]
+    lines: tuple[bytes, ...]
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Our anchor is not on the portal's chain; here is a sample of it, in no particular order."""
+
+    previous_blocks: tuple[BlockCursor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AtHead:
+    """Nothing new. The head may still have moved finality."""
+
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class RangeEnd:
+    """The last block of the range was delivered; there is nothing more to ask for."""
+
+    head: Head
+
+
+Answer = Blocks | Fork | AtHead | RangeEnd

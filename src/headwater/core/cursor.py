@@ -1,0 +1,55 @@
+"""Positions on the chain: a committed block, a delivered block, the head as the portal reports it.
+
+All are immutable values that pickle; they are made on the driver and on executors alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCursor:
+    """A block or slot, inclusive: reading resumes at `number + 1`.
+
+    Two cursors are equal when number *and* hash are; the timestamp (seconds) is only carried along.
+    A cursor without a hash cannot serve as an anchor, so the next request detects no fork.
+    """
+
+    number: int
+    hash: str | None = None
+    timestamp: int | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.number}#{short_hash(self.hash)}"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHeader:
+    """The header of one delivered block, with the links that let its order be checked."""
+
+    number: int
+    hash: str
+    parent_hash: str | None = None
+    parent_number: int | None = None
+    timestamp: int | None = None
+
+    @property
+    def cursor(self) -> BlockCursor:
+        """The position of this block."""
+        return BlockCursor(self.number, self.hash, self.timestamp)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What one portal answer reports of its chain; replicas differ, so values may go backwards."""
+
+    finalized: BlockCursor | None = None
+    latest: BlockCursor | None = None
+
+
+def short_hash(block_hash: str | None) -> str:
+    """Return enough of a hash to recognise it in a log line."""
+    if block_hash is None:
+        return "?"
+    return block_hash if len(block_hash) <= 12 else f"{block_hash[:8]}…"

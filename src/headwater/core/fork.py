@@ -1,0 +1,147 @@
+"""Fork resolution: which block do we go back to when the portal says 409?
+
+Pure. Called by the loop on the driver, once per 409, before anything is undone; calling it again
+with the same arguments gives the same answer. It never gives up a block at or below the finalized
+high-water mark, and every rollback it orders is strictly lower than the cursor it starts from, so
+consecutive 409s converge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headwater.core.cursor import BlockCursor
+from headwater.core.state import PipeState
+from headwater.errors import EmptyForkSampleError, ForkCursorMissingError, LaggingPortalError
+
+
+class ForkRule(StrEnum):
+    """Which rule decided."""
+
+    MATCH = "match"  # the highest local cursor that the sample holds
+    WATERMARK = "watermark"  # the sample lies below finality: a lagging replica
+    DESCEND = "descend"  # no common block in the sample: go below it and ask again
+    WAIT = "wait"  # the replica is behind, not forked: ask again before undoing anything
+
+
+@dataclass(frozen=True, slots=True)
+class ForkResolution:
+    """Where to go back to and why. With `ForkRule.WAIT` the safe cursor is the cursor itself."""
+
+    safe_cursor: BlockCursor
+    rule: ForkRule
+
+
+def find_rollback_index(chain_a: Sequence[BlockCursor], chain_b: Sequence[BlockCursor]) -> int:
+    """Return the index in `chain_a` of the last entry both ascending chains agree on, or -1.
+
+    The scan of the seed document: it stops at the first number that both hold with different
+    hashes. For those who keep their own history (`create_target`); the built-in targets use
+    `resolve_fork`.
+    """
+    a_index = b_index = 0
+    last_common_index = -1
+    while a_index < len(chain_a) and b_index < len(chain_b):
+        a, b = chain_a[a_index], chain_b[b_index]
+        if a.number < b.number:
+            a_index += 1
+        elif a.number > b.number:
+            b_index += 1
+        elif a.hash != b.hash:
+            return last_common_index
+        else:
+            last_common_index = a_index
+            a_index += 1
+            b_index += 1
+    return last_common_index
+
+
+def resolve_fork(
+    state: PipeState, previous_blocks: Iterable[BlockCursor], *, patient: bool = True
+) -> ForkResolution:
+    """Decide where a 409 sends us, given the portal's sample of its chain, in any order.
+
+    With `patient`, a replica that is merely behind gives `ForkRule.WAIT`; the loop waits, asks
+    again, and after a bounded number of times calls with `patient=False` to get a rollback.
+
+    Raises:
+        EmptyForkSampleError: the sample is empty.
+        ForkCursorMissingError: the sample contradicts finality, or nothing is left to go back to.
+        LaggingPortalError: out of patience with a portal that ends below our final cursor.
+    """
+    sample = frozenset(previous_blocks)
+    if not sample:
+        raise EmptyForkSampleError("the portal sent a fork without previousBlocks")
+    cursor = state.cursor
+    if cursor is None:
+        raise ForkCursorMissingError("the portal sent a fork before any block was committed")
+    _refuse_contradiction(state, sample)
+
+    lowest = min(block.number for block in sample)
+    highest = max(block.number for block in sample)
+    if patient and _is_behind(state, cursor, sample, highest):
+        return ForkResolution(cursor, ForkRule.WAIT)
+
+    lower = [block for block in state.landing_points() if block.number < cursor.number]
+    for block in reversed(lower):
+        if block in sample:
+            return ForkResolution(block, ForkRule.MATCH)
+    floor = lower[0] if lower and state.is_final(lower[0].number) else None
+    if floor is not None and highest < floor.number:
+        return ForkResolution(floor, ForkRule.WATERMARK)
+    below = [block for block in lower if block.number < lowest]
+    if below:
+        return ForkResolution(below[-1], ForkRule.DESCEND)
+    if floor is not None:
+        return ForkResolution(floor, ForkRule.DESCEND)
+    if highest < cursor.number and state.is_final(cursor.number):
+        raise LaggingPortalError(
+            "the portal answers from below a final cursor", cursor=cursor, highest=highest
+        )
+    raise ForkCursorMissingError(
+        "no block is left to go back to",
+        cursor=cursor,
+        finalized=state.finalized,
+        sample=_show(sample),
+    )
+
+
+def _refuse_contradiction(state: PipeState, sample: frozenset[BlockCursor]) -> None:
+    """Raise if the sample gives another hash to a block that we know to be final."""
+    final = [block for block in state.rollback_chain if state.is_final(block.number)]
+    if state.finalized is not None:
+        final.append(state.finalized)
+    for ours in final:
+        for theirs in sample:
+            if theirs.number == ours.number and ours.hash not in (None, theirs.hash):
+                raise ForkCursorMissingError(
+                    "the portal contradicts a finalized block", ours=ours, portal=theirs
+                )
+
+
+def _is_behind(
+    state: PipeState, cursor: BlockCursor, sample: frozenset[BlockCursor], highest: int
+) -> bool:
+    """Tell whether the portal holds our own chain, only shorter, or agrees with our cursor again.
+
+    Entries below what we still hold cannot be compared, and do not speak against it.
+    """
+    if cursor in sample:
+        return True
+    if highest >= cursor.number:
+        return False
+    if state.is_final(cursor.number):
+        return True
+    held = state.landing_points()
+    comparable = [block for block in sample if block.number >= held[0].number]
+    return bool(comparable) and all(block in held for block in comparable)
+
+
+def _show(sample: Iterable[BlockCursor]) -> str:
+    """Write a sample for an error text: its ends tell more than its middle."""
+    ordered = sorted(sample, key=lambda block: block.number)
+    if len(ordered) <= 4:
+        return " ".join(map(str, ordered))
+    return f"{ordered[0]} … {ordered[-1]} ({len(ordered)} blocks)"
