@@ -181,7 +181,7 @@ def _joins(segment: tuple[BlockRange, tuple[T, ...]], start: int, applying: tupl
     )
 
 
-def _resolve_bound(bound: Bound, head: int, first_at: Mapping[int, int]) -> int:
+def _resolve_bound(bound: int | Latest | At, head: int, first_at: Mapping[int, int]) -> int:
     match bound:
         case Latest():
             return head
@@ -189,8 +189,6 @@ def _resolve_bound(bound: Bound, head: int, first_at: Mapping[int, int]) -> int:
             if timestamp not in first_at:
                 raise InvalidRangeError("no block is known for this time", timestamp=timestamp)
             return first_at[timestamp]
-        case Plus(blocks):
-            return blocks
         case number:
             return number
 

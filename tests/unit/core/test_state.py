@@ -1,0 +1,201 @@
+"""How the stored state changes: advance, settle, rewind; and how answers are cut into batches."""
+
+import pytest
+
+from headwater.core import (
+    BlockCursor,
+    BlockHeader,
+    Head,
+    PipeState,
+    cut_batches,
+    hot_cursors,
+)
+from headwater.core import chain as chains
+from headwater.errors import BlockOrderError, HotBatchError, RewindError
+
+
+def cursors(text: str) -> tuple[BlockCursor, ...]:
+    """Read "5 6 7b" as blocks 5, 6 of our chain and 7 of chain b."""
+    parts = [(part.rstrip("abcdefgh"), part) for part in text.split()]
+    return tuple(BlockCursor(int(number), f"h{part}") for number, part in parts)
+
+
+def headers(text: str) -> list[BlockHeader]:
+    return [BlockHeader(cursor.number, str(cursor.hash)) for cursor in cursors(text)]
+
+
+def head(finalized: str | None = None, latest: int | None = None) -> Head:
+    return Head(
+        cursors(finalized)[0] if finalized is not None else None,
+        BlockCursor(latest) if latest is not None else None,
+    )
+
+
+def state(chain: str, finalized: str | None = None) -> PipeState:
+    blocks = cursors(chain)
+    return PipeState(
+        blocks[-1] if blocks else None, cursors(finalized)[0] if finalized else None, blocks
+    )
+
+
+class TestAdvance:
+    def test_a_final_batch_moves_the_cursor_and_leaves_one_anchor(self) -> None:
+        after = PipeState().advance(headers("1 2 3"), head("10"))
+        assert after == PipeState(cursors("3")[0], cursors("10")[0], cursors("3"))
+
+    def test_hot_blocks_pile_up_above_the_anchor(self) -> None:
+        after = state("3", "3")
+        for block in ("4", "5", "6"):
+            after = after.advance(headers(block), head("3"))
+        assert after.rollback_chain == cursors("3 4 5 6")
+
+    @pytest.mark.guarantee("FINAL-1")
+    def test_a_lagging_replica_does_not_lower_finality(self) -> None:
+        after = state("5 6", "5").advance(headers("7"), head("2"))
+        assert after.finalized == cursors("5")[0]
+
+    def test_missing_finality_keeps_what_is_known(self) -> None:
+        assert state("5 6", "5").advance(headers("7"), head()).finalized == cursors("5")[0]
+
+    @pytest.mark.guarantee("FINAL-2")
+    def test_finality_that_contradicts_a_held_block_is_not_believed(self) -> None:
+        after = state("5 6", "5").advance(headers("7"), head("6b"))
+        assert after.finalized == cursors("5")[0]
+        assert after.rollback_chain == cursors("5 6 7")
+
+    @pytest.mark.guarantee("FINAL-2")
+    def test_finality_that_contradicts_an_arriving_block_is_not_believed(self) -> None:
+        assert state("5 6", "5").advance(headers("7"), head("7b")).finalized == cursors("5")[0]
+
+    def test_finality_of_a_block_that_was_filtered_out_is_believed(self) -> None:
+        after = state("5 8", "5").advance(headers("9"), head("7"))
+        assert after.finalized == cursors("7")[0]
+        assert after.rollback_chain == cursors("5 8 9")
+
+    def test_history_is_capped_when_finality_is_never_reported(self) -> None:
+        after = PipeState()
+        for number in range(30):
+            after = after.advance(headers(str(number)), head(), cap=10)
+        assert after.rollback_chain == cursors(" ".join(map(str, range(20, 30))))
+
+    def test_the_cap_never_loses_the_anchor_of_finality(self) -> None:
+        after = state("5", "5")
+        for number in range(6, 30):
+            after = after.advance(headers(str(number)), head("5"), cap=4)
+        assert after.rollback_chain == cursors("5 27 28 29")
+
+    @pytest.mark.parametrize("text", ["", "5", "4", "7 7", "8 7"])
+    def test_blocks_must_ascend_from_the_cursor(self, text: str) -> None:
+        with pytest.raises(BlockOrderError, match="E3004"):
+            state("5").advance(headers(text), head())
+
+    def test_several_hot_blocks_in_one_batch_are_refused(self) -> None:
+        with pytest.raises(HotBatchError, match="E1006"):
+            state("5", "5").advance(headers("6 7"), head("5"))
+
+    def test_a_cursor_without_hash_takes_any_finality(self) -> None:
+        bare = PipeState(BlockCursor(5), None, (BlockCursor(5),))
+        assert bare.advance(headers("6"), head("5")).finalized == cursors("5")[0]
+
+
+class TestSettle:
+    def test_an_idle_head_moves_finality_to_a_block_we_hold(self) -> None:
+        after = state("5 6 7", "5").settle(head("6"))
+        assert after.finalized == cursors("6")[0]
+        assert after.rollback_chain == cursors("6 7")
+
+    @pytest.mark.guarantee("FINAL-2")
+    @pytest.mark.parametrize("reported", ["6b", "9", "4"])
+    def test_finality_that_cannot_be_checked_against_our_chain_waits(self, reported: str) -> None:
+        before = state("5 7", "5")
+        assert before.settle(head(reported)) == before
+
+    def test_an_answer_without_finality_changes_nothing(self) -> None:
+        before = state("5 6", "5")
+        assert before.settle(head()) == before
+
+    def test_before_the_first_block_any_finality_is_taken(self) -> None:
+        assert PipeState().settle(head("9")).finalized == cursors("9")[0]
+
+
+class TestRewind:
+    def test_a_rewind_cuts_the_chain_and_keeps_finality(self) -> None:
+        assert state("5 6 7 8", "5").rewind(cursors("6")[0]) == state("5 6", "5")
+
+    def test_a_rewind_to_the_mark_puts_the_mark_on_the_chain(self) -> None:
+        after = state("5 8 9", "7").rewind(cursors("7")[0])
+        assert after.cursor == cursors("7")[0]
+        assert after.rollback_chain == cursors("7")
+
+    def test_repeating_a_rewind_is_harmless(self) -> None:
+        once = state("5 6 7 8", "5").rewind(cursors("6")[0])
+        assert once.rewind(cursors("6")[0]) == once
+
+    @pytest.mark.guarantee("FINAL-3")
+    @pytest.mark.parametrize("target", ["4", "6b", "9"])
+    def test_a_rewind_below_finality_or_to_a_foreign_block_is_refused(self, target: str) -> None:
+        with pytest.raises(RewindError, match="E1005"):
+            state("4 6 7", "5").rewind(cursors(target)[0])
+
+    def test_an_empty_state_has_nowhere_to_go(self) -> None:
+        with pytest.raises(RewindError, match="oldest=None"):
+            PipeState().rewind(cursors("1")[0])
+
+
+class TestLandingPoints:
+    def test_a_final_cursor_is_the_only_landing_point(self) -> None:
+        assert state("5", "9").landing_points() == cursors("5")
+
+    def test_unknown_finality_leaves_the_whole_chain(self) -> None:
+        assert state("4 5 6").landing_points() == cursors("4 5 6")
+
+    def test_finality_reported_below_all_history_is_not_one(self) -> None:
+        """A large batch committed while finality was unknown cannot be undone in part."""
+        assert state("9000 9001", "5000").landing_points() == cursors("9000 9001")
+
+
+class TestCutting:
+    def test_final_blocks_stay_together_and_hot_ones_stand_alone(self) -> None:
+        cut = cut_batches(PipeState(), headers("1 2 3 4 5"), head("3"))
+        assert cut == [slice(0, 3), slice(3, 4), slice(4, 5)]
+
+    def test_all_hot(self) -> None:
+        assert cut_batches(state("3", "3"), headers("4 5"), head("3")) == [
+            slice(0, 1),
+            slice(1, 2),
+        ]
+
+    def test_without_finality_only_what_is_deeper_than_the_cap_stays_together(self) -> None:
+        cut = cut_batches(PipeState(), headers("1 2 3 4"), head(latest=12), cap=10)
+        assert cut == [slice(0, 2), slice(2, 3), slice(3, 4)]
+
+    def test_without_any_head_every_block_stands_alone(self) -> None:
+        assert cut_batches(PipeState(), headers("1 2"), head()) == [slice(0, 1), slice(1, 2)]
+
+    def test_every_cut_can_be_advanced_over(self) -> None:
+        arriving = headers("1 2 3 4 5")
+        after = PipeState()
+        for part in cut_batches(after, arriving, head("3")):
+            after = after.advance(arriving[part], head("3"))
+        assert after.rollback_chain == cursors("3 4 5")
+
+    def test_a_batch_tells_which_of_its_blocks_are_hot(self) -> None:
+        assert hot_cursors(headers("2 3 4"), cursors("3")[0]) == cursors("4")
+        assert hot_cursors(headers("2 3"), None) == cursors("2 3")
+
+
+class TestChain:
+    def test_prune_keeps_what_is_at_or_above_finality(self) -> None:
+        assert chains.prune(cursors("5 6 7"), cursors("6")[0]) == cursors("6 7")
+
+    def test_prune_keeps_the_anchor_below_a_filtered_out_finalized_block(self) -> None:
+        assert chains.prune(cursors("3 5 8"), cursors("7")[0]) == cursors("5 8")
+
+    def test_prune_without_finality_keeps_all(self) -> None:
+        assert chains.prune(cursors("3 5"), None) == cursors("3 5")
+
+    def test_append_replaces_what_it_contradicts(self) -> None:
+        assert chains.append(cursors("3 4 5"), cursors("4b")[0]) == cursors("3 4b")
+
+    def test_cap_below_its_limit_changes_nothing(self) -> None:
+        assert chains.cap(cursors("3 4"), 2, None) == cursors("3 4")
