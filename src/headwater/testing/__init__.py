@@ -1,1 +1,109 @@
-"""TBD."""
+"""A simulated chain behind a simulated portal: test your pipeline against forks before they happen.
+
+    from headwater.testing import simulated_portal
+
+    with simulated_portal(seed=7, blocks=1000) as portal:
+        ...                     # point your stream at portal.url
+        portal.fork(depth=3)    # three blocks are replaced; see what your tables do
+        print(portal.ledger)    # what was asked and answered
+
+`PortalSim` with `SimTransport` and `VirtualClock` does the same in memory, without a socket.
+"""
+
+from headwater.testing.answer import Break, SimAnswer
+from headwater.testing.chain import ChainSim, ContentSettings, ForkRecord, Network, SimBlock
+from headwater.testing.conflict_faults import (
+    EmptySample,
+    NewestFirst,
+    NoPreviousBlocks,
+    SampleBelowFinality,
+    SampleOfOne,
+    ShuffledSample,
+)
+from headwater.testing.fault_kinds import (
+    Delay,
+    DropAfter,
+    DropBeforeHeaders,
+    Fault,
+    FinalityRegressed,
+    NoHeadHeaders,
+    RetryAfter,
+    StallAfter,
+    StallBeforeHeaders,
+    Status,
+    WrongFinalityHash,
+)
+from headwater.testing.faults import CATALOGUE, Asked, FaultPlan, Rule, fault_from_json
+from headwater.testing.ledger import Exchange, Ledger
+from headwater.testing.line_faults import (
+    DuplicateBlock,
+    EmptyAnswer,
+    ForeignBlock,
+    GarbageLine,
+    InvalidUtf8,
+    MissingBlock,
+    NonBlockLine,
+    SwappedBlocks,
+    TornLine,
+)
+from headwater.testing.portal import PortalSim
+from headwater.testing.replicas import Balance, Finality, Follow, Replica, ReplicaSet, View
+from headwater.testing.select import BadRequest, Selection
+from headwater.testing.stream_plan import Behind
+from headwater.testing.transport import SimResponse, SimTransport, VirtualClock
+
+__all__ = [
+    "CATALOGUE",
+    "Asked",
+    "BadRequest",
+    "Balance",
+    "Behind",
+    "Break",
+    "ChainSim",
+    "ContentSettings",
+    "Delay",
+    "DropAfter",
+    "DropBeforeHeaders",
+    "DuplicateBlock",
+    "EmptyAnswer",
+    "EmptySample",
+    "Exchange",
+    "Fault",
+    "FaultPlan",
+    "Finality",
+    "FinalityRegressed",
+    "Follow",
+    "ForeignBlock",
+    "ForkRecord",
+    "GarbageLine",
+    "InvalidUtf8",
+    "Ledger",
+    "MissingBlock",
+    "Network",
+    "NewestFirst",
+    "NoHeadHeaders",
+    "NoPreviousBlocks",
+    "NonBlockLine",
+    "PortalSim",
+    "Replica",
+    "ReplicaSet",
+    "RetryAfter",
+    "Rule",
+    "SampleBelowFinality",
+    "SampleOfOne",
+    "Selection",
+    "ShuffledSample",
+    "SimAnswer",
+    "SimBlock",
+    "SimResponse",
+    "SimTransport",
+    "StallAfter",
+    "StallBeforeHeaders",
+    "Status",
+    "SwappedBlocks",
+    "TornLine",
+    "View",
+    "VirtualClock",
+    "WrongFinalityHash",
+    "fault_from_json",
+]
