@@ -38,7 +38,7 @@ bench: setup ## Run the benchmarks; figures and commands are kept in benchmarks/
 lock: setup ## Resolve pyproject.toml again into requirements.lock
 	@$(BIN)/pip install --quiet uv
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
-	  --group dev pyproject.toml --output-file requirements.lock
+	  --all-extras --group dev pyproject.toml --output-file requirements.lock
 
 clean: ## Remove the environment and every cache
 	@rm -rf $(VENV) .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

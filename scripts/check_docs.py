@@ -1,0 +1,120 @@
+"""Keep the documents true: generated tables are current, links lead somewhere, ids are tested.
+
+`python scripts/check_docs.py` checks (part of `make check`); with `--write` it renews the tables.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+from headwater.errors import REGISTRY
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def first_line(docstring: str | None) -> str:
+    """Return the first line of a docstring without its full stop."""
+    return (docstring or "").strip().split("\n", 1)[0].rstrip(".")
+
+
+def module_table() -> str:
+    """One line per module, from the module's own docstring."""
+    rows = ["| module | what it is for |", "|---|---|"]
+    package = ROOT / "src" / "headwater"
+    for path in sorted(package.rglob("*.py"), key=lambda path: (path.parent.parts, path.name)):
+        name = path.relative_to(package).as_posix()
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        rows.append(f"| `{name}` | {first_line(docstring)} |")
+    return "\n".join(rows)
+
+
+def error_table() -> str:
+    """One section per code, from the error classes."""
+    parts = []
+    for code, cls in sorted(REGISTRY.items()):
+        again = "a retry may succeed" if cls.retryable else "a retry cannot help"
+        parts.append(
+            f"### {code} {cls.__name__}\n\n{' '.join((cls.__doc__ or '').split())}\n\n"
+            f"*Fix:* {cls.fix}. ({again.capitalize()}.)"
+        )
+    return "\n\n".join(parts)
+
+
+GENERATED = {
+    "docs/architecture.md": ("modules", module_table),
+    "docs/errors.md": ("errors", error_table),
+}
+
+
+def generated_problems(*, write: bool) -> list[str]:
+    """Compare (or renew) the generated part of each page that has one."""
+    problems = []
+    for name, (marker, make) in GENERATED.items():
+        page = ROOT / name
+        text = page.read_text(encoding="utf-8")
+        before, rest = text.split(f"<!-- {marker} -->\n", 1)
+        after = rest.split(f"\n<!-- /{marker} -->", 1)[1]
+        fresh = f"{before}<!-- {marker} -->\n{make()}\n<!-- /{marker} -->{after}"
+        if fresh != text and write:
+            page.write_text(fresh, encoding="utf-8")
+        elif fresh != text:
+            problems.append(f"{name} is out of date: run {Path(__file__).name} --write")
+    return problems
+
+
+def link_problems() -> list[str]:
+    """Find relative links that lead nowhere."""
+    problems = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            if "://" not in target and not (page.parent / target).exists():
+                problems.append(f"{page.relative_to(ROOT)}: broken link {target}")
+    return problems
+
+
+def guarantee_problems() -> list[str]:
+    """Every guarantee is named by a test, and every test names an existing one."""
+    page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    promised = set(re.findall(r"^\| \*\*([A-Z]+-\d+)\*\*", page, re.MULTILINE))
+    named: set[str] = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        named |= set(re.findall(r'guarantee\("([A-Z]+-\d+)"\)', path.read_text(encoding="utf-8")))
+    return [
+        *(f"docs/guarantees.md: no test names {one}" for one in sorted(promised - named)),
+        *(f"tests name {one}, which docs/guarantees.md lacks" for one in sorted(named - promised)),
+    ]
+
+
+def error_problems() -> list[str]:
+    """Every error is raised somewhere in the package and named by a test."""
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    problems = []
+    for code, cls in sorted(REGISTRY.items()):
+        if not re.search(rf"(raise|return) {cls.__name__}\(", source):
+            problems.append(f"{code} {cls.__name__} is never raised")
+        if cls.__name__ not in tests and code not in tests:
+            problems.append(f"{code} {cls.__name__} is named by no test")
+    return problems
+
+
+def main() -> int:
+    """Print every problem; the exit code is 1 if there is one."""
+    problems = [
+        *generated_problems(write="--write" in sys.argv),
+        *link_problems(),
+        *guarantee_problems(),
+        *error_problems(),
+    ]
+    for problem in problems:
+        print(problem)
+    print(f"docs: {len(PAGES)} pages, {len(REGISTRY)} errors, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
