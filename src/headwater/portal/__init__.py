@@ -1,1 +1,35 @@
-"""TBD."""
+"""The client of an SQD portal: HTTP and NDJSON in, the four answers of `headwater.core` out."""
+
+from headwater.portal.address import Address
+from headwater.portal.client import PortalClient
+from headwater.portal.clock import Clock, SystemClock
+from headwater.portal.notice import Notice, NoticeKind, Observer, log_notice
+from headwater.portal.order import BlockOrder
+from headwater.portal.reading import StreamQuery
+from headwater.portal.retry import RetryPolicy
+from headwater.portal.transport import HttpTransport, Request, Response, Timeouts, Transport
+from headwater.portal.wire import Dataset, LineSplitter, read_fork, read_head, read_header
+
+__all__ = [
+    "Address",
+    "BlockOrder",
+    "Clock",
+    "Dataset",
+    "HttpTransport",
+    "LineSplitter",
+    "Notice",
+    "NoticeKind",
+    "Observer",
+    "PortalClient",
+    "Request",
+    "Response",
+    "RetryPolicy",
+    "StreamQuery",
+    "SystemClock",
+    "Timeouts",
+    "Transport",
+    "log_notice",
+    "read_fork",
+    "read_head",
+    "read_header",
+]

@@ -7,9 +7,25 @@ histories without a socket.
 
 from __future__ import annotations
 
+import http.client
+import importlib.metadata
+import math
+import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError
+from urllib3.response import HTTPResponse
+
+from headwater.errors import InvalidOptionError, TransportError
+from headwater.portal.address import Address
+
+USER_AGENT = f"headwater/{importlib.metadata.version('headwater')}"
+
+_READ_BYTES = 65_536
+_FAILURES = (HTTPError, http.client.HTTPException, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +69,158 @@ class Transport(Protocol):
     def close(self) -> None:
         """Release every connection."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long to wait: for a connection, for the headers, and between two chunks of a body."""
+
+    connect_s: float = 10.0
+    headers_s: float = 20.0
+    chunk_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("connect_s", "headers_s", "chunk_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidOptionError(f"{name} must be above 0", got=getattr(self, name))
+
+
+class HttpTransport:
+    """Requests over HTTP, on connections that are kept alive.
+
+    Runs on the driver and on executors; each builds its own from the pickled address and timeouts,
+    and connections never travel. No retry and no redirect happens here: whoever sends a request
+    learns what became of it.
+    """
+
+    def __init__(self, url: str | Address, timeouts: Timeouts | None = None) -> None:
+        self.address = url if isinstance(url, Address) else Address.parse(url)
+        self.timeouts = timeouts or Timeouts()
+        self._idle: list[HTTPConnection] = []
+        self._tls = ssl.create_default_context() if self.address.scheme == "https" else None
+
+    def send(self, request: Request) -> Response:
+        """Send one request; return once its headers are there."""
+        connection = self._connection()
+        try:
+            connection.timeout = self.timeouts.headers_s
+            connection.request(
+                request.method,
+                self.address.target(request.route),
+                body=request.body,
+                headers=self._headers(request),
+                preload_content=False,
+            )
+            sock = connection.sock
+            response = connection.getresponse()
+            # the socket is kept from above: with "connection: close" the connection forgets it
+            sock.settimeout(self.timeouts.chunk_s)
+        except _FAILURES as error:
+            connection.close()
+            raise _failed("headers", error, self.timeouts.headers_s) from error
+        except BaseException:
+            connection.close()
+            raise
+        return _HttpResponse(connection, response, self._idle, self.timeouts.chunk_s)
+
+    def close(self) -> None:
+        """Close the idle connections; those in use are closed with their responses."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def __repr__(self) -> str:
+        return f"HttpTransport({self.address})"
+
+    def __reduce__(self) -> tuple[type[HttpTransport], tuple[Address, Timeouts]]:
+        return HttpTransport, (self.address, self.timeouts)
+
+    def _connection(self) -> HTTPConnection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_connected:
+                return connection
+            connection.close()  # the server hung up while it was idle
+        connection = self._new_connection()
+        try:
+            connection.connect()
+        except _FAILURES as error:
+            connection.close()
+            raise _failed("connect", error, self.timeouts.connect_s) from error
+        return connection
+
+    def _new_connection(self) -> HTTPConnection:
+        host, port, limit = self.address.host, self.address.port, self.timeouts.connect_s
+        if self._tls is not None:
+            return HTTPSConnection(host, port, timeout=limit, ssl_context=self._tls)
+        return HTTPConnection(host, port, timeout=limit)
+
+    def _headers(self, request: Request) -> dict[str, str]:
+        headers = {"accept-encoding": "gzip, zstd", "user-agent": USER_AGENT}
+        if request.body is not None:
+            headers["content-type"] = "application/json"
+        if self.address.authorization is not None:
+            headers["authorization"] = self.address.authorization
+        return headers
+
+
+class _HttpResponse:
+    """One answer. Its connection goes back to `idle` only once the body has been read to its end.
+
+    `read1` gives whatever has arrived, decoded, so a block is seen when it is sent and not when a
+    buffer is full.
+    """
+
+    def __init__(
+        self,
+        connection: HTTPConnection,
+        response: HTTPResponse,
+        idle: list[HTTPConnection],
+        chunk_s: float,
+    ) -> None:
+        self._connection = connection
+        self._response = response
+        self._idle = idle
+        self._chunk_s = chunk_s
+        self._open = True
+        self.status = response.status
+        self.headers: Mapping[str, str] = {
+            name.lower(): value for name, value in response.headers.items()
+        }
+
+    def chunks(self) -> Iterator[bytes]:
+        try:
+            # an empty body is not given to a decoder: zstd would call it incomplete
+            while self._response.length_remaining != 0 or self._response.tell() > 0:
+                chunk = self._response.read1(_READ_BYTES)
+                if not chunk:
+                    break
+                yield chunk
+        except _FAILURES as error:
+            self.close()
+            raise _failed("body", error, self._chunk_s) from error
+        self._release()
+
+    def close(self) -> None:
+        if self._open and self._response.length_remaining == 0 and self._response.tell() == 0:
+            self._release()  # 204, or an empty body: there is nothing left to read
+        if self._open:
+            self._open = False
+            self._response.close()
+            self._connection.close()
+
+    def _release(self) -> None:
+        if self._open:
+            self._open = False
+            self._response.close()
+            self._idle.append(self._connection)
+
+
+def _failed(phase: str, error: BaseException, limit_s: float) -> TransportError:
+    """Say what broke, in words that cannot hold the address: those of the innermost cause."""
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    if isinstance(root, TimeoutError):
+        return TransportError("the portal took too long", phase=phase, timeout_s=limit_s)
+    reason = f"{type(root).__name__}: {root}"[:200]
+    return TransportError("the connection to the portal failed", phase=phase, reason=reason)

@@ -1,0 +1,149 @@
+"""Failures in a row: count them, wait between them, and say so when they last.
+
+One `Outage` accompanies one reading or one question. It is reset by whatever arrives, so the
+back-off grows only while nothing does. Runs where the client runs; nothing of it is stored, so a
+restart begins with a short pause again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from headwater.errors import PortalHttpError, PortalUnreachableError, TransportError
+from headwater.portal.clock import Clock
+from headwater.portal.notice import Notice, NoticeKind, Observer
+from headwater.portal.retry import SERVER_ERROR, RetryPolicy, is_retryable, parse_retry_after
+from headwater.portal.transport import Response
+from headwater.portal.wire import explain
+
+_REFUSAL_BYTES = 65_536
+_FORK_BYTES = 16 * 1024 * 1024
+_INSTANT_S = 0.001  # a wait shorter than this is none; floating point would never get to zero
+
+
+class Outage:
+    """The failures since something last arrived."""
+
+    def __init__(
+        self,
+        route: str,
+        policy: RetryPolicy,
+        clock: Clock,
+        random: Callable[[], float],
+        notify: Observer,
+        attempts: int | None = None,
+    ) -> None:
+        self._route = route.partition("?")[0]
+        self._policy = policy
+        self._clock = clock
+        self._random = random
+        self._notify = notify
+        self._attempts = attempts
+        self._stalled = False
+        self.touch()
+
+    def touch(self) -> None:
+        """Start over: something arrived, or the caller, who may take hours, came back."""
+        self._failures = 0
+        self._server_errors = 0
+        self._since = self._clock.monotonic()
+        self._stall_after_s = self._policy.stall_after_s
+
+    def arrived(self) -> None:
+        """Note that the portal answered as it should."""
+        if self._stalled:
+            self._stalled = False
+            waited = round(self._clock.monotonic() - self._since, 3)
+            self._tell(NoticeKind.RECOVERED, "the portal answers again", waited_s=waited)
+        self.touch()
+
+    def broke(self, error: TransportError) -> None:
+        """Wait after a connection that failed or broke; raise once the attempts are used up."""
+        self._server_errors = 0
+        self._wait(str(error.message), error.facts, None, error)
+
+    def refused(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """Wait after a status that a later attempt may mend; raise `PortalHttpError` otherwise."""
+        retry_after_s = parse_retry_after(headers.get("retry-after"), self._clock.now())
+        self._server_errors = self._server_errors + 1 if status == SERVER_ERROR else 0
+        error = PortalHttpError(
+            f"the portal answered {status} to {self._route}",
+            status=status,
+            route=self._route,
+            portal_says=repr(explain(body)),
+        )
+        if not is_retryable(status, retry_after_s, self._server_errors):
+            raise error
+        self._wait(f"status {status}", {"status": status}, retry_after_s, error)
+
+    def _wait(
+        self,
+        reason: str,
+        facts: Mapping[str, object],
+        retry_after_s: float | None,
+        error: PortalHttpError | TransportError,
+    ) -> None:
+        self._failures += 1
+        if self._attempts is not None and self._failures >= self._attempts:
+            raise PortalUnreachableError(
+                f"{self._route} failed {self._failures} times in a row: {reason}",
+                **{"route": self._route, "attempts": self._failures, **facts},
+            ) from error
+        pause = self._policy.pause_s(self._failures, self._random, retry_after_s)
+        self._tell(
+            NoticeKind.RETRYING,
+            f"asking again after {reason}",
+            **{"failures": self._failures, "pause_s": round(pause, 3), **facts},
+        )
+        self._sleep(pause, reason)
+
+    def _sleep(self, pause: float, reason: str) -> None:
+        """Sleep; if the time to report a stall falls into the pause, report it then."""
+        while True:
+            due = self._since + self._stall_after_s - self._clock.monotonic()
+            if due <= _INSTANT_S:
+                self._report_stall(reason)
+            elif due < pause:
+                self._clock.sleep(due)
+                pause -= due
+            else:
+                self._clock.sleep(pause)
+                return
+
+    def _report_stall(self, reason: str) -> None:
+        waited = self._clock.monotonic() - self._since
+        while self._stall_after_s <= waited + _INSTANT_S:
+            self._stall_after_s *= 2
+        self._stalled = True
+        self._tell(
+            NoticeKind.STALLED,
+            f"nothing has arrived for {waited:.0f} s",
+            waited_s=round(waited, 3),
+            failures=self._failures,
+            reason=reason,
+        )
+
+    def _tell(self, kind: NoticeKind, message: str, **facts: object) -> None:
+        self._notify(Notice(kind, message, {"route": self._route, **facts}))
+
+
+def read_body(response: Response) -> bytes:
+    """Return a body that is small by nature.
+
+    A refusal is cut short rather than asked for again: its status says enough, and its body is only
+    an explanation. Everything else must arrive whole, or `TransportError`.
+    """
+    whole = response.status < 300 or response.status == 409
+    limit = _FORK_BYTES if whole else _REFUSAL_BYTES
+    parts: list[bytes] = []
+    size = 0
+    try:
+        for chunk in response.chunks():
+            parts.append(chunk)
+            size += len(chunk)
+            if size >= limit:
+                break
+    except TransportError:
+        if whole:
+            raise
+    return b"".join(parts)

@@ -1,0 +1,246 @@
+"""One reading: a range of blocks through as many requests as it takes.
+
+The anchor moves with every good line, so it does not matter where a response ends or breaks: the
+next request asks for what is missing, with the hash of the last good block where that block is the
+true predecessor. Nothing is delivered twice and nothing is left out. A reading holds no state that
+outlives it; to resume, make another one from the committed cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Protocol
+
+from headwater.core import (
+    Answer,
+    AtHead,
+    BlockCursor,
+    BlockHeader,
+    BlockRange,
+    Blocks,
+    Head,
+    RangeEnd,
+    anchor_for,
+)
+from headwater.errors import HeadwaterError, MalformedLineError, TransportError
+from headwater.portal.clock import Clock
+from headwater.portal.notice import Notice, NoticeKind, Observer
+from headwater.portal.order import BlockOrder
+from headwater.portal.outage import Outage, read_body
+from headwater.portal.retry import RetryPolicy
+from headwater.portal.transport import Request, Response, Transport
+from headwater.portal.wire import LineSplitter, read_fork, read_head, read_header
+
+MAX_TRUNCATIONS = 5
+EMPTY_ANSWERS = 3
+
+
+class StreamQuery(Protocol):
+    """What a reading needs of a query."""
+
+    @property
+    def include_all_blocks(self) -> bool:
+        """Whether every block is asked for, so that a gap is an error."""
+        ...
+
+    def body(
+        self, from_block: int, to_block: int | None = None, parent_block_hash: str | None = None
+    ) -> bytes:
+        """Return the body of a stream request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How a client reads: the same for all its readings."""
+
+    transport: Transport
+    retry: RetryPolicy
+    clock: Clock
+    random: Callable[[], float]
+    notify: Observer
+    max_bytes: int
+    poll_interval_s: float
+
+    def outage(self, route: str, attempts: int | None = None) -> Outage:
+        """Return a fresh count of failures for one reading or one question."""
+        return Outage(route, self.retry, self.clock, self.random, self.notify, attempts)
+
+
+class Reading:
+    """Reads one range once; made by `PortalClient.read`, consumed by whoever iterates it."""
+
+    def __init__(
+        self,
+        conditions: Conditions,
+        query: StreamQuery,
+        block_range: BlockRange,
+        after: BlockCursor | None,
+        *,
+        finalized: bool,
+    ) -> None:
+        self._on = conditions
+        self._query = query
+        self._finalized = finalized
+        self._route = "finalized-stream" if finalized else "stream"
+        self._order = BlockOrder(block_range, after, complete=query.include_all_blocks)
+        self._outage = conditions.outage(self._route, conditions.retry.attempts)
+        self._head = Head()
+        self._asked_at = 0.0
+        self._truncations = 0
+        self._empty_answers = 0
+
+    def answers(self) -> Iterator[Answer]:
+        """Ask until the range is read; see `PortalClient.read` for what is yielded when."""
+        while not self._order.finished:
+            before = self._order.last
+            try:
+                with closing(self._ask()) as response:
+                    self._head = read_head(response.headers)
+                    if response.status == 200:
+                        yield from self._blocks(response)
+                        body = b""
+                    else:
+                        body = read_body(response)
+            except TransportError as error:
+                if not self._order.finished:
+                    self._outage.broke(error)
+                continue
+            if response.status not in (200, 204, 409):
+                self._outage.refused(response.status, response.headers, body)
+                continue
+            self._outage.arrived()
+            if response.status == 409:
+                yield read_fork(body)
+                return
+            if self._order.last is not before:
+                continue
+            self._empty_answers = self._empty_answers + 1 if response.status == 200 else 0
+            if self._tail_is_empty():
+                break
+            yield AtHead(self._head)
+            self._pace()
+        yield RangeEnd(self._head)
+
+    def _ask(self) -> Response:
+        remaining = self._order.remaining
+        anchor = anchor_for(remaining, self._order.anchor)
+        body = self._query.body(
+            remaining.from_block, remaining.to_block, None if anchor is None else anchor.hash
+        )
+        self._asked_at = self._on.clock.monotonic()
+        return self._on.transport.send(Request("POST", self._route, body))
+
+    def _blocks(self, response: Response) -> Iterator[Blocks]:
+        """Yield the blocks of one response; whatever breaks, those before it are yielded first.
+
+        Final blocks are gathered up to `max_bytes`; a hot block, or the last one of the range, is
+        passed on with the chunk that brought it.
+        """
+        splitter = LineSplitter()
+        batch = _Batch()
+        try:
+            for chunk in response.chunks():
+                for line in splitter.feed(chunk):
+                    self._accept(line, batch)
+                    if batch.size >= self._on.max_bytes:
+                        yield self._take(batch)
+                        self._outage.touch()
+                if batch.lines:
+                    self._outage.arrived()
+                if batch.lines and self._is_urgent():
+                    yield self._take(batch)
+                    self._outage.touch()
+            self._accept_rest(splitter.rest, batch)
+        except HeadwaterError:
+            if batch.lines:
+                yield self._take(batch)
+                self._outage.touch()
+            raise
+        if batch.lines:
+            yield self._take(batch)
+            self._outage.touch()
+
+    def _accept(self, line: bytes, batch: _Batch) -> None:
+        last = self._order.last
+        header = read_header(line, None if last is None else last.number)
+        self._order.accept(header)
+        batch.add(header, line)
+        self._truncations = self._empty_answers = 0
+
+    def _accept_rest(self, rest: bytes, batch: _Batch) -> None:
+        """Take a last line without a newline if it is whole; otherwise the body was cut short."""
+        if not rest.strip():
+            return
+        try:
+            self._accept(rest, batch)
+        except MalformedLineError as error:
+            self._truncations += 1
+            if self._truncations >= MAX_TRUNCATIONS:
+                raise
+            raise TransportError("the body ended inside a line", phase="body") from error
+
+    def _take(self, batch: _Batch) -> Blocks:
+        blocks = Blocks(tuple(batch.headers), tuple(batch.lines), self._head)
+        batch.clear()
+        return blocks
+
+    def _is_urgent(self) -> bool:
+        if self._order.finished:
+            return True
+        settled = self._head.finalized
+        return not self._finalized and (
+            settled is None or self._order.next_block > settled.number + 1
+        )
+
+    def _tail_is_empty(self) -> bool:
+        """Tell whether the rest of the range holds no block: final, asked for, and empty thrice."""
+        end = self._order.remaining.to_block
+        heads = [self._head.finalized, self._head.latest if self._finalized else None]
+        if end is None or self._empty_answers < EMPTY_ANSWERS:
+            return False
+        if not any(head is not None and end <= head.number for head in heads):
+            return False
+        self._on.notify(
+            Notice(
+                NoticeKind.EMPTY_TAIL,
+                "the last numbers of the range hold no block",
+                {"route": self._route, "range": str(self._order.remaining)},
+            )
+        )
+        return True
+
+    def _pace(self) -> None:
+        """Wait before asking for the same again: the poll interval, longer if answers are empty.
+
+        The interval is measured between the starts of requests, so a server that holds an answer
+        back until there is news is not waited for twice.
+        """
+        clock = self._on.clock
+        pause = self._asked_at + self._on.poll_interval_s - clock.monotonic()
+        if self._empty_answers:
+            pause = max(pause, self._on.retry.pause_s(self._empty_answers, self._on.random))
+        if pause > 0:
+            clock.sleep(pause)
+        self._outage.touch()
+
+
+class _Batch:
+    """Lines that wait to be passed on."""
+
+    __slots__ = ("headers", "lines", "size")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def add(self, header: BlockHeader, line: bytes) -> None:
+        self.headers.append(header)
+        self.lines.append(line)
+        self.size += len(line)
+
+    def clear(self) -> None:
+        self.headers: list[BlockHeader] = []
+        self.lines: list[bytes] = []
+        self.size = 0
