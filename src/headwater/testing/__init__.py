@@ -46,9 +46,11 @@ from headwater.testing.line_faults import (
     SwappedBlocks,
     TornLine,
 )
+from headwater.testing.live import LiveChain
 from headwater.testing.portal import PortalSim
 from headwater.testing.replicas import Balance, Finality, Follow, Replica, ReplicaSet, View
 from headwater.testing.select import BadRequest, Selection
+from headwater.testing.server import PortalServer, simulated_portal
 from headwater.testing.stream_plan import Behind
 from headwater.testing.transport import SimResponse, SimTransport, VirtualClock
 
@@ -78,12 +80,14 @@ __all__ = [
     "GarbageLine",
     "InvalidUtf8",
     "Ledger",
+    "LiveChain",
     "MissingBlock",
     "Network",
     "NewestFirst",
     "NoHeadHeaders",
     "NoPreviousBlocks",
     "NonBlockLine",
+    "PortalServer",
     "PortalSim",
     "Replica",
     "ReplicaSet",
@@ -106,4 +110,5 @@ __all__ = [
     "VirtualClock",
     "WrongFinalityHash",
     "fault_from_json",
+    "simulated_portal",
 ]

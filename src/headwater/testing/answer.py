@@ -28,18 +28,19 @@ class Break:
     """How a connection goes wrong: it hangs until the client gives up, or it is dropped.
 
     `after` counts body bytes as sent; None is before the headers. `share` gives it as a part of a
-    body whose encoded length is not known yet.
+    body whose encoded length is not known yet. A drop with `reset` loses what is on its way, too.
     """
 
     stall: bool
     after: int | None = None
     share: float | None = None
+    reset: bool = False
 
     def within(self, size: int) -> Break:
         """Return the break with its share worked out for a body of this size."""
         if self.share is None:
             return self
-        return Break(self.stall, after=int(self.share * size))
+        return Break(self.stall, after=int(self.share * size), reset=self.reset)
 
 
 @dataclass(slots=True)

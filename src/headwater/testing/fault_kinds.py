@@ -51,8 +51,8 @@ class Fault:
         return _spelled(type(self))
 
     def __str__(self) -> str:
-        values = [(item.name, getattr(self, item.name)) for item in fields(self)]
-        shown = ", ".join(f"{key}={value}" for key, value in values if value is not None)
+        values = [(item.name, getattr(self, item.name), item.default) for item in fields(self)]
+        shown = ", ".join(f"{key}={value}" for key, value, usual in values if value != usual)
         return f"{self.name}({shown})" if shown else self.name
 
 
@@ -65,18 +65,21 @@ def _spelled(cls: type) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DropBeforeHeaders(Fault):
-    """The connection is closed before the first header."""
+    """The connection is closed, or reset, before the first header."""
+
+    reset: bool = False
 
     def apply(self, draft: Draft, dice: Random, now: float) -> None:
         """Break it."""
-        draft.broken = Break(stall=False)
+        draft.broken = Break(stall=False, reset=self.reset)
 
 
 @dataclass(frozen=True, slots=True)
 class DropAfter(Fault):
-    """The connection is closed after some bytes of the body; by default after a random number."""
+    """The connection is closed, or reset, after some bytes of the body; by default anywhere."""
 
     size: int | None = None
+    reset: bool = False
 
     def applies(self, draft: Draft) -> bool:
         """Need a body."""
@@ -84,7 +87,8 @@ class DropAfter(Fault):
 
     def apply(self, draft: Draft, dice: Random, now: float) -> None:
         """Break it."""
-        draft.broken = _break_body(self.size, dice, stall=False)
+        share = dice.random() if self.size is None else None
+        draft.broken = Break(stall=False, after=self.size, share=share, reset=self.reset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,8 @@ class StallAfter(Fault):
 
     def apply(self, draft: Draft, dice: Random, now: float) -> None:
         """Break it."""
-        draft.broken = _break_body(self.size, dice, stall=True)
+        share = dice.random() if self.size is None else None
+        draft.broken = Break(stall=True, after=self.size, share=share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +125,6 @@ class Delay(Fault):
     def apply(self, draft: Draft, dice: Random, now: float) -> None:
         """Slow it."""
         draft.delay += self.seconds
-
-
-def _break_body(size: int | None, dice: Random, *, stall: bool) -> Break:
-    return Break(stall, share=dice.random()) if size is None else Break(stall, after=size)
 
 
 # --- statuses -------------------------------------------------------------------------------------
@@ -138,6 +139,11 @@ class Status(Fault):
     seconds: int = 1
     text: str = "simulated failure"
 
+    @property
+    def name(self) -> str:
+        """The fault's name with its code, since they are so different."""
+        return f"status-{self.code}"
+
     def apply(self, draft: Draft, dice: Random, now: float) -> None:
         """Replace the answer."""
         draft.become(self.code, self.text)
@@ -148,7 +154,7 @@ class Status(Fault):
             RetryAfter.DATE: formatdate(now + self.seconds, usegmt=True),
             RetryAfter.GARBAGE: "in a little while",
         }
-        draft.headers["retry-after"] = value[RetryAfter(self.retry_after)]
+        draft.headers["retry-after"] = value[self.retry_after]
 
 
 # --- the head -------------------------------------------------------------------------------------

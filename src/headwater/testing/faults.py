@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from random import Random
 from typing import Any
 
+import msgspec
+
 from headwater.errors import InvalidOptionError
 from headwater.testing import conflict_faults, fault_kinds, line_faults
 from headwater.testing.answer import Draft
@@ -144,11 +146,13 @@ def fault_from_json(value: dict[str, Any]) -> Fault:
     kind = FAULTS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise InvalidOptionError(f"fault must be one of {', '.join(FAULTS)}", fault=name)
+    known = [item.name for item in fields(kind)]
+    if not set(options) <= set(known):
+        raise InvalidOptionError(f"{name} takes {', '.join(known) or 'no options'}", given=options)
     try:
-        return kind(**options)
-    except TypeError as error:
-        known = ", ".join(item.name for item in fields(kind)) or "no options"
-        raise InvalidOptionError(f"{name} takes {known}", given=options) from error
+        return msgspec.convert(options, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidOptionError(f"{name}: {error}", given=options) from error
 
 
 CATALOGUE: dict[str, list[Fault]] = {

@@ -7,7 +7,7 @@ client land on any of them. Most of what goes wrong near the head of a chain com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -174,7 +174,7 @@ class Replica:
         return f"r{self.index} {where}, finality {self._finality.value} {view.finalized or '-'}"
 
 
-class ReplicaSet(Sequence[Replica]):
+class ReplicaSet:
     """The replicas of one portal and the choice between them."""
 
     def __init__(
@@ -208,13 +208,13 @@ class ReplicaSet(Sequence[Replica]):
             self._turn += 1
             return self._replicas[(self._turn - 1) % len(self._replicas)]
 
-    def __getitem__(self, index: int) -> Replica:  # type: ignore[override]
-        try:
-            return self._replicas[index]
-        except IndexError:
-            raise InvalidOptionError(
-                f"replica must be below {len(self._replicas)}", got=index
-            ) from None
+    def __getitem__(self, index: int) -> Replica:
+        if not 0 <= index < len(self._replicas):
+            raise InvalidOptionError(f"replica must be below {len(self._replicas)}", got=index)
+        return self._replicas[index]
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._replicas)
 
     def __len__(self) -> int:
         return len(self._replicas)
