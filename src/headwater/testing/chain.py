@@ -19,6 +19,7 @@ from threading import RLock
 from headwater.core import BlockCursor
 from headwater.errors import InvalidOptionError
 from headwater.testing import block_hash as hashes
+from headwater.testing.population import Population, populate
 from headwater.testing.settings import ContentSettings, Network
 
 __all__ = ["ChainSim", "ContentSettings", "ForkRecord", "Network", "SimBlock"]
@@ -82,6 +83,7 @@ class ChainSim:
         self.start_block = start_block
         self.genesis_time = genesis_time
         self.content = content or ContentSettings()
+        self.population: Population = populate(seed, self.network, self.content)
         self.forks: list[ForkRecord] = []
         self.lock = RLock()
         usual_time_s = 12 if evm else 0.4

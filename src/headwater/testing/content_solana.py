@@ -1,0 +1,209 @@
+"""A simulated Solana block in the portal's wire form: every field of every entity.
+
+Each family is made when it is first asked for, since most requests want one or two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+from headwater.testing import base58, solana_balances
+from headwater.testing.chain import SimBlock
+from headwater.testing.draw import Draw
+from headwater.testing.population import Population
+from headwater.testing.settings import ContentSettings
+from headwater.testing.solana_scenes import SolanaScene, Step, play
+
+Row = dict[str, Any]
+
+
+class SolanaContent:
+    """The contents of one block, family by family; rows are shared, so do not change them."""
+
+    def __init__(
+        self, seed: int, block: SimBlock, people: Population, settings: ContentSettings
+    ) -> None:
+        self._seed = seed
+        self._block = block
+        self._people = people
+        self._settings = settings
+        self._salt = f"{seed}/{block.hash}"
+        self._keys = self._transaction_keys()
+        self._scenes = [play(Draw(key), people, settings) for key in self._keys]
+
+    @cached_property
+    def header(self) -> Row:
+        """The block's own fields."""
+        block = self._block
+        return {
+            "number": block.number,
+            "hash": block.hash,
+            "height": block.height,
+            "parentNumber": block.parent_number,
+            "parentHash": block.parent_hash,
+            "timestamp": block.timestamp,
+        }
+
+    def rows(self, family: str) -> list[Row]:
+        """Return the rows of a family, in block order."""
+        rows: list[Row] = getattr(self, _FAMILIES[family])
+        return rows
+
+    @cached_property
+    def _transactions(self) -> list[Row]:
+        pairs = enumerate(zip(self._keys, self._scenes, strict=True))
+        return [_transaction_row(index, key, scene) for index, (key, scene) in pairs]
+
+    @cached_property
+    def _instructions(self) -> list[Row]:
+        return [
+            _instruction_row(index, address, step, scene)
+            for index, scene in enumerate(self._scenes)
+            for address, step in _steps(scene.steps)
+        ]
+
+    @cached_property
+    def _logs(self) -> list[Row]:
+        rows: list[Row] = []
+        for index, scene in enumerate(self._scenes):
+            messages = (
+                (address, step.program, kind, message)
+                for address, step in _steps(scene.steps)
+                for kind, message in step.messages
+            )
+            rows.extend(
+                {
+                    "transactionIndex": index,
+                    "logIndex": log_index,
+                    "instructionAddress": address,
+                    "programId": program,
+                    "kind": kind,
+                    "message": message,
+                }
+                for log_index, (address, program, kind, message) in enumerate(messages)
+            )
+        return rows
+
+    @cached_property
+    def _balances(self) -> list[Row]:
+        return solana_balances.lamport_rows(self._salt, self._scenes)
+
+    @cached_property
+    def _token_balances(self) -> list[Row]:
+        return solana_balances.token_rows(self._salt, self._scenes)
+
+    @cached_property
+    def _rewards(self) -> list[Row]:
+        """The leader's fees; now and then a vote's reward and rent, which is negative."""
+        if not self._scenes:
+            return []
+        draw = Draw(self._salt, "rewards")
+        leader, *voters = self._people.producers
+        rows = [_reward_row(leader, solana_balances.FEE * len(self._scenes) // 2, "Fee", draw)]
+        if draw.chance(0.2):
+            rows.append(_reward_row(voters[0], draw.bits(24), "Voting", draw, commission=5))
+        if draw.chance(0.2):
+            rows.append(_reward_row(draw.pick(self._people.accounts), -890_880, "Rent", draw))
+        return rows
+
+    def _transaction_keys(self) -> list[str]:
+        """Return what names each transaction, in block order.
+
+        Recurring ones are named by the slot, all others by the block; the order is the block's.
+        """
+        average, share = self._settings.transactions_per_block, self._settings.recurring_share
+        recurring = f"{self._seed}/{self._block.number}"
+        keys = [
+            f"{name}/{index}"
+            for name, part in ((self._salt, average * (1 - share)), (recurring, average * share))
+            for index in range(Draw(name, "count").count(part))
+        ]
+        salt = self._block.hash.encode()
+        return sorted(keys, key=lambda key: blake2b(key.encode() + salt).digest())
+
+
+_FAMILIES = {
+    "transactions": "_transactions",
+    "instructions": "_instructions",
+    "logs": "_logs",
+    "balances": "_balances",
+    "tokenBalances": "_token_balances",
+    "rewards": "_rewards",
+}
+
+
+def _steps(steps: list[Step], parent: tuple[int, ...] = ()) -> Iterator[tuple[list[int], Step]]:
+    """Walk instructions in execution order, each with its address."""
+    for position, step in enumerate(steps):
+        address = (*parent, position)
+        yield list(address), step
+        yield from _steps(step.children, address)
+
+
+def _transaction_row(index: int, key: str, scene: SolanaScene) -> Row:
+    draw = Draw(key, "wire")
+    involved: dict[str, None] = {scene.payer: None}
+    programs: dict[str, None] = {}
+    for _, step in _steps(scene.steps):
+        involved.update(dict.fromkeys(step.accounts))
+        programs[step.program] = None
+    accounts = [account for account in involved if account not in programs]
+    versioned = draw.chance(0.5) and len(accounts) > 2
+    loaded = accounts[-1:] if versioned else []
+    static = accounts[: len(accounts) - len(loaded)]
+    lookup = {
+        "accountKey": base58.encode(draw.octets(32)),
+        "readonlyIndexes": [],
+        "writableIndexes": [draw.below(200)],
+    }
+    return {
+        "transactionIndex": index,
+        "version": 0 if versioned else "legacy",
+        "accountKeys": [*static, *programs],
+        "addressTableLookups": [lookup] if versioned else [],
+        "numReadonlySignedAccounts": 0,
+        "numReadonlyUnsignedAccounts": len(programs),
+        "numRequiredSignatures": 1,
+        "recentBlockhash": base58.encode(draw.octets(32)),
+        "signatures": [base58.encode(draw.octets(64))],
+        "err": scene.error,
+        "computeUnitsConsumed": str(sum(1 for _ in _steps(scene.steps)) * 4500),
+        "fee": str(solana_balances.FEE),
+        "loadedAddresses": {"readonly": [], "writable": loaded},
+        "hasDroppedLogMessages": False,
+    }
+
+
+def _instruction_row(index: int, address: list[int], step: Step, scene: SolanaScene) -> Row:
+    failing = isinstance(scene.error, dict) and scene.error["InstructionError"][0] == address[0]
+    data = step.data
+    return {
+        "transactionIndex": index,
+        "instructionAddress": address,
+        "programId": step.program,
+        "accounts": step.accounts,
+        "data": base58.encode(data),
+        "computeUnitsConsumed": None if step.program.startswith("1111") else "4500",
+        "error": scene.error["InstructionError"][1] if failing and len(address) == 1 else None,
+        "isCommitted": scene.error is None,
+        "hasDroppedLogMessages": False,
+        **{
+            f"d{width}": "0x" + data[:width].hex() if len(data) >= width else None
+            for width in (1, 2, 4, 8)
+        },
+    }
+
+
+def _reward_row(
+    pubkey: str, lamports: int, kind: str, draw: Draw, commission: int | None = None
+) -> Row:
+    return {
+        "pubkey": pubkey,
+        "lamports": str(lamports),
+        "postBalance": str(10**9 + draw.bits(34)),
+        "rewardType": kind,
+        "commission": commission,
+    }

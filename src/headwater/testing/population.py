@@ -1,0 +1,83 @@
+"""Who takes part in a simulated chain: a small cast that follows from the seed.
+
+The cast is small so that addresses recur, which is what filters, balances and factories need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from headwater.testing import base58
+from headwater.testing.draw import Draw
+from headwater.testing.settings import ContentSettings, Network
+
+TOKEN_PROGRAM = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA"
+SYSTEM_PROGRAM = "11111111111111111111111111111111"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A pool of two tokens, ordered by address as the factory orders them."""
+
+    address: str
+    token0: str
+    token1: str
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """The cast of a chain. What a network does not have is empty.
+
+    `tokens` are ERC-20 contracts or SPL mints; `collections` are ERC-721 contracts. `pairs` are
+    announced by the `factory` one by one, pair k in the block k + 1 after the first; they trade
+    only afterwards. `program` is an Anchor-like program.
+    """
+
+    accounts: tuple[str, ...]
+    tokens: tuple[str, ...]
+    collections: tuple[str, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    router: str = ""
+    factory: str = ""
+    producers: tuple[str, ...] = ()
+    program: str = ""
+
+
+@lru_cache(maxsize=32)
+def populate(seed: int, network: Network, settings: ContentSettings) -> Population:
+    """Return the cast of a chain."""
+    if network is Network.SOLANA:
+        return Population(
+            accounts=_keys(seed, "account", settings.accounts),
+            tokens=_keys(seed, "mint", settings.tokens),
+            producers=_keys(seed, "validator", 4),
+            program=_keys(seed, "program", 1)[0],
+        )
+    tokens = _addresses(seed, "token", settings.tokens)
+    pools = _addresses(seed, "pair", settings.tokens)
+    return Population(
+        accounts=_addresses(seed, "account", settings.accounts),
+        tokens=tokens,
+        collections=_addresses(seed, "collection", 2),
+        pairs=tuple(
+            pair_of(pool, tokens[index], tokens[(index + 1) % len(tokens)])
+            for index, pool in enumerate(pools)
+        ),
+        router=_addresses(seed, "router", 1)[0],
+        factory=_addresses(seed, "factory", 1)[0],
+        producers=_addresses(seed, "producer", 4),
+    )
+
+
+def pair_of(address: str, token: str, other: str) -> Pair:
+    """Return the pool of two tokens, in the factory's order."""
+    return Pair(address, *sorted((token, other)))
+
+
+def _addresses(seed: int, role: str, count: int) -> tuple[str, ...]:
+    return tuple(Draw(seed, role, index).hex(20) for index in range(count))
+
+
+def _keys(seed: int, role: str, count: int) -> tuple[str, ...]:
+    return tuple(base58.encode(Draw(seed, role, index).octets(32)) for index in range(count))
