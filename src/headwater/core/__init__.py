@@ -5,6 +5,7 @@ gives a value or a coded error. Runs on the driver and on executors alike.
 """
 
 from headwater.core.answer import Answer, AtHead, Blocks, Fork, RangeEnd
+from headwater.core.batch import Batch, batches
 from headwater.core.chain import DEFAULT_CAP, Chain
 from headwater.core.cursor import BlockCursor, BlockHeader, Head
 from headwater.core.fork import ForkResolution, ForkRule, find_rollback_index, resolve_fork
@@ -24,6 +25,7 @@ __all__ = [
     "DEFAULT_CAP",
     "Answer",
     "AtHead",
+    "Batch",
     "BlockCursor",
     "BlockHeader",
     "BlockRange",
@@ -39,6 +41,7 @@ __all__ = [
     "RangeSpec",
     "accepted_finality",
     "anchor_for",
+    "batches",
     "clip_ranges",
     "cut_batches",
     "find_rollback_index",

@@ -1,0 +1,63 @@
+"""A plan of requests as one source of blocks: which request follows from which state.
+
+Used by the loop on the driver. It keeps no position; the state it is given is the only one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from headwater.core import (
+    Answer,
+    BlockCursor,
+    BlockRange,
+    Fork,
+    Head,
+    PipeState,
+    RangeEnd,
+    clip_ranges,
+)
+from headwater.portal.client import PortalClient
+from headwater.portal.reading import StreamQuery
+
+
+class PortalSource:
+    """Reads the ranges of a plan one after the other, following each to its end.
+
+    `watch` is a query without filters: it is used where no output wants blocks but a fork could
+    still orphan what is committed, in a gap between ranges and once after the last one.
+    """
+
+    def __init__(
+        self,
+        client: PortalClient,
+        plan: Sequence[tuple[BlockRange, StreamQuery]],
+        *,
+        watch: StreamQuery,
+        finalized: bool = False,
+    ) -> None:
+        self._client = client
+        self._plan = tuple(plan)
+        self._watch = watch
+        self._finalized = finalized
+        self._checked: BlockCursor | None = None
+
+    def read(self, state: PipeState) -> Iterator[Answer] | None:
+        """Read what follows this state, to the end of its range; None when all is read."""
+        cursor = state.cursor
+        hot = cursor is not None and not state.is_final(cursor.number) and not self._finalized
+        for block_range, query in self._plan:
+            for left in clip_ranges((block_range,), cursor):
+                if hot and cursor is not None and left.from_block > cursor.number + 1:
+                    left, query = BlockRange(cursor.number + 1, left.from_block - 1), self._watch
+                return self._client.read(query, left, cursor, finalized=self._finalized)
+        if not hot or cursor is None or cursor == self._checked:
+            return None
+        return self._check_tail(cursor)
+
+    def _check_tail(self, cursor: BlockCursor) -> Iterator[Answer]:
+        """Ask once whether the last committed block, which is hot, is still on the chain."""
+        self._checked = cursor
+        for answer in self._client.read(self._watch, BlockRange(cursor.number + 1), cursor):
+            yield answer if isinstance(answer, Fork) else RangeEnd(Head())
+            return
