@@ -1,1 +1,40 @@
-"""TBD."""
+"""The command line: `headwater <command>`, one small module per command.
+
+An error that Headwater raises on purpose is shown as its text, without a traceback: the text says
+what happened and what to do.
+"""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from headwater.cli.simulate import simulate
+from headwater.errors import HeadwaterError
+
+app = typer.Typer(
+    name="headwater",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def about() -> None:
+    """Blockchain data in Apache Spark that stays correct when the chain reorganizes."""
+
+
+app.command()(simulate)
+
+
+def main() -> None:
+    """Run the command line; exit with 1 and a short message on a coded error."""
+    try:
+        app()
+    except HeadwaterError as error:
+        Console(stderr=True, soft_wrap=True).print(Text(str(error), style="red"))
+        raise SystemExit(1) from None

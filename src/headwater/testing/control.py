@@ -48,18 +48,18 @@ def handle_control(
     try:
         if method == "GET":
             return _read(sim, live, action)
-        command = _COMMANDS.get(action)
-        if command is None:
+        if action not in _COMMANDS:
             return 404, {"error": f"POST takes {', '.join(_COMMANDS)}"}
+        command, known = _COMMANDS[action]
         options = json.loads(body or b"{}")
         if not isinstance(options, dict):
             raise InvalidOptionError("the body must be a JSON object")
+        if action != "faults" and not set(options) <= set(known):
+            raise InvalidOptionError(f"{action} takes {', '.join(known)}", got=sorted(options))
         with sim.chain.lock:
             command(sim, live, options)
-            if options:
-                raise InvalidOptionError("unknown options were ignored", unknown=sorted(options))
             return 200, state(sim, live)
-    except (HeadwaterError, msgspec.ValidationError, ValueError, TypeError, KeyError) as error:
+    except (HeadwaterError, msgspec.ValidationError, ValueError, TypeError) as error:
         return 400, {"error": str(error)}
 
 
@@ -93,36 +93,37 @@ def _read(sim: PortalSim, live: LiveChain | None, action: str) -> tuple[int, obj
 
 
 def _extend(sim: PortalSim, live: LiveChain | None, options: Options) -> None:
-    sim.chain.grow(options.pop("count", 1))
+    sim.chain.grow(options.get("count", 1))
 
 
 def _fork(sim: PortalSim, live: LiveChain | None, options: Options) -> None:
-    force = options.pop("force", False)
-    sim.chain.fork(options.pop("depth", 1), options.pop("length", None), force=force)
+    force = options.get("force", False)
+    sim.chain.fork(options.get("depth", 1), options.get("length"), force=force)
 
 
 def _finalize(sim: PortalSim, live: LiveChain | None, options: Options) -> None:
-    sim.chain.finalize(options.pop("number"))
+    if "number" not in options:
+        raise InvalidOptionError("finalize needs a number")
+    sim.chain.finalize(options["number"])
 
 
 def _replica(sim: PortalSim, live: LiveChain | None, options: Options) -> None:
-    replica = sim.replicas[options.pop("index", 0)]
+    replica = sim.replicas[options.get("index", 0)]
     if "follow" in options:
-        _move(replica, Follow(options.pop("follow")), options)
+        _move(replica, Follow(options["follow"]), options)
     if "finality" in options:
-        kind = Finality(options.pop("finality"))
-        replica.report(kind, options.pop("finality_behind", 0))
+        replica.report(Finality(options["finality"]), options.get("finality_behind", 0))
     if "pin" in options:
-        sim.replicas.pin(replica.index, options.pop("pin"))
+        sim.replicas.pin(replica.index, options["pin"])
 
 
 def _move(replica: Replica, follow: Follow, options: Options) -> None:
     if follow is Follow.LIVE:
         replica.live()
     elif follow is Follow.LAGGING:
-        replica.lag(options.pop("behind", 0))
+        replica.lag(options.get("behind", 0))
     else:
-        replica.freeze(options.pop("tip", None))
+        replica.freeze(options.get("tip"))
 
 
 def _faults(sim: PortalSim, live: LiveChain | None, options: Options) -> None:
@@ -131,11 +132,10 @@ def _faults(sim: PortalSim, live: LiveChain | None, options: Options) -> None:
     if "fault" in options:
         when = msgspec.convert(options.pop("when", {}), When)
         sim.faults.add(fault_from_json(options), **asdict(when))
-        options.clear()
 
 
 def _pause(sim: PortalSim, live: LiveChain | None, options: Options) -> None:
-    paused = options.pop("paused", True)
+    paused = options.get("paused", True)
     if live is None:
         raise InvalidOptionError("this chain does not move by itself")
     if paused:
@@ -144,11 +144,16 @@ def _pause(sim: PortalSim, live: LiveChain | None, options: Options) -> None:
         live.resume()
 
 
-_COMMANDS: dict[str, Callable[[PortalSim, LiveChain | None, Options], None]] = {
-    "extend": _extend,
-    "fork": _fork,
-    "finalize": _finalize,
-    "replica": _replica,
-    "faults": _faults,
-    "pause": _pause,
+Command = Callable[[PortalSim, LiveChain | None, Options], None]
+
+_COMMANDS: dict[str, tuple[Command, tuple[str, ...]]] = {
+    "extend": (_extend, ("count",)),
+    "fork": (_fork, ("depth", "length", "force")),
+    "finalize": (_finalize, ("number",)),
+    "replica": (
+        _replica,
+        ("index", "follow", "behind", "tip", "finality", "finality_behind", "pin"),
+    ),
+    "faults": (_faults, ("fault", "when", "clear")),  # and the fault's own options
+    "pause": (_pause, ("paused",)),
 }

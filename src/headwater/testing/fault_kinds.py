@@ -8,7 +8,7 @@ each is a thing that portals, proxies or networks do.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from email.utils import formatdate
 from enum import StrEnum
 from random import Random
@@ -51,8 +51,12 @@ class Fault:
         return _spelled(type(self))
 
     def __str__(self) -> str:
-        values = [(item.name, getattr(self, item.name), item.default) for item in fields(self)]
-        shown = ", ".join(f"{key}={value}" for key, value, usual in values if value != usual)
+        unusual = [
+            f"{item.name}={getattr(self, item.name)}"
+            for item in fields(self)
+            if item.repr and getattr(self, item.name) != item.default
+        ]
+        shown = ", ".join(unusual)
         return f"{self.name}({shown})" if shown else self.name
 
 
@@ -134,7 +138,7 @@ class Delay(Fault):
 class Status(Fault):
     """Another status instead of the answer, with or without Retry-After."""
 
-    code: int = 503
+    code: int = field(default=503, repr=False)  # its name shows it
     retry_after: RetryAfter | None = None
     seconds: int = 1
     text: str = "simulated failure"

@@ -54,7 +54,12 @@ class PortalServer:
         self.live = live
         self.datasets: dict[str, PortalSim] = {}
         self._auth = None if auth is None else _basic(*auth)
-        self._server = _Server(self, port)
+        try:
+            self._server = _Server(self, port)
+        except (OSError, OverflowError) as error:
+            raise InvalidOptionError(
+                f"port must be free, or 0 for any: {error}", got=port
+            ) from None
         self._thread: Thread | None = None
         self.url = self.add_dataset(sim)
 
