@@ -1,0 +1,237 @@
+"""The catalogue of EVM networks.
+
+Some columns are younger than their chain: `baseFeePerGas` (London), `blobGasUsed` and
+`excessBlobGas` (Cancun), a receipt's `status` (Byzantium). They are optional here, because a stream
+may begin before them.
+"""
+
+from __future__ import annotations
+
+from headwater.query.catalog import (
+    Condition,
+    Entity,
+    Family,
+    Field,
+    Network,
+    Presence,
+    Relation,
+    ValueKind,
+    WireType,
+)
+
+_NUMBER, _HEX, _QUANTITY = WireType.NUMBER, WireType.HEX, WireType.QUANTITY
+_STRING, _OBJECT = WireType.STRING, WireType.OBJECT
+_OPTIONAL, _NULLABLE = Presence.OPTIONAL, Presence.NULLABLE
+
+_WITHDRAWAL = (
+    Field("index", _QUANTITY),
+    Field("validatorIndex", _QUANTITY),
+    Field("address", _HEX),
+    Field("amount", _QUANTITY),
+)
+
+_BLOCK = (
+    Field("number", _NUMBER),
+    Field("hash", _HEX),
+    Field("parentHash", _HEX),
+    Field("timestamp", _NUMBER),  # seconds
+    Field("transactionsRoot", _HEX),
+    Field("receiptsRoot", _HEX),
+    Field("stateRoot", _HEX),
+    Field("logsBloom", _HEX),
+    Field("sha3Uncles", _HEX),
+    Field("extraData", _HEX),
+    Field("miner", _HEX),
+    Field("nonce", _HEX),
+    Field("mixHash", _HEX),
+    Field("size", _NUMBER),
+    Field("gasLimit", _QUANTITY),
+    Field("gasUsed", _QUANTITY),
+    Field("difficulty", _QUANTITY),
+    Field("totalDifficulty", _QUANTITY, _OPTIONAL),
+    Field("baseFeePerGas", _QUANTITY, _OPTIONAL),
+    Field("blobGasUsed", _QUANTITY, _OPTIONAL),
+    Field("excessBlobGas", _QUANTITY, _OPTIONAL),
+    Field("l1BlockNumber", _NUMBER, _OPTIONAL),
+    Field("uncles", _HEX, _OPTIONAL, is_list=True),
+    Field("withdrawalsRoot", _HEX, _OPTIONAL),
+    Field("withdrawals", _OBJECT, _OPTIONAL, is_list=True, members=_WITHDRAWAL),
+)
+
+_ACCESS = (Field("address", _HEX), Field("storageKeys", _HEX, is_list=True))
+
+_TRANSACTION = (
+    Field("transactionIndex", _NUMBER),
+    Field("hash", _HEX),
+    Field("nonce", WireType.NUMBER_OR_DECIMAL),
+    Field("from", _HEX),
+    Field("to", _HEX, _OPTIONAL),
+    Field("input", _HEX),
+    Field("value", _QUANTITY),
+    Field("gas", _QUANTITY),
+    Field("gasPrice", _QUANTITY),
+    Field("maxFeePerGas", _QUANTITY, _OPTIONAL),
+    Field("maxPriorityFeePerGas", _QUANTITY, _OPTIONAL),
+    Field("v", _QUANTITY),
+    Field("r", _HEX),
+    Field("s", _HEX),
+    Field("yParity", _NUMBER, _OPTIONAL),
+    Field("chainId", _NUMBER, _OPTIONAL),
+    Field("sighash", _HEX, _OPTIONAL),
+    Field("contractAddress", _HEX, _OPTIONAL),
+    Field("gasUsed", _QUANTITY),
+    Field("cumulativeGasUsed", _QUANTITY),
+    Field("effectiveGasPrice", _QUANTITY),
+    Field("type", _NUMBER),
+    Field("status", _NUMBER, _OPTIONAL),
+    Field("logsBloom", _HEX, _OPTIONAL),
+    Field("blobVersionedHashes", _HEX, _OPTIONAL, is_list=True),
+    Field("accessList", _OBJECT, _OPTIONAL, is_list=True, members=_ACCESS),
+    Field("l1Fee", _QUANTITY, _OPTIONAL),
+    Field("l1FeeScalar", _NUMBER, _OPTIONAL),
+    Field("l1GasPrice", _QUANTITY, _OPTIONAL),
+    Field("l1GasUsed", _QUANTITY, _OPTIONAL),
+    Field("l1BlobBaseFee", _QUANTITY, _OPTIONAL),
+    Field("l1BlobBaseFeeScalar", _NUMBER, _OPTIONAL),
+    Field("l1BaseFeeScalar", _NUMBER, _OPTIONAL),
+)
+
+_LOG = (
+    Field("logIndex", _NUMBER),
+    Field("transactionIndex", _NUMBER),
+    Field("transactionHash", _HEX),
+    Field("address", _HEX),
+    Field("data", _HEX),
+    Field("topics", _HEX, is_list=True),
+)
+
+
+def _action(
+    variant: str, wire: str, key: str, kind: WireType, presence: Presence = Presence.REQUIRED
+) -> Field:
+    return Field(wire, kind, presence, nested=("action", key), variant=variant)
+
+
+def _result(variant: str, wire: str, key: str, kind: WireType, presence: Presence) -> Field:
+    return Field(wire, kind, presence, nested=("result", key), variant=variant)
+
+
+_TRACE = (
+    Field("type", _STRING),
+    Field("transactionIndex", _NUMBER),
+    Field("traceAddress", _NUMBER, is_list=True),
+    Field("subtraces", _NUMBER),
+    Field("error", _STRING, _NULLABLE),
+    Field("revertReason", _STRING, _OPTIONAL),
+    _action("create", "createFrom", "from", _HEX),
+    _action("create", "createValue", "value", _QUANTITY),
+    _action("create", "createGas", "gas", _QUANTITY),
+    _action("create", "createInit", "init", _HEX),
+    _result("create", "createResultGasUsed", "gasUsed", _QUANTITY, _NULLABLE),
+    _result("create", "createResultCode", "code", _HEX, _OPTIONAL),
+    _result("create", "createResultAddress", "address", _HEX, _NULLABLE),
+    # Servers also know `callType`, which puts the same value at action.type; one of them is enough.
+    _action("call", "callCallType", "callType", _STRING),
+    _action("call", "callFrom", "from", _HEX),
+    _action("call", "callTo", "to", _HEX),
+    _action("call", "callValue", "value", _QUANTITY, _OPTIONAL),
+    _action("call", "callGas", "gas", _QUANTITY),
+    _action("call", "callInput", "input", _HEX),
+    _action("call", "callSighash", "sighash", _HEX, _OPTIONAL),
+    _result("call", "callResultGasUsed", "gasUsed", _QUANTITY, _NULLABLE),
+    _result("call", "callResultOutput", "output", _HEX, _OPTIONAL),
+    _action("suicide", "suicideAddress", "address", _HEX, _NULLABLE),
+    _action("suicide", "suicideRefundAddress", "refundAddress", _HEX, _NULLABLE),
+    _action("suicide", "suicideBalance", "balance", _QUANTITY, _NULLABLE),
+    _action("reward", "rewardAuthor", "author", _HEX),
+    _action("reward", "rewardValue", "value", _QUANTITY),
+    _action("reward", "rewardType", "type", _STRING),
+)
+
+_STATE_DIFF = (
+    Field("transactionIndex", _NUMBER),
+    Field("address", _HEX),
+    Field("key", _STRING),  # "balance", "code", "nonce" or a storage slot
+    Field("kind", _STRING),  # "+" created, "-" deleted, "*" changed, "=" the same
+    Field("prev", _HEX, _OPTIONAL),  # known to servers, not to the SDK: absent for "+"
+    Field("next", _HEX, _OPTIONAL),  # likewise: absent for "-"
+)
+
+
+def _addresses(wire: str) -> Condition:
+    return Condition(wire, ValueKind.HEX, width=20)
+
+
+_LOGS = Family(
+    "logs",
+    "log",
+    (
+        _addresses("address"),
+        *(Condition(f"topic{index}", ValueKind.HEX, width=32) for index in range(4)),
+    ),
+    (
+        Relation("transaction", "transaction"),
+        Relation("transactionTraces", "trace"),
+        Relation("transactionLogs", "log"),
+        Relation("transactionStateDiffs", "stateDiff"),
+    ),
+)
+
+_TRANSACTIONS = Family(
+    "transactions",
+    "transaction",
+    (
+        _addresses("to"),
+        _addresses("from"),
+        Condition("sighash", ValueKind.HEX, width=4),
+        Condition("type", ValueKind.NUMBER),
+        Condition("firstNonce", ValueKind.NUMBER, is_list=False),  # known to servers, not to
+        Condition("lastNonce", ValueKind.NUMBER, is_list=False),  # the SDK: nonces, both included
+    ),
+    (Relation("logs", "log"), Relation("traces", "trace"), Relation("stateDiffs", "stateDiff")),
+)
+
+_TRACES = Family(
+    "traces",
+    "trace",
+    (
+        Condition("type", ValueKind.CHOICE, choices=("create", "call", "suicide", "reward")),
+        _addresses("createFrom"),
+        _addresses("createResultAddress"),  # known to servers, not to the SDK
+        _addresses("callTo"),
+        _addresses("callFrom"),
+        Condition("callSighash", ValueKind.HEX, width=4),
+        _addresses("suicideRefundAddress"),
+        _addresses("rewardAuthor"),
+    ),
+    (
+        Relation("transaction", "transaction"),
+        Relation("transactionLogs", "log"),
+        Relation("subtraces", "trace"),
+        Relation("parents", "trace"),
+    ),
+)
+
+_STATE_DIFFS = Family(
+    "stateDiffs",
+    "stateDiff",
+    (
+        _addresses("address"),
+        Condition("key", ValueKind.HEX, width=32, choices=("balance", "code", "nonce")),
+        Condition("kind", ValueKind.CHOICE, choices=("+", "-", "*", "=")),
+    ),
+    (Relation("transaction", "transaction"),),
+)
+
+EVM = Network(
+    "evm",
+    (
+        Entity("block", "header", _BLOCK, forced=("number", "hash", "parentHash", "timestamp")),
+        Entity("transaction", "transactions", _TRANSACTION),
+        Entity("log", "logs", _LOG),
+        # `type` says which of the nested fields a trace has, so no trace can be read without it.
+        Entity("trace", "traces", _TRACE, forced=("type",)),
+        Entity("stateDiff", "stateDiffs", _STATE_DIFF),
+    ),
+    (_LOGS, _TRANSACTIONS, _TRACES, _STATE_DIFFS),
+)
