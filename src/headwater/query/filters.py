@@ -1,0 +1,102 @@
+"""One filter: conditions that must all hold, and the related items to bring along."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from headwater.errors import DiscriminatorError, QueryError
+from headwater.query.catalog import Family
+from headwater.query.names import unknown_name
+from headwater.query.values import Item, Value, check_value
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A checked filter in the wire's names, keys in catalogue order. Made by `make_filter`."""
+
+    family: str
+    conditions: tuple[tuple[str, Value], ...] = ()
+    relations: tuple[str, ...] = ()
+
+    def condition(self, wire: str) -> Value | None:
+        """Return what this filter demands of a key, or None if anything goes."""
+        return dict(self.conditions).get(wire)
+
+    def canonical(self) -> Filter:
+        """Return the filter of the same meaning whose lists are sorted."""
+        return replace(
+            self, conditions=tuple((wire, _sorted(value)) for wire, value in self.conditions)
+        )
+
+    def document(self) -> dict[str, object]:
+        """Return the JSON object of the request."""
+        return {
+            **{
+                wire: list(value) if isinstance(value, tuple) else value
+                for wire, value in self.conditions
+            },
+            **dict.fromkeys(self.relations, True),
+        }
+
+
+def make_filter(family: Family, arguments: Mapping[str, object]) -> Filter:
+    """Check what a person wrote, `{"program_id": […], "transaction": True}`, against the catalogue.
+
+    Raises:
+        QueryError: a key is unknown, or a value is of the wrong kind.
+        DiscriminatorError: Solana discriminators of several widths, or a malformed one.
+    """
+    known = [
+        *(condition.name for condition in family.conditions),
+        *(relation.name for relation in family.relations),
+    ]
+    for name in arguments:
+        if name not in known:
+            raise unknown_name(f"{family.name} filter", name, known)
+    _refuse_mixed_widths(family, arguments)
+    conditions = tuple(
+        (condition.wire, _check(family, condition.name, arguments[condition.name]))
+        for condition in family.conditions
+        if condition.name in arguments
+    )
+    relations = tuple(
+        relation.wire
+        for relation in family.relations
+        if _check_flag(family, relation.name, arguments.get(relation.name, False))
+    )
+    return Filter(family.wire, conditions, relations)
+
+
+def _refuse_mixed_widths(family: Family, arguments: Mapping[str, object]) -> None:
+    given = [name for name in family.discriminators if name in arguments]
+    if len(given) > 1:
+        raise DiscriminatorError(
+            f"one {family.name} filter uses several discriminator widths", got=", ".join(given)
+        )
+
+
+def _check(family: Family, name: str, value: object) -> Value:
+    condition = next(item for item in family.conditions if item.name == name)
+    try:
+        return check_value(f"{family.name}.{name}", condition, value)
+    except QueryError as error:
+        if name in family.discriminators:
+            raise DiscriminatorError(error.message, **error.facts) from error
+        raise
+
+
+def _check_flag(family: Family, name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise QueryError(f"{family.name}.{name} takes True or False", got=repr(value))
+    return value
+
+
+def _sorted(value: Value) -> Value:
+    if not isinstance(value, tuple):
+        return value
+    return tuple(sorted(value, key=_sort_key))
+
+
+def _sort_key(item: Item) -> tuple[int, str]:
+    return (item, "") if isinstance(item, int) else (0, item)

@@ -1,0 +1,125 @@
+"""The reference page `docs/queries.md`, written from the catalogue so that it cannot go stale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headwater.query.catalog import Condition, Entity, Family, Field, Network, Presence
+from headwater.query.evm import EVM
+from headwater.query.solana import SOLANA
+from headwater.query.values import describe_item
+
+_INTRODUCTION = """\
+# Queries
+
+A query says which items to fetch (filters) and which of their fields (selection). It is an
+immutable value: every `add_…` returns a new one.
+
+```python
+from headwater.query import EvmQuery
+
+query = (
+    EvmQuery()
+    .add_fields(log=["address", "topics", "data"], transaction=["hash", "from"])
+    .add_logs(
+        address=["0xa0b86991c6218b36c1d19d4a2e9eb0ce3606eb48"],
+        topic0=["0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"],
+        transaction=True,
+    )
+)
+request = query.body(from_block=20_000_000, to_block=20_000_099)
+```
+
+- Within one filter all keys must match, and a key matches any value of its list. Several filters
+  add up: an item that matches one of them is fetched. A filter without keys matches every item.
+- An empty list would match nothing, and is refused.
+- A flag such as `transaction=True` also brings the related items; select their fields too.
+- Always selected: the block's number, hash, parent hash and timestamp (on Solana also the parent's
+  number), which prove that blocks follow each other; and the `type` of a trace.
+- Only blocks with a match are certain to arrive; `EvmQuery(include_all_blocks=True)` fetches all.
+- A portal accepts 100 filters and 256 KiB per request; more is refused before it is sent. A list of
+  5000 addresses is one filter.
+
+Names are given in Python's spelling; the wire uses camelCase.
+"""
+
+_TYPES = """\
+## Types
+
+| type | on the wire |
+|---|---|
+| number | integer |
+| hex | `"0x…"`, whole bytes |
+| quantity | `"0x…"`, an integer of up to 256 bits |
+| decimal | an integer as a decimal string |
+| base58, string, bool | as named |
+| json | any value |
+
+`[]` is a list; `?` may be absent or null; `or null` is always there but may be null.
+"""
+
+
+def reference_page() -> str:
+    """Return the text of `docs/queries.md`: an introduction, then every field and every filter."""
+    return "\n".join([_INTRODUCTION, _TYPES, *(_network(item) for item in (EVM, SOLANA))])
+
+
+def _network(network: Network) -> str:
+    return "\n".join(
+        [
+            f"## {network.type}: fields\n",
+            *(_entity(entity) for entity in network.entities),
+            f"## {network.type}: filters\n",
+            *(_family(family, network) for family in network.families),
+        ]
+    )
+
+
+def _entity(entity: Entity) -> str:
+    nested = any(field.nested for field in entity.fields)
+    header = ["field", "type", *(["trace type", "place in the result"] if nested else [])]
+    rows = (
+        [
+            f"`{field.name}`",
+            _type(field),
+            *([field.variant or "all", f"`{'.'.join(field.path)}`"] if nested else []),
+        ]
+        for field in entity.fields
+    )
+    return f"### {entity.name}\n\n{_table(header, rows)}"
+
+
+def _family(family: Family, network: Network) -> str:
+    rows = [
+        *([f"`{item.name}`", _value(item)] for item in family.conditions),
+        *(
+            [f"`{item.name}`", f"flag: brings each related {network.entity(item.entity).name}"]
+            for item in family.relations
+        ),
+    ]
+    return f"### add_{family.name}\n\n{_table(['key', 'takes'], rows)}"
+
+
+def _type(field: Field) -> str:
+    name = str(field.type)
+    if field.members:
+        name = "{" + ", ".join(f"{item.wire} {_type(item)}" for item in field.members) + "}"
+    if field.is_list:
+        name += "[]"
+    match field.presence:
+        case Presence.REQUIRED:
+            return name
+        case Presence.OPTIONAL:
+            return f"{name}?"
+        case Presence.NULLABLE:
+            return f"{name} or null"
+
+
+def _value(condition: Condition) -> str:
+    words = describe_item(condition).replace("'", "`")
+    return f"list of {words}" if condition.is_list else words
+
+
+def _table(header: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

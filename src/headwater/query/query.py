@@ -1,0 +1,157 @@
+"""`Query`: what to ask, as an immutable value.
+
+A query knows no block range; `body` joins the two, so one query serves every request of a stream.
+Runs on the driver and on executors alike; queries pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from headwater.core import BlockRange
+from headwater.errors import QueryError
+from headwater.query.body import check_limits, encode, hash_document
+from headwater.query.catalog import Entity, Family, Field, Network
+from headwater.query.filters import Filter, make_filter
+from headwater.query.names import unknown_name
+
+Selection = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Query:
+    """Fields to select and filters to match, on one type of network.
+
+    Begin with `EvmQuery()` or `SolanaQuery()` and add to it; every `add_…` returns a new query.
+    The fields that link a block to its predecessor are always selected. Two queries are equal when
+    they ask for the same, in whatever order it was added.
+
+    `fields` (entity, names) and `filters` hold the wire's names, checked by the `add_…` methods.
+    """
+
+    network: ClassVar[Network]
+
+    fields: Selection = ()
+    filters: tuple[Filter, ...] = ()
+    include_all_blocks: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", _with_forced(self.network, self.fields))
+        object.__setattr__(self, "filters", _distinct(self.filters))
+
+    def add_fields(self, **entities: Iterable[str]) -> Self:
+        """Select fields by entity: `add_fields(log=["address", "topics"], block=["miner"])`."""
+        added: list[tuple[str, tuple[str, ...]]] = []
+        for name, fields in entities.items():
+            entity = self._entity(name)
+            if isinstance(fields, (str, bytes)) or not isinstance(fields, Iterable):
+                raise QueryError(f"fields of {name} must be a list of names", got=repr(fields))
+            added.append((entity.wire, tuple(_find_field(entity, field) for field in fields)))
+        return replace(self, fields=(*self.fields, *added))
+
+    def add_filter(self, family: str, /, **arguments: object) -> Self:
+        """Add one filter to a family: its keys are AND-ed, filters of a family are OR-ed.
+
+        The typed forms (`add_logs`, …) call this. A filter without keys matches every item.
+        """
+        added = make_filter(self._family(family), arguments)
+        return replace(self, filters=(*self.filters, added))
+
+    def selected(self, entity: str) -> tuple[Field, ...]:
+        """Return the selected fields of an entity, in catalogue order."""
+        known = self._entity(entity)
+        wanted = dict(self.fields).get(known.wire, ())
+        return tuple(field for field in known.fields if field.wire in wanted)
+
+    def filters_of(self, family: str) -> tuple[Filter, ...]:
+        """Return the filters of one family, in the order they were added."""
+        wire = self._family(family).wire
+        return tuple(item for item in self.filters if item.family == wire)
+
+    def body(
+        self, from_block: int, to_block: int | None = None, parent_block_hash: str | None = None
+    ) -> bytes:
+        """Return the request for these blocks, both ends included; the same input, the same bytes.
+
+        Raises:
+            InvalidRangeError: the range is inverted or negative.
+            QueryLimitError: the request is larger than a portal accepts.
+        """
+        blocks = BlockRange(from_block, to_block)
+        position: dict[str, object] = {"fromBlock": blocks.from_block}
+        if blocks.to_block is not None:
+            position["toBlock"] = blocks.to_block
+        if parent_block_hash is not None:
+            position["parentBlockHash"] = parent_block_hash
+        body = encode({**self._head(), **position, **self._tail(self.filters)})
+        check_limits(body, len(self.filters))
+        return body
+
+    @property
+    def query_hash(self) -> str:
+        """The SHA-256 of what is asked, whatever the range and the order of adding."""
+        canonical = sorted((item.canonical() for item in self.filters), key=_text)
+        return hash_document({**self._head(), **self._tail(canonical)})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Query) and self.query_hash == other.query_hash
+
+    def __hash__(self) -> int:
+        return hash(self.query_hash)
+
+    def _head(self) -> dict[str, object]:
+        fields = {entity: dict.fromkeys(names, True) for entity, names in self.fields}
+        return {"type": self.network.type, "fields": fields}
+
+    def _tail(self, filters: Iterable[Filter]) -> dict[str, object]:
+        tail: dict[str, object] = {"includeAllBlocks": True} if self.include_all_blocks else {}
+        by_family: dict[str, list[dict[str, object]]] = {}
+        for item in filters:
+            by_family.setdefault(item.family, []).append(item.document())
+        order = [family.wire for family in self.network.families]
+        return tail | {wire: by_family[wire] for wire in order if wire in by_family}
+
+    def _entity(self, name: str) -> Entity:
+        entities = {entity.name: entity for entity in self.network.entities}
+        if name not in entities:
+            raise unknown_name(f"{self.network.type} entity", name, entities)
+        return entities[name]
+
+    def _family(self, name: str) -> Family:
+        families = {family.name: family for family in self.network.families}
+        if name not in families:
+            raise unknown_name(f"{self.network.type} filter family", name, families)
+        return families[name]
+
+
+def _find_field(entity: Entity, name: object) -> str:
+    fields = {field.name: field.wire for field in entity.fields}
+    if not isinstance(name, str) or name not in fields:
+        raise unknown_name(f"{entity.name} field", name, sorted(fields))
+    return fields[name]
+
+
+def _with_forced(network: Network, fields: Selection) -> Selection:
+    """Unite selections and add the fields that nobody may leave out; sort, so order never tells."""
+    chosen: dict[str, set[str]] = {network.entities[0].wire: set()}
+    for entity, names in fields:
+        if names:
+            chosen.setdefault(entity, set()).update(names)
+    return tuple(
+        (entity, tuple(sorted(names.union(network.entity(entity).forced))))
+        for entity, names in sorted(chosen.items())
+    )
+
+
+def _distinct(filters: Iterable[Filter]) -> tuple[Filter, ...]:
+    """Drop filters that repeat an earlier one."""
+    first: dict[Filter, Filter] = {}
+    for item in filters:
+        first.setdefault(item.canonical(), item)
+    return tuple(first.values())
+
+
+def _text(item: Filter) -> bytes:
+    return encode({item.family: item.document()})
