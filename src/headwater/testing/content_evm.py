@@ -53,7 +53,6 @@ class EvmContent:
         self._since_start = since_start
         self._people = people
         self._settings = settings
-        self._txs = [self._transaction(key, index) for key, index in self._keys()]
 
     def rows(self, family: str) -> list[Row]:
         """Return the rows of a family, in block order."""
@@ -89,6 +88,10 @@ class EvmContent:
             "withdrawalsRoot": draw.hex(32),
             "withdrawals": [self._withdrawal(draw, index) for index in range(2)],
         }
+
+    @cached_property
+    def _txs(self) -> list[_Transaction]:
+        return [self._transaction(key, announced) for key, announced in self._keys()]
 
     @cached_property
     def _transactions(self) -> list[Row]:

@@ -31,8 +31,6 @@ class SolanaContent:
         self._people = people
         self._settings = settings
         self._salt = f"{seed}/{block.hash}"
-        self._keys = self._transaction_keys()
-        self._scenes = [play(Draw(key), people, settings) for key in self._keys]
 
     @cached_property
     def header(self) -> Row:
@@ -109,8 +107,13 @@ class SolanaContent:
             rows.append(_reward_row(draw.pick(self._people.accounts), -890_880, "Rent", draw))
         return rows
 
-    def _transaction_keys(self) -> list[str]:
-        """Return what names each transaction, in block order.
+    @cached_property
+    def _scenes(self) -> list[SolanaScene]:
+        return [play(Draw(key), self._people, self._settings) for key in self._keys]
+
+    @cached_property
+    def _keys(self) -> list[str]:
+        """What names each transaction, in block order.
 
         Recurring ones are named by the slot, all others by the block; the order is the block's.
         """

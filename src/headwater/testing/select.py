@@ -24,6 +24,15 @@ __all__ = ["BadRequest", "Selection"]
 
 Row = dict[str, Any]
 
+_LINKS = {
+    "number": "number",
+    "hash": "hash",
+    "parentHash": "parent_hash",
+    "parentNumber": "parent_number",
+    "height": "height",
+    "timestamp": "timestamp",
+}
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -42,6 +51,7 @@ class Selection:
         self.include_all_blocks = request.include_all_blocks
         self._filters = request.filters
         self._header_fields = request.fields["block"]
+        self._linked_header = _LINKS.keys() >= set(self._header_fields)
         self._projections = {
             family: _Projection.of(family, network, request.fields[surface.families[family].entity])
             for family in surface.families
@@ -57,14 +67,20 @@ class Selection:
         matched = self._match(content)
         if not (matched or boundary or self.include_all_blocks):
             return None
-        header = content.header
-        line: dict[str, Any] = {"header": {name: header[name] for name in self._header_fields}}
+        line: dict[str, Any] = {"header": self._header(content, block)}
         for family, projection in self._projections.items():
             positions = matched.get(family)
             if positions and projection.fields:
                 rows = content.rows(family)
                 line[family] = [projection.apply(rows[position]) for position in sorted(positions)]
         return _encode(line)
+
+    def _header(self, content: BlockContent, block: SimBlock) -> Row:
+        """Return the selected header fields; the usual ones are known without the contents."""
+        if self._linked_header:
+            return {name: getattr(block, _LINKS[name]) for name in self._header_fields}
+        header = content.header
+        return {name: header[name] for name in self._header_fields}
 
     def _match(self, content: BlockContent) -> dict[str, set[int]]:
         """Return the positions of the rows to send, by family; families without any are absent."""
