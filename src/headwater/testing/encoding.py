@@ -15,6 +15,7 @@ else:
     from backports import zstd
 
 ENCODINGS = ("gzip", "zstd")
+_BLOCK = 16 * 1024  # zstd would wait for 128 KiB before it lets anything out
 
 
 def choose_encoding(accepted: str, offered: Sequence[str]) -> str | None:
@@ -28,9 +29,16 @@ def choose_encoding(accepted: str, offered: Sequence[str]) -> str | None:
 
 
 def encode(parts: Iterable[Buffer], encoding: str) -> bytes:
-    """Compress a body; fast rather than small."""
+    """Compress a body, fast rather than small, so that its beginning can be read by itself."""
     whole = b"".join(parts)
-    return gzip.compress(whole, 1, mtime=0) if encoding == "gzip" else zstd.compress(whole, 1)
+    if encoding == "gzip":
+        return gzip.compress(whole, 1, mtime=0)
+    engine = zstd.ZstdCompressor(level=1)
+    blocks = [
+        engine.compress(whole[start : start + _BLOCK], engine.FLUSH_BLOCK)
+        for start in range(0, len(whole), _BLOCK)
+    ]
+    return b"".join(blocks) + engine.flush()
 
 
 def decoded(chunks: Iterable[Buffer], encoding: str | None) -> Iterator[bytes]:

@@ -78,12 +78,11 @@ class StreamPlanner:
             raise BadRequest("fromBlock is missing")
         if parent_hash is not None and not isinstance(parent_hash, str):
             raise BadRequest("parentBlockHash must be a string")
-        selection = self._selection(query)
         if to_block is not None and to_block < from_block:
             raise BadRequest(f"toBlock {to_block} is below fromBlock {from_block}")
         if from_block < self._chain.start_block:
             raise BadRequest(f"dataset starts from block {self._chain.start_block}")
-        return StreamQuery(from_block, to_block, parent_hash, selection)
+        return StreamQuery(from_block, to_block, parent_hash, self._selection(query))
 
     def plan(self, route: str, query: StreamQuery, view: View, limit: int) -> Draft:
         """Plan the answer of a replica, scanning at most `limit` block numbers."""

@@ -25,7 +25,7 @@ class VirtualClock:
     def __init__(
         self,
         start: float = 1_750_000_000.0,
-        on_sleep: Callable[[float], None] | None = None,
+        on_sleep: Callable[[float], object] | None = None,
     ) -> None:
         self.sleeps: list[float] = []
         self.on_sleep = on_sleep
@@ -98,7 +98,7 @@ class SimTransport:
         *,
         timeout: float = 20.0,
         accept_encoding: str = "identity",
-        on_request: Callable[[Request], None] | None = None,
+        on_request: Callable[[Request], object] | None = None,
     ) -> None:
         self.portal = portal
         self.clock = clock
