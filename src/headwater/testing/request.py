@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from headwater.testing.settings import Network
-from headwater.testing.surface import SURFACES, Family, Getter, Relation, Surface
+from headwater.testing.surface import (
+    HIGHEST,
+    LOWEST,
+    SURFACES,
+    Family,
+    Getter,
+    Relation,
+    Surface,
+)
 
 MAX_ITEMS = 100
 """How many filter objects a request may hold, over all families."""
@@ -28,7 +36,7 @@ class FilterObject:
     """One filter object: all tests must hold; relations say what else a match pulls in."""
 
     family: str
-    tests: tuple[tuple[Getter, frozenset[Any]], ...]
+    tests: tuple[tuple[Getter, Container[Any]], ...]
     relations: tuple[Relation, ...]
 
 
@@ -125,7 +133,7 @@ def _read_filter(name: str, family: Family, given: Any) -> tuple[FilterObject, d
     """Read one filter object; also return it in canonical form."""
     if not isinstance(given, Mapping):
         raise BadRequest(f"a filter in `{name}` must be an object")
-    tests: list[tuple[Getter, frozenset[Any]]] = []
+    tests: list[tuple[Getter, Container[Any]]] = []
     relations: list[Relation] = []
     text: dict[str, Any] = {}
     for key, value in given.items():
@@ -138,15 +146,27 @@ def _read_filter(name: str, family: Family, given: Any) -> tuple[FilterObject, d
         elif key not in family.filters:
             raise BadRequest(_unknown(key, f"`{name}`", [*family.filters, *family.relations]))
         elif value is not None:
-            values = _read_values(f"{name}.{key}", family.filters[key].kind, value)
-            tests.append((family.filters[key].get, values))
-            text[key] = sorted(values)
+            place, wanted = f"{name}.{key}", family.filters[key]
+            if wanted.kind in (LOWEST, HIGHEST):
+                tests.append((wanted.get, _read_bound(place, wanted.kind, value)))
+                text[key] = value
+            else:
+                values = _read_values(place, wanted.kind, value)
+                tests.append((wanted.get, values))
+                text[key] = sorted(values)
     widths = [key for key in ("d1", "d2", "d4", "d8") if key in text]
     if len(widths) > 1:
         raise BadRequest(
             f"a filter in `{name}` mixes discriminators of several widths: {', '.join(widths)}"
         )
     return FilterObject(name, tuple(tests), tuple(relations)), text
+
+
+def _read_bound(place: str, kind: str, given: Any) -> range:
+    """Read one end of a range of numbers; it belongs to the range."""
+    if type(given) is not int or given < 0:
+        raise BadRequest(f"`{place}` must be a non-negative integer")
+    return range(given, 2**64) if kind == LOWEST else range(given + 1)
 
 
 def _read_values(place: str, kind: str, given: Any) -> frozenset[Any]:

@@ -59,6 +59,9 @@ BELOW = "below"
 ABOVE = "above"
 """Rows whose address this row's continues."""
 
+LOWEST, HIGHEST = "lowest", "highest"
+"""Kinds of filter that hold one number: the lower or the upper end of a range."""
+
 TRACE_FIELDS: dict[str, tuple[str, str, str, str]] = {
     "createFrom": ("create", "action", "from", "from"),
     "createValue": ("create", "action", "value", "value"),
@@ -107,6 +110,10 @@ def _trace(key: str) -> Getter:
     return lambda row: row[part][source] if row["type"] == kind else None
 
 
+def _nonce(row: Row) -> int:
+    return int(row["nonce"])
+
+
 def _columns(kind: str, *names: str) -> dict[str, Filter]:
     return {name: Filter(kind, _column(name)) for name in names}
 
@@ -136,7 +143,9 @@ EVM = Surface(
                 "accessList l1Fee l1FeeScalar l1GasPrice l1GasUsed l1BlobBaseFee "
                 "l1BlobBaseFeeScalar l1BaseFeeScalar"
             ),
-            _columns("hex", "to", "from", "sighash") | _columns("number", "type"),
+            _columns("hex", "to", "from", "sighash")
+            | _columns("number", "type")
+            | {"firstNonce": Filter(LOWEST, _nonce), "lastNonce": Filter(HIGHEST, _nonce)},
             _related(logs="logs", traces="traces", stateDiffs="stateDiffs"),
         ),
         "logs": Family(

@@ -198,6 +198,11 @@ EVM_CASES: list[tuple[str, Row, Callable[[Row], bool]]] = [
     ("transactions", {"to": [PEOPLE.router]}, lambda r: r["to"] == PEOPLE.router),
     ("transactions", {"sighash": ["0xA9059CBB"]}, lambda r: r["sighash"] == "0xa9059cbb"),
     ("transactions", {"type": [0, 3]}, lambda r: r["type"] in (0, 3)),
+    (
+        "transactions",
+        {"firstNonce": 1000, "lastNonce": 500_000},
+        lambda r: 1000 <= int(r["nonce"]) <= 500_000,
+    ),
     ("traces", {"type": ["create", "suicide"]}, lambda r: r["type"] in ("create", "suicide")),
     (
         "traces",
@@ -455,6 +460,12 @@ def test_a_relation_belongs_to_its_own_filter_alone() -> None:
         (Network.EVM, {"type": "evm", "logs": [{"address": [1]}]}, "list of strings"),
         (Network.EVM, {"type": "evm", "logs": [{"transaction": "yes"}]}, "true or false"),
         (Network.EVM, {"type": "evm", "transactions": [{"type": ["2"]}]}, "list of integers"),
+        (
+            Network.EVM,
+            {"type": "evm", "transactions": [{"firstNonce": [1]}]},
+            "firstNonce` must be",
+        ),
+        (Network.EVM, {"type": "evm", "transactions": [{"lastNonce": -1}]}, "lastNonce"),
         (Network.EVM, {"type": "evm", "fromBlock": -1}, "`fromBlock`"),
         (Network.EVM, {"type": "evm", "fromBlock": True}, "`fromBlock`"),
         (Network.EVM, {"type": "evm", "fromBlock": 5, "toBlock": 4}, "`toBlock`"),
@@ -497,9 +508,8 @@ def test_a_hundred_filters_and_every_known_name_are_accepted() -> None:
         fields = everything(network)
         filters: Row = {}
         for name, family in SURFACES[network].families.items():
-            one: Row = {
-                key: [] for key in family.filters if key not in ("isCommitted", "d2", "d4", "d8")
-            }
+            single = ("isCommitted", "d2", "d4", "d8", "firstNonce", "lastNonce")
+            one: Row = {key: [] for key in family.filters if key not in single}
             filters[name] = [{**one, **dict.fromkeys(family.relations, True)}]
         select(network, fields, fromBlock=1, toBlock=1, parentBlockHash="x", **filters)
 
