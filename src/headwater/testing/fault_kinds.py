@@ -151,6 +151,7 @@ class Status(Fault):
     def apply(self, draft: Draft, dice: Random, now: float) -> None:
         """Replace the answer."""
         draft.become(self.code, self.text)
+        draft.headers.clear()
         if self.retry_after is None:
             return
         value = {

@@ -213,6 +213,16 @@ def test_lines_are_the_same_however_they_were_asked_for_and_kept() -> None:
             assert answer.read() == b"".join(whole.splitlines(keepends=True)[first : last + 1])
 
 
+def test_lines_survive_the_moment_when_their_span_is_filled() -> None:
+    chain = chain_of(60)
+    portal = PortalSim(chain)
+    kept = [ask(portal, 0).read()]
+    for number in range(60, 70):
+        chain.extend()
+        kept.append(ask(portal, number).read())
+    assert ask(portal, 0).read() == b"".join(kept)
+
+
 def test_a_small_cache_changes_nothing() -> None:
     chain = chain_of(300)
     kept, forgotten = PortalSim(chain), PortalSim(chain, cache_bytes=1)
