@@ -1,0 +1,221 @@
+"""Questions, metadata and options of `PortalClient`."""
+
+import logging
+import math
+import pickle
+import random
+
+import pytest
+
+from headwater.core import AtHead, BlockCursor, BlockRange, Head, RangeEnd, parse_ranges
+from headwater.errors import (
+    InvalidOptionError,
+    MalformedAnswerError,
+    PortalHttpError,
+    PortalUnreachableError,
+    PortalUrlError,
+    TimestampError,
+)
+from headwater.portal import Notice, NoticeKind, PortalClient, RetryPolicy, log_notice
+from headwater.portal.wire import Dataset
+from tests.unit.portal.scripted import LOST, AnyQuery, Harness, Reply, lines
+
+METADATA = b'{"dataset":"eth","real_time":true,"start_block":5,"metadata":{"kind":"evm"}}'
+
+
+def routes(portal: Harness) -> list[str]:
+    return [request.route for request in portal.transport.requests]
+
+
+# --- questions
+
+
+def test_metadata_is_asked_once() -> None:
+    portal = Harness([Reply(body=[METADATA])], dataset=None)
+    expected = Dataset("eth", real_time=True, start_block=5, kind="evm")
+    assert portal.client.metadata() == portal.client.metadata() == expected
+    assert routes(portal) == ["metadata?expand[]=metadata"]
+    assert portal.transport.requests[0].method == "GET"
+
+
+def test_heads_are_asked_each_time() -> None:
+    portal = Harness(
+        [Reply(body=[b'{"number":9,"hash":"0x9"}']), Reply(body=[b"null"]), Reply(204)]
+    )
+    assert portal.client.head() == BlockCursor(9, "0x9")
+    assert portal.client.finalized_head() is None
+    assert portal.client.head() is None
+    assert routes(portal) == ["head", "finalized-head", "head"]
+
+
+def test_a_block_is_found_by_time() -> None:
+    portal = Harness([Reply(body=[b'{"block_number":77}'])])
+    assert portal.client.block_at(1_700_000_000) == 77
+    assert routes(portal) == ["timestamps/1700000000/block"]
+
+
+def test_no_block_at_a_time_is_its_own_error() -> None:
+    portal = Harness([Reply(404, [b"no such time"], {"retry-after": "soon"})])
+    with pytest.raises(TimestampError, match=r"\[E3008\].*timestamp=5.*no such time"):
+        portal.client.block_at(5)
+    with pytest.raises(PortalHttpError, match="400"):
+        Harness([Reply(400)]).client.block_at(5)
+
+
+def test_a_question_is_retried_ten_times() -> None:
+    portal = Harness([Reply(503), LOST, Reply(body=[b'{"num', LOST])], again=lambda: Reply(529))
+    with pytest.raises(PortalUnreachableError, match=r"head failed 10 times in a row: status 529"):
+        portal.client.head()
+    assert len(portal.transport.requests) == 10
+
+
+def test_a_question_is_answered_after_retries() -> None:
+    portal = Harness([Reply(503), LOST, Reply(body=[b'{"number":1}'])])
+    assert portal.client.head() == BlockCursor(1)
+    assert portal.clock.sleeps == [0.01, 0.1]
+
+
+def test_the_policy_bounds_questions_too() -> None:
+    portal = Harness([LOST], retry=RetryPolicy(attempts=1))
+    with pytest.raises(PortalUnreachableError, match="metadata failed 1 times"):
+        Harness([LOST], retry=RetryPolicy(attempts=1), dataset=None).client.metadata()
+    with pytest.raises(PortalUnreachableError):
+        portal.client.head()
+    assert portal.clock.sleeps == []
+
+
+def test_a_fatal_or_malformed_answer_to_a_question_is_an_error() -> None:
+    with pytest.raises(PortalHttpError, match="404 to head"):
+        Harness([Reply(404)]).client.head()
+    with pytest.raises(MalformedAnswerError):
+        Harness([Reply(body=[b"<html>"])]).client.head()
+
+
+# --- ranges
+
+
+def test_a_plain_range_needs_no_question() -> None:
+    (spec,) = parse_ranges((5, "+10"))
+    assert Harness([]).client.resolve_range(spec) == BlockRange(5, 15)
+
+
+def test_latest_asks_for_the_head_that_fits_the_reading() -> None:
+    (spec,) = parse_ranges("latest")
+    head = Reply(body=[b'{"number":9,"hash":"h"}'])
+    portal = Harness([head, head, Reply(204)])
+    assert portal.client.resolve_range(spec) == BlockRange(9)
+    assert portal.client.resolve_range(spec, finalized=True) == BlockRange(9)
+    assert portal.client.resolve_range(spec) == BlockRange(0)
+    assert routes(portal) == ["head", "finalized-head", "head"]
+
+
+def test_each_time_is_asked_for_once() -> None:
+    (spec,) = parse_ranges(("2024-01-01", "2024-01-02"))
+    portal = Harness([Reply(body=[b'{"block_number":10}']), Reply(body=[b'{"block_number":20}'])])
+    assert portal.client.resolve_range(spec) == BlockRange(10, 19)
+    assert routes(portal) == ["timestamps/1704067200/block", "timestamps/1704153600/block"]
+
+
+# --- metadata in a reading
+
+
+def test_a_range_that_begins_before_the_dataset_is_clamped() -> None:
+    portal = Harness([Reply(body=[METADATA]), Reply(body=[lines(5, 6)])], dataset=None)
+    list(portal.read(6, 0))
+    assert portal.transport.asked == [(5, 6, None)]
+    assert portal.kinds == [NoticeKind.CLAMPED]
+    assert portal.notices[0].facts["first_block"] == 5
+
+
+def test_a_range_that_ends_before_the_dataset_is_empty() -> None:
+    portal = Harness([Reply(body=[METADATA])], dataset=None)
+    assert list(portal.read(4, 0)) == [RangeEnd(Head())]
+    assert portal.kinds == [NoticeKind.CLAMPED]
+
+
+def test_metadata_is_fetched_once_for_all_readings() -> None:
+    portal = Harness([Reply(body=[METADATA])], dataset=None, again=lambda: Reply(body=[lines(9)]))
+    for _ in range(2):
+        list(portal.read(9, 9))
+    assert len(routes(portal)) == 3
+    assert portal.notices == []
+
+
+@pytest.mark.parametrize("reply", [Reply(404, [b"no route"]), Reply(body=[b"<html>"])])
+def test_reading_goes_on_without_metadata(reply: Reply) -> None:
+    portal = Harness([reply], dataset=None, again=lambda: Reply(body=[lines(1)]))
+    for _ in range(2):
+        list(portal.read(1))
+    assert portal.kinds == [NoticeKind.METADATA_UNAVAILABLE]
+    assert len(routes(portal)) == 3
+
+
+def test_a_dataset_without_a_live_head_is_pointed_out() -> None:
+    reply = Reply(body=[b'{"dataset":"old"}'])
+    portal = Harness([reply, Reply(204)], dataset=None)
+    assert isinstance(next(portal.read(None)), AtHead)
+    assert portal.kinds == [NoticeKind.NOT_REAL_TIME]
+    portal = Harness([reply, Reply(body=[lines(1)])], dataset=None)
+    list(portal.read(1, finalized=True))
+    assert portal.notices == []
+
+
+# --- the client itself
+
+
+def test_a_client_is_a_context_that_releases_its_connections() -> None:
+    portal = Harness([])
+    with portal.client as client:
+        assert client is portal.client
+        assert not portal.transport.closed
+    assert portal.transport.closed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_bytes": 0}, {"poll_interval_s": 0}, {"poll_interval_s": math.nan}],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(InvalidOptionError, match=next(iter(options))):
+        PortalClient("https://h/d", **options)  # type: ignore[arg-type]
+
+
+def test_an_address_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(PortalUrlError):
+        PortalClient("h/d")
+
+
+def test_a_client_of_an_address_travels_to_executors() -> None:
+    client = PortalClient("https://u:p@h/d", rng=random.Random(1))
+    with pickle.loads(pickle.dumps(client)) as copy:
+        assert isinstance(copy, PortalClient)
+        copy.read(AnyQuery(), BlockRange(0))
+
+
+def test_the_same_seed_gives_the_same_pauses() -> None:
+    def pauses(seed: int) -> list[float]:
+        portal = Harness([LOST] * 4 + [Reply(204)])
+        client = PortalClient(
+            portal.transport,
+            clock=portal.clock,
+            rng=random.Random(seed),
+            on_notice=portal.notices.append,
+        )
+        assert client.head() is None
+        return portal.clock.sleeps
+
+    assert pauses(1) == pauses(1) != pauses(2)
+
+
+def test_notices_are_logged_unless_somebody_else_takes_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "headwater.portal")
+    log_notice(Notice(NoticeKind.STALLED, "nothing has arrived", {"waited_s": 30}))
+    log_notice(Notice(NoticeKind.RETRYING, "asking again"))
+    log_notice(Notice(NoticeKind.RECOVERED, "the portal answers again"))
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "stalled: nothing has arrived (waited_s=30)"),
+        ("DEBUG", "retrying: asking again"),
+        ("INFO", "recovered: the portal answers again"),
+    ]

@@ -1,0 +1,531 @@
+"""`HttpTransport` against real sockets: what is sent, when chunks arrive, and how things break."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import socket
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from backports import zstd
+
+from headwater.errors import InvalidOptionError, TransportError
+from headwater.portal import HttpTransport, Request, Timeouts
+from headwater.portal.transport import USER_AGENT
+
+WAIT_S = 20  # generous: only a failing test waits that long
+SHORT = Timeouts(connect_s=5, headers_s=0.2, chunk_s=0.2)
+
+
+class Peer:
+    """One accepted connection, driven by the test's script in a thread of its own."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._file = sock.makefile("rb")
+
+    def request(self) -> tuple[str, dict[str, str], bytes]:
+        """Read one request: its first line, its headers, its body."""
+        first = self._file.readline().decode().strip()
+        headers: dict[str, str] = {}
+        while text := self._file.readline().decode().strip():
+            name, _, value = text.partition(":")
+            headers[name.lower()] = value.strip()
+        return first, headers, self._file.read(int(headers.get("content-length", 0)))
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def head(self, status: str = "200 OK", **headers: str) -> None:
+        lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        self.send("\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""]).encode())
+
+    def chunk(self, data: bytes) -> None:
+        self.send(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+    def reset(self) -> None:
+        """Close with RST instead of FIN."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+        self.sock.close()
+
+    def ended(self) -> bool:
+        """Wait until the other side has closed."""
+        try:
+            return self._file.read(1) == b""
+        except OSError:
+            return True
+
+
+Script = Callable[[Peer], None]
+
+
+class Server:
+    """Runs the n-th script on the n-th connection; remembers what went wrong in it."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.connections = 0
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, args=(scripts,))
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/datasets/test"
+
+    def _serve(self, scripts: tuple[Script, ...]) -> None:
+        try:
+            for script in scripts:
+                sock, _ = self._listener.accept()
+                sock.settimeout(WAIT_S)
+                self.connections += 1
+                peer = Peer(sock)
+                with closing(peer):
+                    script(peer)
+        except BaseException as error:  # noqa: BLE001 - handed to the test thread
+            self.failure = error
+
+    def abandon(self) -> None:
+        """Wake an accept that nobody will come for, because the test has failed."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+
+    def stop(self) -> None:
+        self._thread.join(WAIT_S)
+        self._listener.close()
+        assert not self._thread.is_alive()
+        if self.failure is not None:
+            raise self.failure
+
+
+@contextmanager
+def serving(*scripts: Script, timeouts: Timeouts | None = None) -> Iterator[HttpTransport]:
+    server = Server(*scripts)
+    try:
+        with closing(HttpTransport(server.url, timeouts)) as transport:
+            yield transport
+    except BaseException:
+        server.abandon()
+        raise
+    finally:
+        server.stop()
+    assert server.connections == len(scripts)
+
+
+def read(transport: HttpTransport, route: str = "stream") -> bytes:
+    with closing(transport.send(Request("POST", route, b"{}"))) as response:
+        return b"".join(response.chunks())
+
+
+def answers(body: bytes, **headers: str) -> Script:
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.head(content_length=str(len(body)), **headers)
+        peer.send(body)
+
+    return script
+
+
+# --- what is sent
+
+
+def test_a_request_says_what_it_accepts_and_who_asks() -> None:
+    seen: list[tuple[str, dict[str, str], bytes]] = []
+
+    def script(peer: Peer) -> None:
+        for _ in range(2):
+            seen.append(peer.request())
+            peer.head(content_length="2", X_Sqd_Head_Number="7")
+            peer.send(b"ok")
+
+    with serving(script) as transport:
+        with closing(transport.send(Request("POST", "stream", b'{"a":1}'))) as response:
+            assert response.status == 200
+            assert response.headers["x-sqd-head-number"] == "7"
+            assert b"".join(response.chunks()) == b"ok"
+        with closing(transport.send(Request("GET", "metadata?expand[]=metadata"))) as response:
+            assert b"".join(response.chunks()) == b"ok"
+
+    (post, post_headers, body), (get, get_headers, _) = seen
+    assert post == "POST /datasets/test/stream HTTP/1.1"
+    assert body == b'{"a":1}'
+    assert post_headers["content-type"] == "application/json"
+    assert post_headers["accept-encoding"] == "gzip, zstd"
+    assert post_headers["user-agent"] == USER_AGENT
+    assert post_headers["user-agent"].startswith("headwater/")
+    assert get.startswith("GET /datasets/test/metadata?expand")
+    assert "content-type" not in get_headers
+    assert "authorization" not in get_headers
+
+
+def test_credentials_are_sent_and_never_shown() -> None:
+    seen: list[tuple[str, dict[str, str], bytes]] = []
+
+    def script(peer: Peer) -> None:
+        seen.append(peer.request())
+
+    server = Server(script)
+    url = f"http://us:pa55@127.0.0.1:{server.port}/d?key=s3cret"
+    with closing(HttpTransport(url)) as transport:
+        with pytest.raises(TransportError) as caught:
+            read(transport)
+        server.stop()
+    assert seen[0][0] == "POST /d/stream?key=s3cret HTTP/1.1"
+    assert seen[0][1]["authorization"] == "Basic dXM6cGE1NQ=="
+    assert seen[0][1]["host"] == f"127.0.0.1:{server.port}"
+    for text in (str(caught.value), repr(transport), str(transport.address)):
+        assert not any(secret in text for secret in ("pa55", "s3cret", "dXM6"))
+
+
+# --- when chunks arrive
+
+
+Packer = tuple[Callable[[bytes], bytes], Callable[[], bytes]]
+
+
+def _plain() -> Packer:
+    return bytes, bytes
+
+
+def _gzip() -> Packer:
+    packer = zlib.compressobj(wbits=31)
+    return lambda data: packer.compress(data) + packer.flush(zlib.Z_SYNC_FLUSH), packer.flush
+
+
+def _zstd() -> Packer:
+    packer = zstd.ZstdCompressor()
+    return lambda data: packer.compress(data, mode=packer.FLUSH_BLOCK), packer.flush
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip", "zstd"])
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_small_chunk_is_delivered_before_the_next_is_sent(encoding: str, closes: bool) -> None:
+    pack, finish = {"": _plain, "gzip": _gzip, "zstd": _zstd}[encoding]()
+    seen = threading.Semaphore(0)
+    lines = [f"line {n}\n".encode() for n in range(5)]
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        headers = {"content_encoding": encoding} if encoding else {}
+        headers["connection"] = "close" if closes else "keep-alive"
+        peer.head(transfer_encoding="chunked", **headers)
+        for line in lines:
+            peer.chunk(pack(line))
+            assert seen.acquire(timeout=WAIT_S), "the chunk was held back"
+        if rest := finish():
+            peer.chunk(rest)
+        peer.chunk(b"")
+
+    with serving(script) as transport:
+        received = []
+        with closing(transport.send(Request("POST", "stream", b"{}"))) as response:
+            for chunk in response.chunks():
+                received.append(chunk)
+                seen.release()
+    assert received == lines
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_large_compressed_bodies_come_in_bounded_chunks(encoding: str) -> None:
+    body = b"0123456789abcdef" * 200_000
+    packed = gzip.compress(body) if encoding == "gzip" else zstd.compress(body)
+    with (
+        serving(answers(packed, content_encoding=encoding)) as transport,
+        closing(transport.send(Request("POST", "stream", b"{}"))) as response,
+    ):
+        chunks = list(response.chunks())
+    assert b"".join(chunks) == body
+    assert max(map(len, chunks)) <= 65_536
+
+
+# --- connections
+
+
+def test_a_connection_is_used_again_after_a_body_was_read_to_its_end() -> None:
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.head(transfer_encoding="chunked")
+        peer.chunk(b"one")
+        peer.chunk(b"")
+        peer.request()
+        peer.head("204 No Content", content_encoding="zstd")
+        peer.request()
+        peer.head("204 No Content")
+        peer.request()
+        peer.head(content_length="0", content_encoding="zstd")
+        peer.request()
+        peer.head(content_length="4")
+        peer.send(b"last")
+        assert peer.ended()
+
+    with serving(script) as transport:
+        assert read(transport) == b"one"
+        assert read(transport) == b""
+        transport.send(Request("GET", "head")).close()  # 204: nothing to read
+        assert read(transport) == b""
+        response = transport.send(Request("GET", "head"))
+        assert [b"".join(response.chunks()), b"".join(response.chunks())] == [b"last", b""]
+
+
+def test_a_connection_that_the_server_closed_is_replaced() -> None:
+    closed = threading.Event()
+
+    def first(peer: Peer) -> None:
+        answers(b"one")(peer)
+        peer.close()
+        closed.set()
+
+    with serving(first, answers(b"two", connection="close"), answers(b"three")) as transport:
+        assert read(transport) == b"one"
+        assert closed.wait(WAIT_S)
+        assert read(transport) == b"two"
+        assert read(transport) == b"three"
+
+
+def test_a_body_that_is_not_read_to_its_end_drops_the_connection() -> None:
+    dropped = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.head(transfer_encoding="chunked")
+        peer.chunk(b"one")
+        assert peer.ended()
+        dropped.set()
+
+    with serving(script, answers(b"two")) as transport:
+        response = transport.send(Request("POST", "stream", b"{}"))
+        assert next(response.chunks()) == b"one"
+        response.close()
+        response.close()
+        assert dropped.wait(WAIT_S)
+        assert read(transport) == b"two"
+
+
+def test_a_redirect_is_not_followed() -> None:
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.head("302 Found", location="http://127.0.0.1:1/", content_length="0")
+
+    with (
+        serving(script) as transport,
+        closing(transport.send(Request("GET", "head"))) as response,
+    ):
+        assert response.status == 302
+
+
+# --- how things break
+
+
+def failure(transport: HttpTransport) -> TransportError:
+    with pytest.raises(TransportError, match=r"\[E3007\]") as caught:
+        read(transport)
+    assert caught.value.retryable
+    return caught.value
+
+
+def test_a_refused_connection_names_its_phase() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    error = failure(HttpTransport(f"http://127.0.0.1:{port}/d"))
+    assert error.facts["phase"] == "connect"
+    assert "refused" in str(error).lower()
+
+
+def test_a_connection_that_is_never_accepted_times_out() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        fillers = []
+        try:
+            for _ in range(8):  # the queue of pending connections is short; fill it
+                filler = socket.socket()
+                filler.setblocking(False)
+                filler.connect_ex(("127.0.0.1", port))
+                fillers.append(filler)
+            error = failure(HttpTransport(f"http://127.0.0.1:{port}/d", Timeouts(connect_s=0.2)))
+        finally:
+            for filler in fillers:
+                filler.close()
+    assert error.facts == {"phase": "connect", "timeout_s": 0.2}
+
+
+def test_a_plain_server_behind_https_fails_to_connect() -> None:
+    def script(peer: Peer) -> None:
+        peer.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    server = Server(script)
+    transport = HttpTransport(f"https://127.0.0.1:{server.port}/d")
+    assert failure(transport).facts["phase"] == "connect"
+    server.stop()
+
+
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\ncontent-"])
+def test_headers_that_do_not_come_time_out(sent: bytes) -> None:
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.send(sent)
+        assert peer.ended()
+
+    with serving(script, timeouts=SHORT) as transport:
+        assert failure(transport).facts == {"phase": "headers", "timeout_s": 0.2}
+
+
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+def test_a_body_that_stops_times_out_by_its_own_limit(connection: str) -> None:
+    head = f"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: {connection}\r\n\r\n"
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.send(head.encode() + b"3\r\none\r\n")  # at once: no pause that could count
+        assert peer.ended()
+
+    limits = Timeouts(connect_s=5, headers_s=WAIT_S, chunk_s=0.2)
+    with serving(script, timeouts=limits) as transport:
+        response = transport.send(Request("POST", "stream", b"{}"))
+        chunks = response.chunks()
+        assert next(chunks) == b"one"
+        with pytest.raises(TransportError) as caught:
+            next(chunks)
+        assert caught.value.facts == {"phase": "body", "timeout_s": 0.2}
+        response.close()
+
+
+def test_the_limit_between_chunks_may_be_longer_than_that_for_headers() -> None:
+    asleep = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.head(content_length="3")
+        asleep.wait(0.6)  # nobody sets it: longer than headers_s, shorter than chunk_s
+        peer.send(b"one")
+
+    with serving(script, timeouts=Timeouts(headers_s=0.2, chunk_s=WAIT_S)) as transport:
+        assert read(transport) == b"one"
+
+
+def test_a_server_that_hangs_up_before_the_headers() -> None:
+    with serving(lambda peer: peer.close()) as transport:
+        assert failure(transport).facts["phase"] == "headers"
+
+
+def test_an_interrupt_while_waiting_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        assert peer.ended()
+
+    with serving(script) as transport:
+        monkeypatch.setattr("headwater.portal.transport.HTTPConnection.getresponse", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            read(transport)
+
+
+def test_what_is_not_http_fails_in_the_headers() -> None:
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.send(b"SSH-2.0-nonsense\r\n")
+
+    with serving(script) as transport:
+        assert failure(transport).facts["phase"] == "headers"
+
+
+def _reset(peer: Peer) -> None:
+    peer.request()
+    peer.head(transfer_encoding="chunked")
+    peer.chunk(b"one")
+    peer.reset()
+
+
+def _ends_between_chunks(peer: Peer) -> None:
+    peer.request()
+    peer.head(transfer_encoding="chunked")
+    peer.chunk(b"one")
+
+
+def _ends_inside_a_chunk(peer: Peer) -> None:
+    peer.request()
+    peer.head(transfer_encoding="chunked")
+    peer.send(b"10\r\none")
+
+
+def _bad_chunk_size(peer: Peer) -> None:
+    peer.request()
+    peer.head(transfer_encoding="chunked")
+    peer.chunk(b"one")
+    peer.send(b"zz\r\n")
+
+
+def _shorter_than_promised(peer: Peer) -> None:
+    peer.request()
+    peer.head(content_length="100")
+    peer.send(b"one")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [_reset, _ends_between_chunks, _ends_inside_a_chunk, _bad_chunk_size, _shorter_than_promised],
+)
+def test_an_incomplete_body_is_an_error_and_the_next_request_connects_anew(script: Script) -> None:
+    with serving(script, answers(b"two")) as transport:
+        assert failure(transport).facts["phase"] == "body"
+        assert read(transport) == b"two"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", b"this is not gzip"),
+        ("zstd", b"this is not zstd"),
+        ("zstd", zstd.compress(b"one" * 1_000)[:-4]),
+    ],
+)
+def test_a_body_that_cannot_be_unpacked_is_an_error(encoding: str, body: bytes) -> None:
+    with serving(answers(body, content_encoding=encoding)) as transport:
+        assert failure(transport).facts["phase"] == "body"
+
+
+def test_more_than_promised_is_not_read() -> None:
+    sent = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.head(content_length="3")
+        peer.send(b"one and more")
+        peer.close()
+        sent.set()
+
+    with serving(script, answers(b"two")) as transport:
+        assert read(transport) == b"one"
+        assert sent.wait(WAIT_S)
+        assert read(transport) == b"two"
+
+
+# --- configuration
+
+
+def test_a_transport_travels_without_its_connections() -> None:
+    with serving(answers(b"one"), answers(b"two")) as transport:
+        assert read(transport) == b"one"
+        with closing(pickle.loads(pickle.dumps(transport))) as copy:
+            assert copy.address == transport.address
+            assert copy.timeouts == transport.timeouts
+            assert read(copy) == b"two"
+
+
+@pytest.mark.parametrize("name", ["connect_s", "headers_s", "chunk_s"])
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
+def test_a_timeout_must_be_above_zero_and_finite(name: str, value: float) -> None:
+    with pytest.raises(InvalidOptionError, match=name):
+        Timeouts(**{name: value})
