@@ -23,7 +23,7 @@ from headwater.testing.faults import Asked, FaultPlan
 from headwater.testing.ledger import Exchange, Ledger
 from headwater.testing.replicas import Balance, ReplicaSet, View
 from headwater.testing.select import BadRequest
-from headwater.testing.stream_plan import Behind, StreamPlanner, StreamQuery, StreamRules
+from headwater.testing.stream_plan import Behind, StreamPlanner, StreamRequest, StreamRules
 
 
 class PortalSim:
@@ -225,7 +225,7 @@ def _is_lookup(route: str) -> bool:
     return len(parts) == 3 and parts[::2] == ["timestamps", "block"] and parts[1].isdecimal()
 
 
-def _asked(sequence: int, route: str, query: StreamQuery) -> Asked:
+def _asked(sequence: int, route: str, query: StreamRequest) -> Asked:
     return Asked(sequence, route, query.from_block, query.to_block, query.parent_hash)
 
 

@@ -31,7 +31,7 @@ class Behind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamQuery:
+class StreamRequest:
     """A request for blocks, as far as the position is concerned, and what it selects."""
 
     from_block: int
@@ -59,7 +59,7 @@ class StreamPlanner:
         self._cache = LineCache(cache_bytes)
         self._selections: OrderedDict[str, Selection] = OrderedDict()
 
-    def parse(self, body: bytes | None) -> StreamQuery:
+    def parse(self, body: bytes | None) -> StreamRequest:
         """Read a request body; `BadRequest` says why it is refused."""
         if body is None:
             raise BadRequest("a request body is needed")
@@ -82,9 +82,9 @@ class StreamPlanner:
             raise BadRequest(f"toBlock {to_block} is below fromBlock {from_block}")
         if from_block < self._chain.start_block:
             raise BadRequest(f"dataset starts from block {self._chain.start_block}")
-        return StreamQuery(from_block, to_block, parent_hash, self._selection(query))
+        return StreamRequest(from_block, to_block, parent_hash, self._selection(query))
 
-    def plan(self, route: str, query: StreamQuery, view: View, limit: int) -> Draft:
+    def plan(self, route: str, query: StreamRequest, view: View, limit: int) -> Draft:
         """Plan the answer of a replica, scanning at most `limit` block numbers."""
         final_only = route == "finalized-stream"
         newest = view.final if final_only else view.tip
@@ -119,7 +119,7 @@ class StreamPlanner:
             draft.first, draft.last = first.number, last.number
         return draft
 
-    def _conflicts_at_tip(self, query: StreamQuery, newest: SimBlock) -> bool:
+    def _conflicts_at_tip(self, query: StreamRequest, newest: SimBlock) -> bool:
         """Judge an anchor when there is no block after it."""
         if query.parent_hash in (None, newest.hash):
             return False
