@@ -45,14 +45,12 @@ class LineSplitter:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Take a chunk; return the lines that it completes, without their newlines."""
-        if b"\n" not in chunk:
-            if chunk:
-                self._parts.append(chunk)
+        lines = chunk.split(b"\n")
+        self._parts.append(lines[0])
+        if len(lines) == 1:
             return []
-        self._parts.append(chunk)
-        lines = b"".join(self._parts).split(b"\n")
-        rest = lines.pop()
-        self._parts = [rest] if rest else []
+        lines[0] = b"".join(self._parts)
+        self._parts = [lines.pop()]
         return [line for line in lines if line and not line.isspace()]
 
     @property
