@@ -198,14 +198,15 @@ class PortalClient:
         """Return the metadata, asked for at the first reading; reading goes on without it."""
         if self._metadata_tried:
             return self._dataset
-        self._metadata_tried = True
         try:
             dataset = self.metadata()
         except HeadwaterError as error:
+            self._metadata_tried = not error.retryable
             self._tell(
                 NoticeKind.METADATA_UNAVAILABLE, "reading without metadata", reason=str(error)
             )
             return None
+        self._metadata_tried = True
         if not dataset.real_time and not finalized:
             self._tell(
                 NoticeKind.NOT_REAL_TIME,

@@ -150,6 +150,18 @@ def test_reading_goes_on_without_metadata(reply: Reply) -> None:
     assert len(routes(portal)) == 3
 
 
+def test_metadata_that_an_outage_hid_is_asked_for_again() -> None:
+    portal = Harness(
+        [LOST, Reply(body=[lines(9)]), Reply(body=[METADATA]), Reply(body=[lines(9)])],
+        dataset=None,
+        retry=RetryPolicy(attempts=1),
+    )
+    for _ in range(2):
+        list(portal.read(9, 9))
+    assert portal.kinds == [NoticeKind.METADATA_UNAVAILABLE]
+    assert portal.client.metadata().start_block == 5
+
+
 def test_a_dataset_without_a_live_head_is_pointed_out() -> None:
     reply = Reply(body=[b'{"dataset":"old"}'])
     portal = Harness([reply, Reply(204)], dataset=None)
