@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import Any
 
 import pytest
@@ -347,6 +348,31 @@ def test_contents_depend_on_the_block_and_not_on_the_order_of_calls(network: Net
     other.extend(6)
     for block in reversed(one.canonical()):
         assert contents(one, block) == contents(other, block)
+
+
+@pytest.mark.parametrize(
+    ("network", "head", "digest"),
+    [
+        (
+            Network.EVM,
+            "0x1740ed8c3080cdde5320635b5199426e1511a5b5335d0113bf0e02c902746b23",
+            "3e4e86408d2bb9a5112536e37c98eee9",
+        ),
+        (
+            Network.SOLANA,
+            "J8XYiWzqRKji2j3n4RtFDwRG3ET6nNvtsvojuaXnuSmX",
+            "b92bcbc54d13fb3d33b6a18ea8d9f2b6",
+        ),
+    ],
+)
+def test_a_seed_means_the_same_chain_everywhere(network: Network, head: str, digest: str) -> None:
+    chain = ChainSim(42, network=network)
+    chain.grow(20)
+    chain.fork(3)
+    full = [contents(chain, block) for block in chain.canonical()]
+    text = json.dumps(full, sort_keys=True).encode()
+    assert chain.head.hash == head
+    assert blake2b(text, digest_size=16).hexdigest() == digest
 
 
 @BOTH
