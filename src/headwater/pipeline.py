@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from headwater.core import (
+    DEFAULT_CAP,
     Answer,
     AtHead,
     Batch,
@@ -86,8 +87,8 @@ Event = Recovered | Committed | Settled | RolledBack | Waited
 class Pipeline(Generic[Data, Receipt]):
     """One source, one target, and what is done to the blocks in between.
 
-    `patience` bounds how often in a row a replica that is merely behind is waited for, `pause` is
-    called each time.
+    `patience` bounds how often in a row a replica that is merely behind is waited for; `pause` is
+    called each time. `history_cap` bounds the rollback chain.
     """
 
     def __init__(
@@ -98,12 +99,14 @@ class Pipeline(Generic[Data, Receipt]):
         *,
         pause: Callable[[], None],
         patience: int = 5,
+        history_cap: int = DEFAULT_CAP,
     ) -> None:
         self._source = source
         self._target = target
         self._transform = transform
         self._pause = pause
         self._patience = patience
+        self._history_cap = history_cap
 
     def run(self) -> None:
         """Run until the range is read; without an end, for ever."""
@@ -120,13 +123,13 @@ class Pipeline(Generic[Data, Receipt]):
                 for answer in answers:
                     match answer:
                         case Blocks():
-                            for batch in batches(state, answer):
+                            for batch in batches(state, answer, cap=self._history_cap):
                                 receipt = self._target.stage(self._transform(batch))
                                 self._target.commit([receipt], batch.state)
                                 state, waits = batch.state, 0
                                 yield Committed(state, len(batch.headers))
-                        case AtHead(head):
-                            settled, waits = state.settle(head), 0
+                        case AtHead(head, confirmed):
+                            settled, waits = state.settle(head, confirmed=confirmed), 0
                             if settled != state:
                                 self._target.commit((), settled)
                                 state = settled

@@ -24,7 +24,7 @@ from headwater.core import (
     resolve_fork,
     segment_ranges,
 )
-from headwater.core.codec import SyncRow, dump_state, fold_rows, load_state
+from headwater.core.codec import SyncRow, dump_state, fold_rows, load_state, sync_row
 from headwater.errors import ForkCursorMissingError
 
 numbers = st.integers(min_value=0, max_value=60)
@@ -60,11 +60,8 @@ def situations(draw: st.DrawFn, *, finality: bool | None = None) -> Situation:
     ancestor = draw(st.integers(floor, cursor - 1))
     top = draw(st.integers(ancestor + 1, cursor + 10))
     finalized = None if mark is None else block(mark)
-    anchor = [number for number in held if mark is not None and number <= mark][-1:]
-    chain = [number for number in held if mark is None or number > mark]
-    return Situation(
-        PipeState(block(cursor), finalized, tuple(map(block, anchor + chain))), ancestor, top
-    )
+    chain = [number for number in held if mark is None or number >= mark]
+    return Situation(PipeState(block(cursor), finalized, tuple(map(block, chain))), ancestor, top)
 
 
 @st.composite
@@ -186,7 +183,8 @@ def deliveries(draw: st.DrawFn) -> list[tuple[list[BlockHeader], Head]]:
         arriving = []
         for _ in range(draw(st.integers(1, 5))):
             number += draw(st.integers(1, 3))
-            arriving.append(BlockHeader(number, f"a{number}"))
+            parent = draw(st.sampled_from([None, f"a{number - 1}"]))
+            arriving.append(BlockHeader(number, f"a{number}", parent))
         reported = draw(st.none() | st.integers(0, number + 5))
         latest = draw(st.none() | st.integers(number, number + 20))
         answers.append(
@@ -213,12 +211,14 @@ def test_whatever_arrives_the_state_stays_sound(
     hot: list[BlockCursor] = []
     for arriving, head in answers:
         for part in cut_batches(state, arriving, head, cap=cap):
-            state = state.advance(arriving[part], head, cap=cap)
+            before, state = state, state.advance(arriving[part], head, cap=cap)
             hot.append(arriving[part][-1].cursor)
-            rows.append(SyncRow(hot[-1], state.finalized))
-        if head.finalized is not None:
-            highest = max(highest, head.finalized.number)
-        assert (-1 if state.finalized is None else state.finalized.number) == highest
+            rows.append(sync_row(state, before))
+        reported = -1 if head.finalized is None else head.finalized.number
+        highest = max(highest, reported)
+        assert state.finalized is None or state.finalized.number <= highest
+        ours = [cursor for cursor in hot if cursor.number <= reported]
+        assert not ours or len(hot) > cap or state.is_final(ours[-1].number)
         held = [cursor.number for cursor in state.rollback_chain]
         assert held == sorted(set(held))
         assert len(held) <= cap

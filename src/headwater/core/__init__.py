@@ -18,7 +18,7 @@ from headwater.core.ranges import (
     parse_ranges,
     segment_ranges,
 )
-from headwater.core.state import PipeState, accepted_finality, cut_batches, hot_cursors
+from headwater.core.state import PipeState, cut_batches, final_number, hot_cursors
 from headwater.core.watermark import FinalizedWatermark
 
 __all__ = [
@@ -39,11 +39,11 @@ __all__ = [
     "PipeState",
     "RangeEnd",
     "RangeSpec",
-    "accepted_finality",
     "anchor_for",
     "batches",
     "clip_ranges",
     "cut_batches",
+    "final_number",
     "find_rollback_index",
     "hot_cursors",
     "merge_ranges",

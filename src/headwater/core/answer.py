@@ -32,9 +32,14 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class AtHead:
-    """Nothing new. The head may still have moved finality."""
+    """Nothing new. The head may still have moved finality.
+
+    `confirmed` tells that the portal compared our anchor and found it on its chain, as it does
+    before an empty 200; a 204 may come without any comparison.
+    """
 
     head: Head
+    confirmed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from typing import Generic, TypeVar
 from headwater.core.answer import Blocks
 from headwater.core.chain import DEFAULT_CAP, Chain
 from headwater.core.cursor import BlockHeader, Head
-from headwater.core.state import PipeState, cut_batches, hot_cursors
+from headwater.core.state import PipeState, cut_batches, final_number, hot_cursors
 
 Data = TypeVar("Data")
+Other = TypeVar("Other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +20,19 @@ class Batch(Generic[Data]):
     """Blocks that are committed together, what was made of them, and the state that goes with them.
 
     `state` is what the target stores together with `data`: its cursor is the last of `headers`.
+    `rollback_chain` holds the cursors of this batch's own hot blocks: a part to append to a
+    history, not a whole one.
     """
 
     headers: tuple[BlockHeader, ...]
     head: Head
     state: PipeState
+    rollback_chain: Chain
     data: Data
 
-    @property
-    def rollback_chain(self) -> Chain:
-        """The cursors of this batch's own hot blocks: a part to append, not a whole history."""
-        return hot_cursors(self.headers, self.state.finalized)
+    def with_data(self, data: Other) -> Batch[Other]:
+        """Return the same batch with something else made of its blocks."""
+        return Batch(self.headers, self.head, self.state, self.rollback_chain, data)
 
 
 def batches(
@@ -38,8 +41,15 @@ def batches(
     """Cut an answer into batches of block lines, each with the state that follows it.
 
     Called by the loop on the driver. The states build on each other, so a batch may only be
-    committed after the ones before it.
+    committed after the ones before it. Finality is judged once for the whole answer: a report that
+    its last block refutes is not believed at its first.
     """
-    for part in cut_batches(state, answer.headers, answer.head, cap=cap):
-        state = state.advance(answer.headers[part], answer.head, cap=cap)
-        yield Batch(answer.headers[part], answer.head, state, answer.lines[part])
+    headers, head = answer.headers, answer.head
+    final = final_number(state, headers, head)
+    if head.finalized is not None and head.finalized.number > final:
+        head = Head(None, head.latest)
+    for part in cut_batches(state, headers, head, cap=cap):
+        state = state.advance(headers[part], head, cap=cap)
+        yield Batch(
+            headers[part], head, state, hot_cursors(headers[part], final), answer.lines[part]
+        )

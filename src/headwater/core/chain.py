@@ -26,26 +26,23 @@ def truncate(chain: Chain, number: int) -> Chain:
 
 
 def prune(chain: Chain, finalized: BlockCursor | None) -> Chain:
-    """Drop what finality makes useless: keep `number >= finalized`, and the anchor.
-
-    The anchor is the newest entry at or below the finalized block. A filtered stream may not have
-    been given the finalized block itself; the anchor then proves that the finalized block lies
-    between two committed boundaries, hence that landing on it is safe.
-    """
+    """Keep `number >= finalized`: the finalized cursor stays, as the anchor of the deepest fork."""
     if finalized is None:
         return chain
-    below = sum(1 for cursor in chain if cursor.number <= finalized.number)
-    return chain[max(below - 1, 0) :]
+    return tuple(cursor for cursor in chain if cursor.number >= finalized.number)
 
 
 def cap(chain: Chain, limit: int, finalized: BlockCursor | None) -> Chain:
-    """Bound the chain to its newest `limit` entries, but never lose the anchor of finality."""
+    """Bound the chain to its newest `limit` entries, but never lose the finalized cursor."""
     if len(chain) <= limit:
         return chain
     newest = chain[len(chain) - limit :]
-    if finalized is not None and chain[0].number <= finalized.number < newest[0].number:
-        return (chain[0], *newest[1:])
-    return newest
+    return newest if finalized is None else (chain[0], *newest[1:])
+
+
+def newest_at_or_below(chain: Chain, number: int) -> BlockCursor | None:
+    """Return the newest entry at or below a number, if there is one."""
+    return next((cursor for cursor in reversed(chain) if cursor.number <= number), None)
 
 
 def lookup(cursors: Iterable[BlockCursor], number: int) -> BlockCursor | None:

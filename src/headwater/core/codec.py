@@ -30,6 +30,25 @@ class SyncRow:
     rollback_chain: Chain = ()
 
 
+def sync_row(state: PipeState, previous: PipeState) -> SyncRow:
+    """Return the row that a commit adds: `state` is committed, `previous` was before it.
+
+    Its chain is the commit's own part. The first row of a stream also holds what lies below its
+    first block, so that a fork of that very block can be survived after a restart.
+    """
+    if state.cursor is None:
+        raise StoredStateError("a state without a cursor cannot be stored as a row")
+    chain = state.rollback_chain
+    if previous.cursor is not None:
+        before = previous.cursor.number
+        chain = tuple(
+            cursor
+            for cursor in chain
+            if cursor.number > before and not state.is_final(cursor.number)
+        )
+    return SyncRow(state.cursor, state.finalized, chain)
+
+
 def dump_cursor(cursor: BlockCursor) -> str:
     """Write `{"number":…,"hash":…,"timestamp":…}`; what is unknown is left out."""
     return _compact(_cursor_fields(cursor))
@@ -74,18 +93,24 @@ def fold_rows(rows: Iterable[SyncRow], *, cap: int = DEFAULT_CAP) -> PipeState:
     """Fold `sync` rows, oldest commit first, into the state they stand for.
 
     A later row replaces what an earlier one said of the same blocks, so rows of an abandoned branch
-    that were left behind do no harm.
+    that were left behind do no harm. The Pipes SDK stores finality as the portal reported it; here
+    it becomes our own newest cursor at or below it, or itself where it lies below all of them.
     """
     chain: Chain = ()
     cursor: BlockCursor | None = None
-    mark = FinalizedWatermark()
+    reported = FinalizedWatermark()
     for row in rows:
-        mark = mark.observe(row.finalized)
+        reported = reported.observe(row.finalized)
         for block in (*row.rollback_chain, row.current):
             chain = chains.append(chain, block)
         cursor = row.current
-    pruned = chains.prune(chain, mark.cursor)
-    return PipeState(cursor, mark.cursor, chains.cap(pruned, cap, mark.cursor))
+    finalized = reported.cursor
+    if finalized is not None:
+        finalized = chains.newest_at_or_below(chain, finalized.number) or finalized
+        chain = chains.prune(chain, finalized)
+        if chain and chain[0] != finalized:
+            chain = (finalized, *chain)
+    return PipeState(cursor, finalized, chains.cap(chain, cap, finalized))
 
 
 def dump_state(state: PipeState) -> str:

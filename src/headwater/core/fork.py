@@ -88,14 +88,14 @@ def resolve_fork(
     for block in reversed(lower):
         if block in sample:
             return ForkResolution(block, ForkRule.MATCH)
-    floor = lower[0] if lower and state.is_final(lower[0].number) else None
-    if floor is not None and highest < floor.number:
-        return ForkResolution(floor, ForkRule.WATERMARK)
     below = [block for block in lower if block.number < lowest]
     if below:
         return ForkResolution(below[-1], ForkRule.DESCEND)
-    if floor is not None:
-        return ForkResolution(floor, ForkRule.DESCEND)
+    if lower and state.is_final(lower[0].number):
+        rule = ForkRule.WATERMARK if highest < lower[0].number else ForkRule.DESCEND
+        return ForkResolution(lower[0], rule)
+    if lower and highest < lower[0].number:
+        return ForkResolution(lower[0], ForkRule.DESCEND)
     if highest < cursor.number and state.is_final(cursor.number):
         raise LaggingPortalError(
             "the portal answers from below a final cursor", cursor=cursor, highest=highest
@@ -109,16 +109,15 @@ def resolve_fork(
 
 
 def _refuse_contradiction(state: PipeState, sample: frozenset[BlockCursor]) -> None:
-    """Raise if the sample gives another hash to a block that we know to be final."""
-    final = [block for block in state.rollback_chain if state.is_final(block.number)]
-    if state.finalized is not None:
-        final.append(state.finalized)
-    for ours in final:
-        for theirs in sample:
-            if theirs.number == ours.number and ours.hash not in (None, theirs.hash):
-                raise ForkCursorMissingError(
-                    "the portal contradicts a finalized block", ours=ours, portal=theirs
-                )
+    """Raise if the sample gives another hash to the block that we know to be final."""
+    ours = state.finalized
+    if ours is None:
+        return
+    for theirs in sample:
+        if theirs.number == ours.number and theirs != ours:
+            raise ForkCursorMissingError(
+                "the portal contradicts a finalized block", ours=ours, portal=theirs
+            )
 
 
 def _is_behind(

@@ -9,7 +9,7 @@ what is stored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headwater.core import chain as chains
 from headwater.core.chain import DEFAULT_CAP, Chain
@@ -20,7 +20,11 @@ from headwater.errors import BlockOrderError, HotBatchError, RewindError
 
 @dataclass(frozen=True, slots=True)
 class PipeState:
-    """What a stream has committed. The empty state is a stream that never committed anything."""
+    """What a stream has committed. The empty state is a stream that never committed anything.
+
+    `finalized` is the high-water mark: the highest cursor of our own that is known to be final. The
+    rollback chain starts with it, once there is one.
+    """
 
     cursor: BlockCursor | None = None
     finalized: BlockCursor | None = None
@@ -33,20 +37,15 @@ class PipeState:
     def landing_points(self) -> Chain:
         """Return every cursor that a rollback may land on, oldest first, the cursor last.
 
-        Nothing below the high-water mark is one, so no rollback can give up final data. The mark
-        itself is one where it lies between committed boundaries. While the cursor is itself final
-        (a backfill), the cursor is the only one.
+        The oldest is the high-water mark, so no rollback can give up final data. While the cursor
+        is itself final (a backfill), it is the only one.
         """
-        if self.cursor is None:
-            return ()
         mark = self.finalized
-        if mark is None:
+        if self.cursor is None or mark is None:
             return self.rollback_chain
         if mark.number >= self.cursor.number:
             return (self.cursor,)
-        hot = tuple(block for block in self.rollback_chain if block.number > mark.number)
-        anchored = self.rollback_chain[0].number <= mark.number
-        return (mark, *hot) if anchored else hot
+        return (mark, *(block for block in self.rollback_chain if block.number > mark.number))
 
     def advance(
         self, headers: Sequence[BlockHeader], head: Head, *, cap: int = DEFAULT_CAP
@@ -55,7 +54,7 @@ class PipeState:
 
         Called on the driver before each commit. Replaying a batch from the same state gives the
         same state. `head` is that of the answer the blocks came in: the portal accepted our anchor,
-        so its finalized head is on our chain unless a block that we hold says otherwise.
+        so what it calls final is on our chain, unless a block that we hold says otherwise.
         """
         if not headers:
             raise BlockOrderError("a batch must hold at least one block")
@@ -66,72 +65,91 @@ class PipeState:
                     "a batch must ascend from the cursor", after=previous, got=header.number
                 )
             previous = header.number
-        finalized = accepted_finality(self, headers, head)
-        mark = FinalizedWatermark(finalized)
-        if finalized is not None and len(headers) > 1 and not mark.covers(previous):
+        final = final_number(self, headers, head)
+        if len(headers) > 1 and 0 <= final < previous:
             raise HotBatchError(
                 "a batch of several blocks reaches above the finalized head",
                 blocks=f"{headers[0].number}..{previous}",
-                finalized=finalized,
+                finalized=final,
             )
         cursor = headers[-1].cursor
-        grown = chains.prune(chains.append(self.rollback_chain, cursor), finalized)
-        return PipeState(cursor, finalized, chains.cap(grown, cap, finalized))
+        begins = self.cursor is None and len(headers) == 1 and final < cursor.number
+        held = _beginning(headers[0], head) if begins else self.rollback_chain
+        return self._with(cursor, chains.append(held, cursor), final, cap)
 
-    def settle(self, head: Head) -> PipeState:
-        """Return the state after an answer without blocks (204), whose head may report finality.
+    def settle(self, head: Head, *, confirmed: bool = False) -> PipeState:
+        """Return the state after an answer without blocks, whose head may report finality.
 
-        The portal may answer 204 from a chain that our cursor is not on, so a finalized head counts
-        only if it is a block that we hold, with the same hash.
+        The portal may answer 204 from a chain that our cursor is not on. Unless it has `confirmed`
+        our anchor, a finalized head counts only if it is a block that we hold, with the same hash.
         """
-        reported = head.finalized
-        if reported is None or (self.cursor is not None and reported not in self.rollback_chain):
+        if self.cursor is None or not (confirmed or head.finalized in self.rollback_chain):
             return self
-        finalized = FinalizedWatermark(self.finalized).observe(reported).cursor
-        return replace(
-            self, finalized=finalized, rollback_chain=chains.prune(self.rollback_chain, finalized)
-        )
+        final = final_number(self, (), head)
+        return self._with(self.cursor, self.rollback_chain, final, DEFAULT_CAP)
 
     def rewind(self, safe_cursor: BlockCursor) -> PipeState:
         """Return the state that a rollback to `safe_cursor` commits. Finality is kept.
 
         Called on the driver after `resolve_fork`. Repeating it is harmless.
         """
-        if safe_cursor not in self.landing_points():
+        points = self.landing_points()
+        if safe_cursor not in points:
             raise RewindError(
                 "not a block this state can go back to",
                 wanted=safe_cursor,
-                oldest=next(iter(self.landing_points()), None),
+                oldest=next(iter(points), None),
                 cursor=self.cursor,
             )
-        kept = chains.append(self.rollback_chain, safe_cursor)
-        return replace(self, cursor=safe_cursor, rollback_chain=chains.prune(kept, self.finalized))
+        kept = chains.truncate(points, safe_cursor.number)
+        return PipeState(safe_cursor, self.finalized, kept)
+
+    def _with(self, cursor: BlockCursor, chain: Chain, final: int, cap: int) -> PipeState:
+        """Raise the high-water mark to our own newest cursor that is final; prune and cap."""
+        newest = chains.newest_at_or_below(chain, final)
+        finalized = FinalizedWatermark(self.finalized).observe(newest).cursor
+        pruned = chains.prune(chain, finalized)
+        return PipeState(cursor, finalized, chains.cap(pruned, cap, finalized))
 
 
-def accepted_finality(
-    state: PipeState, headers: Iterable[BlockHeader], head: Head
-) -> BlockCursor | None:
-    """Return the high-water mark after an answer that brought these blocks.
+def final_number(state: PipeState, headers: Iterable[BlockHeader], head: Head) -> int:
+    """Return the highest number known to be final after an answer with these blocks, or -1.
 
     A report that gives another hash to a block which we hold, or are about to, is not believed: it
     is of another branch, and adopting it would protect orphaned data from being rolled back.
     """
+    known = -1 if state.finalized is None else state.finalized.number
     reported = head.finalized
-    if reported is not None:
-        known = (*state.rollback_chain, *(header.cursor for header in headers))
-        ours = chains.lookup(known, reported.number)
-        if ours is not None and ours.hash is not None and ours.hash != reported.hash:
-            reported = None
-    return FinalizedWatermark(state.finalized).observe(reported).cursor
+    if reported is None or reported.hash is None:
+        return known
+    held = (*state.rollback_chain, *(header.cursor for header in headers))
+    ours = chains.lookup(held, reported.number)
+    if ours is not None and ours.hash is not None and ours.hash != reported.hash:
+        return known
+    return max(known, reported.number)
 
 
-def hot_cursors(headers: Iterable[BlockHeader], finalized: BlockCursor | None) -> Chain:
-    """Return a batch's own `rollback_chain`: the cursors of its blocks above finality.
+def _beginning(first: BlockHeader, head: Head) -> Chain:
+    """Return what a stream that begins with a hot block can go back to if that block is orphaned.
 
-    While finality is unknown every block counts as hot.
+    Nothing was committed at or below its parent, nor at or below the finalized block, so both are
+    places to land on.
     """
-    mark = FinalizedWatermark(finalized)
-    return tuple(header.cursor for header in headers if not mark.covers(header.number))
+    number = first.number - 1 if first.parent_number is None else first.parent_number
+    known = first.parent_hash is not None and number >= 0
+    parent = (BlockCursor(number, first.parent_hash),) if known else ()
+    final = head.finalized
+    if final is None or final.hash is None or final.number >= number:
+        return parent
+    return (final, *parent)
+
+
+def hot_cursors(headers: Iterable[BlockHeader], final: int) -> Chain:
+    """Return a batch's own `rollback_chain`: the cursors of its blocks above the number `final`.
+
+    While finality is unknown (-1) every block counts as hot.
+    """
+    return tuple(header.cursor for header in headers if header.number > final)
 
 
 def cut_batches(
@@ -143,13 +161,9 @@ def cut_batches(
     undone whole, and no undo may reach below the high-water mark. While finality is unknown, blocks
     deeper than `cap` below the latest are past every undo and stay together too.
     """
-    finalized = accepted_finality(state, headers, head)
-    if finalized is not None:
-        settled = finalized.number
-    elif head.latest is not None:
+    settled = final_number(state, headers, head)
+    if settled < 0 and head.latest is not None:
         settled = head.latest.number - cap
-    else:
-        settled = -1
     together = sum(1 for header in headers if header.number <= settled)
     first = [slice(0, together)] if together else []
     return first + [slice(index, index + 1) for index in range(together, len(headers))]

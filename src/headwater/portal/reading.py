@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headwater.core import (
+    DEFAULT_CAP,
     Answer,
     AtHead,
     BlockCursor,
@@ -89,6 +90,7 @@ class Reading:
         self._outage = conditions.outage(self._route, conditions.retry.attempts)
         self._head = Head()
         self._asked_at = 0.0
+        self._anchored = False
         self._truncations = 0
         self._empty_answers = 0
 
@@ -120,13 +122,14 @@ class Reading:
             self._empty_answers = self._empty_answers + 1 if response.status == 200 else 0
             if self._tail_is_empty():
                 break
-            yield AtHead(self._head)
+            yield AtHead(self._head, confirmed=response.status == 200 and self._anchored)
             self._pace()
         yield RangeEnd(self._head)
 
     def _ask(self) -> Response:
         remaining = self._order.remaining
         anchor = anchor_for(remaining, self._order.anchor)
+        self._anchored = anchor is not None
         body = self._query.body(
             remaining.from_block, remaining.to_block, None if anchor is None else anchor.hash
         )
@@ -196,12 +199,17 @@ class Reading:
         )
 
     def _tail_is_empty(self) -> bool:
-        """Tell whether the rest of the range holds no block: final, asked for, and empty thrice."""
-        end = self._order.remaining.to_block
-        heads = [self._head.finalized, self._head.latest if self._finalized else None]
+        """Tell whether the rest of the range holds no block: asked for thrice, and past any fork.
+
+        While finality is unknown, what lies deeper than any rollback counts as past.
+        """
+        end, head = self._order.remaining.to_block, self._head
         if end is None or self._empty_answers < EMPTY_ANSWERS:
             return False
-        if not any(head is not None and end <= head.number for head in heads):
+        settled = None if head.finalized is None else head.finalized.number
+        if settled is None and head.latest is not None:
+            settled = head.latest.number - (0 if self._finalized else DEFAULT_CAP)
+        if settled is None or end > settled:
             return False
         self._on.notify(
             Notice(

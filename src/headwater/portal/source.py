@@ -11,6 +11,7 @@ from headwater.core import (
     Answer,
     BlockCursor,
     BlockRange,
+    Blocks,
     Fork,
     Head,
     PipeState,
@@ -41,6 +42,7 @@ class PortalSource:
         self._watch = watch
         self._finalized = finalized
         self._checked: BlockCursor | None = None
+        self._exhausted: set[tuple[BlockCursor | None, int | None]] = set()
 
     def read(self, state: PipeState) -> Iterator[Answer] | None:
         """Read what follows this state, to the end of its range; None when all is read."""
@@ -48,12 +50,26 @@ class PortalSource:
         hot = cursor is not None and not state.is_final(cursor.number) and not self._finalized
         for block_range, query in self._plan:
             for left in clip_ranges((block_range,), cursor):
+                if (cursor, left.to_block) in self._exhausted:
+                    continue
                 if hot and cursor is not None and left.from_block > cursor.number + 1:
-                    left, query = BlockRange(cursor.number + 1, left.from_block - 1), self._watch
-                return self._client.read(query, left, cursor, finalized=self._finalized)
+                    return self._read(self._watch, _gap(cursor, left), cursor)
+                return self._read(query, left, cursor)
         if not hot or cursor is None or cursor == self._checked:
             return None
         return self._check_tail(cursor)
+
+    def _read(
+        self, query: StreamQuery, block_range: BlockRange, cursor: BlockCursor | None
+    ) -> Iterator[Answer]:
+        """Read one range; remember where it ended: its last numbers may hold no block, for good."""
+        last = cursor
+        for answer in self._client.read(query, block_range, cursor, finalized=self._finalized):
+            if isinstance(answer, Blocks):
+                last = answer.headers[-1].cursor
+            if isinstance(answer, RangeEnd):
+                self._exhausted.add((last, block_range.to_block))
+            yield answer
 
     def _check_tail(self, cursor: BlockCursor) -> Iterator[Answer]:
         """Ask once whether the last committed block, which is hot, is still on the chain."""
@@ -61,3 +77,8 @@ class PortalSource:
         for answer in self._client.read(self._watch, BlockRange(cursor.number + 1), cursor):
             yield answer if isinstance(answer, Fork) else RangeEnd(Head())
             return
+
+
+def _gap(cursor: BlockCursor, following: BlockRange) -> BlockRange:
+    """Return the blocks between the cursor and a range, which nobody asked for."""
+    return BlockRange(cursor.number + 1, following.from_block - 1)

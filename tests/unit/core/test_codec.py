@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.core import BlockCursor, PipeState
+from headwater.core import BlockCursor, BlockHeader, Head, PipeState
 from headwater.core.codec import (
     SyncRow,
     dump_chain,
@@ -14,6 +14,7 @@ from headwater.core.codec import (
     load_cursor,
     load_finalized,
     load_state,
+    sync_row,
 )
 from headwater.errors import StoredStateError
 from tests.unit.core.test_state import cursors
@@ -90,7 +91,7 @@ class TestFoldingRows:
             SyncRow(cursors("5")[0], cursors("1")[0], cursors("2 3 4 5")),
             SyncRow(cursors("5b")[0], cursors("1")[0], cursors("4b 5b")),
         ]
-        assert fold_rows(rows).rollback_chain == cursors("2 3 4b 5b")
+        assert fold_rows(rows).rollback_chain == cursors("1 2 3 4b 5b")
 
     def test_a_row_without_finality_and_chain_is_legal(self) -> None:
         assert fold_rows([SyncRow(cursors("7")[0])]) == PipeState(
@@ -99,14 +100,43 @@ class TestFoldingRows:
 
     def test_finality_does_not_regress_between_rows(self) -> None:
         rows = [
+            SyncRow(cursors("5")[0], cursors("5")[0]),
             SyncRow(cursors("6")[0], cursors("5")[0], cursors("6")),
             SyncRow(cursors("7")[0], cursors("3")[0], cursors("7")),
         ]
         assert fold_rows(rows).finalized == cursors("5")[0]
 
+    def test_finality_as_the_portal_reported_it_becomes_our_own_cursor(self) -> None:
+        rows = [SyncRow(cursors("94")[0]), SyncRow(cursors("99")[0], cursors("97")[0])]
+        assert fold_rows(rows) == PipeState(cursors("99")[0], cursors("94")[0], cursors("94 99"))
+
+    def test_finality_below_all_rows_stays_itself(self) -> None:
+        rows = [SyncRow(cursors("99")[0], cursors("97")[0], cursors("99"))]
+        assert fold_rows(rows) == PipeState(cursors("99")[0], cursors("97")[0], cursors("97 99"))
+
     def test_history_is_capped(self) -> None:
         rows = [SyncRow(cursor) for cursor in cursors(" ".join(map(str, range(50))))]
         assert len(fold_rows(rows, cap=10).rollback_chain) == 10
+
+    def test_a_commit_adds_its_own_part_of_the_chain(self) -> None:
+        before = PipeState(cursors("95")[0], cursors("94")[0], cursors("94 95"))
+        after = PipeState(cursors("96")[0], cursors("94")[0], cursors("94 95 96"))
+        assert sync_row(after, before) == SyncRow(cursors("96")[0], cursors("94")[0], cursors("96"))
+
+    def test_a_final_commit_adds_no_chain(self) -> None:
+        before = PipeState(cursors("90")[0], cursors("94")[0], cursors("90"))
+        after = PipeState(cursors("94")[0], cursors("94")[0], cursors("94"))
+        assert sync_row(after, before) == SyncRow(cursors("94")[0], cursors("94")[0])
+
+    def test_the_first_row_keeps_what_lies_below_the_first_block(self) -> None:
+        first = PipeState().advance([BlockHeader(96, "h96", "h95")], Head(cursors("90")[0]))
+        row = sync_row(first, PipeState())
+        assert row.rollback_chain == cursors("90 95 96")
+        assert fold_rows([row]).landing_points() == first.landing_points()
+
+    def test_an_empty_state_has_no_row(self) -> None:
+        with pytest.raises(StoredStateError, match="E0008"):
+            sync_row(PipeState(), PipeState())
 
     def test_no_rows_are_the_empty_state(self) -> None:
         assert fold_rows([]) == PipeState()

@@ -37,13 +37,14 @@ MATCH, WATERMARK, DESCEND, WAIT = (
         pytest.param("8 10 14 20", "8", "17c 18c 19c", "14", DESCEND, id="sample in a gap"),
         pytest.param("5 6 7 8", "5", "3 4 6b 7b", "5", DESCEND, id="around the mark: the mark"),
         pytest.param("5 6 7", None, "7b", "6", DESCEND, id="finality never reported"),
+        pytest.param("5 6 7", None, "2b 3b", "5", DESCEND, id="sample below all, no finality"),
         pytest.param("5 6 7", None, "5 6b", "5", MATCH, id="finality never reported, match"),
-        pytest.param("5 8 9", "7", "7 8b", "7", MATCH, id="a mark we were never given"),
+        pytest.param("8 9", "7", "7 8b", "7", MATCH, id="a mark below the chain"),
         pytest.param("4 5 6 7", "4", "5 6", "7", WAIT, id="replica behind, not forked"),
         pytest.param("4 5 6 7", "4", "1 2 5 6", "7", WAIT, id="behind; old entries unknown"),
         pytest.param("4 5 6 7", "4", "6 7", "7", WAIT, id="the portal agrees with our cursor"),
         pytest.param("4 5 6 7", "4", "6 7 8 9", "7", WAIT, id="it agrees, and is ahead"),
-        pytest.param("5", "9", "3 4", "5", WAIT, id="behind a cursor that is final"),
+        pytest.param("5", "5", "3 4", "5", WAIT, id="behind a cursor that is final"),
     ],
 )
 def test_where_a_fork_sends_us(
@@ -74,13 +75,12 @@ def test_out_of_patience_the_cursor_goes_strictly_lower(
     [
         pytest.param("5 6 7", "5", "5b 6b", id="another hash at the mark"),
         pytest.param("5 6 7", "5", "5b 6", id="another hash at the mark beside a match"),
-        pytest.param("5 8 9", "7", "7b", id="at a mark we were never given"),
-        pytest.param("5", "9", "9b", id="at a mark above our cursor"),
-        pytest.param("4", "9", "4b", id="at a cursor that is final"),
+        pytest.param("8 9", "7", "7b", id="at a mark below the chain"),
+        pytest.param("4", "4", "4b", id="at a cursor that is final"),
         pytest.param("5", "5", "6b 7b", id="nothing lower than the mark"),
         pytest.param("5 6", None, "4b 5b 6b", id="finality unknown, sample covers all we hold"),
         pytest.param("5", None, "5b", id="finality unknown, one block held"),
-        pytest.param("9000 9001", "5000", "8000b", id="deeper than history, mark out of reach"),
+        pytest.param("9000", None, "8000b", id="below all that is held, nothing lower"),
     ],
 )
 def test_unrecoverable_forks_are_refused(ours: str, finalized: str | None, sample: str) -> None:
@@ -102,7 +102,7 @@ def test_an_empty_sample_is_a_coded_error() -> None:
 
 def test_a_portal_that_stays_below_a_final_cursor_is_named() -> None:
     with pytest.raises(LaggingPortalError, match="E1004"):
-        resolve_fork(state("5", "9"), cursors("3 4"), patient=False)
+        resolve_fork(state("5", "5"), cursors("3 4"), patient=False)
 
 
 def test_a_long_sample_is_shown_by_its_ends() -> None:

@@ -5,8 +5,10 @@ import pytest
 from headwater.core import (
     BlockCursor,
     BlockHeader,
+    Blocks,
     Head,
     PipeState,
+    batches,
     cut_batches,
     hot_cursors,
 )
@@ -41,7 +43,7 @@ def state(chain: str, finalized: str | None = None) -> PipeState:
 class TestAdvance:
     def test_a_final_batch_moves_the_cursor_and_leaves_one_anchor(self) -> None:
         after = PipeState().advance(headers("1 2 3"), head("10"))
-        assert after == PipeState(cursors("3")[0], cursors("10")[0], cursors("3"))
+        assert after == PipeState(cursors("3")[0], cursors("3")[0], cursors("3"))
 
     def test_hot_blocks_pile_up_above_the_anchor(self) -> None:
         after = state("3", "3")
@@ -67,10 +69,16 @@ class TestAdvance:
     def test_finality_that_contradicts_an_arriving_block_is_not_believed(self) -> None:
         assert state("5 6", "5").advance(headers("7"), head("7b")).finalized == cursors("5")[0]
 
-    def test_finality_of_a_block_that_was_filtered_out_is_believed(self) -> None:
-        after = state("5 8", "5").advance(headers("9"), head("7"))
-        assert after.finalized == cursors("7")[0]
+    def test_finality_of_a_block_we_were_not_given_makes_our_own_block_below_it_final(self) -> None:
+        after = state("3 5 8", "3").advance(headers("9"), head("7b"))
+        assert after.finalized == cursors("5")[0]
         assert after.rollback_chain == cursors("5 8 9")
+
+    def test_finality_below_all_that_we_hold_changes_nothing(self) -> None:
+        """A large batch committed while finality was unknown cannot be undone in part."""
+        after = state("9000 9001").advance(headers("9002"), head("5000"))
+        assert after.finalized is None
+        assert after.rollback_chain == cursors("9000 9001 9002")
 
     def test_history_is_capped_when_finality_is_never_reported(self) -> None:
         after = PipeState()
@@ -93,9 +101,37 @@ class TestAdvance:
         with pytest.raises(HotBatchError, match="E1006"):
             state("5", "5").advance(headers("6 7"), head("5"))
 
-    def test_a_cursor_without_hash_takes_any_finality(self) -> None:
+    def test_a_cursor_without_hash_is_no_anchor_of_finality(self) -> None:
         bare = PipeState(BlockCursor(5), None, (BlockCursor(5),))
-        assert bare.advance(headers("6"), head("5")).finalized == cursors("5")[0]
+        assert bare.advance(headers("6"), head("5")).finalized is None
+        assert bare.advance(headers("6"), head("6")).finalized == cursors("6")[0]
+
+
+class TestBeginning:
+    """A stream that begins with a hot block can lose that very block."""
+
+    def test_the_parent_of_the_first_block_is_a_place_to_land_on(self) -> None:
+        first = PipeState().advance([BlockHeader(7, "h7", "h6")], head())
+        assert first.rollback_chain == cursors("6 7")
+
+    def test_so_is_the_finalized_block_below_it(self) -> None:
+        first = PipeState().advance([BlockHeader(7, "h7", "h6")], head("4"))
+        assert first.finalized == cursors("4")[0]
+        assert first.landing_points() == cursors("4 6 7")
+
+    def test_on_solana_the_parent_is_the_slot_it_names(self) -> None:
+        first = PipeState().advance([BlockHeader(7, "h7", "h5", 5)], head("5"))
+        assert first.rollback_chain == cursors("5 7")
+
+    @pytest.mark.parametrize(
+        "header", [BlockHeader(7, "h7"), BlockHeader(0, "h0", "0x00")], ids=["unknown", "genesis"]
+    )
+    def test_without_a_parent_there_is_none(self, header: BlockHeader) -> None:
+        assert PipeState().advance([header], head()).rollback_chain == (header.cursor,)
+
+    def test_what_was_read_by_depth_alone_cannot_be_undone(self) -> None:
+        many = [BlockHeader(7, "h7", "h6"), BlockHeader(8, "h8", "h7")]
+        assert PipeState().advance(many, head(latest=9000)).rollback_chain == cursors("8")
 
 
 class TestSettle:
@@ -114,18 +150,17 @@ class TestSettle:
         before = state("5 6", "5")
         assert before.settle(head()) == before
 
-    def test_before_the_first_block_any_finality_is_taken(self) -> None:
-        assert PipeState().settle(head("9")).finalized == cursors("9")[0]
+    def test_before_the_first_block_there_is_nothing_to_settle(self) -> None:
+        assert PipeState().settle(head("9")) == PipeState()
 
 
 class TestRewind:
     def test_a_rewind_cuts_the_chain_and_keeps_finality(self) -> None:
         assert state("5 6 7 8", "5").rewind(cursors("6")[0]) == state("5 6", "5")
 
-    def test_a_rewind_to_the_mark_puts_the_mark_on_the_chain(self) -> None:
-        after = state("5 8 9", "7").rewind(cursors("7")[0])
-        assert after.cursor == cursors("7")[0]
-        assert after.rollback_chain == cursors("7")
+    def test_a_rewind_to_the_mark_leaves_the_mark_alone(self) -> None:
+        after = state("8 9", "7").rewind(cursors("7")[0])
+        assert after == PipeState(cursors("7")[0], cursors("7")[0], cursors("7"))
 
     def test_repeating_a_rewind_is_harmless(self) -> None:
         once = state("5 6 7 8", "5").rewind(cursors("6")[0])
@@ -135,7 +170,7 @@ class TestRewind:
     @pytest.mark.parametrize("target", ["4", "6b", "9"])
     def test_a_rewind_below_finality_or_to_a_foreign_block_is_refused(self, target: str) -> None:
         with pytest.raises(RewindError, match="E1005"):
-            state("4 6 7", "5").rewind(cursors(target)[0])
+            state("4 5 6 7", "5").rewind(cursors(target)[0])
 
     def test_an_empty_state_has_nowhere_to_go(self) -> None:
         with pytest.raises(RewindError, match="oldest=None"):
@@ -149,9 +184,8 @@ class TestLandingPoints:
     def test_unknown_finality_leaves_the_whole_chain(self) -> None:
         assert state("4 5 6").landing_points() == cursors("4 5 6")
 
-    def test_finality_reported_below_all_history_is_not_one(self) -> None:
-        """A large batch committed while finality was unknown cannot be undone in part."""
-        assert state("9000 9001", "5000").landing_points() == cursors("9000 9001")
+    def test_the_mark_is_one_even_where_the_chain_starts_above_it(self) -> None:
+        assert state("6 7", "5").landing_points() == cursors("5 6 7")
 
 
 class TestCutting:
@@ -180,16 +214,31 @@ class TestCutting:
         assert after.rollback_chain == cursors("3 4 5")
 
     def test_a_batch_tells_which_of_its_blocks_are_hot(self) -> None:
-        assert hot_cursors(headers("2 3 4"), cursors("3")[0]) == cursors("4")
-        assert hot_cursors(headers("2 3"), None) == cursors("2 3")
+        assert hot_cursors(headers("2 3 4"), 3) == cursors("4")
+        assert hot_cursors(headers("2 3"), -1) == cursors("2 3")
+
+
+class TestBatches:
+    def answer(self, text: str, answer_head: Head) -> Blocks:
+        arriving = tuple(headers(text))
+        return Blocks(arriving, tuple(b"%d" % one.number for one in arriving), answer_head)
+
+    def test_an_answer_becomes_batches_with_the_states_that_follow_them(self) -> None:
+        made = list(batches(PipeState(), self.answer("1 2 3 4", head("2"))))
+        assert [batch.data for batch in made] == [(b"1", b"2"), (b"3",), (b"4",)]
+        assert [batch.rollback_chain for batch in made] == [(), cursors("3"), cursors("4")]
+        assert made[-1].state == state("2 3 4", "2")
+        assert made[0].with_data("rows").data == "rows"
+
+    @pytest.mark.guarantee("FINAL-2")
+    def test_finality_that_the_last_block_refutes_is_not_believed_at_the_first(self) -> None:
+        made = list(batches(state("1", "1"), self.answer("2 3", head("3b"))))
+        assert made[0].state.finalized == cursors("1")[0]
 
 
 class TestChain:
     def test_prune_keeps_what_is_at_or_above_finality(self) -> None:
         assert chains.prune(cursors("5 6 7"), cursors("6")[0]) == cursors("6 7")
-
-    def test_prune_keeps_the_anchor_below_a_filtered_out_finalized_block(self) -> None:
-        assert chains.prune(cursors("3 5 8"), cursors("7")[0]) == cursors("5 8")
 
     def test_prune_without_finality_keeps_all(self) -> None:
         assert chains.prune(cursors("3 5"), None) == cursors("3 5")

@@ -1,0 +1,55 @@
+"""Random histories against the oracle. `make sim` runs thousands; here are enough to notice."""
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from headwater.testing.campaign import Outcome, report, run_histories
+from headwater.testing.history import History
+from headwater.testing.situations import Situation, Tally
+
+NOTABLE = [
+    int(line.split()[0])
+    for line in (Path(__file__).parent / "notable_seeds.txt").read_text("utf-8").splitlines()
+    if not line.startswith("#")
+]
+
+
+@pytest.mark.guarantee("ORACLE-1")
+@pytest.mark.guarantee("ORACLE-2")
+@pytest.mark.guarantee("STATE-2")
+@pytest.mark.guarantee("FORK-5")
+def test_random_histories_agree_with_the_oracle_and_meet_every_rare_situation() -> None:
+    """Every step is compared; forks, crashes, faults and lagging replicas all did occur."""
+    outcome = run_histories(range(1, 201))
+    assert outcome.failures == {}
+    assert outcome.never_met() == []
+
+
+@pytest.mark.parametrize("seed", NOTABLE)
+def test_a_seed_that_once_found_something_stays_quiet(seed: int) -> None:
+    assert run_histories([seed]).failures == {}
+
+
+@pytest.mark.guarantee("SIM-1")
+@pytest.mark.parametrize("seed", [3, 4])
+def test_a_history_is_the_same_for_the_same_seed(seed: int) -> None:
+    first, second = History(seed, Tally()), History(seed, Tally())
+    first.run()
+    second.run()
+    assert list(first.portal.ledger) == list(second.portal.ledger)
+    assert first.state == second.state
+    assert first.chain.head == second.chain.head
+
+
+def test_the_report_names_failures_with_their_seed_and_what_never_occurred() -> None:
+    console = Console(width=120, record=True, file=StringIO())
+    outcome = Outcome(runs=2, failures={77: "wrong"})
+    outcome.situations[Situation.DEEP_FORK] = 3
+    assert report(outcome, 1.0, console) == 1
+    text = console.export_text()
+    assert "make sim SEED=77" in text
+    assert "never occurred: fork of one block" in text
+    assert "never occurred: deep fork" not in text
