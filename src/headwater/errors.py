@@ -3,7 +3,8 @@
     HeadwaterError
     ├── E0…  configuration: raised before anything is read or changed
     ├── E1…  forks: the chain and the stored state cannot be reconciled
-    └── E3…  portal: transport, status codes, malformed or contradictory answers
+    ├── E3…  portal: transport, status codes, malformed or contradictory answers
+    └── E4…  decoding: event signatures, contents of blocks and logs
 
 The text starts with the code because text is all that survives a Spark worker. Errors pickle.
 Numbers that the SQD Pipes SDK uses keep its meaning. `docs/errors.md` lists all of them; a test
@@ -223,3 +224,49 @@ class TimestampError(
     fix="give a date inside the dataset's history, or a block number",
 ):
     """The portal has no block at or after the given time."""
+
+
+# --- E4: decoding ---------------------------------------------------------------------------------
+
+
+class SignatureError(
+    HeadwaterError,
+    code="E4001",
+    fix="write the event as in Solidity, 'Transfer(address indexed from, address indexed to, "
+    "uint256 value)', give its JSON ABI entry, or a built-in name such as 'erc20.Transfer'",
+):
+    """An event signature cannot be understood."""
+
+
+class UndecodableLogError(
+    HeadwaterError,
+    code="E4002",
+    fix="check that the signature is the contract's own (which parameters are indexed, and their "
+    "types), or use on_error='skip' to leave such logs out and count them",
+):
+    """A log has the event's topics, but its content is not what the event's types allow."""
+
+
+class BlockContentError(
+    HeadwaterError,
+    code="E4003",
+    fix="select the log fields that the output's query names; if they were selected, report the "
+    "block to the portal's operator",
+):
+    """A block line, or a log in it, lacks a field or has one of the wrong kind."""
+
+
+class AddressError(
+    HeadwaterError,
+    code="E4004",
+    fix="give 0x and 40 hex digits, all in lower case or with the checksum capitals of EIP-55",
+):
+    """A contract address is malformed, or its capitals contradict its checksum."""
+
+
+class ParameterError(
+    HeadwaterError,
+    code="E4005",
+    fix="use the names and kinds of value that the message lists",
+):
+    """An option names a parameter that the event lacks or that cannot serve, or a wrong value."""
