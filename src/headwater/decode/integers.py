@@ -1,0 +1,127 @@
+"""Columns of integers of 8 to 256 bits, from the text of their words.
+
+Small types become int32 or int64, middle ones decimal128(38, 0), wide ones exact decimal text; see
+`types`. A word that is not the extension of a value of its type is malformed, never truncated.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headwater.decode.decimal_text import SMALL_LIMBS, format_mixed, negate
+from headwater.decode.hex_text import numbers_of
+from headwater.decode.malformed import Rows, refuse
+from headwater.decode.types import DECIMAL, Elementary, Kind, arrow_type, canonical
+from headwater.decode.word_text import ONES, PART_BITS, PARTS, ZEROS, WordText
+
+_ALL_ONES = np.uint64(0xFFFFFFFF)
+_ONE, _NOTHING = np.uint64(1), np.uint64(0)
+_LIMB = np.uint64(32)
+_DECIMAL_LIMBS = 4
+_DECIMAL_END = divmod(10**38, 2**64)  # the first magnitude that decimal128(38, 0) cannot hold
+
+Limb = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+
+
+def decode_integers(abi_type: Elementary, words: WordText, where: str, owners: Rows) -> pa.Array:
+    """Return the column of an integer type. Called by `words.decode_words`.
+
+    Raises:
+        MalformedRowsError: some words are out of the type's range, or do not fit the decimal that
+            the user asked for.
+    """
+    column = arrow_type(abi_type)
+    if pa.types.is_string(column):
+        return _decode_text(abi_type, words, where, owners)
+    if abi_type.as_decimal and column == DECIMAL:
+        return _decode_asked_decimal(abi_type, words, where, owners)
+    limbs, negative = _read_limbs(abi_type, words, where, owners)
+    if column == DECIMAL:
+        return _make_decimals(limbs, negative)
+    if len(limbs) == 1:
+        values = limbs[0].astype(np.uint32).view(np.int32)
+        if abi_type.kind is Kind.UINT:
+            return pa.array(limbs[0].astype(np.int64)).cast(column)
+        return pa.array(values).cast(column)
+    return pa.array(((limbs[0] << _LIMB) | limbs[1]).view(np.int64))
+
+
+def _read_limbs(
+    abi_type: Elementary, words: WordText, where: str, owners: Rows
+) -> tuple[list[Limb], Mask | None]:
+    """Return as many low limbs as the type has, sign-extended to 32 bits, and which are negative.
+
+    Everything above them is checked.
+    """
+    count = -(-abi_type.size // PART_BITS)
+    limbs = [numbers_of(words[:, part]) for part in range(PARTS - count, PARTS)]
+    spare = np.uint64(abi_type.size - PART_BITS * (count - 1))  # bits in use in the first limb
+    reason = f"{where} is out of range of {canonical(abi_type)}"
+    above = words[:, : PARTS - count]
+    if abi_type.kind is Kind.UINT:
+        if not (above == ZEROS).all() or (limbs[0] >> spare).any():
+            refuse((above != ZEROS).any(axis=1) | (limbs[0] >> spare != 0), reason, owners)
+        return limbs, None
+    negative = (limbs[0] >> (spare - _ONE)) & _ONE == 1
+    high = limbs[0] >> (spare - _ONE)
+    extended = np.where(negative, _ALL_ONES >> (spare - _ONE), _NOTHING)
+    expected = np.where(negative, ONES, ZEROS)
+    refuse((high != extended) | (above != expected[:, None]).any(axis=1), reason, owners)
+    return limbs, negative
+
+
+def _make_decimals(limbs: list[Limb], negative: Mask | None) -> pa.Decimal128Array:
+    """Return decimals of at most four limbs; shorter ones are extended by their sign."""
+    sign = np.zeros(len(limbs[0]), np.uint64)
+    if negative is not None:
+        sign[negative] = _ALL_ONES
+    full = [sign] * (_DECIMAL_LIMBS - len(limbs)) + limbs
+    values = np.empty((len(sign), 2), np.uint64)
+    values[:, 0] = (full[2] << _LIMB) | full[3]
+    values[:, 1] = (full[0] << _LIMB) | full[1]
+    return pa.Array.from_buffers(
+        DECIMAL, len(values), [None, pa.py_buffer(np.ascontiguousarray(values).reshape(-1))]
+    )
+
+
+def _decode_asked_decimal(
+    abi_type: Elementary, words: WordText, where: str, owners: Rows
+) -> pa.Decimal128Array:
+    """Return decimals of a wide type; a value of more than 38 digits is malformed."""
+    limbs, negative = _read_limbs(abi_type, words, where, owners)
+    if negative is None:
+        negative = np.zeros(len(words), bool)
+    extension = np.where(negative, _ALL_ONES, _NOTHING)
+    bad = np.zeros(len(words), bool)
+    for limb in limbs[:-_DECIMAL_LIMBS]:
+        bad |= limb != extension
+    low = limbs[-_DECIMAL_LIMBS:]
+    size = negate(low, negative)
+    high, rest = (size[0] << _LIMB) | size[1], (size[2] << _LIMB) | size[3]
+    limit_high, limit_rest = (np.uint64(part) for part in _DECIMAL_END)
+    bad |= (high > limit_high) | ((high == limit_high) & (rest >= limit_rest))
+    refuse(bad, f"{where} has more than 38 digits, but is asked for as a decimal", owners)
+    return _make_decimals(low, negative)
+
+
+def _decode_text(abi_type: Elementary, words: WordText, where: str, owners: Rows) -> pa.StringArray:
+    """Return exact text. Rows whose upper parts are only zeros (or only ones) are short numbers."""
+    used = PARTS - SMALL_LIMBS
+    above = words[:, :used]
+    is_zero = (above == ZEROS).all(axis=1)
+    small = [numbers_of(words[:, part]) for part in range(used, PARTS)]
+    if abi_type.kind is Kind.UINT:
+        wide = np.flatnonzero(~is_zero)
+        limbs, _ = _read_limbs(abi_type, words[wide], where, owners[wide])
+        return format_mixed(small, None, wide, limbs, None)
+    is_negative = (above == ONES).all(axis=1)
+    is_negative &= (small[0] | small[1] | small[2]) != 0  # else its magnitude needs another limb
+    wide = np.flatnonzero(~(is_zero | is_negative))
+    limbs, negative = _read_limbs(abi_type, words[wide], where, owners[wide])
+    marked = np.zeros(len(wide), bool) if negative is None else negative
+    return format_mixed(
+        negate(small, is_negative), is_negative, wide, negate(limbs, marked), marked
+    )

@@ -1,0 +1,33 @@
+"""What every decoding step says when values are not what their types allow.
+
+A step checks all rows at once and stops at the first check that fails, naming *all* rows that fail
+it. So no step has to cope with rows that an earlier one found bad, and a caller that skips them
+starts again with the rest: as often as there are kinds of mistakes in the batch, not rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+class MalformedRowsError(Exception):
+    """Some rows cannot be decoded. Caught by `evm`; never seen by users."""
+
+    def __init__(self, rows: Rows, reason: str) -> None:
+        super().__init__(reason)
+        self.rows, self.reason = rows, reason
+
+
+def refuse(bad: Mask, reason: str, owners: Rows | None = None) -> None:
+    """Stop if any element is bad; `owners` are the rows that elements of a nested value are of.
+
+    Raises:
+        MalformedRowsError: some are; it holds their rows.
+    """
+    if bad.any():
+        elements = np.flatnonzero(bad)
+        raise MalformedRowsError(elements if owners is None else owners[elements], reason)
