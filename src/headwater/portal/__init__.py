@@ -7,6 +7,7 @@ from headwater.portal.notice import Notice, NoticeKind, Observer, log_notice
 from headwater.portal.order import BlockOrder
 from headwater.portal.reading import StreamQuery
 from headwater.portal.retry import RetryPolicy
+from headwater.portal.source import PortalSource
 from headwater.portal.transport import HttpTransport, Request, Response, Timeouts, Transport
 from headwater.portal.wire import Dataset, LineSplitter, read_fork, read_head, read_header
 
@@ -21,6 +22,7 @@ __all__ = [
     "NoticeKind",
     "Observer",
     "PortalClient",
+    "PortalSource",
     "Request",
     "Response",
     "RetryPolicy",

@@ -15,8 +15,7 @@ from random import Random
 from headwater.core import Batch, PipeState, clip_ranges
 from headwater.errors import HeadwaterError
 from headwater.pipeline import Event, Pipeline, Settled
-from headwater.portal import PortalClient
-from headwater.portal.source import PortalSource
+from headwater.portal import PortalClient, PortalSource
 from headwater.query import plan_requests
 from headwater.targets import MemoryStore
 from headwater.testing.chain import ChainSim, Network
