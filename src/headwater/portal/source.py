@@ -53,7 +53,9 @@ class PortalSource:
                 if (cursor, left.to_block) in self._exhausted:
                     continue
                 if hot and cursor is not None and left.from_block > cursor.number + 1:
-                    return self._read(self._watch, _gap(cursor, left), cursor)
+                    gap = _gap(cursor, left)
+                    if (cursor, gap.to_block) not in self._exhausted:
+                        return self._read(self._watch, gap, cursor)
                 return self._read(query, left, cursor)
         if not hot or cursor is None or cursor == self._checked:
             return None
