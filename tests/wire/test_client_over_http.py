@@ -22,7 +22,7 @@ import pytest
 
 from headwater.core import AtHead, Batch, BlockCursor, BlockRange, Blocks, Head, PipeState, RangeEnd
 from headwater.errors import HeadwaterError, PortalHttpError, PortalUnreachableError
-from headwater.pipeline import Committed, Event, Lines, Pipeline, RolledBack, Settled, Waited
+from headwater.pipeline import Committed, Event, Pipeline, RolledBack, Settled, Waited
 from headwater.portal import (
     HttpTransport,
     Notice,
@@ -205,7 +205,7 @@ class Rig:
         check_anchors(self.portal)
 
 
-def rows_of_lines(batch: Batch[Lines]) -> Batch[Rows]:
+def rows_of_lines(batch: Batch[Any]) -> Batch[Rows]:
     blocks = [json.loads(line) for line in batch.data]
     rows = ((b["header"]["number"], b["header"]["hash"], b.get("logs", [])) for b in blocks)
     return batch.with_data(tuple(rows))
