@@ -1,15 +1,15 @@
 """THE LOOP: recover, read, transform, stage, commit; on a fork, roll back.
 
-It folds the portal's four answers into `PipeState`. Every decision is made in `core`; every effect
-is a call of the source or the target. It runs on the driver, in one thread. A crash anywhere is
+It folds what a source says into `PipeState`. Every decision is made in `core`; every effect is a
+call of the source or the target. It runs on the driver, in one thread. A crash anywhere is
 recovered by running it again: `target.recover()` returns a committed state, and all that follows
 is derived from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -19,12 +19,14 @@ from headwater.core import (
     AtHead,
     Batch,
     BlockCursor,
+    BlockRange,
     Blocks,
     Fork,
     ForkResolution,
     ForkRule,
     PipeState,
     RangeEnd,
+    Span,
     batches,
     resolve_fork,
 )
@@ -32,14 +34,24 @@ from headwater.targets.base import Target
 
 Data = TypeVar("Data")
 Receipt = TypeVar("Receipt")
-Lines = tuple[bytes, ...]
+Raw = tuple[bytes, ...] | BlockRange
 
 
 class Source(Protocol):
     """Where blocks come from."""
 
-    def read(self, state: PipeState) -> Iterator[Answer] | None:
-        """Read what follows this state; None when nothing is left to read."""
+    def read(self, state: PipeState) -> Iterator[Answer | Span] | None:
+        """Read what follows this state, as far as one reading goes; None when all is read."""
+        ...
+
+
+class ForkPolicy(Protocol):
+    """Who decides where a fork sends us."""
+
+    def __call__(
+        self, state: PipeState, previous_blocks: Sequence[BlockCursor], *, patient: bool
+    ) -> tuple[ForkResolution, PipeState]:
+        """Return the decision and the state it leads to; raise a coded error if there is none."""
         ...
 
 
@@ -84,22 +96,35 @@ class Waited:
 Event = Recovered | Committed | Settled | RolledBack | Waited
 
 
+def follow_history(
+    state: PipeState, previous_blocks: Sequence[BlockCursor], *, patient: bool
+) -> tuple[ForkResolution, PipeState]:
+    """Decide a fork from the stored rollback chain."""
+    resolution = resolve_fork(state, previous_blocks, patient=patient)
+    return resolution, state.rewind(resolution.safe_cursor)
+
+
 class Pipeline(Generic[Data, Receipt]):
     """One source, one target, and what is done to the blocks in between.
 
     `patience` bounds how often in a row a replica that is merely behind is waited for; `pause` is
-    called each time. `history_cap` bounds the rollback chain.
+    called each time. `history_cap` bounds the rollback chain. `on_fork` is called with the state
+    that a rollback has committed, before reading resumes. `unbroken` surrounds each change of the
+    target, so that a signal can wait for its end.
     """
 
     def __init__(
         self,
         source: Source,
         target: Target[Data, Receipt],
-        transform: Callable[[Batch[Lines]], Batch[Data]],
+        transform: Callable[[Batch[Raw]], Batch[Data]],
         *,
         pause: Callable[[], None],
         patience: int = 5,
         history_cap: int = DEFAULT_CAP,
+        fork_policy: ForkPolicy = follow_history,
+        on_fork: Callable[[PipeState], None] = lambda state: None,
+        unbroken: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._source = source
         self._target = target
@@ -107,6 +132,9 @@ class Pipeline(Generic[Data, Receipt]):
         self._pause = pause
         self._patience = patience
         self._history_cap = history_cap
+        self._fork_policy = fork_policy
+        self._on_fork = on_fork
+        self._unbroken = unbroken
 
     def run(self) -> None:
         """Run until the range is read; without an end, for ever."""
@@ -122,31 +150,54 @@ class Pipeline(Generic[Data, Receipt]):
             while (answers := self._source.read(state)) is not None:
                 for answer in answers:
                     match answer:
-                        case Blocks():
+                        case Blocks() | Span():
                             for batch in batches(state, answer, cap=self._history_cap):
-                                receipt = self._target.stage(self._transform(batch))
-                                self._target.commit([receipt], batch.state)
+                                self._commit(batch)
                                 state, waits = batch.state, 0
-                                yield Committed(state, len(batch.headers))
+                                yield Committed(state, _count(batch))
                         case AtHead(head, confirmed):
                             settled, waits = state.settle(head, confirmed=confirmed), 0
                             if settled != state:
-                                self._target.commit((), settled)
+                                self._settle(settled)
                                 state = settled
                             yield Settled(state)
                         case Fork(previous_blocks):
                             patient = waits < self._patience
-                            resolution = resolve_fork(state, previous_blocks, patient=patient)
-                            if resolution.rule is ForkRule.WAIT:
+                            found, safe = self._fork_policy(state, previous_blocks, patient=patient)
+                            if found.rule is ForkRule.WAIT:
                                 waits += 1
                                 self._pause()
                                 yield Waited(state)
                                 break
-                            orphaned, waits = state.cursor, 0
-                            state = state.rewind(resolution.safe_cursor)
-                            self._target.roll_back(state)
-                            assert orphaned is not None, "resolve_fork refuses an empty state"
-                            yield RolledBack(state, orphaned, resolution)
+                            self._roll_back(safe)
+                            assert state.cursor is not None, "nothing committed, nothing orphaned"
+                            orphaned, state, waits = state.cursor, safe, 0
+                            yield RolledBack(state, orphaned, found)
                             break
                         case RangeEnd():
                             break
+
+    def _commit(self, batch: Batch[Raw]) -> None:
+        """Make a batch visible, whole, together with its state."""
+        with self._unbroken():
+            receipt = self._target.stage(self._transform(batch))
+            self._target.commit([receipt], batch.state)
+
+    def _settle(self, state: PipeState) -> None:
+        """Store that finality moved."""
+        with self._unbroken():
+            self._target.commit((), state)
+
+    def _roll_back(self, state: PipeState) -> None:
+        """Undo everything above the state's cursor; then let those who keep state of their own."""
+        with self._unbroken():
+            self._target.roll_back(state)
+            self._on_fork(state)
+
+
+def _count(batch: Batch[Raw]) -> int:
+    """Return how many blocks a batch covers."""
+    span = batch.data
+    if isinstance(span, BlockRange) and span.to_block is not None:
+        return span.to_block - span.from_block + 1
+    return len(batch.headers)

@@ -4,7 +4,7 @@ Standard library only; no clock, no chance, no logging, no I/O. Every function i
 gives a value or a coded error. Runs on the driver and on executors alike.
 """
 
-from headwater.core.answer import Answer, AtHead, Blocks, Fork, RangeEnd
+from headwater.core.answer import Answer, AtHead, Blocks, Fork, RangeEnd, Span
 from headwater.core.batch import Batch, batches
 from headwater.core.chain import DEFAULT_CAP, Chain
 from headwater.core.cursor import BlockCursor, BlockHeader, Head
@@ -39,6 +39,7 @@ __all__ = [
     "PipeState",
     "RangeEnd",
     "RangeSpec",
+    "Span",
     "anchor_for",
     "batches",
     "clip_ranges",

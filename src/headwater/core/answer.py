@@ -1,6 +1,7 @@
 """All that a portal can say: `Blocks`, `Fork`, `AtHead`, `RangeEnd`.
 
-The client turns HTTP into these four; the loop folds them into `PipeState`.
+The client turns HTTP into these four; the loop folds them into `PipeState`. Far behind the head a
+source may give the loop a `Span` instead of blocks.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater.core.cursor import BlockCursor, BlockHeader, Head
+from headwater.core.ranges import BlockRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,18 @@ class AtHead:
 class RangeEnd:
     """The last block of the range was delivered; there is nothing more to ask for."""
 
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Not said by a portal: a stretch of final blocks that executors are to fetch by themselves.
+
+    `last` is the header of its last block, which becomes the cursor.
+    """
+
+    block_range: BlockRange
+    last: BlockHeader
     head: Head
 
 

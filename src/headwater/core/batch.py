@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from headwater.core.answer import Blocks
+from headwater.core.answer import Blocks, Span
 from headwater.core.chain import DEFAULT_CAP, Chain
 from headwater.core.cursor import BlockHeader, Head
+from headwater.core.ranges import BlockRange
 from headwater.core.state import PipeState, cut_batches, final_number, hot_cursors
 
 Data = TypeVar("Data")
@@ -36,15 +37,20 @@ class Batch(Generic[Data]):
 
 
 def batches(
-    state: PipeState, answer: Blocks, *, cap: int = DEFAULT_CAP
-) -> Iterator[Batch[tuple[bytes, ...]]]:
-    """Cut an answer into batches of block lines, each with the state that follows it.
+    state: PipeState, answer: Blocks | Span, *, cap: int = DEFAULT_CAP
+) -> Iterator[Batch[tuple[bytes, ...] | BlockRange]]:
+    """Cut an answer into batches, each with the state that follows it; a span is one batch.
 
     Called by the loop on the driver. The states build on each other, so a batch may only be
     committed after the ones before it. Finality is judged once for the whole answer: a report that
     its last block refutes is not believed at its first.
     """
-    headers, head = answer.headers, answer.head
+    head = answer.head
+    if isinstance(answer, Span):
+        after = state.advance((answer.last,), head, cap=cap)
+        yield Batch((answer.last,), head, after, (), answer.block_range)
+        return
+    headers = answer.headers
     final = final_number(state, headers, head)
     if head.finalized is not None and head.finalized.number > final:
         head = Head(None, head.latest)

@@ -3,6 +3,7 @@
 from headwater.portal.address import Address
 from headwater.portal.client import PortalClient
 from headwater.portal.clock import Clock, SystemClock
+from headwater.portal.history import HistorySource
 from headwater.portal.notice import Notice, NoticeKind, Observer, log_notice
 from headwater.portal.order import BlockOrder
 from headwater.portal.reading import StreamQuery
@@ -16,6 +17,7 @@ __all__ = [
     "BlockOrder",
     "Clock",
     "Dataset",
+    "HistorySource",
     "HttpTransport",
     "LineSplitter",
     "Notice",

@@ -149,6 +149,11 @@ class PortalClient:
                 return body
             outage.refused(response.status, response.headers, body)
 
+    def start_block(self) -> int:
+        """Return the first block of the dataset; 0 if its metadata cannot be had."""
+        dataset = self._dataset_if_known(finalized=True)
+        return 0 if dataset is None else dataset.start_block
+
     # --- blocks -----------------------------------------------------------------------------------
 
     def read(

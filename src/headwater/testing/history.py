@@ -12,15 +12,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from random import Random
 
-from headwater.core import Batch, PipeState, clip_ranges
+from headwater.core import Batch, BlockHeader, Blocks, PipeState, clip_ranges
 from headwater.errors import HeadwaterError
-from headwater.pipeline import Event, Pipeline, Settled
-from headwater.portal import PortalClient, PortalSource
+from headwater.pipeline import Event, Pipeline, Raw, Settled, Source
+from headwater.portal import HistorySource, PortalClient, PortalSource
 from headwater.query import plan_requests
 from headwater.targets import MemoryStore
 from headwater.testing.chain import ChainSim, Network
 from headwater.testing.crash import Crash, CrashingTarget
-from headwater.testing.faults import FaultPlan
 from headwater.testing.oracle import DisagreementError, Row, Rows
 from headwater.testing.portal import PortalSim
 from headwater.testing.replicas import Balance, Finality
@@ -60,7 +59,7 @@ class History:
             seed=seed,
             replicas=dice.choice([1, 2, 3]),
             balance=dice.choice(list(Balance)),
-            faults=FaultPlan.random(seed, on.rates(dice)),
+            faults=on.faults(seed, dice),
             blocks_per_answer=dice.choice([(3, 3), (1, 20), (500, 500)]),
             sample_size=dice.choice([1, 3, 10, 50]),
             behind=dice.choice(list(Behind)),
@@ -77,6 +76,7 @@ class History:
         self._running: Iterator[Event] | None = None
         self._crash_at: Situation | None = None
         self._stuck = False
+        self._was_near = False
         self._note_setting(start_block)
 
     @property
@@ -224,11 +224,11 @@ class History:
             on_notice=lambda notice: None,
             max_bytes=20_000,
         )
-        plan = plan_requests([(one, self._query) for one in on.ranges])
+        self._client = client
         target = CrashingTarget(self._store, self._crash_at)
         self._crash_at = None
         return Pipeline(
-            PortalSource(client, plan, watch=on.watch()),
+            self._source(client),
             target,
             self._transform,
             pause=lambda: self._clock.sleep(1.0),
@@ -236,11 +236,39 @@ class History:
             history_cap=on.history_cap,
         ).steps()
 
-    def _transform(self, batch: Batch[tuple[bytes, ...]]) -> Batch[Rows]:
+    def _source(self, client: PortalClient) -> Source:
+        plan = plan_requests([(one, self._query) for one in self._on.ranges])
+        if self._on.far is None:
+            return PortalSource(client, plan, watch=self._on.watch())
+        return HistorySource(
+            client,
+            plan,
+            watch=self._on.watch(),
+            clock=self._clock,
+            far=self._on.far,
+            first_span=5,
+            largest_span=20,
+        )
+
+    def _lines(self, batch: Batch[Raw]) -> Iterator[tuple[BlockHeader, bytes]]:
+        """Return the blocks of a batch; those of a span are fetched here, as an executor would."""
+        if isinstance(batch.data, tuple):
+            self._was_near = True
+            yield from zip(batch.headers, batch.data, strict=True)
+            return
+        self._tally.meet(Situation.SPAN)
+        if self._was_near:
+            self._tally.meet(Situation.FELL_BEHIND)
+        self._was_near = False
+        for answer in self._client.read(self._query, batch.data, finalized=True):
+            if isinstance(answer, Blocks):
+                yield from zip(answer.headers, answer.lines, strict=True)
+
+    def _transform(self, batch: Batch[Raw]) -> Batch[Rows]:
         """Keep the rows of each block, by the block's hash."""
         family = "logs" if self._on.network is Network.EVM else "instructions"
         rows: Rows = {}
-        for header, line in zip(batch.headers, batch.data, strict=True):
+        for header, line in self._lines(batch):
             found: list[Row] = json.loads(line).get(family, [])
             if found:
                 rows[header.hash] = found
@@ -328,13 +356,17 @@ class History:
             return
         self.chain.fork(depth, depth + 80, force=True)
         self._stuck = True
-        errors = self._tally.errors["E1003"]
+        before = self._refusals()
         for _ in range(100):
             self._step_violated()
-            if self._tally.errors["E1003"] > errors:
+            if self._refusals() > before:
                 self._tally.meet(Situation.FINALITY_VIOLATED)
                 return
         raise DisagreementError(f"finality was violated at {final} and nothing was said")
+
+    def _refusals(self) -> int:
+        """Count the errors that a violation of finality may show itself as."""
+        return sum(self._tally.errors[code] for code in ("E1003", "E1004", "E3005"))
 
     def _step_violated(self) -> None:
         before = self.state

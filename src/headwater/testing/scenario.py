@@ -10,6 +10,8 @@ from typing import Any
 from headwater.core import BlockRange
 from headwater.query import EvmQuery, Query, SolanaQuery
 from headwater.testing.chain import ChainSim, Network
+from headwater.testing.faults import Asked, FaultPlan
+from headwater.testing.line_faults import ForeignBlock
 from headwater.testing.oracle import Oracle
 
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
@@ -28,6 +30,7 @@ class Scenario:
     finality_known: bool
     finality_lies: bool
     history_cap: int
+    far: int | None
 
     @classmethod
     def draw(cls, dice: Random, start_block: int) -> Scenario:
@@ -45,6 +48,7 @@ class Scenario:
             finality_known=known,
             finality_lies=known and dice.random() < 0.1,
             history_cap=dice.choice([1000, 12]),
+            far=dice.choice([None, 4, 12]),
         )
 
     def query(self, tokens: Sequence[str]) -> Query:
@@ -84,6 +88,13 @@ class Scenario:
 
         return Oracle(chain, "instructions", committed, SOLANA_FIELDS, self.ranges)
 
+    def faults(self, seed: int, dice: Random) -> FaultPlan:
+        """Make the plan of what goes wrong."""
+        plan = FaultPlan.random(seed, self.rates(dice))
+        if self.every_block:  # without an anchor nobody could tell a foreign block
+            plan.add(ForeignBlock(), times=None, probability=0.01, where=_is_anchored)
+        return plan
+
     def rates(self, dice: Random) -> dict[str, float]:
         """Say how often which fault hits an answer."""
         quiet = dice.random() < 0.3
@@ -103,7 +114,7 @@ class Scenario:
             0.08,
         )  # fmt: skip
         if self.every_block:  # a filtered stream cannot tell a lost block from one nobody wants
-            rates |= dict.fromkeys(("missing-block", "swapped-blocks", "foreign-block"), 2 * seldom)
+            rates |= dict.fromkeys(("missing-block", "swapped-blocks"), 2 * seldom)
         if self.ranges[-1].to_block is None and len(self.ranges) == 1:
             rates["empty-answer"] = often
         if self.finality_known:
@@ -111,3 +122,7 @@ class Scenario:
         if self.finality_lies:
             rates["wrong-finality-hash"] = 0.2
         return rates
+
+
+def _is_anchored(asked: Asked) -> bool:
+    return asked.parent_block_hash is not None

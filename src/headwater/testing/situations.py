@@ -43,6 +43,8 @@ class Situation(StrEnum):
     RESTART_ON_ORPHAN = "restart on a block that no longer exists"
     SKIPPED_SLOTS = "slots without a block"
     GAP_BETWEEN_RANGES = "a gap between two ranges"
+    SPAN = "a span of final blocks taken at once"
+    FELL_BEHIND = "a span after reading near the head: it had fallen behind"
     BEFORE_DATASET = "a range that begins before the dataset"
 
 
