@@ -12,17 +12,15 @@ Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 
 _STEP = 1 << 18  # bytes looked at in one go, so that intermediate results stay in the cache
-_NIBBLES, _LETTER = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x0101010101010101)
-_NINE, _SIX, _FOUR, _EIGHT = np.uint64(9), np.uint64(6), np.uint64(4), np.uint64(8)
-_SIXTEEN, _THIRTY_TWO = np.uint64(16), np.uint64(32)
-_PAIRS, _QUADS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
-_LOW = np.uint64(0xFFFFFFFF)
 
 
 def hex_mask(text: Bytes) -> npt.NDArray[np.bool_]:
     """Return for each byte whether it is one of 0-9 and a-f."""
-    digit: npt.NDArray[np.bool_] = (text - np.uint8(48)) < 10
-    return digit | ((text - np.uint8(97)) < 6)
+    shifted = text - np.uint8(ord("0"))
+    valid: npt.NDArray[np.bool_] = shifted < 10
+    shifted -= np.uint8(ord("a") - ord("0"))
+    valid |= shifted < 6
+    return valid
 
 
 def is_lower_hex(text: Bytes) -> bool:
@@ -33,17 +31,24 @@ def is_lower_hex(text: Bytes) -> bool:
     )
 
 
-def nibbles(digits: Words) -> Words:
-    """Turn eight hex digits, packed in each word, into eight nibbles. `hex_mask` must hold."""
-    return (digits & _NIBBLES) + _NINE * ((digits >> _SIX) & _LETTER)
-
-
 def numbers_of(digits: Words) -> Words:
     """Return the 32-bit number that eight hex digits stand for, for each word of text."""
-    packed = nibbles(digits)
-    packed = ((packed << _FOUR) | (packed >> _EIGHT)) & _PAIRS
-    packed = ((packed << _EIGHT) | (packed >> _SIXTEEN)) & _QUADS
-    return ((packed << _SIXTEEN) | (packed >> _THIRTY_TWO)) & _LOW
+    packed = _nibbles(digits)
+    for shift, mask in ((4, 0x00FF00FF_00FF00FF), (8, 0x0000FFFF_0000FFFF), (16, 0xFFFFFFFF)):
+        right = packed >> np.uint64(2 * shift)
+        packed <<= np.uint64(shift)
+        packed |= right
+        packed &= np.uint64(mask)
+    return packed
+
+
+def _nibbles(digits: Words) -> Words:
+    """Turn eight hex digits, packed in each word, into eight nibbles. `hex_mask` must hold."""
+    letters = digits >> np.uint64(6)
+    letters &= np.uint64(0x01010101_01010101)
+    letters *= np.uint64(9)
+    letters += digits & np.uint64(0x0F0F0F0F_0F0F0F0F)
+    return letters
 
 
 def bytes_of(digits: Bytes) -> Bytes:
@@ -53,8 +58,8 @@ def bytes_of(digits: Bytes) -> Bytes:
     """
     padded = np.zeros(-(-len(digits) // 8) * 8, np.uint8)
     padded[: len(digits)] = digits
-    packed = nibbles(padded.view("<u8"))
-    packed = ((packed << _FOUR) | (packed >> _EIGHT)) & _PAIRS
-    packed = (packed | (packed >> _EIGHT)) & _QUADS
-    packed = (packed | (packed >> _SIXTEEN)) & _LOW
+    packed = _nibbles(padded.view("<u8"))
+    packed = ((packed << np.uint64(4)) | (packed >> np.uint64(8))) & np.uint64(0x00FF00FF_00FF00FF)
+    packed = (packed | (packed >> np.uint64(8))) & np.uint64(0x0000FFFF_0000FFFF)
+    packed = packed | (packed >> np.uint64(16))
     return packed.astype("<u4").view(np.uint8)[: len(digits) // 2]

@@ -57,7 +57,7 @@ def _read_limbs(
     Everything above them is checked.
     """
     count = -(-abi_type.size // PART_BITS)
-    limbs = [numbers_of(words[:, part]) for part in range(PARTS - count, PARTS)]
+    limbs = _low_limbs(words, count)
     spare = np.uint64(abi_type.size - PART_BITS * (count - 1))  # bits in use in the first limb
     reason = f"{where} is out of range of {canonical(abi_type)}"
     above = words[:, : PARTS - count]
@@ -71,6 +71,11 @@ def _read_limbs(
     expected = np.where(negative, ONES, ZEROS)
     refuse((high != extended) | (above != expected[:, None]).any(axis=1), reason, owners)
     return limbs, negative
+
+
+def _low_limbs(words: WordText, count: int) -> list[Limb]:
+    """Return the lowest limbs of each word, the most significant first."""
+    return list(numbers_of(np.ascontiguousarray(words[:, PARTS - count :].T)))
 
 
 def _make_decimals(limbs: list[Limb], negative: Mask | None) -> pa.Decimal128Array:
@@ -110,18 +115,26 @@ def _decode_asked_decimal(
 def _decode_text(abi_type: Elementary, words: WordText, where: str, owners: Rows) -> pa.StringArray:
     """Return exact text. Rows whose upper parts are only zeros (or only ones) are short numbers."""
     used = PARTS - SMALL_LIMBS
-    above = words[:, :used]
-    is_zero = (above == ZEROS).all(axis=1)
-    small = [numbers_of(words[:, part]) for part in range(used, PARTS)]
+    is_short = _all_equal(words, used, ZEROS)
+    small = _low_limbs(words, SMALL_LIMBS)
     if abi_type.kind is Kind.UINT:
-        wide = np.flatnonzero(~is_zero)
+        wide = np.flatnonzero(~is_short)
         limbs, _ = _read_limbs(abi_type, words[wide], where, owners[wide])
-        return format_mixed(small, None, wide, limbs, None)
-    is_negative = (above == ONES).all(axis=1)
-    is_negative &= (small[0] | small[1] | small[2]) != 0  # else its magnitude needs another limb
-    wide = np.flatnonzero(~(is_zero | is_negative))
-    limbs, negative = _read_limbs(abi_type, words[wide], where, owners[wide])
-    marked = np.zeros(len(wide), bool) if negative is None else negative
-    return format_mixed(
-        negate(small, is_negative), is_negative, wide, negate(limbs, marked), marked
-    )
+        return format_mixed(small, wide, limbs)
+    negative = _all_equal(words, used, ONES)
+    negative &= (small[0] | small[1] | small[2]) != 0  # else its magnitude needs another limb
+    wide = np.flatnonzero(~(is_short | negative))
+    small = negate(small, negative)
+    limbs, marked = _read_limbs(abi_type, words[wide], where, owners[wide])
+    if marked is not None:
+        limbs = negate(limbs, marked)
+        negative[wide] = marked
+    return format_mixed(small, wide, limbs, negative)
+
+
+def _all_equal(words: WordText, parts: int, text: np.uint64) -> Mask:
+    """Whether the first parts of each word are this text; column by column, which is faster."""
+    equal: Mask = words[:, 0] == text
+    for part in range(1, parts):
+        equal &= words[:, part] == text
+    return equal

@@ -38,8 +38,13 @@ _MOVES = _rotations()
 
 def keccak256(message: bytes) -> bytes:
     """Return the 32-byte digest that Ethereum calls keccak256. Runs where events are defined."""
+    return sponge256(message, 0x01)
+
+
+def sponge256(message: bytes, suffix: int) -> bytes:
+    """Return the digest with the given first byte of padding: 0x01 here, 0x06 in SHA-3."""
     padded = bytearray(message)
-    padded.append(0x01)
+    padded.append(suffix)
     padded.extend(bytes(-len(padded) % _RATE))
     padded[-1] |= 0x80
     lanes = [0] * 25

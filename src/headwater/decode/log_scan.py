@@ -28,7 +28,7 @@ _TEXTS = ("transactionHash", "address", "data")
 _KEYS = frozenset((*_NUMBERS, *_TEXTS, "topics"))
 _MAX_DIGITS = 9  # so that any number fits an int32; longer ones are for the other reader
 _LIMIT = 2**31 - 1  # Arrow offsets are 32-bit
-_COMMA, _COLON, _ZERO, _QUOTE = ord(","), ord(":"), ord("0"), ord('"')
+_COMMA, _ZERO, _QUOTE = ord(","), ord("0"), ord('"')
 _OPEN, _CLOSE, _BRACKET, _END_BRACKET = ord("{"), ord("}"), ord("["), ord("]")
 
 Positions = npt.NDArray[np.int64]
@@ -72,7 +72,11 @@ class _Key:
 def _find_order(text: bytes, start: int) -> list[_Key]:
     """Return the keys of the first log, in order; all others are compared to them."""
     end = text.find(b"}", start)
-    keys = list(json.loads(text[start : end + 1]))
+    try:
+        first = json.loads(text[start : end + 1])
+    except ValueError:  # there is a brace in one of its strings
+        raise _IrregularError from None
+    keys = list(first)
     _demand(len(keys) == len(_KEYS) and set(keys) == _KEYS)
     order, at, after_topics = [], 0, False
     for name in keys:
@@ -120,6 +124,7 @@ class _Scan:
 
     def _count(self, starts: Positions) -> Positions:
         """Return how many logs each array has; an array without any must be `[]`."""
+        _demand((self.bytes[self.firsts] == _BRACKET).all())
         bounds = np.searchsorted(starts, np.append(self.firsts, len(self.text)))
         counts = np.diff(bounds)
         _demand((counts[self.ends - self.firsts == 2] == 0).all())

@@ -1,7 +1,6 @@
 """Block lines to one flat table of logs: the largest cost of a backfill, so it is paid once.
 
-Measured on blocks of 100 Transfer logs, one core: this scan about 1,000 MB/s, `pyarrow.json` with
-an explicit schema 340 MB/s without flattening, msgspec structs and column lists 215 MB/s
+Measured on blocks of 100 Transfer logs, one core: @@@
 (benchmarks/bench_decode.py prints them again). msgspec reads each header and delimits the array of
 logs; `log_scan` finds the columns in the bytes; whatever is not in the regular form that portals
 write goes through `log_structs`, which is slower, takes any JSON and explains what is wrong.
@@ -12,6 +11,7 @@ Runs on the driver and on executors; the same lines always give the same table.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import msgspec
 import numpy as np
@@ -40,7 +40,8 @@ LOG_SCHEMA = pa.schema(
     ]
 )
 
-_SLICE_BYTES = 4 << 20  # what is scanned at once: small enough for the caches
+_SLICE_BYTES = 8 << 20  # scanned at once: small beside the caches, large beside the cost of calls
+_REUSED_BYTES = 31 << 20
 _LAST_SECOND = 253_402_300_799  # 9999-12-31, the last that calendars of all targets can hold
 _MAX_NUMBER = 2**63 - 1
 
@@ -68,8 +69,20 @@ def parse_logs(lines: Sequence[bytes]) -> pa.Table:
     Raises:
         BlockContentError: a line is no block, or a log lacks a field or has one of a wrong kind.
     """
+    _reuse_memory()
     batches = [_parse_slice(part) for part in _slices(lines)]
     return pa.Table.from_batches([one for one in batches if one.num_rows], schema=LOG_SCHEMA)
+
+
+@cache
+def _reuse_memory() -> None:
+    """Make glibc keep the memory of freed intermediate results for the next slice.
+
+    It gives large blocks back to the system until one as large has been freed; then every slice
+    would pay for fresh pages again, a quarter of all time. The block is never touched, so it costs
+    nothing; other allocators do not care.
+    """
+    np.empty(_REUSED_BYTES, np.uint8)
 
 
 def _slices(lines: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

@@ -4,12 +4,15 @@ A value is a vector of positions, one per element; an array's elements become a 
 `owners` say which log each belongs to. So an array of tuples of strings costs some vector steps per
 level of its type, and no loop over logs.
 
-Nothing in the data is trusted. An offset or a length must stay inside its own log. Encoders never
-let values share bytes, so no level of a type may hold more than the log itself: data made to
-unfold into gigabytes is malformed before it unfolds.
+Nothing in the data is trusted. An offset must lead behind the heads it stands among, so there are
+no loops; offsets and lengths must stay inside their own log. Encoders never let values share bytes,
+so no level of a type may hold more than the log itself: data made to unfold into gigabytes is
+malformed before it unfolds.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +36,15 @@ from headwater.decode.words import decode_words
 
 Positions = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What a value is part of: where offsets count from, where heads end, which log it is of."""
+
+    bases: Positions
+    floors: Positions
+    owners: Rows
 
 
 class Payload:
@@ -59,6 +71,7 @@ class Payload:
         needed = DIGITS * sum(head_words(one.type) for one in parameters)
         refuse(self.ends - self.starts < needed, f"data is shorter than {needed // 2} bytes")
         owners = np.arange(len(self.starts), dtype=np.int64)
+        frame = _Frame(self.starts, self.starts + needed, owners)
         columns, at = [], 0
         for one in parameters:
             if isinstance(one.type, Elementary) and not is_dynamic(one.type):
@@ -66,7 +79,7 @@ class Payload:
                 columns.append(decode_words(one.type, words, f"'{one.name}'", owners))
             else:
                 head = self.starts + DIGITS * at
-                columns.append(self._value(one.type, head, self.starts, owners, f"'{one.name}'"))
+                columns.append(self._value(one.type, head, frame, f"'{one.name}'"))
             at += head_words(one.type)
         return columns
 
@@ -97,64 +110,64 @@ class Payload:
         windows = np.ndarray((every,), f"V{DIGITS}", self.digits.data, strides=(1,))
         return windows[positions].view("<u8").reshape(len(positions), PARTS)
 
-    def _value(
-        self, abi_type: AbiType, heads: Positions, bases: Positions, owners: Rows, where: str
-    ) -> pa.Array:
-        """Return the column of values whose heads are here; offsets count from `bases`."""
+    def _value(self, abi_type: AbiType, heads: Positions, frame: _Frame, where: str) -> pa.Array:
+        """Return the column of the values whose heads are here."""
+        owners = frame.owners
         match abi_type:
             case Elementary(Kind.BYTES | Kind.STRING):
-                return self._bytes(abi_type, heads, bases, owners, where)
+                return self._bytes(abi_type, heads, frame, where)
             case Elementary():
                 return decode_words(abi_type, self._words(heads), where, owners)
             case Tuple():
                 if is_dynamic(abi_type):
                     size = sum(head_words(member.type) for member in abi_type.members)
-                    heads = bases = self._follow(heads, bases, owners, size, where)
-                return self._members(abi_type, heads, bases, owners, where)
+                    heads = self._follow(heads, frame, size, where)
+                    frame = _Frame(heads, heads + DIGITS * size, owners)
+                return self._members(abi_type, heads, frame, where)
             case Array(item, None):
-                heads = self._follow(heads, bases, owners, 1, where)
+                heads = self._follow(heads, frame, 1, where)
                 lengths = self._lengths(heads, owners, DIGITS * head_words(item), where)
-                return self._items(abi_type, heads + DIGITS, lengths, owners, where)
-            case Array(_, length):
+                return self._items(item, heads + DIGITS, lengths, owners, where)
+            case Array(item, length):
                 if is_dynamic(abi_type):
-                    heads = self._follow(heads, bases, owners, length or 0, where)
+                    heads = self._follow(heads, frame, length or 0, where)
                 lengths = np.full(len(heads), length, np.int64)
-                return self._items(abi_type, heads, lengths, owners, where)
+                return self._items(item, heads, lengths, owners, where)
 
     def _members(
-        self, abi_type: Tuple, heads: Positions, bases: Positions, owners: Rows, where: str
+        self, abi_type: Tuple, heads: Positions, frame: _Frame, where: str
     ) -> pa.StructArray:
         columns, at = [], 0
         for member in abi_type.members:
             place = f"{where}.{member.name}"
-            columns.append(self._value(member.type, heads + DIGITS * at, bases, owners, place))
+            columns.append(self._value(member.type, heads + DIGITS * at, frame, place))
             at += head_words(member.type)
         return pa.StructArray.from_arrays(columns, fields=list(arrow_type(abi_type)))
 
     def _items(
-        self, abi_type: Array, firsts: Positions, lengths: Positions, owners: Rows, where: str
+        self, item: AbiType, firsts: Positions, lengths: Positions, owners: Rows, where: str
     ) -> pa.ListArray:
-        """Return the lists of items that lie one behind the other from `firsts` on."""
+        """Return the lists of items whose heads lie one behind the other from `firsts` on."""
+        size = DIGITS * head_words(item)
         bounds = np.concatenate(([0], np.cumsum(lengths)))
         within = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
-        bases = np.repeat(firsts, lengths)
-        heads = bases + DIGITS * head_words(abi_type.item) * within
-        items = self._value(
-            abi_type.item, heads, bases, np.repeat(owners, lengths), f"an item of {where}"
+        frame = _Frame(
+            np.repeat(firsts, lengths),
+            np.repeat(firsts + size * lengths, lengths),
+            np.repeat(owners, lengths),
         )
+        items = self._value(item, frame.bases + size * within, frame, f"an item of {where}")
         return pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), items)
 
-    def _bytes(
-        self, abi_type: Elementary, heads: Positions, bases: Positions, owners: Rows, where: str
-    ) -> pa.Array:
-        at = self._follow(heads, bases, owners, 1, where)
-        lengths = self._lengths(at, owners, 2, where)
+    def _bytes(self, abi_type: Elementary, heads: Positions, frame: _Frame, where: str) -> pa.Array:
+        at = self._follow(heads, frame, 1, where)
+        lengths = self._lengths(at, frame.owners, 2, where)
         digits = self._cut(at + DIGITS, at + DIGITS + 2 * lengths)
         offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(bytes_of(digits))]
         column = pa.Array.from_buffers(arrow_type(abi_type), len(heads), buffers)
         if abi_type.kind is Kind.STRING:
-            _check_utf8(column, owners, where)
+            _check_utf8(column, frame.owners, where)
         return column
 
     def _cut(self, starts: Positions, ends: Positions) -> npt.NDArray[np.uint8]:
@@ -173,16 +186,15 @@ class Payload:
 
     # --- offsets and lengths ----------------------------------------------------------------------
 
-    def _follow(
-        self, heads: Positions, bases: Positions, owners: Rows, words: int, where: str
-    ) -> Positions:
+    def _follow(self, heads: Positions, frame: _Frame, words: int, where: str) -> Positions:
         """Return where the offsets in these heads lead; so many words must lie there."""
-        reason = f"the offset of {where} leads out of the data"
-        ends = self.ends[owners]
-        offsets = self._number(heads, owners, ((ends - bases) // 2).astype(np.uint64), reason)
-        targets = bases + 2 * offsets
-        refuse(targets + DIGITS * words > ends, reason, owners)
-        self._refuse_unfolding(np.full(len(heads), DIGITS * words), owners, where)
+        reason = f"the offset of {where} leads nowhere in the data"
+        ends = self.ends[frame.owners]
+        room = ((ends - frame.bases) // 2).astype(np.uint64)
+        targets = frame.bases + 2 * self._number(heads, frame.owners, room, reason)
+        outside = (targets < frame.floors) | (targets + DIGITS * words > ends)
+        refuse(outside, reason, frame.owners)
+        self._refuse_unfolding(np.full(len(heads), DIGITS * words), frame.owners, where)
         return targets
 
     def _lengths(self, at: Positions, owners: Rows, unit: int, where: str) -> Positions:

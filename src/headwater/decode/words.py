@@ -53,8 +53,8 @@ def fixed_width_array(arrow_type: pa.DataType, values: npt.NDArray[np.uint8]) ->
 
 
 def _decode_addresses(words: WordText, where: str, owners: Rows) -> pa.StringArray:
-    if not (words[:, :3] == ZEROS).all():
-        refuse((words[:, :3] != ZEROS).any(axis=1), f"{where} is wider than an address", owners)
+    bad = (words[:, 0] != ZEROS) | (words[:, 1] != ZEROS) | (words[:, 2] != ZEROS)
+    refuse(bad, f"{where} is wider than an address", owners)
     text = np.empty((len(words), 2 + _ADDRESS_DIGITS), np.uint8)
     text[:, :2] = _PREFIX
     text[:, 2:] = words.view(np.uint8)[:, DIGITS - _ADDRESS_DIGITS :]
