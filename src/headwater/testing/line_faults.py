@@ -52,11 +52,12 @@ class GarbageLine(LineFault):
 
 @dataclass(frozen=True, slots=True)
 class InvalidUtf8(LineFault):
-    """A line holds bytes that are no UTF-8."""
+    """A line holds bytes that are no UTF-8, far from the header that every reader looks at."""
 
     def bend(self, lines: list[bytes], at: int, dice: Random) -> list[bytes]:
-        """Put the bytes into the first string of the line."""
-        return [*lines[:at], lines[at].replace(b'"', b'"\xff\xfe', 1), *lines[at + 1 :]]
+        """Put the bytes into the last string of the line."""
+        before, quote, after = lines[at].rpartition(b'"')
+        return [*lines[:at], before + b"\xff\xfe" + quote + after, *lines[at + 1 :]]
 
 
 @dataclass(frozen=True, slots=True)
