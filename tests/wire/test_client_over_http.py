@@ -57,6 +57,7 @@ from headwater.testing import (
     StallAfter,
     StallBeforeHeaders,
     Status,
+    TornLine,
     VirtualClock,
     simulated_portal,
 )
@@ -372,6 +373,21 @@ def test_a_portal_that_goes_on_sending_bad_blocks_adds_nothing(portal: PortalSer
     restart(portal, rig.store)
 
 
+@pytest.mark.guarantee("WIRE-3")
+def test_a_line_that_is_always_torn_is_malformed_in_the_end(portal: PortalServer) -> None:
+    with Rig(portal) as rig:
+        rig.to_head()
+        before, asked = rig.state, len(portal.ledger)
+        portal.extend(3)
+        portal.sim.faults.add(TornLine(at=0), times=None)
+        rig.fails("E3003")
+        assert rig.state == before
+        assert len(portal.ledger) - asked == 5
+        assert "the body ended inside a line" in str(rig.notices[0])
+    portal.sim.faults.clear()
+    restart(portal, rig.store)
+
+
 def test_a_whole_history_of_faults_at_once_ends_in_the_canonical_chain() -> None:
     names = [name for name, expected in EXPECTED.items() if expected.code is None]
     rates = {name: 0.03 for name in names if not name.startswith("stall") and name != "delay"}
@@ -399,6 +415,28 @@ def test_blocks_nothing_new_and_a_fork(portal: PortalServer) -> None:
         assert rig.seen(RolledBack) == 1
     assert set(portal.ledger.statuses()) == {200, 204, 409}
     assert rig.notices == []
+
+
+@pytest.mark.parametrize("sample_size", [1, 3, 50])
+@pytest.mark.parametrize("depth", [1, 5, 12])  # 12 is all that is not final
+def test_a_fork_while_nobody_was_reading_is_found_at_the_restart(
+    depth: int, sample_size: int
+) -> None:
+    with simulated_portal(
+        SEED, blocks=40, finality_depth=12, sample_size=sample_size, blocks_per_answer=7
+    ) as portal:
+        with Rig(portal) as rig:
+            rig.to_head()
+        portal.fork(depth)
+        with Rig(portal, store=rig.store) as again:
+            again.to_head().check()
+            landings = [
+                event.state.cursor.number
+                for event in again.events
+                if isinstance(event, RolledBack) and event.state.cursor is not None
+            ]
+            assert landings == sorted(set(landings), reverse=True)
+            assert landings[-1] >= 27  # final
 
 
 FORMS = [None, *RetryAfter]
