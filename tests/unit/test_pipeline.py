@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -14,6 +15,7 @@ from headwater.core import (
     Batch,
     BlockCursor,
     BlockHeader,
+    BlockRange,
     Blocks,
     Fork,
     ForkResolution,
@@ -21,6 +23,7 @@ from headwater.core import (
     Head,
     PipeState,
     RangeEnd,
+    Span,
 )
 from headwater.errors import (
     EmptyForkSampleError,
@@ -32,11 +35,13 @@ from headwater.errors import (
 from headwater.pipeline import (
     Committed,
     Event,
+    ForkPolicy,
     Pipeline,
     Recovered,
     RolledBack,
     Settled,
     Waited,
+    follow_history,
 )
 from headwater.targets import MemoryStore, MemoryTarget
 
@@ -69,6 +74,10 @@ def state(chain: str, finalized: str | None = None) -> PipeState:
     return PipeState(held[-1], head(finalized).finalized, held)
 
 
+def span(first: int, last: int, finalized: str) -> Span:
+    return Span(BlockRange(first, last), BlockHeader(last, f"h{last}"), head(finalized))
+
+
 END = RangeEnd(Head())
 
 
@@ -78,17 +87,17 @@ END = RangeEnd(Head())
 class ScriptedSource:
     """The n-th reading gives the n-th list of answers; an exception in it is raised there."""
 
-    def __init__(self, calls: list[str], *readings: Sequence[Answer | Exception]) -> None:
+    def __init__(self, calls: list[str], *readings: Sequence[Answer | Span | Exception]) -> None:
         self.open = 0
         self._calls = calls
         self._readings = iter(readings)
 
-    def read(self, state: PipeState) -> Iterator[Answer] | None:
+    def read(self, state: PipeState) -> Iterator[Answer | Span] | None:
         self._calls.append(f"read after {name(state)}")
         reading = next(self._readings, None)
         return None if reading is None else self._answers(reading)
 
-    def _answers(self, reading: Sequence[Answer | Exception]) -> Iterator[Answer]:
+    def _answers(self, reading: Sequence[Answer | Span | Exception]) -> Iterator[Answer | Span]:
         self.open += 1
         try:
             for answer in reading:
@@ -142,19 +151,23 @@ class Run:
 
     def __init__(
         self,
-        *readings: Sequence[Answer | Exception],
+        *readings: Sequence[Answer | Span | Exception],
         start: PipeState | None = None,
         fails_in: str | None = None,
         bad_block: str | None = None,
         patience: int = 5,
         history_cap: int = 1000,
+        fork_policy: ForkPolicy = follow_history,
+        fails_on_fork: bool = False,
     ) -> None:
         self.calls: list[str] = []
+        self.unbroken: list[list[str]] = []
         self.store: MemoryStore[Data] = MemoryStore()
         if start is not None:
             MemoryTarget(self.store).commit((), start)
         self.source = ScriptedSource(self.calls, *readings)
         self._bad_block = bad_block
+        self._fails_on_fork = fails_on_fork
         self.pipeline = Pipeline(
             self.source,
             RecordingTarget(self.calls, self.store, fails_in),
@@ -162,10 +175,27 @@ class Run:
             pause=lambda: self.calls.append("pause"),
             patience=patience,
             history_cap=history_cap,
+            fork_policy=fork_policy,
+            on_fork=self._on_fork,
+            unbroken=self._unbroken,
         )
 
+    @contextmanager
+    def _unbroken(self) -> Iterator[None]:
+        first = len(self.calls)
+        yield
+        self.unbroken.append(self.calls[first:])
+
+    def _on_fork(self, state: PipeState) -> None:
+        self.calls.append(f"on_fork {name(state)}")
+        if self._fails_on_fork:
+            raise ValueError("state of our own is lost")
+
     def _transform(self, batch: Batch[Any]) -> Batch[Data]:
-        names = tuple(line.decode() for line in batch.data)
+        if isinstance(batch.data, BlockRange):
+            names: Data = (f"span {batch.data}",)
+        else:
+            names = tuple(line.decode() for line in batch.data)
         self.calls.append(f"transform {' '.join(names)}")
         if self._bad_block in names:
             raise ValueError(f"cannot read {self._bad_block}")
@@ -297,6 +327,30 @@ def test_a_reading_may_simply_stop() -> None:
     assert run.rows == "1 2"
 
 
+def test_a_span_is_one_batch_that_ends_in_its_last_block() -> None:
+    run = Run([span(1, 2_000, "9000"), span(2_001, 4_000, "9000"), END], [blocks("4001", "9000")])
+    assert run.events()[1:] == [
+        Committed(state("2000", "2000"), 2_000),
+        Committed(state("4000", "4000"), 2_000),
+        Committed(state("4001", "4001"), 1),
+    ]
+    assert run.rows == "span 1..2000 span 2001..4000 4001"
+    assert run.store.committed.batches[0].rollback_chain == ()
+
+
+def test_each_change_of_the_target_is_unbroken_and_nothing_else_is() -> None:
+    readings: list[list[Answer]] = [[blocks("2 3", "1"), AtHead(head("2")), fork("2")], [fork("2")]]
+    run = Run(*readings, start=state("1", "1"), patience=1)
+    run.events()
+    assert run.unbroken == [
+        ["transform 2", "stage 2", "commit 1 at 2"],
+        ["transform 3", "stage 3", "commit 1 at 3"],
+        ["commit 0 at 3"],
+        ["roll_back to 2", "on_fork 2"],
+    ]
+    assert "pause" in run.calls
+
+
 # --- forks ----------------------------------------------------------------------------------------
 
 
@@ -310,7 +364,7 @@ def test_a_fork_is_rolled_back_and_reading_resumes_at_the_ancestor() -> None:
         state("1 2", "1"), cursors("4")[0], ForkResolution(cursors("2")[0], ForkRule.MATCH)
     )
     at = run.calls.index("roll_back to 2")
-    assert run.calls[at + 1] == "read after 2"
+    assert run.calls[at + 1 : at + 3] == ["on_fork 2", "read after 2"]
     assert run.rows == "1 2 3b 4b 5b"
     assert run.state == state("1 2 3b 4b 5b", "1")
 
@@ -344,7 +398,38 @@ def test_a_rollback_is_stored_before_anybody_hears_of_it() -> None:
     steps = run.pipeline.steps()
     list(islice(steps, 2))
     assert run.state == state("5", "5")
-    assert run.calls[-1] == "roll_back to 5"
+    assert run.calls[-2:] == ["roll_back to 5", "on_fork 5"]
+
+
+def test_others_roll_back_after_the_target_and_before_the_stream_resumes() -> None:
+    run = Run([fork("5 6b")], [fork("5 6 7")], start=state("5 6 7", "5"), fails_on_fork=True)
+    with pytest.raises(ValueError, match="of our own"):
+        run.pipeline.run()
+    assert run.state == state("5", "5")  # the target's rollback is its own commit
+    assert run.calls == ["recover", "read after 7", "roll_back to 5", "on_fork 5", "close"]
+
+
+def test_somebody_else_may_decide_where_a_fork_leads() -> None:
+    asked: list[tuple[PipeState, Sequence[BlockCursor], bool]] = []
+
+    def policy(
+        state: PipeState, previous_blocks: Sequence[BlockCursor], *, patient: bool
+    ) -> tuple[ForkResolution, PipeState]:
+        asked.append((state, previous_blocks, patient))
+        rule = ForkRule.WAIT if len(asked) == 1 else ForkRule.DESCEND
+        return ForkResolution(cursors("3")[0], rule), PipeState(cursors("3")[0])
+
+    start = state("5 6 7", "5")
+    run = Run([fork("6b")], [fork("6b")], start=start, fork_policy=policy, patience=1)
+    waited, rolled = run.events()[1:]
+    assert waited == Waited(start)
+    assert rolled == RolledBack(
+        PipeState(cursors("3")[0]),
+        cursors("7")[0],
+        ForkResolution(cursors("3")[0], ForkRule.DESCEND),
+    )
+    assert asked == [(start, cursors("6b"), True), (start, cursors("6b"), False)]
+    assert run.state == PipeState(cursors("3")[0])
 
 
 # --- replicas that are behind ---------------------------------------------------------------------
