@@ -1,6 +1,47 @@
-"""Where data goes: one contract (`base.py`), one module or package per target."""
+"""Where data goes: one contract (`base.py`), one module or package per target.
 
-from headwater.targets.base import Target
+A target's package is imported when its name is first used, so that the rest works without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import MissingExtraError
+from headwater.targets.base import Delivery, Target
 from headwater.targets.memory import MemoryStore, MemoryTarget
 
-__all__ = ["MemoryStore", "MemoryTarget", "Target"]
+if TYPE_CHECKING:
+    from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target
+
+_EXTRAS = {
+    "DuckDBSettings": "duckdb",
+    "DuckDBTarget": "duckdb",
+    "duckdb_target": "duckdb",
+}
+
+__all__ = [
+    "Delivery",
+    "DuckDBSettings",
+    "DuckDBTarget",
+    "MemoryStore",
+    "MemoryTarget",
+    "Target",
+    "duckdb_target",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a target's package at the first use of one of its names."""
+    extra = _EXTRAS.get(name)
+    if extra is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{extra}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != extra:
+            raise
+        raise MissingExtraError(
+            f"{name} needs the package {extra}: pip install 'headwater[{extra}]'"
+        ) from error

@@ -32,6 +32,9 @@ class MemoryTarget(Generic[Data]):
     def __init__(self, store: MemoryStore[Data] | None = None) -> None:
         self.store: MemoryStore[Data] = MemoryStore() if store is None else store
 
+    def bind(self, stream_id: str) -> None:
+        """Do nothing: a store holds one stream."""
+
     def recover(self) -> PipeState:
         """Return the committed state; a swap leaves nothing to repair."""
         return self.store.committed.state

@@ -1,0 +1,7 @@
+"""DuckDB, the embedded default: `duckdb_target("chain.duckdb")` and nothing to install or run."""
+
+from headwater.targets.duckdb.settings import DuckDBSettings, Table, table
+from headwater.targets.duckdb.target import DuckDBTarget, duckdb_target
+from headwater.targets.duckdb.tx import Tx
+
+__all__ = ["DuckDBSettings", "DuckDBTarget", "Table", "Tx", "duckdb_target", "table"]

@@ -1,0 +1,127 @@
+"""Frames as DuckDB can take them: any frame to Arrow, any Arrow type to a column type, exactly.
+
+Arrow scans are zero-copy. What DuckDB cannot scan (256-bit decimals) becomes decimal text. Text
+becomes an integer only where every value is one: DuckDB itself would round "1.5".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import InvalidOptionError, TableSchemaError
+from headwater.targets.duckdb.settings import INTEGER_TYPES
+
+_PLAIN = {
+    pa.string(): "VARCHAR",
+    pa.large_string(): "VARCHAR",
+    pa.string_view(): "VARCHAR",
+    pa.binary(): "BLOB",
+    pa.large_binary(): "BLOB",
+    pa.binary_view(): "BLOB",
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.uint8(): "UTINYINT",
+    pa.uint16(): "USMALLINT",
+    pa.uint32(): "UINTEGER",
+    pa.uint64(): "UBIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.date32(): "DATE",
+    pa.null(): "VARCHAR",
+}
+_BITS = {"TINYINT": 8, "SMALLINT": 16, "INTEGER": 32, "BIGINT": 64, "HUGEINT": 128}
+_BITS |= {f"U{name}": bits for name, bits in _BITS.items()}
+
+
+def to_arrow(frame: Any) -> pa.Table:
+    """Return the rows of a frame: an Arrow table, or anything with `toArrow()`.
+
+    A Spark DataFrame is computed here, and its rows are collected on the driver.
+    """
+    if isinstance(frame, pa.RecordBatch):
+        frame = pa.Table.from_batches([frame])
+    elif not isinstance(frame, pa.Table):
+        if not hasattr(frame, "toArrow"):
+            raise InvalidOptionError(
+                "a frame is an Arrow table or has toArrow(), as a Spark DataFrame does",
+                got=type(frame).__name__,
+            )
+        frame = frame.toArrow()
+    for index, field in enumerate(frame.schema):
+        if pa.types.is_decimal256(field.type) and field.type.scale == 0:
+            text = frame.column(index).cast(pa.string())
+            frame = frame.set_column(index, pa.field(field.name, pa.string()), text)
+    return frame
+
+
+def column_type(field: pa.Field) -> str:
+    """Return the DuckDB type of a frame's column."""
+    kind = field.type
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if pa.types.is_timestamp(kind) and kind.unit != "ns":
+        return "TIMESTAMP WITH TIME ZONE" if kind.tz else "TIMESTAMP"
+    if pa.types.is_decimal(kind) and kind.precision <= 38:
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    if pa.types.is_dictionary(kind):
+        return column_type(pa.field(field.name, kind.value_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"{column_type(kind.value_field)}[]"
+    if pa.types.is_struct(kind):
+        inner = ", ".join(f'"{_escaped(one.name)}" {column_type(one)}' for one in kind)
+        return f"STRUCT({inner})"
+    if pa.types.is_fixed_size_binary(kind):
+        return "BLOB"
+    raise TableSchemaError("no column type for this Arrow type", column=field.name, type=kind)
+
+
+def fits(source: str, target: str, kind: pa.DataType) -> bool:
+    """Tell whether values of a frame's type can be stored in a column without loss."""
+    if kind == pa.null() or _plain(source) == _plain(target):
+        return True
+    if target == "BIGNUM":
+        return source in _BITS or source == "VARCHAR" or source.endswith(",0)")
+    if source == "VARCHAR":
+        return target in ("JSON", "UUID") or bool(INTEGER_TYPES.fullmatch(target))
+    if source in _BITS and target in _BITS:
+        unsigned, signed = source.startswith("U"), not target.startswith("U")
+        return (unsigned or signed) and (
+            _BITS[source] < _BITS[target] or (_BITS[source] == _BITS[target] and not signed)
+        )
+    if source.startswith("DECIMAL") and target.startswith("DECIMAL"):
+        (digits, scale), (room, places) = _decimal(source), _decimal(target)
+        return places >= scale and room - places >= digits - scale
+    return (source, target) == ("FLOAT", "DOUBLE")
+
+
+def check_integers(rows: pa.Table, column: str, target: str) -> None:
+    """Refuse text that is not an integer, where an integer column is to hold it."""
+    values = rows.column(column)
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        return
+    whole = pc.match_substring_regex(values, r"^-?[0-9]+$")
+    if pc.all(whole, min_count=0).as_py() is False:
+        wrong = values.filter(pc.invert(whole)).slice(0, 1).to_pylist()
+        raise TableSchemaError(
+            "text that is not an integer", column=column, type=target, got=wrong[0]
+        )
+
+
+def _plain(kind: str) -> str:
+    """Return a type without the differences that are only spelling."""
+    return kind.replace(" ", "").replace('"', "").upper()
+
+
+def _decimal(kind: str) -> tuple[int, int]:
+    digits, scale = kind.removeprefix("DECIMAL(").removesuffix(")").split(",")
+    return int(digits), int(scale)
+
+
+def _escaped(name: str) -> str:
+    return name.replace('"', '""')

@@ -1,0 +1,147 @@
+"""One connection per file and process, one session per target.
+
+DuckDB locks a file for the process that opened it, so all targets of a process that write one file
+share its connection; each has a cursor, and with it a transaction, of its own. Writing transactions
+take turns: two streams in one file never meet a conflict.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock, RLock
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from headwater.errors import DuckDBFileError, StreamInUseError
+
+MEMORY = ":memory:"
+_OPEN: dict[str, SharedFile] = {}
+_GUARD = Lock()
+_NUMBERS = itertools.count(1)
+
+
+class SharedFile:
+    """A DuckDB file that this process holds, and the streams that write it."""
+
+    def __init__(self, key: str, connection: duckdb.DuckDBPyConnection) -> None:
+        self.key = key
+        self.connection = connection
+        self.turn = RLock()
+        self.streams: set[tuple[str, ...]] = set()
+        self.users = 0
+
+
+class Session:
+    """A target's own cursor. `on_statement` is called before each statement, for those who watch.
+
+    Runs on the driver. What is not committed when the process dies is gone when it is opened again.
+    """
+
+    def __init__(self, file: SharedFile, stream: tuple[str, ...] | None) -> None:
+        self._file = file
+        self._stream = stream
+        self._cursor = file.connection.cursor()
+        self.on_statement: Callable[[str], None] | None = None
+
+    def run(self, sql: str, params: Sequence[object] = ()) -> None:
+        """Run a statement for its effect."""
+        self._announce(sql)
+        self._cursor.execute(sql, list(params))
+
+    def rows(self, sql: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows."""
+        self._announce(sql)
+        return self._cursor.execute(sql, list(params)).fetchall()
+
+    def arrow(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+        """Run a query and return a table; integers without bound come as decimal text."""
+        self._announce(sql)
+        found = self._cursor.sql(sql, params=list(params))
+        kinds = [str(kind) for kind in found.types]
+        if "BIGNUM" in kinds:
+            names = ['"' + name.replace('"', '""') + '"' for name in found.columns]
+            found = found.project(
+                ", ".join(
+                    f"#{index}::VARCHAR AS {name}" if kind == "BIGNUM" else f"#{index} AS {name}"
+                    for index, (name, kind) in enumerate(zip(names, kinds, strict=True), 1)
+                )
+            )
+        return found.to_arrow_table()
+
+    def statements(self, sql: str) -> list[tuple[str, str]]:
+        """Split SQL into statements: the name of the kind, and the text."""
+        return [(one.type.name, one.query) for one in self._cursor.extract_statements(sql)]
+
+    @contextmanager
+    def frame(self, rows: pa.Table) -> Iterator[str]:
+        """Let statements see an Arrow table under the name that is yielded; nothing is copied."""
+        name = f"__headwater_frame_{next(_NUMBERS)}"
+        self._cursor.register(name, rows)
+        yield name
+        self._cursor.unregister(name)  # after an error the rollback does it
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit everything inside, or nothing."""
+        with self._file.turn:
+            self.run("BEGIN TRANSACTION")
+            try:
+                yield
+                self.run("COMMIT")
+            except BaseException:
+                with suppress(duckdb.Error):
+                    self._cursor.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Let go of the file; the last one closes it."""
+        with _GUARD:
+            self._cursor.close()
+            if self._stream is not None:
+                self._file.streams.discard(self._stream)
+            self._file.users -= 1
+            if self._file.users == 0:
+                _OPEN.pop(self._file.key, None)
+                self._file.connection.close()
+
+    def _announce(self, sql: str) -> None:
+        if self.on_statement is not None:
+            self.on_statement(sql)
+
+
+def open_session(
+    path: str | Path, config: Mapping[str, Any], stream: tuple[str, ...] | None, memory: str
+) -> Session:
+    """Open a file, or join those who have it open in this process.
+
+    `stream` is what only one target may hold at a time; None only reads. `memory` tells databases
+    in memory apart, which have no path.
+    """
+    key = memory if str(path) == MEMORY else str(Path(path).resolve())
+    with _GUARD:
+        file = _OPEN.get(key)
+        if file is None:
+            file = SharedFile(key, _connect(path, config))
+        if stream in file.streams:
+            raise StreamInUseError("this stream is already being written", stream=stream, path=path)
+        session = Session(file, stream)
+        _OPEN[key] = file
+        file.users += 1
+        if stream is not None:
+            file.streams.add(stream)
+    return session
+
+
+def _connect(path: str | Path, config: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
+    try:
+        return duckdb.connect(str(path), config=dict(config))
+    except duckdb.Error as error:
+        locked = "set lock on file" in str(error)
+        what = "another process holds the file" if locked else "the file cannot be opened"
+        reason = str(error).splitlines()[0]
+        raise DuckDBFileError(what, path=path, reason=reason) from error

@@ -1,0 +1,264 @@
+"""A DuckDB file as a target: rows, cursor and rollback chain in one transaction.
+
+DuckDB is embedded: nothing to install, nothing to run. One process writes a file, on the driver. A
+crash leaves nothing behind, because what is not committed does not exist.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.core import Batch, BlockCursor, PipeState
+from headwater.errors import InvalidOptionError, RewindError, UndeclaredTableError
+from headwater.targets.base import Delivery
+from headwater.targets.duckdb.catalog import Catalog
+from headwater.targets.duckdb.session import Session, open_session
+from headwater.targets.duckdb.settings import DuckDBSettings, Table, table
+from headwater.targets.duckdb.sync_table import SyncTable
+from headwater.targets.duckdb.tx import Scope, Tx
+from headwater.targets.duckdb.undo import UndoLog
+
+OnData = Callable[..., None]
+OnStart = Callable[[Tx], None]
+OnRollback = Callable[[Tx, BlockCursor | None], None]
+
+PRUNE_EVERY = 25
+_MEMORIES = itertools.count(1)
+
+
+def duckdb_target(
+    path: str | Path,
+    *,
+    tables: Iterable[str | Table] | None = None,
+    on_data: OnData | None = None,
+    on_start: OnStart | None = None,
+    on_before_rollback: OnRollback | None = None,
+    on_after_rollback: OnRollback | None = None,
+    settings: DuckDBSettings | None = None,
+) -> DuckDBTarget:
+    """Write a stream to a DuckDB file.
+
+    Args:
+        path: the file, created if need be; `:memory:` for one that is gone with the target.
+        tables: every table that `on_data` writes, as a name or `table(...)`; parents before
+            children. Without `on_data`, only those that need more than their name.
+        on_data: `on_data(tx, data)` or `on_data(tx, data, ctx)`, called once per batch, inside its
+            transaction. Left out, each output is inserted into the table of its own name.
+        on_start: `on_start(tx)`, called once before anything is read, in a transaction.
+        on_before_rollback: `on_before_rollback(tx, cursor)`, called inside the transaction that
+            undoes a fork, before any table is; for what the target does not track.
+        on_after_rollback: the same, after all tables were restored.
+        settings: the stream id, where the state is kept, for how long undo data is.
+    """
+    if on_data is not None and tables is None:
+        raise UndeclaredTableError("on_data is given, but not the tables that it writes")
+    declared = [one if isinstance(one, Table) else table(one) for one in tables or ()]
+    return DuckDBTarget(
+        path,
+        declared,
+        on_data,
+        on_start,
+        (on_before_rollback, on_after_rollback),
+        settings or DuckDBSettings(),
+    )
+
+
+class DuckDBTarget:
+    """Made by `duckdb_target`. All calls come from one thread; it may be opened again after close.
+
+    `on_statement` is called with each statement before it runs, for those who watch.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        tables: Sequence[Table],
+        on_data: OnData | None,
+        on_start: OnStart | None,
+        on_rollback: tuple[OnRollback | None, OnRollback | None],
+        settings: DuckDBSettings,
+    ) -> None:
+        self.on_statement: Callable[[str], None] | None = None
+        self._path = path
+        self._tables = tables
+        self._on_data = on_data
+        self._on_start = on_start
+        self._before_rollback, self._after_rollback = on_rollback
+        self._settings = settings
+        self._id = settings.id or "stream"
+        self._memory = f":memory:{next(_MEMORIES)}"
+        self._commits = 0
+        self._state = PipeState()
+        self._session: Session | None = None
+        self._wants_ctx = on_data is not None and _takes_three(on_data)
+
+    def bind(self, stream_id: str) -> None:
+        """Take the stream's id, unless the settings name another."""
+        if self._session is not None:
+            raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)
+        self._id = self._settings.id or stream_id
+
+    def recover(self) -> PipeState:
+        """Open the file and return the committed state. A transaction leaves nothing to repair."""
+        session = self._session or self._open()
+        with self._changing(session):
+            self._state = self._sync.load()
+        return self._state
+
+    def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
+        """Hold the batch until it is committed: rows go from Arrow straight into their tables."""
+        return batch
+
+    def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        """Write the batches and their state in one transaction."""
+        session = self._opened()
+        with self._changing(session):
+            before = self._state
+            for index, batch in enumerate(receipts, 1):
+                after = state if index == len(receipts) else batch.state
+                self._write(session, batch.data, before, after)
+                self._sync.append(after, before)
+                before = after
+            if not receipts:
+                self._sync.settle(state)
+            if self._commits % PRUNE_EVERY == 0:
+                self._prune(state)
+        self._commits += 1
+        self._state = state
+
+    def roll_back(self, state: PipeState) -> None:
+        """Restore every table and the state in one transaction."""
+        session = self._opened()
+        number = -1 if state.cursor is None else state.cursor.number
+        oldest = next(iter(self._state.landing_points()), None)
+        if oldest is not None and number < oldest.number:
+            raise RewindError(
+                "undo data does not reach that far", wanted=state.cursor, oldest=oldest
+            )
+        with self._changing(session):
+            tx = Tx(session, self._catalog, self._undo, None)
+            if self._before_rollback is not None:
+                self._before_rollback(tx, state.cursor)
+            layouts = self._catalog.undoable()
+            for layout in reversed(layouts):
+                self._undo.remove(layout, number)
+            for layout in layouts:
+                self._undo.restore(layout, number)
+            self._sync.roll_back(state)
+            if self._after_rollback is not None:
+                self._after_rollback(tx, state.cursor)
+        self._state = state
+
+    def close(self) -> None:
+        """Let go of the file. What was not committed is gone."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+        """Read what is committed, also while the stream runs: no other process could."""
+        session = open_session(self._path, self._settings.config, None, self._memory)
+        try:
+            return session.arrow(sql, params)
+        finally:
+            session.close()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _opened(self) -> Session:
+        if self._session is None:
+            self.recover()
+        assert self._session is not None, "recover opens it"
+        return self._session
+
+    def _open(self) -> Session:
+        """Open the file, create what is missing, and let the user prepare it."""
+        settings = self._settings
+        stream = (*settings.sync.folded, self._id)
+        session = open_session(self._path, settings.config, stream, self._memory)
+        session.on_statement = self._announce
+        self._sync = SyncTable(session, settings.sync, self._id)
+        self._catalog = Catalog(
+            session,
+            self._id,
+            settings.sync.suffixed("__tables"),
+            self._tables,
+            automatic=self._on_data is None,
+        )
+        self._undo = UndoLog(session, self._id)
+        try:
+            with self._changing(session):
+                self._sync.create()
+                self._catalog.create()
+                if self._on_start is not None:
+                    self._on_start(Tx(session, self._catalog, self._undo, None))
+        except BaseException:
+            session.close()
+            raise
+        self._session = session
+        self._commits = 0
+        return session
+
+    @contextmanager
+    def _changing(self, session: Session) -> Iterator[None]:
+        """Run in one transaction; after a failure trust nothing that was remembered of it."""
+        try:
+            with session.transaction():
+                yield
+        except BaseException:
+            self._catalog.forget()
+            self._undo.forget()
+            raise
+
+    def _write(
+        self, session: Session, delivery: Delivery, before: PipeState, after: PipeState
+    ) -> None:
+        cursor = after.cursor
+        assert cursor is not None, "a batch ends in a block"
+        hot = any(point.number < cursor.number for point in after.landing_points())
+        last = -1 if before.cursor is None else before.cursor.number
+        tx = Tx(session, self._catalog, self._undo, Scope(cursor.number, last, hot))
+        data: Mapping[str, Any] = delivery.data
+        if self._on_data is None:
+            for name, frame in data.items():
+                tx.insert(f'"{name}"' if "." in name else name, frame)
+        elif self._wants_ctx:
+            self._on_data(tx, data, delivery.ctx)
+        else:
+            self._on_data(tx, data)
+
+    def _prune(self, state: PipeState) -> None:
+        """Remove undo data that no legal fork needs."""
+        points = state.landing_points()
+        if state.cursor is None or not points:
+            return
+        final = state.cursor if state.finalized is None else state.finalized
+        oldest = min(state.cursor.number, final.number)
+        number = oldest - self._settings.unfinalized_blocks_retention
+        number = min(number, points[0].number - 1)
+        if number < 0:
+            return
+        self._sync.prune(number)
+        for layout in self._catalog.undoable():
+            self._undo.prune(layout, number)
+
+    def _announce(self, sql: str) -> None:
+        if self.on_statement is not None:
+            self.on_statement(sql)
+
+
+def _takes_three(function: OnData) -> bool:
+    """Tell whether a callback wants the context too."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return True
+    return (
+        sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters) > 2
+    )

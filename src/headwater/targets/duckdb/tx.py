@@ -1,0 +1,339 @@
+"""What `on_data` writes with: set-based changes of declared tables, all in one transaction.
+
+DuckDB has no triggers, so these methods keep the undo data themselves, and only while a fork can
+still strike. Runs on the driver. If anything raises, the whole batch leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import AppendOnlyError, TableKeyError, UntraceableWriteError
+from headwater.targets.duckdb.catalog import Catalog, Layout, Undo
+from headwater.targets.duckdb.frames import check_integers, to_arrow
+from headwater.targets.duckdb.session import Session
+from headwater.targets.duckdb.settings import INTEGER_TYPES
+from headwater.targets.duckdb.sql import Fragment, TableName, columns, compose, equal, quote
+from headwater.targets.duckdb.statements import ALLOWED, READING, changed_tables
+from headwater.targets.duckdb.undo import UndoLog
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is being written: blocks above `after` up to `block`; `hot` if a fork may undo them."""
+
+    block: int
+    after: int
+    hot: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A frame in front of its table: the columns it fills, and the query that casts its values."""
+
+    layout: Layout
+    names: list[str]
+    source: Fragment
+
+
+class Tx:
+    """One transaction. `scope` is None in `on_start` and in the hooks of a rollback."""
+
+    def __init__(
+        self, session: Session, catalog: Catalog, undo: UndoLog, scope: Scope | None
+    ) -> None:
+        self._session = session
+        self._catalog = catalog
+        self._undo = undo
+        self._scope = scope
+
+    def insert(self, table: str, frame: Any) -> None:
+        """Add rows. Columns that the frame lacks are null, or have the table's default."""
+        with self._rows(table, frame, None) as rows:
+            layout, hot = rows.layout, self._hot_block(rows.layout)
+            if hot is not None:
+                self._undo.inserted(layout, hot, rows.names, rows.source)
+            with _refused_keys(layout):
+                self._session.run(
+                    compose(
+                        "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new",
+                        table=layout.name,
+                        names=rows.names,
+                        source=rows.source,
+                    )
+                )
+
+    def upsert(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
+        """Add rows, or replace the columns that the frame has where the key exists already.
+
+        `key` is the table's primary key; it may be left out if it was declared.
+        """
+        name = TableName.parse(table)
+        key = tuple(key or self._catalog.declared(name).key)
+        existing = self._catalog.layout(name)
+        key = key or (existing.key if existing else ())
+        if not key:
+            raise TableKeyError("an upsert needs a key", table=table)
+        with self._rows(table, frame, key) as rows:
+            layout, hot = rows.layout, self._hot_block(rows.layout)
+            self._refuse(layout, "upsert")
+            self._check_key(rows)
+            if hot is not None:
+                same = equal(layout.key, "old", "new")
+                self._undo.changed(layout, hot, "UPDATE", self._matching(rows, same))
+                self._undo.inserted(layout, hot, rows.names, rows.source)
+            rest = [one for one in rows.names if one not in layout.key]
+            assign = ", ".join(f"{quote(one)} = excluded.{quote(one)}" for one in rest)
+            self._session.run(
+                compose(
+                    "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new "
+                    "ON CONFLICT ({key}) DO {action}",
+                    table=layout.name,
+                    names=rows.names,
+                    source=rows.source,
+                    key=layout.key,
+                    action=Fragment(f"UPDATE SET {assign}" if rest else "NOTHING"),
+                )
+            )
+
+    def delete(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
+        """Remove the rows that agree with a row of the frame in the columns of `key`.
+
+        `key` may be any columns; left out, it is the table's primary key.
+        """
+        name = TableName.parse(table)
+        layout = self._catalog.layout(name)
+        if layout is None:
+            self._catalog.declared(name)
+            return  # a table that does not exist holds none of the rows
+        if not layout.key and layout.undo is not Undo.NONE:
+            raise TableKeyError("a delete needs a table with a primary key", table=table)
+        wanted = [layout.column(one) for one in key or layout.key]
+        rows_frame = to_arrow(frame)
+        own = {one.lower() for one in rows_frame.column_names}
+        lacking = [one for one in wanted if one.lower() not in own]
+        if lacking or not wanted:
+            raise TableKeyError("the frame lacks columns of the key", table=table, columns=lacking)
+        positions = [
+            index
+            for index, one in enumerate(rows_frame.column_names)
+            if layout.column(one) in wanted
+        ]
+        with self._rows(table, rows_frame.select(positions), None, checked=False) as rows:
+            self._refuse(layout, "delete")
+            hot = self._hot_block(layout)
+            same = equal(wanted, "old", "new")
+            if hot is not None:
+                self._undo.changed(layout, hot, "DELETE", self._matching(rows, same))
+            self._session.run(
+                compose(
+                    "DELETE FROM {table} AS old WHERE EXISTS (FROM {source} AS new WHERE {same})",
+                    table=layout.name,
+                    source=rows.source,
+                    same=same,
+                )
+            )
+
+    def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+        """Return the rows of a query, which sees what this batch has written so far."""
+        statements = self._session.statements(sql)
+        kinds = [kind for kind, _ in statements]
+        if len(kinds) != 1 or kinds[0] not in READING or changed_tables(sql):
+            raise UntraceableWriteError("tx.query takes one statement that only reads", kinds=kinds)
+        return self._session.arrow(sql, params)
+
+    def execute(
+        self, sql: str, params: Sequence[object] = (), *, tables: Sequence[str] = ()
+    ) -> None:
+        """Run SQL, one statement if it has parameters.
+
+        While a fork may strike, SQL may change a tracked table only if `tables` names it: then the
+        whole table is compared before and after, which is exact but costs its size.
+        """
+        statements = self._session.statements(sql)
+        named = [TableName.parse(one) for one in tables]
+        ddl = False
+        for kind, text in statements:
+            self._refuse_statement(kind, text, named)
+            ddl = ddl or kind in ("CREATE", "ALTER", "DROP")
+        with ExitStack() as stack:
+            for name in named:
+                stack.enter_context(self._compared(name))
+            for _, text in statements:
+                self._session.run(text, params)
+        if ddl:
+            self._catalog.forget()
+
+    # --- guards -----------------------------------------------------------------------------------
+
+    def _hot_block(self, layout: Layout) -> int | None:
+        """Return the block whose undo data must be kept for this table, if any."""
+        if self._scope is None or not self._scope.hot:
+            return None
+        return self._scope.block if layout.undo in (Undo.KEYED, Undo.KEYLESS) else None
+
+    def _refuse(self, layout: Layout, what: str) -> None:
+        if layout.undo is Undo.APPEND_ONLY and self._scope is not None:
+            raise AppendOnlyError(f"an append-only table takes no {what}", table=layout.name)
+
+    def _refuse_statement(self, kind: str, sql: str, named: Sequence[TableName]) -> None:
+        """Refuse what would escape the undo log, or the transaction."""
+        if kind == "TRANSACTION":
+            raise UntraceableWriteError("the transaction is not yours to end", sql=sql.strip())
+        if self._scope is None:
+            return
+        if kind not in ALLOWED:
+            raise UntraceableWriteError("this kind of statement has no place here", kind=kind)
+        for name in changed_tables(sql):
+            if self._is_temporary(name):
+                continue
+            declared = self._catalog.declared(name)
+            free = declared.untracked or not self._scope.hot
+            if not free and name.folded not in {one.folded for one in named}:
+                raise UntraceableWriteError(
+                    "SQL changes a tracked table while a fork may still undo the block",
+                    table=name,
+                    block=self._scope.block,
+                )
+            if not free and kind in ("ALTER", "DROP", "CREATE"):
+                raise UntraceableWriteError("a fork cannot undo this", kind=kind, table=name)
+
+    def _is_temporary(self, name: TableName) -> bool:
+        return bool(
+            self._session.rows(
+                "SELECT 1 FROM duckdb_tables() WHERE temporary AND lower(table_name) = ?",
+                [name.folded[1]],
+            )
+        )
+
+    def _check_key(self, rows: _Rows) -> None:
+        """Refuse rows without a key, and two rows with the same."""
+        key = rows.layout.key
+        missing = " OR ".join(f"{quote(one)} IS NULL" for one in key)
+        total, distinct, without = self._session.rows(
+            compose(
+                "SELECT count(*), count(DISTINCT ({key})), count(*) FILTER (WHERE {missing}) "
+                "FROM {source} AS new",
+                key=Fragment(f"row({columns(key)})"),
+                missing=Fragment(missing),
+                source=rows.source,
+            )
+        )[0]
+        if without or total != distinct:
+            raise TableKeyError(
+                "rows without a key" if without else "a key occurs twice in the frame",
+                table=rows.layout.name,
+                key=list(key),
+                rows=without or total - distinct,
+            )
+
+    def _check_blocks(self, layout: Layout, frame: pa.Table) -> None:
+        """Refuse rows of an append-only table that do not belong to the batch's blocks."""
+        scope = self._scope
+        if layout.undo is not Undo.APPEND_ONLY or scope is None or not frame.num_rows:
+            return
+        own = [one for one in frame.column_names if one.lower() == layout.block_column.lower()]
+        values = frame.column(own[0]) if own else pa.nulls(1, pa.int64())
+        lowest, highest = pc.min_max(values).values()
+        lowest, highest = lowest.as_py(), highest.as_py()
+        floor = scope.after if scope.hot else -1
+        if values.null_count or lowest <= floor or highest > scope.block:
+            raise AppendOnlyError(
+                "rows whose block number is not one of the batch's",
+                table=layout.name,
+                column=layout.block_column,
+                rows=f"{lowest}..{highest}",
+                batch=f"{scope.after + 1}..{scope.block}",
+            )
+
+    # --- frames -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _rows(
+        self, table: str, frame: Any, key: Sequence[str] | None, *, checked: bool = True
+    ) -> Iterator[_Rows]:
+        """Put a frame in front of its table."""
+        data = to_arrow(frame)
+        layout = self._catalog.prepare(TableName.parse(table), data.schema, key)
+        lacking = [one for one in key or () if one.lower() not in _lowered(data.column_names)]
+        if lacking:
+            raise TableKeyError("the frame lacks columns of the key", table=table, columns=lacking)
+        if checked:
+            self._check_blocks(layout, data)
+        names, values = [], []
+        for field in data.schema:
+            name = layout.column(field.name)
+            kind = layout.types[name]
+            if INTEGER_TYPES.fullmatch(kind):
+                check_integers(data, field.name, kind)
+            names.append(name)
+            values.append(f"CAST({quote(field.name)} AS {kind}) AS {quote(name)}")
+        with self._session.frame(data) as view:
+            source = compose(
+                "(SELECT {values} FROM {view})", values=Fragment(", ".join(values)), view=view
+            )
+            yield _Rows(layout, names, Fragment(source))
+
+    def _matching(self, rows: _Rows, same: Fragment) -> Fragment:
+        """Return the rows `old` of the table that the frame meets."""
+        return Fragment(
+            compose(
+                "{table} AS old WHERE EXISTS (FROM {source} AS new WHERE {same})",
+                table=rows.layout.name,
+                source=rows.source,
+                same=same,
+            )
+        )
+
+    @contextmanager
+    def _compared(self, name: TableName) -> Iterator[None]:
+        """Keep what the statements inside change of a table, by comparing all of it."""
+        layout = self._catalog.layout(name)
+        if layout is None or self._scope is None or layout.undo is Undo.NONE:
+            yield
+            return
+        append_only = layout.undo is Undo.APPEND_ONLY
+        if not self._scope.hot and not append_only:
+            yield
+            return
+        before = f"__headwater_before_{name.name}"
+        self._session.run(
+            compose("CREATE TEMP TABLE {before} AS FROM {table}", before=before, table=name)
+        )
+        yield
+        if append_only:
+            self._check_appended(layout, before)
+        else:
+            self._undo.compared(layout, self._scope.block, before)
+        self._session.run(compose("DROP TABLE {before}", before=before))
+
+    def _check_appended(self, layout: Layout, before: str) -> None:
+        changes = "FROM {one} EXCEPT ALL FROM {other}"
+        gone = self._session.rows(
+            compose(f"{changes} LIMIT 1", one=before, other=layout.name),
+        )
+        if gone:
+            raise AppendOnlyError("SQL changed or removed rows", table=layout.name)
+        self._check_blocks(
+            layout, self._session.arrow(compose(changes, one=layout.name, other=before))
+        )
+
+
+@contextmanager
+def _refused_keys(layout: Layout) -> Iterator[None]:
+    try:
+        yield
+    except duckdb.ConstraintException as error:
+        reason = str(error).splitlines()[0]
+        raise TableKeyError("the table refuses a row", table=layout.name, reason=reason) from error
+
+
+def _lowered(names: Sequence[str]) -> set[str]:
+    return {name.lower() for name in names}
