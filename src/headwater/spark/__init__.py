@@ -1,0 +1,31 @@
+"""Spark: sessions, the data source "headwater", and the way between Arrow and DataFrames.
+
+The only package that imports pyspark. Near the head rows stay in Arrow on the driver (`Frame`); far
+behind it executors fetch and decode in parallel (`read_span`).
+"""
+
+from headwater.spark.columns import spark_schema
+from headwater.spark.frames import Frame, frames
+from headwater.spark.history import Span, read_span
+from headwater.spark.java import Java, find_java
+from headwater.spark.plan import Density, even_partitions, partition_count, probe
+from headwater.spark.receipt import SpanReport
+from headwater.spark.session import active_session, local_session, warm_up
+
+__all__ = [
+    "Density",
+    "Frame",
+    "Java",
+    "Span",
+    "SpanReport",
+    "active_session",
+    "even_partitions",
+    "find_java",
+    "frames",
+    "local_session",
+    "partition_count",
+    "probe",
+    "read_span",
+    "spark_schema",
+    "warm_up",
+]

@@ -1,0 +1,94 @@
+"""Rows of a small batch that become a Spark DataFrame only if somebody treats them as one.
+
+A Spark job costs 50 ms and more however few its rows; at the head that is most of a batch's time. A
+`Frame` answers what it can from its Arrow table (`toArrow`, `count`, `schema`) and hands everything
+else to a DataFrame that it makes at the first such call. So user code written for DataFrames works
+unchanged, and a batch that nobody transforms reaches its target without Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from headwater.spark.columns import spark_schema
+
+SparkProvider = Callable[[], SparkSession]
+
+
+class Frame:
+    """One output of one batch, on the driver. Immutable, like a DataFrame.
+
+    Everything a DataFrame has can be called; transformations return real DataFrames.
+    """
+
+    __slots__ = ("_dataframe", "_spark_provider", "_table")
+
+    def __init__(self, table: pa.Table, spark_provider: SparkProvider) -> None:
+        self._table = table
+        self._spark_provider = spark_provider
+        self._dataframe: DataFrame | None = None
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 - a method of DataFrame
+        """Return the rows as they were decoded; no Spark job, also after other methods ran."""
+        return self._table
+
+    def count(self) -> int:
+        """Count the rows; no Spark job."""
+        return int(self._table.num_rows)
+
+    def isEmpty(self) -> bool:  # noqa: N802 - a method of DataFrame
+        """Tell whether there is no row; no Spark job."""
+        return self.count() == 0
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns; no Spark job."""
+        return list(self._table.column_names)
+
+    @property
+    def schema(self) -> StructType:
+        """The columns as Spark types; no Spark job.
+
+        Raises:
+            ColumnTypeError: Spark has no such type.
+        """
+        return spark_schema(self._table.schema)
+
+    @property
+    def dataframe(self) -> DataFrame:
+        """The rows as a DataFrame, made at the first use and kept.
+
+        Raises:
+            ColumnTypeError: a column has a type that Spark would change or refuse.
+        """
+        if self._dataframe is None:
+            schema = self.schema  # before the session is asked for: it may be expensive to make
+            self._dataframe = self._spark_provider().createDataFrame(self._table, schema)
+        return self._dataframe
+
+    def __getattr__(self, name: str) -> Any:
+        """Do as the DataFrame does, for all that is not answered here."""
+        if name.startswith("__"):
+            raise AttributeError(name)  # copying and pickling look for these; no DataFrame for them
+        return getattr(self.dataframe, name)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.dataframe[item]
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{field.name}: {field.type}" for field in self._table.schema)
+        return f"Frame[{self._table.num_rows} rows; {names}]"
+
+
+def frames(tables: Mapping[str, pa.Table], spark_provider: SparkProvider) -> dict[str, Frame]:
+    """Wrap the tables of a batch, by output. Called by the loop on the driver, once per batch.
+
+    `spark_provider` is called only when a frame is first used as a DataFrame, so a pipeline without
+    transforms needs no session and no Java at the head.
+    """
+    return {name: Frame(table, spark_provider) for name, table in tables.items()}

@@ -1,0 +1,92 @@
+"""A Spark session that suits small batches, for those who did not bring one.
+
+Near the head of a chain a batch is one block, and Spark's defaults are made for hours of work: 200
+shuffle partitions alone turn 0.1 s into more than a second. The settings below were chosen by
+measuring such batches; they are put only on sessions that are made here. A session that exists is
+the user's and is used as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from headwater.spark.java import find_java
+
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+_GIB = 1 << 30
+
+SETTINGS = {
+    "spark.master": "local[*,4]",  # a failed task is tried again, which plain local[*] does not do
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+}
+
+
+def local_session(app: str = "headwater", **conf: object) -> SparkSession:
+    """Return the session that is active, unchanged, or make one for this machine.
+
+    Called on the driver. `conf` holds Spark's own settings, which win over those of this module:
+    `local_session(**{"spark.master": "local[8]"})`. If a session is active, `conf` is not applied.
+
+    Raises:
+        JavaMissingError: there is no session yet, and no Java to make one with.
+    """
+    active = active_session()
+    if active is not None:
+        return active
+    find_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = {**SETTINGS, "spark.driver.memory": _driver_memory(), **_texts(conf)}
+    options = settings.get("spark.driver.extraJavaOptions", "")
+    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING} {options}"
+    builder = SparkSession.builder.appName(app)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def active_session() -> SparkSession | None:
+    """Return the session that exists in this process, whoever made it."""
+    active = SparkSession.getActiveSession()
+    if active is None and SparkContext._active_spark_context is not None:
+        active = SparkSession.builder.getOrCreate()  # without settings: the default one, unchanged
+    return active
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Run one tiny batch through Arrow, a plan and back.
+
+    The first batch of a session takes seconds: classes are loaded and code is made. Called on the
+    driver before the head is read; has no other effect, so it may be repeated.
+    """
+    rows = pa.table({"number": pa.array([1, 2], pa.int64()), "hash": ["0x1", "0x2"]})
+    data = spark.createDataFrame(rows)
+    data.where("number > 1").select("hash").toArrow()
+    data.groupBy("hash").count().toArrow()
+
+
+def _texts(conf: dict[str, object]) -> dict[str, str]:
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in conf.items()
+    }
+
+
+def _driver_memory() -> str:
+    """Take a quarter of the machine, from 1 to 8 GiB: the rest is for Python and the databases."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{min(8, max(1, total // 4 // _GIB))}g"
