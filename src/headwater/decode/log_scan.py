@@ -26,6 +26,11 @@ from headwater.decode.log_columns import ADDRESS_DIGITS, TOPIC_DIGITS, TOPICS, L
 _NUMBERS = ("logIndex", "transactionIndex")
 _TEXTS = ("transactionHash", "address", "data")
 _KEYS = frozenset((*_NUMBERS, *_TEXTS, "topics"))
+_LITERALS = {
+    **{name: f'"{name}":'.encode() for name in (*_NUMBERS, "transactionHash")},
+    **{name: f'"{name}":"0x'.encode() for name in ("address", "data")},
+    "topics": b'"topics":[',
+}
 _MAX_DIGITS = 9  # so that any number fits an int32; longer ones are for the other reader
 _LIMIT = 2**31 - 1  # Arrow offsets are 32-bit
 _COMMA, _ZERO, _QUOTE = ord(","), ord("0"), ord('"')
@@ -119,7 +124,7 @@ class _Scan:
             log_index=pa.array(found["logIndex"].astype(np.int32)),
             address=self._address(found["address"]),
             topics=self._topics(found["topics"]),
-            data=self._hex(found["data"]),
+            data=self._take(self.digits, found["data"]),
         )
 
     def _count(self, starts: Positions) -> Positions:
@@ -138,7 +143,7 @@ class _Scan:
         for index, key in enumerate(order):
             at = self.begins + key.at + (self.topic_counts if key.after_topics else 0)
             _demand(np.array_equal(self.opens[at], expected))
-            after = self._check_key(key.name, expected)
+            after = self._check_key(_LITERALS[key.name], expected)
             if key.name in _NUMBERS:
                 is_last = index + 1 == len(order)
                 following = self._next_key(order, index) if not is_last else None
@@ -149,7 +154,8 @@ class _Scan:
                 stop = self._check_topics(at + 1, after)
             else:
                 found[key.name] = at + 1
-                _demand(np.array_equal(self.opens[at + 1], after))
+                begin = expected + len(f'"{key.name}":')
+                _demand(np.array_equal(self.opens[at + 1], begin))
                 stop = self.closes[at + 1] + 1
             is_end = _CLOSE if index + 1 == len(order) else _COMMA
             _demand((self.bytes[stop] == is_end).all())
@@ -171,11 +177,9 @@ class _Scan:
         stops[last[filled]] = self.ends[filled] - 2
         return stops
 
-    def _check_key(self, name: str, opens: Positions) -> Positions:
-        """Compare `"name":` in every log, eight bytes at a time; return where its value begins."""
-        expected = f'"{name}":'.encode()
-        padded = self.bytes[: len(self.bytes) - 7]
-        eights = np.ndarray((len(padded),), "<u8", self.text, strides=(1,))
+    def _check_key(self, expected: bytes, opens: Positions) -> Positions:
+        """Compare this text in every log, eight bytes at a time; return what is behind it."""
+        eights = np.ndarray((len(self.text) - 7,), "<u8", self.text, strides=(1,))
         for offset in {*range(0, len(expected) - 8, 8), len(expected) - 8}:
             want = int.from_bytes(expected[max(offset, 0) :][:8], "little")
             mask = (1 << 8 * min(8, len(expected))) - 1
@@ -200,12 +204,11 @@ class _Scan:
         return values
 
     def _check_topics(self, first: Positions, after: Positions) -> Positions:
-        """Compare `["…","…"]`; return the position behind it."""
-        _demand((self.bytes[after] == _BRACKET).all())
-        stop = after + 1
+        """Compare `"…","…"]`; return the position behind it."""
+        stop = after
         for slot in range(TOPICS):
-            present = self.topic_counts > slot
-            if not present.any():
+            present = self._present(slot)
+            if present is None:
                 break
             opens = self.opens[first[present] + slot]
             _demand(np.array_equal(opens, stop[present] + (slot > 0)))
@@ -214,6 +217,13 @@ class _Scan:
             stop[present] = self.closes[first[present] + slot] + 1
         _demand((self.bytes[stop] == _END_BRACKET).all())
         return stop + 1
+
+    def _present(self, slot: int) -> slice | npt.NDArray[np.bool_] | None:
+        """Select the logs that have this topic: all of them as a slice, none as None."""
+        present: npt.NDArray[np.bool_] = self.topic_counts > slot
+        if present.all():
+            return slice(None)
+        return present if present.any() else None
 
     def _check_ends(self, end: Positions, starts: Positions) -> None:
         """Between logs stands a comma, or the end of an array and the beginning of another."""
@@ -244,13 +254,7 @@ class _Scan:
         pairs = np.ndarray((len(self.text) - 1,), "<u2", self.text, strides=(1,))
         _demand((pairs[self.opens[at] + 1] == int.from_bytes(b"0x", "little")).all())
 
-    def _hex(self, at: Positions) -> pa.BinaryArray:
-        """Return the digits of strings that must begin with 0x."""
-        self._check_prefix(at)
-        return self._take(self.digits, at)
-
     def _address(self, at: Positions) -> pa.StringArray:
-        self._check_prefix(at)
         _demand((self.closes[at] - self.opens[at] == ADDRESS_DIGITS + 3).all())
         addresses = self._take(self.strings, at)
         text = np.frombuffer(addresses.buffers()[2], np.uint8)[: (ADDRESS_DIGITS + 2) * len(at)]
@@ -260,18 +264,19 @@ class _Scan:
     def _topics(self, first: Positions) -> tuple[pa.BinaryArray, ...]:
         slots = []
         for slot in range(TOPICS):
-            present = self.topic_counts > slot
-            if not present.any():
+            present = self._present(slot)
+            if present is None:
                 slots.append(pa.nulls(len(first), pa.binary()))
                 continue
             at = first[present] + slot
             _demand((self.closes[at] - self.opens[at] == TOPIC_DIGITS + 3).all())
-            digits = self._hex(at)
+            self._check_prefix(at)
+            digits = self._take(self.digits, at)
             _demand(is_lower_hex(np.frombuffer(digits.buffers()[2], np.uint8)
                                  [: TOPIC_DIGITS * len(at)]))  # fmt: skip
             if len(at) < len(first):
-                which = np.cumsum(present) - 1
-                digits = digits.take(pa.array(which, mask=~present))
+                has_it = self.topic_counts > slot
+                digits = digits.take(pa.array(np.cumsum(has_it) - 1, mask=~has_it))
             slots.append(digits)
         return tuple(slots)
 
