@@ -60,7 +60,7 @@ class EventsOutput:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the table; `docs/decoding.md` says which ABI type becomes which."""
+        """The columns of the table; `headwater.decode.types` says which ABI type becomes which."""
         columns = [
             pa.field(name, arrow_type(_column_type(one)))
             for name, one in zip(_column_names(self.event), self.event.parameters, strict=True)

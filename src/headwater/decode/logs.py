@@ -1,7 +1,7 @@
 """Block lines to one flat table of logs: the largest cost of a backfill, so it is paid once.
 
-Measured on blocks of 100 Transfer logs, one busy core: this scan 407 MB/s, `pyarrow.json` with an
-explicit schema 287, msgspec structs and column lists 168 (benchmarks/bench_decode.py measures them
+Measured on blocks of 100 Transfer logs, one busy core: this scan 473 MB/s, `pyarrow.json` with an
+explicit schema 289, msgspec structs and column lists 179 (benchmarks/bench_decode.py measures them
 again). msgspec reads each header and delimits the array of logs; `log_scan` finds the columns in
 the bytes; whatever is not in the regular form that portals write goes through `log_structs`, which
 is slower, takes any JSON and explains what is wrong.

@@ -1,0 +1,223 @@
+"""How fast do block lines become columns? Parsing, Transfer, and an event of dynamic types.
+
+Parsing stands beside pyarrow.json and msgspec structs, decoding beside eth-abi (row by row) on the
+same logs in the same run, so read the ratios; other load on the machine lowers all figures alike.
+Exit code 1 below the limits.
+
+    .venv/bin/python benchmarks/bench_decode.py
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import random
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+from eth_abi.abi import decode, encode
+
+from headwater.core import BlockRange
+from headwater.decode import EventsOutput, evm, parse_logs
+
+LIMIT_ROWS_S = 5_000_000
+LIMIT_MB_S = 120
+ROUNDS = 25
+BLOCKS, LOGS = 1_000, 100
+ETH_ABI_ROWS = 2_000
+EVERYTHING = [BlockRange(0)]
+BATCH = "erc1155.TransferBatch"
+NOTE = "Note(address indexed author, string title, bytes body)"
+
+
+def word(chance: random.Random, size: int) -> str:
+    return chance.randbytes(size).hex()
+
+
+def amount(chance: random.Random) -> int:
+    """Mostly below 2^90, as amounts of tokens are; three in a hundred use all bits."""
+    return chance.getrandbits(chance.randrange(1, 90) if chance.random() < 0.97 else 256)
+
+
+def transfer_data(chance: random.Random) -> bytes:
+    return amount(chance).to_bytes(32)
+
+
+def small_data(chance: random.Random) -> bytes:
+    return chance.getrandbits(chance.randrange(1, 90)).to_bytes(32)
+
+
+def batch_data(chance: random.Random) -> bytes:
+    count = chance.randrange(1, 6)
+    numbers = [[amount(chance) for _ in range(count)] for _ in range(2)]
+    return encode(["uint256[]", "uint256[]"], numbers)
+
+
+def note_data(chance: random.Random) -> bytes:
+    title = "".join(chance.choice("abcdefgh ") for _ in range(chance.randrange(0, 60)))
+    return encode(["string", "bytes"], [title, chance.randbytes(chance.randrange(0, 200))])
+
+
+def make_lines(output: EventsOutput, data: Callable[[random.Random], bytes]) -> list[bytes]:
+    chance = random.Random(7)
+    lines = []
+    for number in range(20_000_000, 20_000_000 + BLOCKS):
+        logs = [
+            {
+                "logIndex": index,
+                "transactionIndex": index // 2,
+                "transactionHash": f"0x{word(chance, 32)}",
+                "address": f"0x{word(chance, 20)}",
+                "data": f"0x{data(chance).hex()}",
+                "topics": [
+                    output.event.topic0,
+                    *(f"0x{'0' * 24}{word(chance, 20)}" for _ in output.event.indexed),
+                ],
+            }
+            for index in range(LOGS)
+        ]
+        header = {
+            "number": number,
+            "hash": f"0x{word(chance, 32)}",
+            "parentHash": f"0x{word(chance, 32)}",
+            "timestamp": 1_717_281_407 + number,
+        }
+        block = {"header": header, "logs": logs}
+        lines.append(json.dumps(block, separators=(",", ":")).encode())
+    return lines
+
+
+def best(work: Callable[[], object], rounds: int = ROUNDS) -> float:
+    times = []
+    for _ in range(rounds):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+# --- the other parsers ----------------------------------------------------------------------------
+
+
+class Header(msgspec.Struct, gc=False):
+    number: int
+    hash: str
+    timestamp: int
+
+
+class Log(msgspec.Struct, gc=False, rename="camel"):
+    log_index: int
+    transaction_index: int
+    transaction_hash: str
+    address: str
+    topics: list[str]
+    data: str
+
+
+class Block(msgspec.Struct, gc=False):
+    header: Header
+    logs: list[Log] = []  # msgspec copies empty defaults
+
+
+NAMES = ("log_index", "transaction_index", "transaction_hash", "address", "topics", "data")
+decode_block = msgspec.json.Decoder(Block).decode
+
+
+def parse_with_structs(lines: list[bytes]) -> pa.Table:
+    blocks = [decode_block(line) for line in lines]
+    logs = [log for block in blocks for log in block.logs]
+    headers = [block.header for block in blocks for _ in block.logs]
+    columns = {name: [getattr(log, name) for log in logs] for name in NAMES}
+    return pa.table({**columns, "number": [header.number for header in headers],
+                     "hash": [header.hash for header in headers],
+                     "timestamp": [header.timestamp for header in headers]})  # fmt: skip
+
+
+def parse_with_arrow(lines: list[bytes]) -> pa.Table:
+    log = [("logIndex", pa.int32()), ("transactionIndex", pa.int32()),
+           ("transactionHash", pa.string()), ("address", pa.string()), ("data", pa.string()),
+           ("topics", pa.list_(pa.string()))]  # fmt: skip
+    header = [("number", pa.int64()), ("hash", pa.string()), ("timestamp", pa.int64())]
+    schema = pa.schema([("header", pa.struct(header)), ("logs", pa.list_(pa.struct(log)))])
+    table = pj.read_json(
+        io.BytesIO(b"\n".join(lines)),
+        read_options=pj.ReadOptions(use_threads=False, block_size=8 << 20),
+        parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+    logs = pc.list_flatten(table["logs"]).combine_chunks().flatten()
+    headers = table["header"].take(pc.list_parent_indices(table["logs"])).combine_chunks().flatten()
+    return pa.table([*logs, *headers], names=[name for name, _ in [*log, *header]])
+
+
+def parse_with_json(lines: list[bytes]) -> pa.Table:
+    return pa.Table.from_pylist([log for line in lines for log in json.loads(line)["logs"]])
+
+
+# --- eth-abi --------------------------------------------------------------------------------------
+
+
+def decode_with_eth_abi(kinds: list[str], topics: list[list[bytes]], datas: list[bytes]) -> object:
+    return [
+        ([decode(["address"], topic)[0] for topic in row], decode(kinds, data))
+        for row, data in zip(topics, datas, strict=True)
+    ]
+
+
+def eth_abi_rows_s(output: EventsOutput, logs: pa.Table) -> float:
+    """Rows per second of eth-abi, from bytes: turning hex into bytes is not counted."""
+    head = logs.slice(0, ETH_ABI_ROWS)
+    names = [f"topic{slot}" for slot in range(1, len(output.event.indexed) + 1)]
+    columns = [[bytes.fromhex(one.decode()) for one in head[name].to_pylist()] for name in names]
+    datas = [bytes.fromhex(one.decode()) for one in head["data"].to_pylist()]
+    kinds = output.event.signature.partition("(")[2][:-1].split(",")[len(names) :]
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    return ETH_ABI_ROWS / best(lambda: decode_with_eth_abi(kinds, rows, datas), 3)
+
+
+def main() -> int:
+    transfers = evm.events("erc20.Transfer")
+    lines = make_lines(transfers, transfer_data)
+    megabytes = sum(map(len, lines)) / 1e6
+    machine = f"Python {platform.python_version()}, {platform.machine()}"
+    print(f"{megabytes:.1f} MB, {BLOCKS} blocks of {LOGS} logs, {machine},")
+    print(f"per second of CPU time of one core, best of {ROUNDS}\n")
+    pa.set_cpu_count(1)
+    print("| parser | MB/s | M logs/s | headwater is |\n|---|---|---|---|")
+    ours = best(lambda: parse_logs(lines))
+    for name, seconds in (
+        ("headwater", ours),
+        ("pyarrow.json, explicit schema, flattened", best(lambda: parse_with_arrow(lines), 5)),
+        ("msgspec structs, column lists", best(lambda: parse_with_structs(lines), 5)),
+        ("json.loads, from_pylist", best(lambda: parse_with_json(lines), 1)),
+    ):
+        rate, logs_s = megabytes / seconds, BLOCKS * LOGS / seconds / 1e6
+        print(f"| {name} | {rate:,.0f} | {logs_s:.2f} | {seconds / ours:.2f}x |")
+
+    print("\n| decoding | M rows/s | eth-abi, M rows/s | headwater is |\n|---|---|---|---|")
+    rates = []
+    for output, data in (
+        (transfers, transfer_data),
+        (evm.events("erc20.Transfer", decimals=["value"]), small_data),
+        (evm.events(BATCH), batch_data),
+        (evm.events(NOTE), note_data),
+    ):
+        logs = parse_logs(make_lines(output, data))
+        rate = logs.num_rows / best(lambda o=output, t=logs: o.decode(t, EVERYTHING))  # type: ignore[misc]
+        other = eth_abi_rows_s(output, logs)
+        asked = " as decimal(38, 0)" if data is small_data else ""
+        print(f"| {output.event.signature}{asked} | {rate / 1e6:.2f} | {other / 1e6:.4f} | "
+              f"{rate / other:,.0f}x |")  # fmt: skip
+        rates.append(rate)
+
+    print(f"\nlimits {LIMIT_MB_S} MB/s parsed, {LIMIT_ROWS_S:,} Transfer rows/s decoded")
+    return 0 if megabytes / ours >= LIMIT_MB_S and rates[0] >= LIMIT_ROWS_S else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
