@@ -33,6 +33,7 @@ from headwater.portal import (
     Timeouts,
 )
 from headwater.portal.clock import Clock, SystemClock
+from headwater.portal.history import HistorySource
 from headwater.portal.source import PortalSource
 from headwater.portal.transport import Response
 from headwater.query import EvmQuery, Query, SolanaQuery, plan_requests
@@ -1100,6 +1101,27 @@ def test_a_gap_that_ends_in_skipped_slots_is_left_though_finality_is_unknown() -
         with Rig(portal, ranges=ranges, query=SLOTS, watch=SLOTS) as rig:
             rig.until(lambda event: (event.state.cursor or BlockCursor(0)).number > last + 1)
             rig.check()
+
+
+@pytest.mark.guarantee("WIRE-4")
+@pytest.mark.parametrize("later", [[], [BlockRange(300, 320)]], ids=["last", "followed"])
+def test_far_behind_the_head_a_range_ends_though_its_last_slots_hold_no_block(
+    later: list[BlockRange],
+) -> None:
+    chain = solana(400)
+    last = slot_before_a_gap(chain, 60)
+    chain.finalize(chain.head.number - 5)
+    with simulated_portal(SEED, chain=chain) as portal:
+        plan = [(one, SLOTS) for one in (BlockRange(0, last + 1), *later)]
+        clock, target = VirtualClock(), MemoryTarget[Any]()
+        with closing(PortalClient(portal.url, clock=clock, retry=STEADY)) as client:
+            source = HistorySource(client, plan, watch=SLOTS, clock=clock, far=50, first_span=40)
+            steps = Pipeline(source, target, lambda batch: batch, pause=lambda: None).steps()
+            for _ in steps:
+                assert len(portal.ledger) < 100, str(portal.ledger)
+        end = chain.at_or_below(320 if later else last)
+        assert end is not None
+        assert target.recover().cursor == end.cursor
 
 
 def test_a_range_beyond_the_cursor_asks_nothing(portal: PortalServer) -> None:

@@ -92,7 +92,8 @@ class HistorySource:
         for block_range, _ in self._plan:
             begun = clip_ranges((block_range,), BlockCursor(first - 1) if first else None)
             for left in clip_ranges(begun, cursor):
-                return left
+                if not self._near.is_exhausted(left, cursor):
+                    return left
         return None
 
     def _spans(

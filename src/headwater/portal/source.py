@@ -50,16 +50,20 @@ class PortalSource:
         hot = cursor is not None and not state.is_final(cursor.number) and not self._finalized
         for block_range, query in self._plan:
             for left in clip_ranges((block_range,), cursor):
-                if (cursor, left.to_block) in self._exhausted:
+                if self.is_exhausted(left, cursor):
                     continue
                 if hot and cursor is not None and left.from_block > cursor.number + 1:
                     gap = _gap(cursor, left)
-                    if (cursor, gap.to_block) not in self._exhausted:
+                    if not self.is_exhausted(gap, cursor):
                         return self._read(self._watch, gap, cursor)
                 return self._read(query, left, cursor)
         if not hot or cursor is None or cursor == self._checked:
             return None
         return self._check_tail(cursor)
+
+    def is_exhausted(self, left: BlockRange, cursor: BlockCursor | None) -> bool:
+        """Tell whether what is left of a range after this cursor is known to hold no block."""
+        return (cursor, left.to_block) in self._exhausted
 
     def _read(
         self, query: StreamQuery, block_range: BlockRange, cursor: BlockCursor | None
