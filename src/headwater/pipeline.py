@@ -8,7 +8,7 @@ is derived from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -37,10 +37,13 @@ Receipt = TypeVar("Receipt")
 Raw = tuple[bytes, ...] | BlockRange
 
 
+Answers = Generator[Answer | Span, None, None]
+
+
 class Source(Protocol):
     """Where blocks come from."""
 
-    def read(self, state: PipeState) -> Iterator[Answer | Span] | None:
+    def read(self, state: PipeState) -> Answers | None:
         """Read what follows this state, as far as one reading goes; None when all is read."""
         ...
 
@@ -135,6 +138,8 @@ class Pipeline(Generic[Data, Receipt]):
         self._fork_policy = fork_policy
         self._on_fork = on_fork
         self._unbroken = unbroken
+        self._state = PipeState()
+        self._waits = 0
 
     def run(self) -> None:
         """Run until the range is read; without an end, for ever."""
@@ -144,55 +149,59 @@ class Pipeline(Generic[Data, Receipt]):
     def steps(self) -> Iterator[Event]:
         """Run, yielding after each step that changed the target or waited for the portal."""
         with closing(self._target):
-            state = self._target.recover()
-            yield Recovered(state)
-            waits = 0
-            while (answers := self._source.read(state)) is not None:
-                for answer in answers:
-                    match answer:
-                        case Blocks() | Span():
-                            for batch in batches(state, answer, cap=self._history_cap):
-                                self._commit(batch)
-                                state, waits = batch.state, 0
-                                yield Committed(state, _count(batch))
-                        case AtHead(head, confirmed):
-                            settled, waits = state.settle(head, confirmed=confirmed), 0
-                            if settled != state:
-                                self._settle(settled)
-                                state = settled
-                            yield Settled(state)
-                        case Fork(previous_blocks):
-                            patient = waits < self._patience
-                            found, safe = self._fork_policy(state, previous_blocks, patient=patient)
-                            if found.rule is ForkRule.WAIT:
-                                waits += 1
-                                self._pause()
-                                yield Waited(state)
-                                break
-                            self._roll_back(safe)
-                            assert state.cursor is not None, "nothing committed, nothing orphaned"
-                            orphaned, state, waits = state.cursor, safe, 0
-                            yield RolledBack(state, orphaned, found)
+            self._state = self._target.recover()
+            yield Recovered(self._state)
+            while (answers := self._source.read(self._state)) is not None:
+                with closing(answers):
+                    for answer in answers:
+                        yield from self._fold(answer)
+                        if isinstance(answer, Fork | RangeEnd):
                             break
-                        case RangeEnd():
-                            break
+
+    def _fold(self, answer: Answer | Span) -> Iterator[Event]:
+        """Do what an answer calls for, and move to the state that follows."""
+        match answer:
+            case Blocks() | Span():
+                for batch in batches(self._state, answer, cap=self._history_cap):
+                    self._commit(batch)
+                    yield Committed(self._state, _count(batch))
+            case AtHead(head, confirmed):
+                self._settle(self._state.settle(head, confirmed=confirmed))
+                yield Settled(self._state)
+            case Fork(previous_blocks):
+                yield self._resolve(previous_blocks)
+            case RangeEnd():
+                pass
 
     def _commit(self, batch: Batch[Raw]) -> None:
         """Make a batch visible, whole, together with its state."""
         with self._unbroken():
             receipt = self._target.stage(self._transform(batch))
             self._target.commit([receipt], batch.state)
+            self._state, self._waits = batch.state, 0
 
-    def _settle(self, state: PipeState) -> None:
-        """Store that finality moved."""
-        with self._unbroken():
-            self._target.commit((), state)
+    def _settle(self, settled: PipeState) -> None:
+        """Store finality if it moved."""
+        self._waits = 0
+        if settled != self._state:
+            with self._unbroken():
+                self._target.commit((), settled)
+                self._state = settled
 
-    def _roll_back(self, state: PipeState) -> None:
-        """Undo everything above the state's cursor; then let those who keep state of their own."""
+    def _resolve(self, previous_blocks: Sequence[BlockCursor]) -> Event:
+        """Wait for a replica that is behind; otherwise undo, the target first, then user code."""
+        orphaned, patient = self._state.cursor, self._waits < self._patience
+        found, safe = self._fork_policy(self._state, previous_blocks, patient=patient)
+        if found.rule is ForkRule.WAIT:
+            self._waits += 1
+            self._pause()
+            return Waited(self._state)
+        assert orphaned is not None, "nothing committed, nothing orphaned"
         with self._unbroken():
-            self._target.roll_back(state)
-            self._on_fork(state)
+            self._target.roll_back(safe)
+            self._state, self._waits = safe, 0
+            self._on_fork(safe)
+        return RolledBack(safe, orphaned, found)
 
 
 def _count(batch: Batch[Raw]) -> int:

@@ -630,7 +630,6 @@ def test_a_reading_is_closed_when_the_caller_stops_early() -> None:
 # --- known defects --------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="the loop leaves closing to the collector")
 def test_a_reading_is_closed_by_an_error_at_once_and_not_when_the_error_is_forgotten() -> None:
     run = Run([blocks("1 2 3", "1"), END], fails_in="commit 1 at 2")
     with pytest.raises(OSError, match="gone") as caught:
@@ -638,7 +637,6 @@ def test_a_reading_is_closed_by_an_error_at_once_and_not_when_the_error_is_forgo
     assert run.source.open == 0, f"{caught.value} still holds a connection"
 
 
-@pytest.mark.xfail(raises=IndexError, reason="resolve_fork is not total on a state without chain")
 def test_a_lagging_replica_before_a_state_without_history_is_a_coded_error() -> None:
     run = Run([fork("5 6")], start=PipeState(cursors("7")[0]))
     with pytest.raises(HeadwaterError):

@@ -41,8 +41,10 @@ class PipeState:
         is itself final (a backfill), it is the only one.
         """
         mark = self.finalized
-        if self.cursor is None or mark is None:
-            return self.rollback_chain
+        if self.cursor is None:
+            return ()
+        if mark is None:
+            return self.rollback_chain or (self.cursor,)
         if mark.number >= self.cursor.number:
             return (self.cursor,)
         return (mark, *(block for block in self.rollback_chain if block.number > mark.number))

@@ -8,7 +8,7 @@ not for several threads at once; each executor builds its own.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from types import TracebackType
 
@@ -163,7 +163,7 @@ class PortalClient:
         after: BlockCursor | None = None,
         *,
         finalized: bool = False,
-    ) -> Iterator[Answer]:
+    ) -> Generator[Answer, None, None]:
         """Read what follows the cursor `after` in a range. Runs on the driver, or on an executor.
 
         Yields `Blocks`, at least one block each; `AtHead` when there is nothing new (when the

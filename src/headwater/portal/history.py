@@ -8,7 +8,7 @@ Runs on the driver.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from headwater.core import (
     Answer,
@@ -68,7 +68,7 @@ class HistorySource:
         self._near = PortalSource(client, plan, watch=watch, finalized=finalized)
         self._size = SpanSize(first_span, largest_span, span_seconds)
 
-    def read(self, state: PipeState) -> Iterator[Answer | Span] | None:
+    def read(self, state: PipeState) -> Generator[Answer | Span, None, None] | None:
         """Read what follows this state, in spans or block by block.
 
         A span is not compared with what is committed, so it may only follow a final block: a hot
@@ -98,7 +98,7 @@ class HistorySource:
 
     def _spans(
         self, state: PipeState, left: BlockRange, final: BlockCursor
-    ) -> Iterator[Answer | Span]:
+    ) -> Generator[Answer | Span, None, None]:
         """Hand out spans until the finalized head, as it was, is near."""
         first, end = left.from_block, final.number
         if left.to_block is not None:
@@ -138,7 +138,7 @@ class HistorySource:
                 return found
         return None
 
-    def _until_far(self, reading: Iterator[Answer]) -> Iterator[Answer]:
+    def _until_far(self, reading: Generator[Answer, None, None]) -> Generator[Answer, None, None]:
         """Read near the head, but stop if the head has run far away: then spans are quicker."""
         for answer in reading:
             yield answer

@@ -8,7 +8,7 @@ outlives it; to resume, make another one from the committed cursor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
@@ -94,7 +94,7 @@ class Reading:
         self._truncations = 0
         self._empty_answers = 0
 
-    def answers(self) -> Iterator[Answer]:
+    def answers(self) -> Generator[Answer, None, None]:
         """Ask until the range is read; see `PortalClient.read` for what is yielded when."""
         while not self._order.finished:
             before = self._order.last
@@ -136,7 +136,7 @@ class Reading:
         self._asked_at = self._on.clock.monotonic()
         return self._on.transport.send(Request("POST", self._route, body))
 
-    def _blocks(self, response: Response) -> Iterator[Blocks]:
+    def _blocks(self, response: Response) -> Generator[Blocks, None, None]:
         """Yield the blocks of one response; whatever breaks, those before it are yielded first.
 
         Final blocks are gathered up to `max_bytes`; a hot block, or the last one of the range, is

@@ -5,7 +5,7 @@ Used by the loop on the driver. It keeps no position; the state it is given is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from headwater.core import (
     Answer,
@@ -44,7 +44,7 @@ class PortalSource:
         self._checked: BlockCursor | None = None
         self._exhausted: set[tuple[BlockCursor | None, int | None]] = set()
 
-    def read(self, state: PipeState) -> Iterator[Answer] | None:
+    def read(self, state: PipeState) -> Generator[Answer, None, None] | None:
         """Read what follows this state, to the end of its range; None when all is read."""
         cursor = state.cursor
         hot = cursor is not None and not state.is_final(cursor.number) and not self._finalized
@@ -67,7 +67,7 @@ class PortalSource:
 
     def _read(
         self, query: StreamQuery, block_range: BlockRange, cursor: BlockCursor | None
-    ) -> Iterator[Answer]:
+    ) -> Generator[Answer, None, None]:
         """Read one range; remember where it ended: its last numbers may hold no block, for good."""
         last = cursor
         for answer in self._client.read(query, block_range, cursor, finalized=self._finalized):
@@ -77,7 +77,7 @@ class PortalSource:
                 self._exhausted.add((last, block_range.to_block))
             yield answer
 
-    def _check_tail(self, cursor: BlockCursor) -> Iterator[Answer]:
+    def _check_tail(self, cursor: BlockCursor) -> Generator[Answer, None, None]:
         """Ask once whether the last committed block, which is hot, is still on the chain."""
         self._checked = cursor
         for answer in self._client.read(self._watch, BlockRange(cursor.number + 1), cursor):

@@ -1,0 +1,30 @@
+"""What the user holds: streams, transforms, targets of one's own, iteration."""
+
+from headwater.stream.context import (
+    BatchContext,
+    BatchInfo,
+    Progress,
+    QueryInfo,
+    StartInfo,
+    StreamBatch,
+    StreamInfo,
+    StreamState,
+)
+from headwater.stream.owned import OwnedTarget, create_target
+from headwater.stream.stream import PortalStream, pipe_to_iterator, portal_stream
+
+__all__ = [
+    "BatchContext",
+    "BatchInfo",
+    "OwnedTarget",
+    "PortalStream",
+    "Progress",
+    "QueryInfo",
+    "StartInfo",
+    "StreamBatch",
+    "StreamInfo",
+    "StreamState",
+    "create_target",
+    "pipe_to_iterator",
+    "portal_stream",
+]

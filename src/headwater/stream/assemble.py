@@ -1,0 +1,156 @@
+"""From blocks to what user code sees: rows of each output, transformed, with their context.
+
+The one place where history and head differ, and where the difference ends: a span is fetched and
+decoded by executors, block lines are decoded right here; both become frames of the same names and
+columns, and the same user code runs on them. Runs on the driver. Assembling a batch again gives the
+same rows again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headwater.core import Batch, BlockCursor, BlockRange, FinalizedWatermark, Head
+from headwater.decode import Output, decode_outputs
+from headwater.pipeline import Raw
+from headwater.portal import Clock, Dataset
+from headwater.query import Query
+from headwater.spark.frames import frames
+from headwater.spark.history import read_span
+from headwater.stream.context import (
+    BatchContext,
+    BatchInfo,
+    QueryInfo,
+    StreamInfo,
+    StreamState,
+)
+from headwater.stream.progress import ProgressTracker
+from headwater.stream.transformer import Frames, Step
+from headwater.targets.base import Delivery
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run reads: the resolved ranges of each output, and the requests that cover them."""
+
+    ranges: Mapping[str, tuple[BlockRange, ...]]
+    requests: Sequence[tuple[BlockRange, Query]]
+
+    @property
+    def initial(self) -> int:
+        """The first block that any output wants."""
+        return min(block_range.from_block for block_range, _ in self.requests)
+
+    @property
+    def merged(self) -> tuple[BlockRange, ...]:
+        """The ranges of the requests."""
+        return tuple(block_range for block_range, _ in self.requests)
+
+    def query_at(self, number: int) -> Query:
+        """Return what is asked for a block."""
+        return next(query for block_range, query in self.requests if number in block_range)
+
+
+class _Released(Protocol):
+    def release(self) -> None: ...
+
+
+class Assembler:
+    """Makes deliveries of one run's batches."""
+
+    def __init__(
+        self,
+        stream_id: str,
+        portal: str,
+        shown_portal: str,
+        outputs: Mapping[str, Output],
+        steps: Sequence[Step],
+        plan: Plan,
+        dataset: Dataset | None,
+        spark: Callable[[], SparkSession],
+        clock: Clock,
+    ) -> None:
+        self._id = stream_id
+        self._portal = portal
+        self._shown_portal = shown_portal
+        self._outputs = outputs
+        self._steps = steps
+        self._plan = plan
+        self._dataset = dataset
+        self._spark = spark
+        self._watermark = FinalizedWatermark()
+        self.progress = ProgressTracker(clock)
+        self._held: _Released | None = None
+
+    def __call__(self, batch: Batch[Raw]) -> Batch[Delivery]:
+        """Return the batch with the rows that user code made of it."""
+        self.release()
+        if isinstance(batch.data, BlockRange):
+            data, skipped, size = self._fetch(batch.data), dict[str, int](), 0
+        else:
+            decoded = decode_outputs(self._outputs, batch.data, self._plan.ranges)
+            data, skipped = frames(decoded.tables, self._spark), decoded.skipped
+            size = sum(map(len, batch.data))
+        ctx = self._context(batch, BatchInfo(_blocks(batch), size, skipped))
+        made: Frames = data
+        for step in self._steps:
+            made = step.transform(made, ctx)
+        return batch.with_data(Delivery(made, ctx))
+
+    def release(self) -> None:
+        """Let go of what the last span keeps on the executors."""
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
+    def _fetch(self, block_range: BlockRange) -> Mapping[str, Any]:
+        span = read_span(
+            self._spark(),
+            self._portal,
+            self._outputs,
+            self._plan.ranges,
+            self._plan.query_at(block_range.from_block),
+            block_range,
+            dataset=self._dataset,
+            reuse=bool(self._steps),
+        )
+        self._held = span
+        return span.frames
+
+    def _context(self, batch: Batch[Raw], info: BatchInfo) -> BatchContext:
+        current = batch.headers[-1].cursor
+        self._watermark = self._watermark.observe(batch.head.finalized)
+        head = replace(batch.head, finalized=self._watermark.cursor)
+        last = self._last(head, current)
+        query = self._plan.query_at(batch.headers[-1].number) if self._plan.requests else None
+        progress = self.progress.reached(self._plan.initial, current.number, last)
+        state = StreamState(
+            self._plan.initial, last, current, self._plan.merged, batch.rollback_chain
+        )
+        asked = QueryInfo(
+            self._shown_portal,
+            "" if query is None else query.query_hash,
+            b"" if query is None else query.body(current.number),
+        )
+        return BatchContext(self._id, StreamInfo(self._dataset, head, state, progress, asked), info)
+
+    def _last(self, head: Head, current: BlockCursor) -> int | None:
+        """Return the last block that the stream will reach, as far as is known now."""
+        ends = [block_range.to_block for block_range in self._plan.merged]
+        known = [cursor.number for cursor in (head.latest, head.finalized) if cursor is not None]
+        latest = max([*known, current.number]) if known else None
+        if ends and ends[-1] is not None:
+            return ends[-1] if latest is None else max(min(ends[-1], latest), current.number)
+        return latest
+
+
+def _blocks(batch: Batch[Raw]) -> int:
+    span = batch.data
+    if isinstance(span, BlockRange) and span.to_block is not None:
+        return span.to_block - span.from_block + 1
+    return len(batch.headers)

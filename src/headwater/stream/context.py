@@ -1,0 +1,93 @@
+"""What user code is told beside the rows: where the stream stands, and what this batch is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headwater.core import BlockCursor, BlockRange, Chain, Head
+from headwater.portal import Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """Where the stream stands with this batch.
+
+    `initial` is the first block of the stream, `last` the last one it will reach as far as is
+    known, `current` the cursor of this batch's last block. `rollback_chain` holds this batch's own
+    hot blocks: append it to your history, never replace it.
+    """
+
+    initial: int
+    last: int | None
+    current: BlockCursor
+    ranges: tuple[BlockRange, ...]
+    rollback_chain: Chain
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the stream is, and how fast; an estimate is None while it cannot be made."""
+
+    from_block: int
+    to_block: int | None
+    current: int
+    percent: float | None
+    blocks_per_s: float | None
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueryInfo:
+    """What is asked of the portal; `url` never holds credentials."""
+
+    url: str
+    hash: str
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """The stream. `head.finalized` never goes backwards, whatever replicas report."""
+
+    dataset: Dataset | None
+    head: Head
+    state: StreamState
+    progress: Progress
+    query: QueryInfo
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """This batch. `bytes_size` is 0 where executors fetched it; `skipped`: undecodable rows."""
+
+    blocks_count: int
+    bytes_size: int
+    skipped: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContext:
+    """All that a callback may want to know."""
+
+    id: str
+    stream: StreamInfo
+    batch: BatchInfo
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBatch:
+    """What iteration gives: the rows of each output, and the context."""
+
+    data: Mapping[str, Any]
+    ctx: BatchContext
+
+
+@dataclass(frozen=True, slots=True)
+class StartInfo:
+    """What a transformer is told once, before the first batch; `current` is None on a first run."""
+
+    id: str
+    initial: int | None
+    current: BlockCursor | None

@@ -1,0 +1,115 @@
+"""Targets that the user owns: a `write` function that pulls batches, and a `fork` that decides.
+
+Headwater keeps no state for them. The cursor is given to `read` when a run starts; on a fork the
+user's callback names the last good cursor, and the same `read` goes on from there: `write` never
+notices the interruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from headwater.core import (
+    Batch,
+    BlockCursor,
+    ForkResolution,
+    ForkRule,
+    PipeState,
+)
+from headwater.core import chain as chains
+from headwater.errors import (
+    EmptyForkSampleError,
+    ForkCursorMissingError,
+    ForkHandlerMissingError,
+    InvalidOptionError,
+)
+from headwater.stream.context import StreamBatch
+from headwater.targets.base import Delivery
+
+Read = Callable[..., Iterator[StreamBatch]]
+OnFork = Callable[[list[BlockCursor]], BlockCursor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedTarget:
+    """What `create_target` returns; give it to `stream.pipe_to`."""
+
+    write: Callable[[Read], None]
+    fork: OnFork | None = None
+
+
+def create_target(*, write: Callable[[Read], None], fork: OnFork | None = None) -> OwnedTarget:
+    """Return a target whose cursor, data and history are the user's.
+
+    `write(read)` runs once: `for batch in read(cursor): …` with the cursor to resume after, or
+    None. `fork(previous_blocks)` gets the portal's sample of its chain and returns the last good
+    cursor; None means that there is none, and ends the run with `ForkCursorMissingError`. The two
+    are never called at the same time.
+    """
+    if not callable(write) or not (fork is None or callable(fork)):
+        raise InvalidOptionError("write and fork must be functions", write=write, fork=fork)
+    return OwnedTarget(write, fork)
+
+
+class Handover:
+    """A target that hands each batch over instead of storing it."""
+
+    def __init__(self, cursor: BlockCursor | None) -> None:
+        self._start = PipeState(cursor, None, () if cursor is None else (cursor,))
+        self._batch: StreamBatch | None = None
+
+    def bind(self, stream_id: str) -> None:
+        """Need no id: nothing is stored."""
+
+    def recover(self) -> PipeState:
+        """Start from the user's cursor."""
+        return self._start
+
+    def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
+        """Hold the batch until it is committed."""
+        return batch
+
+    def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        """Keep the batch for whoever iterates."""
+        for batch in receipts:
+            self._batch = StreamBatch(batch.data.data, batch.data.ctx)
+
+    def take(self) -> StreamBatch:
+        """Return the batch that was just committed."""
+        assert self._batch is not None, "a batch is taken after each commit"
+        batch, self._batch = self._batch, None
+        return batch
+
+    def roll_back(self, state: PipeState) -> None:
+        """Leave the undo to the user, who has done it in the fork callback."""
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+class AskUser:
+    """A fork policy: the user's callback names the cursor to go on from."""
+
+    def __init__(self, on_fork: OnFork | None) -> None:
+        self._on_fork = on_fork
+
+    def __call__(
+        self, state: PipeState, previous_blocks: Sequence[BlockCursor], *, patient: bool
+    ) -> tuple[ForkResolution, PipeState]:
+        """Ask once per 409; the callback may be asked again with an older sample."""
+        if self._on_fork is None:
+            raise ForkHandlerMissingError("the chain forked", cursor=state.cursor)
+        if not previous_blocks:
+            raise EmptyForkSampleError("the portal sent a fork without previousBlocks")
+        ordered = sorted(previous_blocks, key=lambda block: block.number)
+        safe = self._on_fork(ordered)
+        if safe is None:
+            raise ForkCursorMissingError(
+                "the fork callback found no good cursor", cursor=state.cursor
+            )
+        final = state.finalized
+        if final is not None and final.number > safe.number:
+            final = None
+        kept = chains.append(state.rollback_chain, safe)
+        return ForkResolution(safe, ForkRule.MATCH), PipeState(safe, final, kept)

@@ -1,0 +1,180 @@
+"""One run of a stream: connected, planned, started; and stopped on every exit path."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from headwater.core import Answer, Batch, BlockCursor, BlockRange, PipeState, RangeSpec, Span
+from headwater.core.ranges import Latest
+from headwater.errors import NetworkError, PortalHttpError
+from headwater.pipeline import Committed, Event, Raw, RolledBack, Waited
+from headwater.portal import Address, Clock, Dataset, HistorySource, PortalClient
+from headwater.query import merge_queries, plan_requests
+from headwater.stream.assemble import Assembler, Plan
+from headwater.stream.context import StartInfo
+from headwater.targets.base import Delivery
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headwater.stream.stream import PortalStream
+
+logger = logging.getLogger("headwater.stream")
+
+WAIT_S = 1.0
+
+
+class Run:
+    """What a stream needs while it runs. Implements the loop's `Source`."""
+
+    OPTIONS: ClassVar = {"far", "first_span", "largest_span", "span_seconds"}
+
+    def __init__(
+        self, stream: PortalStream, client: PortalClient, clock: Clock, *, finalized: bool
+    ) -> None:
+        self._stream = stream
+        self._client = client
+        self._clock = clock
+        self._finalized = finalized
+        self._started = False
+        self._source: HistorySource | None = None
+        self._assembler: Assembler | None = None
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def start(self, state: PipeState) -> None:
+        """Plan the run from the committed state, and tell the transformers. Nothing is written."""
+        dataset = self._check_dataset()
+        plan = self._plan(state.cursor)
+        watch = replace(plan.requests[0][1], fields=(), filters=())
+        self._source = HistorySource(
+            self._client,
+            plan.requests,
+            watch=watch,
+            clock=self._clock,
+            finalized=self._finalized,
+            **self._stream.options,
+        )
+        self._assembler = Assembler(
+            self._stream.id,
+            self._stream.portal,
+            str(Address.parse(self._stream.portal)),
+            self._stream.outputs,
+            self._stream.steps,
+            plan,
+            dataset,
+            self._session,
+            self._clock,
+        )
+        self._started = True
+        for step in self._stream.steps:
+            step.start(StartInfo(self._stream.id, plan.initial, state.cursor))
+
+    def stop(self) -> None:
+        """Tell the transformers that the run is over, all of them, and release what is held."""
+        if self._assembler is not None:
+            self._assembler.release()
+        if self._started:
+            self._started = False
+            _stop_all(list(self._stream.steps))
+
+    # --- what the loop calls ----------------------------------------------------------------------
+
+    def read(self, state: PipeState) -> Generator[Answer | Span, None, None] | None:
+        """Read what follows this state."""
+        assert self._source is not None, "a run is started before it reads"
+        return self._source.read(state)
+
+    def assemble(self, batch: Batch[Raw]) -> Batch[Delivery]:
+        """Decode and transform a batch."""
+        assert self._assembler is not None, "a run is started before it assembles"
+        return self._assembler(batch)
+
+    def forked(self, state: PipeState) -> None:
+        """Let the transformers roll back, in lockstep with the target."""
+        assert state.cursor is not None, "a rollback lands on a block"
+        for step in self._stream.steps:
+            step.fork(state.cursor)
+
+    def pause(self) -> None:
+        """Wait for a replica that is behind."""
+        self._clock.sleep(WAIT_S)
+
+    def note(self, event: Event) -> None:
+        """Write one line per batch and per fork."""
+        if isinstance(event, Committed):
+            if self._assembler is not None:
+                self._assembler.release()
+            logger.info(
+                "batch.committed id=%s to=%s blocks=%d", self._stream.id, event.state.cursor,
+                event.blocks,
+            )  # fmt: skip
+        if isinstance(event, RolledBack):
+            if self._assembler is not None:
+                self._assembler.progress.went_back()
+            cursor = event.state.cursor
+            logger.info(
+                "fork.rolled_back id=%s from=%s to=%s depth=%d rule=%s", self._stream.id,
+                event.orphaned, cursor, event.orphaned.number - (cursor.number if cursor else 0),
+                event.resolution.rule.value,
+            )  # fmt: skip
+        if isinstance(event, Waited):
+            logger.info("replica.behind id=%s at=%s", self._stream.id, event.state.cursor)
+
+    # --- planning ---------------------------------------------------------------------------------
+
+    def _plan(self, cursor: BlockCursor | None) -> Plan:
+        ranges = {
+            name: tuple(self._resolve(spec, cursor) for spec in output.ranges)
+            for name, output in self._stream.outputs.items()
+        }
+        wanted = [
+            (block_range, output.query)
+            for name, output in self._stream.outputs.items()
+            for block_range in ranges[name]
+        ]
+        return Plan(ranges, plan_requests(wanted))
+
+    def _resolve(self, spec: RangeSpec, cursor: BlockCursor | None) -> BlockRange:
+        """Turn a range into numbers; a stored cursor outranks "latest", which has moved on."""
+        if cursor is not None and isinstance(spec.start, Latest):
+            spec = replace(spec, start=cursor.number + 1)
+        return self._client.resolve_range(spec, finalized=self._finalized)
+
+    def _check_dataset(self) -> Dataset | None:
+        """Refuse a dataset that does not exist, or holds another network, before anything else."""
+        asked = merge_queries([output.query for output in self._stream.outputs.values()])
+        try:
+            dataset = self._client.metadata()
+        except PortalHttpError:
+            self._client.head()  # an old portal lacks metadata; a wrong dataset lacks a head too
+            return None
+        if dataset.kind is not None and dataset.kind != asked.network.type:
+            raise NetworkError(
+                "the dataset holds another network than the outputs ask for",
+                dataset=dataset.name,
+                holds=dataset.kind,
+                asked=asked.network.type,
+            )
+        return dataset
+
+    def _session(self) -> SparkSession:
+        """Return the user's session, or a local one made when it is first needed."""
+        if self._stream.spark is not None:
+            return self._stream.spark
+        from headwater.spark.session import local_session
+
+        return local_session()
+
+
+def _stop_all(steps: list[object]) -> None:
+    """Stop every transformer, also if an earlier one fails; the first failure is raised."""
+    while steps:
+        step = steps.pop()
+        try:
+            step.stop()  # type: ignore[attr-defined]
+        finally:
+            _stop_all(steps)

@@ -1,0 +1,166 @@
+"""`portal_stream`: what the user holds. One definition for history and head.
+
+    stream = portal_stream(id="usdc", portal="https://…", outputs={"transfers": evm.events(…)})
+    stream.pipe(large).pipe_to(duckdb_target("chain.duckdb"))
+
+A stream is a value: `pipe` returns a new one, and nothing is asked of the portal before it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from headwater.core import BlockCursor
+from headwater.decode import Output
+from headwater.errors import InvalidOptionError, NetworkError, StreamIdError
+from headwater.pipeline import Committed, Event, ForkPolicy, Pipeline, Recovered, follow_history
+from headwater.portal import PortalClient, SystemClock
+from headwater.stream.context import StreamBatch
+from headwater.stream.interrupt import Interrupt, StopRequested
+from headwater.stream.owned import AskUser, Handover, OnFork, OwnedTarget
+from headwater.stream.run import Run
+from headwater.stream.transformer import Step
+from headwater.targets.base import Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger("headwater.stream")
+
+Observer = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PortalStream:
+    """A stream of one or more outputs from one dataset. Made by `portal_stream`."""
+
+    id: str
+    portal: str
+    outputs: Mapping[str, Output]
+    steps: tuple[Step, ...] = ()
+    spark: SparkSession | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def pipe(self, code: object) -> PortalStream:
+        """Add a transform: a function of (data) or (data, ctx), or a transformer object.
+
+        `data` maps output names to DataFrames, and so must the result. The same code runs on large
+        spans of history and on single blocks at the head.
+        """
+        return replace(self, steps=(*self.steps, Step(code)))
+
+    def pipe_to(self, target: Any, *, on_event: Observer | None = None) -> None:
+        """Run into a target until the range is read; without an end, until a signal.
+
+        On SIGINT or SIGTERM the batch in hand commits or vanishes, and the call returns.
+        """
+        if isinstance(target, OwnedTarget):
+            target.write(lambda cursor=None: self._read(cursor, target.fork))
+            return
+        interrupt = Interrupt()
+        try:
+            with interrupt.handling(), self._opened() as run:
+                target.bind(self.id)
+                for event in self._steps(run, target, follow_history, interrupt):
+                    if on_event is not None:
+                        on_event(event)
+        except StopRequested:
+            logger.info("stream.stopped id=%s", self.id)
+
+    def __iter__(self) -> Iterator[StreamBatch]:
+        """Read final blocks, from the beginning of the range every time."""
+        return self._read(None, None, finalized=True)
+
+    def _read(
+        self, cursor: BlockCursor | None, on_fork: OnFork | None, *, finalized: bool = False
+    ) -> Iterator[StreamBatch]:
+        """Hand out batches one by one; what happens in between is the caller's."""
+        with self._opened(finalized=finalized) as run:
+            target = Handover(cursor)
+            for event in self._steps(run, target, AskUser(on_fork), None):
+                if isinstance(event, Committed):
+                    yield target.take()
+
+    @contextmanager
+    def _opened(self, *, finalized: bool = False) -> Iterator[Run]:
+        """Connect, and let go of everything on every exit path."""
+        with ExitStack() as stack:
+            client = stack.enter_context(PortalClient(self.portal))
+            run = Run(self, client, SystemClock(), finalized=finalized)
+            stack.callback(run.stop)
+            yield run
+
+    def _steps(
+        self, run: Run, target: Target[Any, Any], policy: ForkPolicy, interrupt: Interrupt | None
+    ) -> Iterator[Event]:
+        pipeline: Pipeline[Any, Any] = Pipeline(
+            run,
+            target,
+            run.assemble,
+            pause=run.pause,
+            fork_policy=policy,
+            on_fork=run.forked,
+            unbroken=nullcontext if interrupt is None else interrupt.unbroken,
+        )
+        for event in pipeline.steps():
+            if isinstance(event, Recovered):
+                run.start(event.state)
+            run.note(event)
+            yield event
+
+
+def portal_stream(
+    *,
+    id: str,
+    portal: str,
+    outputs: Mapping[str, Output],
+    spark: SparkSession | None = None,
+    **options: Any,
+) -> PortalStream:
+    """Define a stream.
+
+    Args:
+        id: the key of all stored state; never rename it.
+        portal: the address of a dataset.
+        outputs: the tables to fill, by name; all are fetched together.
+        spark: your session, used as it is; without one a local session is made when needed.
+        options: `far` (blocks behind the finalized head at which executors take over),
+            `first_span`, `largest_span`, `span_seconds` (how history is cut).
+
+    Raises:
+        StreamIdError: the id is missing or blank.
+        InvalidOptionError: outputs is not a mapping of names to outputs, or an option is unknown.
+        NetworkError: the outputs ask for several networks.
+    """
+    if not isinstance(id, str) or not id.strip():
+        raise StreamIdError("a stream needs an id", got=repr(id))
+    if not isinstance(outputs, Mapping) or not outputs:
+        raise InvalidOptionError(
+            'outputs maps names to outputs: {"transfers": evm.events(…)}', got=repr(outputs)
+        )
+    for name, output in outputs.items():
+        if not isinstance(name, str) or not name or not hasattr(output, "query"):
+            raise InvalidOptionError("not an output", name=name, got=repr(output))
+    networks = sorted({output.query.network.type for output in outputs.values()})
+    if len(networks) > 1:
+        raise NetworkError("one stream reads one network", got=", ".join(networks))
+    unknown = sorted(set(options) - Run.OPTIONS)
+    if unknown:
+        raise InvalidOptionError(
+            f"options are {', '.join(sorted(Run.OPTIONS))}", unknown=", ".join(unknown)
+        )
+    return PortalStream(id, portal, dict(outputs), (), spark, options)
+
+
+def pipe_to_iterator(
+    stream: PortalStream, initial_cursor: BlockCursor | None, on_fork: OnFork
+) -> Iterator[StreamBatch]:
+    """Iterate in real time: resume after a full cursor, and keep fork detection on across forks.
+
+    `on_fork(previous_blocks)` returns the last good cursor, or None to give up.
+    """
+    return stream._read(initial_cursor, on_fork)
