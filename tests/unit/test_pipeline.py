@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -92,12 +92,14 @@ class ScriptedSource:
         self._calls = calls
         self._readings = iter(readings)
 
-    def read(self, state: PipeState) -> Iterator[Answer | Span] | None:
+    def read(self, state: PipeState) -> Generator[Answer | Span, None, None] | None:
         self._calls.append(f"read after {name(state)}")
         reading = next(self._readings, None)
         return None if reading is None else self._answers(reading)
 
-    def _answers(self, reading: Sequence[Answer | Span | Exception]) -> Iterator[Answer | Span]:
+    def _answers(
+        self, reading: Sequence[Answer | Span | Exception]
+    ) -> Generator[Answer | Span, None, None]:
         self.open += 1
         try:
             for answer in reading:
