@@ -84,7 +84,6 @@ def _read_block(raw: bytes, number: int) -> list[_Log]:
                 log_index=log.log_index,
                 position=position,
             )
-        log.data = log.data.lower() if log.data.isascii() else log.data
     return logs
 
 

@@ -88,6 +88,12 @@ def test_other_forms_of_the_same_json_are_read_too(form: Any) -> None:
     assert parse_logs([given]).to_pylist() == parse_logs([line(3, logs)]).to_pylist()
 
 
+def test_data_is_left_as_it_is_by_both_readers() -> None:
+    upper = {**transfer(1), "data": f"0x{0xAB:064X}"}
+    spaced = json.dumps(json.loads(line(3, [upper]))).encode()
+    assert parse_logs([spaced]).to_pylist() == parse_logs([line(3, [upper])]).to_pylist()
+
+
 @pytest.mark.parametrize(
     "change",
     [
