@@ -629,7 +629,7 @@ def test_a_reading_is_closed_when_the_caller_stops_early() -> None:
     assert run.source.open == 0
 
 
-# --- known defects --------------------------------------------------------------------------------
+# --- found once, kept -----------------------------------------------------------------------------
 
 
 def test_a_reading_is_closed_by_an_error_at_once_and_not_when_the_error_is_forgotten() -> None:
