@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core import BlockRange
@@ -136,7 +136,6 @@ def shown(abi_type: AbiType, value: Any) -> Any:
             return value
 
 
-@settings(max_examples=300)
 @given(logged())
 def test_every_value_comes_back_as_eth_abi_encoded_it(
     case: tuple[Event, list[dict[str, Any]]],
