@@ -57,6 +57,14 @@ def _rebuild(cls: type[HeadwaterError], message: str, facts: dict[str, object]) 
 # --- E0: configuration ----------------------------------------------------------------------------
 
 
+class StreamIdError(
+    HeadwaterError,
+    code="E0001",
+    fix="give the stream a stable, non-blank id; all stored state is keyed by it",
+):
+    """A stream has no id."""
+
+
 class InvalidRangeError(
     HeadwaterError,
     code="E0002",
@@ -114,7 +122,24 @@ class StoredStateError(
     """Stored state cannot be read: malformed, or written in a newer format."""
 
 
+class NetworkError(
+    HeadwaterError,
+    code="E0010",
+    fix="point the stream at a dataset of that network, or use the outputs of the dataset's network",
+):
+    """The outputs ask for another network than the dataset holds; nothing was read or written."""
+
+
 # --- E1: forks ------------------------------------------------------------------------------------
+
+
+class ForkHandlerMissingError(
+    HeadwaterError,
+    code="E1001",
+    fix="give create_target a fork callback, or pipe_to_iterator an on_fork, that returns the last "
+    "good cursor",
+):
+    """The chain forked, and the target has nothing to decide with."""
 
 
 class EmptyForkSampleError(
