@@ -11,6 +11,7 @@ from headwater.spark.java import Java, find_java
 from headwater.spark.plan import Density, even_partitions, partition_count, probe
 from headwater.spark.receipt import SpanReport
 from headwater.spark.session import active_session, local_session, warm_up
+from headwater.spark.source import register
 
 __all__ = [
     "Density",
@@ -26,6 +27,7 @@ __all__ = [
     "partition_count",
     "probe",
     "read_span",
+    "register",
     "spark_schema",
     "warm_up",
 ]

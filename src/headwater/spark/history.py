@@ -22,19 +22,11 @@ from headwater.errors import HeadwaterError
 from headwater.portal import Address, Dataset, RetryPolicy, StreamQuery
 from headwater.spark import receipt as receipts
 from headwater.spark.part_reader import PartReader
-from headwater.spark.plan import (
-    PROBE_BYTES,
-    Density,
-    block_count,
-    even_partitions,
-    partition_count,
-    probe,
-)
+from headwater.spark.plan import PROBE_BYTES, SAMPLES, block_count, plan_parts
 from headwater.spark.receipt import SpanReport, sum_receipts
 from headwater.spark.rows import CombinedRows, RowMaker, TableRows, combined_column
 from headwater.spark.span_source import load_parts
 
-SAMPLES = 8
 _RECEIPT = receipts.COLUMN.name
 
 
@@ -151,8 +143,7 @@ def read_span(
         ColumnTypeError: an output has a column that Spark cannot hold.
         HeadwaterError: the portal refuses the query.
     """
-    size = block_count(block_range)
-    plain = len(outputs) == 1
+    block_count(block_range)  # a range without an end is refused before anything is asked
     reader = PartReader(
         address=portal if isinstance(portal, Address) else Address.parse(portal),
         query=query,
@@ -161,21 +152,23 @@ def read_span(
         retry=retry or RetryPolicy(),
         with_receipts=True,
     )
-    densities = [Density(block_range, float(PROBE_BYTES))]
     with reader.client(PROBE_BYTES) as client:
         if dataset is None:
             with suppress(HeadwaterError):  # tasks then ask by themselves
                 reader = replace(reader, dataset=client.metadata())
-        if samples > 0 and min(size, partitions or size) > 1:
-            densities = probe(client, query, block_range, samples)
-    cores = spark.sparkContext.defaultParallelism
-    count = partition_count(densities, cores) if partitions is None else partitions
-    parts = even_partitions(densities, count)
+        parts = plan_parts(
+            client,
+            query,
+            block_range,
+            partitions=partitions,
+            cores=spark.sparkContext.defaultParallelism,
+            samples=samples,
+        )
     return Span(
         load_parts(spark, reader, parts),
         list(outputs),
         parts,
-        reuse=reuse or not plain,
+        reuse=reuse or len(outputs) > 1,
         complete=query.include_all_blocks,
     )
 

@@ -18,12 +18,14 @@ from headwater.core import Answer, BlockRange, Blocks, RangeEnd
 from headwater.errors import InvalidOptionError, InvalidRangeError
 from headwater.portal import PortalClient, StreamQuery
 
+SAMPLES = 8
 PROBE_BYTES = 64 * 1024  # the `max_bytes` of a client that probes: what one sample reads, about
 BLOCK_COST = 16.0  # bytes that a block counts at least: one that holds nothing is still looked at
 
 _TASKS_PER_CORE = 4
 _SMALL_TASK = 1 << 20
 _LARGE_TASK = 64 << 20
+_UNKNOWN = 10_000.0  # bytes of a block that nobody has looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,28 @@ def block_count(block_range: BlockRange) -> int:
     if block_range.to_block is None:
         raise InvalidRangeError("a range that is read in parallel needs an end", range=block_range)
     return block_range.to_block - block_range.from_block + 1
+
+
+def plan_parts(
+    client: PortalClient,
+    query: StreamQuery,
+    block_range: BlockRange,
+    *,
+    partitions: int | None,
+    cores: int,
+    samples: int = SAMPLES,
+) -> list[BlockRange]:
+    """Return the parts that tasks will read: measure the range, choose how many, cut evenly.
+
+    Called on the driver, once per range. Without `samples`, or for one part, nothing is asked and
+    all blocks count as equal.
+    """
+    if samples > 0 and min(block_count(block_range), partitions or 2) > 1:
+        densities = probe(client, query, block_range, samples)
+    else:
+        densities = [Density(block_range, _UNKNOWN)]
+    count = partition_count(densities, cores) if partitions is None else partitions
+    return even_partitions(densities, count)
 
 
 def even_partitions(densities: Sequence[Density], count: int) -> list[BlockRange]:

@@ -1,0 +1,193 @@
+"""The data source "headwater": final blocks as a DataFrame, read in parallel.
+
+    spark.read.format("headwater").options(
+        portal="https://portal.sqd.dev/datasets/ethereum-mainnet",
+        event="erc20.Transfer", contracts="0xa0b8…", from_block="2024-01-01",
+    ).load()
+
+    option      meaning
+    portal      the address of the dataset; user:password@ and keys in it are not shown in plans
+    from_block  number, date or "latest"; without it, the first block
+    to_block    likewise, or "+N"; inclusive; without it, the finalized head
+    event       Solidity text, JSON ABI entry or built-in name: one row per log, decoded
+    contracts   addresses of the event, separated by commas
+    params      JSON: values of indexed parameters to keep, {"to": ["0x…"]}
+    decimals    parameters to deliver as decimal(38, 0) instead of text, separated by commas
+    on_error    "raise" or "skip", for logs that have the event's topics but not its content
+    query       instead of event: the JSON body of a request, without its range: one row per block,
+                with columns number, hash, parent_hash, timestamp, line
+    partitions  how many tasks; without it, chosen from the measured size and this machine's cores
+
+Everything is decided once, when `load` is called: the range, so that two actions see the same
+blocks; the cuts, so that the portal is not measured for every action. Filters of the DataFrame are
+applied by Spark after reading; say with `event`, `contracts` and `params` what to fetch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.types import StructType
+
+from headwater.core import BlockRange, parse_ranges
+from headwater.decode import evm
+from headwater.errors import InvalidRangeError, NotFinalError, SourceOptionError
+from headwater.portal import Address, PortalClient, RetryPolicy, StreamQuery
+from headwater.spark.columns import spark_schema
+from headwater.spark.part_reader import PartReader, PartsReader
+from headwater.spark.plan import PROBE_BYTES, plan_parts
+from headwater.spark.raw_query import parse_raw_query
+from headwater.spark.rows import RawRows, RowMaker, TableRows
+
+OPTIONS = (
+    "portal",
+    "from_block",
+    "to_block",
+    "event",
+    "contracts",
+    "params",
+    "decimals",
+    "on_error",
+    "query",
+    "partitions",
+)
+
+_EVENT_ONLY = ("contracts", "params", "decimals", "on_error")
+_IMPATIENT = RetryPolicy(attempts=6)  # 13 s while loading: an address may just be wrong
+_PATIENT = RetryPolicy(attempts=30)  # 8 minutes in a task, which has work to lose
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSource:
+    """A reading with everything decided. Pickled into Spark's plan by `DefaultSource`."""
+
+    parts: tuple[BlockRange, ...]
+    part_reader: PartReader
+
+    @property
+    def schema(self) -> StructType:
+        """The columns."""
+        return spark_schema(self.part_reader.schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return Spark's reader. Called on the driver whenever a scan is planned.
+
+        Raises:
+            SourceOptionError: the user gave a schema, and it is another one.
+        """
+        if schema != self.schema:
+            raise SourceOptionError(
+                "the columns follow from the options; leave .schema(…) out",
+                columns=self.schema.simpleString(),
+            )
+        return PartsReader(self.part_reader, self.parts)
+
+
+def load_source(options: Mapping[str, str]) -> LoadedSource:
+    """Check the options, ask the portal what they resolve to, and cut the range.
+
+    Runs in a Python process on the driver's machine, once per `load()`. No job has started yet.
+
+    Raises:
+        SourceOptionError: an option is missing, unknown or contradicts another.
+        NotFinalError: the range is not final to its end.
+        HeadwaterError: an option is malformed, or the portal cannot be asked.
+    """
+    given = {key.lower(): value for key, value in options.items()}
+    _check_names(given)
+    address = Address.parse(given["portal"])
+    row_maker, query = _choose_rows(given)
+    partitions = _parse_partitions(given.get("partitions"))
+    specs = parse_ranges((given.get("from_block"), given.get("to_block")))
+    reader = PartReader(address, query, row_maker, dataset=None, retry=_IMPATIENT)
+    with reader.client(PROBE_BYTES) as client:
+        dataset = client.metadata()
+        block_range = _final_range(client, client.resolve_range(specs[0], finalized=True))
+        cores = os.cpu_count() or 1
+        parts = plan_parts(client, query, block_range, partitions=partitions, cores=cores)
+    return LoadedSource(tuple(parts), replace(reader, dataset=dataset, retry=_PATIENT))
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("headwater")` known to a session. May be repeated.
+
+    Spark finds the source by itself where the package is installed; this is for sessions that
+    cannot look, such as those that got it by `--py-files`.
+    """
+    from pyspark_headwater import DefaultSource
+
+    try:
+        spark.dataSource.register(DefaultSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _check_names(given: Mapping[str, str]) -> None:
+    for name in sorted(set(given) - set(OPTIONS)):
+        raise SourceOptionError(f"unknown option {name!r}")
+    if not given.get("portal"):
+        raise SourceOptionError("the option portal is missing")
+    if ("event" in given) == ("query" in given):
+        raise SourceOptionError("give either event or query")
+    for name in _EVENT_ONLY:
+        if "query" in given and name in given:
+            raise SourceOptionError(f"the option {name} goes with event, not with query")
+
+
+def _choose_rows(given: Mapping[str, str]) -> tuple[RowMaker, StreamQuery]:
+    if "query" in given:
+        return RawRows(), parse_raw_query(given["query"])
+    event = given["event"].strip()
+    output = evm.events(
+        _parse_json("event", event) if event.startswith("{") else event,
+        contracts=_split(given.get("contracts")),
+        params=_parse_json("params", given.get("params", "{}")),
+        decimals=_split(given.get("decimals")) or (),
+        on_error=given.get("on_error", "raise"),  # type: ignore[arg-type]  # checked there
+    )
+    return TableRows("event", output, (BlockRange(0),)), output.query
+
+
+def _split(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _parse_json(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise SourceOptionError(f"{name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise SourceOptionError(f"{name} must be a JSON object")
+    return value
+
+
+def _parse_partitions(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
+        raise SourceOptionError("partitions must be a number, 1 or more", got=text)
+    return int(text)
+
+
+def _final_range(client: PortalClient, block_range: BlockRange) -> BlockRange:
+    """Return the range with an end that is final."""
+    head = client.finalized_head()
+    if head is None:
+        raise NotFinalError("the dataset has no final block yet")
+    end = head.number if block_range.to_block is None else block_range.to_block
+    if end > head.number or block_range.from_block > head.number:
+        raise NotFinalError(
+            "the range is not final to its end", range=block_range, finalized_head=head.number
+        )
+    if end < block_range.from_block:
+        raise InvalidRangeError("the range is empty", range=block_range)
+    return BlockRange(block_range.from_block, end)

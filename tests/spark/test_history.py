@@ -1,0 +1,247 @@
+"""Spans: the same rows as on the driver, one fetch, and nothing lost or doubled by failures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from headwater.core import BlockHeader, BlockRange
+from headwater.decode import Output, evm
+from headwater.errors import BlockLinkError, InvalidOptionError, InvalidRangeError
+from headwater.query import Query, merge_queries
+from headwater.spark import Span, read_span
+from headwater.spark.receipt import Receipt, sum_receipts
+from headwater.testing import (
+    DropAfter,
+    DropBeforeHeaders,
+    GarbageLine,
+    PortalServer,
+    Status,
+    simulated_portal,
+)
+from tests.spark.conftest import ALL, APPROVAL, LAST, TRANSFER, decoded, lines, requested
+
+ONE: Mapping[str, Output] = {"transfers": TRANSFER}
+EVERYWHERE: Mapping[str, Sequence[BlockRange]] = {"transfers": [BlockRange(0)]}
+
+
+def span_of(
+    spark: SparkSession,
+    portal: PortalServer,
+    outputs: Mapping[str, Output] = ONE,
+    ranges: Mapping[str, Sequence[BlockRange]] = EVERYWHERE,
+    block_range: BlockRange = ALL,
+    **options: Any,
+) -> Span:
+    return read_span(spark, portal.url, outputs, ranges, union(outputs), block_range, **options)
+
+
+def union(outputs: Mapping[str, Output]) -> Query:
+    return merge_queries(output.query for output in outputs.values())
+
+
+def rows(frame: DataFrame, expected: pa.Table) -> pa.Table:
+    return frame.toArrow().cast(expected.schema)
+
+
+def persisted(spark: SparkSession) -> int:
+    context: Any = spark.sparkContext
+    return int(context._jsc.getPersistentRDDs().size())
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 17])
+def test_rows_equal_those_decoded_on_the_driver(
+    spark: SparkSession, portal: PortalServer, partitions: int
+) -> None:
+    span = span_of(spark, portal, partitions=partitions)
+    assert len(span.parts) == partitions
+    expected = decoded(portal, ONE, EVERYWHERE, TRANSFER.query)
+    assert rows(span.frames["transfers"], expected["transfers"]).equals(expected["transfers"])
+
+
+def test_several_outputs_share_one_fetch_and_keep_their_own_filters_and_ranges(
+    spark: SparkSession, portal: PortalServer
+) -> None:
+    everything = decoded(portal, ONE, EVERYWHERE, TRANSFER.query)["transfers"]
+    token = everything["address"][0].as_py()
+    outputs = {
+        "all.transfers": TRANSFER,
+        "one token": evm.events("erc20.Transfer", contracts=[token]),
+        "Approvals": APPROVAL,
+        "nothing": evm.events("Never(uint256 value)"),
+    }
+    ranges = {
+        "all.transfers": [BlockRange(100, 199), BlockRange(300)],
+        "one token": [BlockRange(0)],
+        "Approvals": [BlockRange(50, 250)],
+        "nothing": [BlockRange(0)],
+    }
+    expected = decoded(portal, outputs, ranges, union(outputs))
+    assert expected["Approvals"].num_rows > 0
+    assert 0 < expected["one token"].num_rows < everything.num_rows
+    span = span_of(spark, portal, outputs, ranges, partitions=6)
+    portal.ledger.clear()
+    with span:
+        for name, frame in span.frames.items():
+            assert rows(frame, expected[name]).equals(expected[name]), name
+        assert requested(portal) == list(range(LAST + 1)), "each block once for all outputs"
+        report = span.report()
+        assert requested(portal) == list(range(LAST + 1)), "nor does the report fetch again"
+    assert report.skipped == dict.fromkeys(outputs, 0)
+    assert persisted(spark) == 0
+
+
+def test_a_single_output_is_persisted_only_if_it_is_to_be_reused(
+    spark: SparkSession, portal: PortalServer
+) -> None:
+    span = span_of(spark, portal, partitions=2)
+    assert persisted(spark) == 0
+    span = span_of(spark, portal, partitions=2, reuse=True)
+    portal.ledger.clear()
+    frame = span.frames["transfers"]
+    assert frame.where("log_index >= 2").union(frame).count() == frame.count() + sum(
+        index >= 2 for index in frame.toArrow()["log_index"].to_pylist()
+    )
+    assert requested(portal) == list(range(LAST + 1))
+    span.release()
+    span.release()
+    assert persisted(spark) == 0
+
+
+def test_two_spans_at_once_do_not_share_what_is_persisted(
+    spark: SparkSession, portal: PortalServer
+) -> None:
+    lower = span_of(spark, portal, block_range=BlockRange(0, 99), partitions=2, reuse=True)
+    upper = span_of(spark, portal, block_range=BlockRange(100, 199), partitions=2, reuse=True)
+    with lower, upper:
+        counts = [span.frames["transfers"].count() for span in (lower, upper)]
+        both = lower.frames["transfers"].union(upper.frames["transfers"])
+        assert both.count() == sum(counts)
+        assert upper.frames["transfers"].where("block_number < 100").isEmpty()
+        assert lower.frames["transfers"].where("block_number >= 100").isEmpty()
+
+
+def test_the_report_says_what_was_read(spark: SparkSession, portal: PortalServer) -> None:
+    span = span_of(spark, portal, partitions=1)
+    span.frames["transfers"].write.format("noop").mode("overwrite").save()
+    portal.ledger.clear()
+    report = span.report()
+    assert requested(portal) == [], "the first action has brought it"
+    sent = lines(portal, TRANSFER.query)
+    assert (report.blocks, report.bytes_read) == (len(sent), sum(map(len, sent)))
+    block = portal.chain.at_or_below(LAST)
+    assert block is not None
+    assert report.cursor == block.cursor
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_the_report_reads_what_no_action_has_read(
+    spark: SparkSession, portal: PortalServer, reuse: bool
+) -> None:
+    with span_of(spark, portal, partitions=3, reuse=reuse) as span:
+        whole = span.report()
+    with span_of(spark, portal, partitions=3, reuse=reuse) as span:
+        assert span.frames["transfers"].limit(1).count() == 1
+        assert span.report() == whole
+
+
+def test_what_cannot_be_decoded_is_counted_or_fails_with_its_code(
+    spark: SparkSession, portal: PortalServer
+) -> None:
+    skipping = evm.events("erc20.Transfer", decimals=["value"], on_error="skip")
+    span = span_of(spark, portal, {"transfers": skipping}, partitions=3)
+    kept = span.frames["transfers"].count()
+    total = decoded(portal, ONE, EVERYWHERE, TRANSFER.query)["transfers"].num_rows
+    assert span.report().skipped == {"transfers": total - kept}
+    assert total > kept
+    raising = {"transfers": replace(skipping, on_error="raise")}
+    with pytest.raises(PySparkException, match=r"\[E4002\]"):
+        span_of(spark, portal, raising, partitions=1).frames["transfers"].count()
+
+
+def test_broken_connections_change_no_row(spark: SparkSession, portal: PortalServer) -> None:
+    expected = decoded(portal, ONE, EVERYWHERE, TRANSFER.query)["transfers"]
+    span = span_of(spark, portal, partitions=4)
+    for fault in (DropAfter(), DropBeforeHeaders(reset=True), Status(503)):
+        portal.sim.faults.add(fault, times=3, probability=0.4, route="finalized-stream")
+    portal.ledger.clear()
+    assert rows(span.frames["transfers"], expected).equals(expected)
+    assert sum(portal.ledger.faults().values()) >= 3
+
+
+def test_a_task_that_fails_is_tried_again_and_gives_exact_rows(
+    spark: SparkSession, portal: PortalServer
+) -> None:
+    expected = decoded(portal, ONE, EVERYWHERE, TRANSFER.query)["transfers"]
+    span = span_of(spark, portal, partitions=2)
+    portal.sim.faults.add(GarbageLine(), nth=3, times=2, route="finalized-stream")
+    portal.ledger.clear()
+    assert rows(span.frames["transfers"], expected).equals(expected)
+    assert portal.ledger.faults()["garbage-line"] == 2, "the client gives up on such a line"
+    sent = [line for part in span.parts for line in lines(portal, TRANSFER.query, part)]
+    assert span.report().bytes_read == sum(map(len, sent)), "nor is anything counted twice"
+
+
+def test_credentials_reach_executors_and_no_plan(spark: SparkSession) -> None:
+    with simulated_portal(seed=3, blocks=60, auth=("ann", "s3cret-word")) as portal:
+        url = portal.url.replace("http://", "http://ann:s3cret-word@")
+        span = read_span(
+            spark, url, ONE, EVERYWHERE, TRANSFER.query, BlockRange(0, 39), partitions=2, reuse=True
+        )
+        frame: Any = span.frames["transfers"]
+        with span:
+            assert frame.count() > 0
+            execution = frame._jdf.queryExecution()
+            shown = [
+                execution.toString(),
+                *(
+                    frame._sc._jvm.PythonSQLUtils.explainString(execution, mode)
+                    for mode in ("simple", "extended", "formatted", "codegen", "cost")
+                ),
+                *(plan.toJSON() for plan in (execution.analyzed(), execution.executedPlan())),
+            ]
+            for text in shown:
+                assert "s3cret-word" not in text
+                assert "gASV" not in text, "nor a pickle in base64"
+
+
+def test_nobody_else_can_have_a_plan_loaded(spark: SparkSession, portal: PortalServer) -> None:
+    span_of(spark, portal, partitions=1)  # registers the source
+    forged = spark.read.format("headwater_span").option("secret.plan", "gASVAAAA")
+    with pytest.raises(PySparkException, match=r"\[E5002\]"):
+        forged.load()
+
+
+def test_what_cannot_work_is_refused_before_anything_is_asked(
+    spark: SparkSession, portal: PortalServer
+) -> None:
+    with pytest.raises(InvalidRangeError, match="needs an end"):
+        span_of(spark, portal, block_range=BlockRange(0))
+    with pytest.raises(InvalidOptionError, match="partitions"):
+        span_of(spark, portal, partitions=0, samples=0)
+    assert portal.ledger.stream_requests() == []
+
+
+def test_seams_between_parts_are_checked() -> None:
+    parts = [BlockRange(0, 9), BlockRange(10, 19)]
+    last = BlockHeader(9, "0x9", "0x8")
+    good, bad = (BlockHeader(10, "0xa", parent) for parent in ("0x9", "0xbad"))
+
+    def report(first: BlockHeader) -> Any:
+        texts = [Receipt(0, 1, 1, last, last).to_text(), Receipt(1, 1, 1, first, first).to_text()]
+        return sum_receipts(texts, parts, complete=False)
+
+    assert report(good).cursor == good.cursor
+    with pytest.raises(BlockLinkError, match="block 10 is not a descendant of block 9"):
+        report(bad)
+
+
+def test_a_part_without_a_receipt_is_not_summed() -> None:
+    texts = [Receipt(0).to_text(), Receipt(0).to_text()]
+    assert sum_receipts(texts, [BlockRange(0, 1), BlockRange(2, 3)], complete=False) is None
