@@ -30,7 +30,8 @@ WAIT_S = 1.0
 class Run:
     """What a stream needs while it runs. Implements the loop's `Source`."""
 
-    OPTIONS: ClassVar = {"far", "first_span", "largest_span", "span_seconds"}
+    SPANS: ClassVar = {"far", "first_span", "largest_span", "span_seconds"}
+    OPTIONS: ClassVar = SPANS | {"poll_interval_s", "max_bytes"}
 
     def __init__(
         self, stream: PortalStream, client: PortalClient, clock: Clock, *, finalized: bool
@@ -56,7 +57,7 @@ class Run:
             watch=watch,
             clock=self._clock,
             finalized=self._finalized,
-            **self._stream.options,
+            **{name: one for name, one in self._stream.options.items() if name in self.SPANS},
         )
         self._assembler = Assembler(
             self._stream.id,

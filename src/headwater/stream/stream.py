@@ -89,7 +89,8 @@ class PortalStream:
     def _opened(self, *, finalized: bool = False) -> Iterator[Run]:
         """Connect, and let go of everything on every exit path."""
         with ExitStack() as stack:
-            client = stack.enter_context(PortalClient(self.portal))
+            asking = {name: one for name, one in self.options.items() if name not in Run.SPANS}
+            client = stack.enter_context(PortalClient(self.portal, **asking))
             run = Run(self, client, SystemClock(), finalized=finalized)
             stack.callback(run.stop)
             yield run
@@ -129,7 +130,8 @@ def portal_stream(
         outputs: the tables to fill, by name; all are fetched together.
         spark: your session, used as it is; without one a local session is made when needed.
         options: `far` (blocks behind the finalized head at which executors take over),
-            `first_span`, `largest_span`, `span_seconds` (how history is cut).
+            `first_span`, `largest_span`, `span_seconds` (how history is cut), `poll_interval_s`
+            (how often the head is asked for), `max_bytes` (of block lines held at once).
 
     Raises:
         StreamIdError: the id is missing or blank.

@@ -1,0 +1,389 @@
+"""Streams without Spark: near the head, and without transforms, no session is needed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from headwater import BlockCursor, create_target, evm, find_rollback_index, pipe_to_iterator
+from headwater.errors import (
+    ForkCursorMissingError,
+    ForkHandlerMissingError,
+    HeadwaterError,
+    InvalidOptionError,
+    NetworkError,
+    PortalHttpError,
+    StreamIdError,
+)
+from headwater.pipeline import Event, RolledBack, Settled
+from headwater.stream import BatchContext, PortalStream, StartInfo, StreamBatch, portal_stream
+from headwater.targets import duckdb_target
+from headwater.testing import Network, PortalServer, simulated_portal
+from tests.stream.truth import COLUMNS, transfers
+
+HEAD_ONLY = {"far": 10**9, "poll_interval_s": 0.01}
+
+
+@pytest.fixture
+def portal() -> Iterator[PortalServer]:
+    with simulated_portal(seed=11, blocks=60, finality_depth=15) as server:
+        yield server
+
+
+def stream_of(portal: PortalServer, block_range: object = 0, **options: Any) -> PortalStream:
+    return portal_stream(
+        id="transfers",
+        portal=portal.url,
+        outputs={"transfers": evm.events("erc20.Transfer", range=block_range)},
+        **{**HEAD_ONLY, **options},
+    )
+
+
+def held(path: Path) -> list[tuple[Any, ...]]:
+    target = duckdb_target(path)
+    rows = target.query(f"SELECT {COLUMNS} FROM transfers ORDER BY block_number, log_index")
+    return [tuple(row.values()) for row in rows.to_pylist()]
+
+
+class StopAtHead:
+    """Ends a run the way a person does, once it has settled at the head."""
+
+    def __init__(self, portal: PortalServer) -> None:
+        self.portal = portal
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Settled) and event.state.cursor == self.portal.chain.head.cursor:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_stream_fills_a_table_and_stops_cleanly_on_a_signal(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    stream_of(portal).pipe_to(duckdb_target(tmp_path / "a.duckdb"), on_event=StopAtHead(portal))
+    assert held(tmp_path / "a.duckdb") == transfers(portal.chain, portal.chain.canonical())
+
+
+def test_a_bounded_stream_returns_by_itself(portal: PortalServer, tmp_path: Path) -> None:
+    stream_of(portal, (10, 20)).pipe_to(duckdb_target(tmp_path / "a.duckdb"))
+    assert held(tmp_path / "a.duckdb") == transfers(portal.chain, portal.chain.canonical(10, 20))
+
+
+def test_a_restarted_stream_goes_on_where_it_was(portal: PortalServer, tmp_path: Path) -> None:
+    stream_of(portal, (0, 20)).pipe_to(duckdb_target(tmp_path / "a.duckdb"))
+    portal.ledger.clear()
+    stream_of(portal, (0, 40)).pipe_to(duckdb_target(tmp_path / "a.duckdb"))
+    assert held(tmp_path / "a.duckdb") == transfers(portal.chain, portal.chain.canonical(0, 40))
+    assert portal.ledger.stream_requests()[0].from_block == 21
+
+
+def test_latest_is_where_a_stored_cursor_says(portal: PortalServer, tmp_path: Path) -> None:
+    stream_of(portal, (50, 52)).pipe_to(duckdb_target(tmp_path / "a.duckdb"))
+    stream_of(portal, "latest").pipe_to(
+        duckdb_target(tmp_path / "a.duckdb"), on_event=StopAtHead(portal)
+    )
+    assert held(tmp_path / "a.duckdb") == transfers(portal.chain, portal.chain.canonical(50))
+
+
+@pytest.mark.guarantee("ORACLE-2")
+@pytest.mark.parametrize("seed", range(8))
+def test_random_forks_and_restarts_leave_what_the_canonical_chain_says(
+    seed: int, tmp_path: Path
+) -> None:
+    """After every step the DuckDB table equals the branch that ends in the cursor."""
+    dice, path = Random(seed), tmp_path / "a.duckdb"
+    with simulated_portal(seed=seed, blocks=30, finality_depth=8) as portal:
+        chain = portal.chain
+        target = duckdb_target(path)
+        forks = 0
+
+        def on_event(event: Event) -> None:
+            nonlocal forks
+            forks += isinstance(event, RolledBack)
+            if event.state.cursor is not None:
+                rows = target.query(f"SELECT {COLUMNS} FROM transfers ORDER BY ALL")
+                branch = chain.path(str(event.state.cursor.hash))
+                assert [tuple(row.values()) for row in rows.to_pylist()] == sorted(
+                    transfers(chain, branch)
+                )
+            if isinstance(event, Settled):
+                if chain.head.number > 70 and event.state.cursor == chain.head.cursor:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                elif dice.random() < 0.5:
+                    portal.fork(dice.randint(1, 6))
+                else:
+                    portal.extend(dice.randint(1, 4))
+                if chain.head.number > 40 and dice.random() < 0.5:
+                    chain.finalize(chain.head.number - 8)
+                if dice.random() < 0.1:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        reached = -1
+        while reached < max(chain.head.number, 70):
+            stream_of(portal).pipe_to(target, on_event=on_event)
+            found = target.query("SELECT max(current_number) AS n FROM sync")
+            reached = found.to_pylist()[0]["n"] or -1
+        assert held(path) == transfers(chain, chain.canonical())
+        assert forks, f"seed {seed} had no fork"
+
+
+# --- transformers ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Counter:
+    """A stateful transformer: how many transfers there are per block."""
+
+    calls: list[str] = field(default_factory=list)
+    per_block: dict[int, int] = field(default_factory=dict)
+
+    def start(self, info: StartInfo) -> None:
+        self.calls.append(f"start {info.id} {info.initial} {info.current}")
+
+    def transform(self, data: Mapping[str, Any], ctx: BatchContext) -> Mapping[str, Any]:
+        for number in data["transfers"].toArrow()["block_number"].to_pylist():
+            self.per_block[number] = self.per_block.get(number, 0) + 1
+        return data
+
+    def fork(self, cursor: BlockCursor) -> None:
+        self.calls.append("fork")
+        self.per_block = {n: c for n, c in self.per_block.items() if n <= cursor.number}
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+def test_a_stateful_transformer_moves_in_lockstep_with_the_target(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    counter, stop = Counter(), StopAtHead(portal)
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Settled) and len(portal.chain.forks) < 3:
+            portal.fork(4)
+        else:
+            stop(event)
+        if event.state.cursor is not None:
+            branch = portal.chain.path(str(event.state.cursor.hash))
+            assert sum(counter.per_block.values()) == len(transfers(portal.chain, branch))
+
+    stream_of(portal).pipe(counter).pipe_to(duckdb_target(tmp_path / "a.duckdb"), on_event=on_event)
+    assert counter.calls == ["start transfers 0 None", "fork", "fork", "fork", "stop"]
+
+
+def test_stop_is_called_on_every_exit_path(portal: PortalServer, tmp_path: Path) -> None:
+    first, second = Counter(), Counter()
+
+    def fails(data: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise OSError("user code")
+
+    with pytest.raises(OSError, match="user code"):
+        stream_of(portal).pipe(first).pipe(second).pipe(fails).pipe_to(
+            duckdb_target(tmp_path / "a.duckdb")
+        )
+    assert first.calls[-1] == second.calls[-1] == "stop"
+    assert duckdb_target(tmp_path / "a.duckdb").query("SELECT * FROM sync").num_rows == 0
+
+
+def test_a_transformer_that_fails_to_stop_does_not_keep_others_from_it(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    class Fails(Counter):
+        def stop(self) -> None:
+            raise OSError("stop")
+
+    first, last = Counter(), Counter()
+    with pytest.raises(OSError, match="stop"):
+        stream_of(portal, (0, 5)).pipe(first).pipe(Fails()).pipe(last).pipe_to(
+            duckdb_target(tmp_path / "a.duckdb")
+        )
+    assert first.calls[-1] == last.calls[-1] == "stop"
+
+
+# --- targets of one's own -------------------------------------------------------------------------
+
+
+class OwnHistory:
+    """What the seed document asks its readers to write."""
+
+    def __init__(self) -> None:
+        self.blocks: list[BlockCursor] = []
+        self.mark: BlockCursor | None = None
+        self.rows: dict[int, int] = {}
+        self.forks = 0
+
+    def save(self, batch: StreamBatch) -> None:
+        state, head = batch.ctx.stream.state, batch.ctx.stream.head
+        self.blocks += state.rollback_chain
+        if head.finalized and (self.mark is None or head.finalized.number > self.mark.number):
+            self.mark = head.finalized
+        if self.mark is not None:
+            self.blocks = [one for one in self.blocks if one.number >= self.mark.number]
+        numbers = batch.data["transfers"].toArrow()["block_number"].to_pylist()
+        for number in numbers:
+            self.rows[number] = self.rows.get(number, 0) + 1
+
+    def fork(self, previous_blocks: list[BlockCursor]) -> BlockCursor | None:
+        self.forks += 1
+        index = find_rollback_index(self.blocks, previous_blocks)
+        if index < 0:
+            return None
+        del self.blocks[index + 1 :]
+        safe = self.blocks[index]
+        self.rows = {n: c for n, c in self.rows.items() if n <= safe.number}
+        return safe
+
+
+def test_create_target_leaves_cursor_and_history_to_the_user(portal: PortalServer) -> None:
+    own = OwnHistory()
+
+    def write(read: Any) -> None:
+        for batch in read(None):
+            own.save(batch)
+            if batch.ctx.stream.state.current == portal.chain.head.cursor:
+                if len(portal.chain.forks) == 2:
+                    return
+                portal.fork(3)
+
+    stream_of(portal).pipe_to(create_target(write=write, fork=own.fork))
+    assert own.forks == 2
+    assert sum(own.rows.values()) == len(transfers(portal.chain, portal.chain.canonical()))
+
+
+def test_pipe_to_iterator_resumes_after_a_full_cursor_and_survives_forks(
+    portal: PortalServer,
+) -> None:
+    own, start = OwnHistory(), portal.chain.canonical(30, 30)[0].cursor
+    for batch in pipe_to_iterator(stream_of(portal), start, own.fork):
+        own.save(batch)
+        if batch.ctx.stream.state.current == portal.chain.head.cursor:
+            if portal.chain.forks:
+                break
+            portal.fork(2)
+    assert portal.ledger.stream_requests()[0].parent_block_hash == start.hash
+    assert sum(own.rows.values()) == len(transfers(portal.chain, portal.chain.canonical(31)))
+
+
+def test_a_fork_callback_that_gives_up_ends_the_run(portal: PortalServer) -> None:
+    def write(read: Any) -> None:
+        for batch in read(None):
+            if batch.ctx.stream.state.current == portal.chain.head.cursor:
+                portal.fork(2)
+
+    with pytest.raises(ForkCursorMissingError, match="E1003"):
+        stream_of(portal).pipe_to(create_target(write=write, fork=lambda blocks: None))
+
+
+def test_a_fork_without_a_callback_is_a_coded_error(portal: PortalServer) -> None:
+    def write(read: Any) -> None:
+        for batch in read(None):
+            if batch.ctx.stream.state.current == portal.chain.head.cursor:
+                portal.fork(2)
+
+    with pytest.raises(ForkHandlerMissingError, match="E1001"):
+        stream_of(portal).pipe_to(create_target(write=write))
+
+
+def test_plain_iteration_reads_final_blocks_from_the_beginning_every_time(
+    portal: PortalServer,
+) -> None:
+    final = portal.chain.finalized
+    assert final is not None
+    for _ in range(2):
+        rows = 0
+        for batch in stream_of(portal, (5, final.number)):
+            rows += batch.data["transfers"].count()
+        assert rows == len(transfers(portal.chain, portal.chain.canonical(5, final.number)))
+    assert {one.route for one in portal.ledger.stream_requests()} == {"finalized-stream"}
+
+
+def test_the_context_tells_where_the_stream_stands(portal: PortalServer) -> None:
+    batches = list(stream_of(portal, (5, 40)))
+    ctx = batches[-1].ctx
+    assert ctx.id == "transfers"
+    assert ctx.stream.state.current == portal.chain.canonical(40, 40)[0].cursor
+    assert (ctx.stream.state.initial, ctx.stream.state.last) == (5, 40)
+    assert [str(one) for one in ctx.stream.state.ranges] == ["5..40"]
+    assert ctx.stream.state.rollback_chain == ()
+    assert ctx.stream.head.finalized == portal.chain.finalized.cursor  # type: ignore[union-attr]
+    assert ctx.stream.progress.percent == 100.0
+    assert ctx.stream.query.url == portal.url
+    assert len(ctx.stream.query.hash) == 64
+    assert ctx.stream.dataset is not None
+    assert ctx.batch.blocks_count > 0
+    assert ctx.batch.bytes_size > 0
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream_id", ["", "   ", None, 7])
+def test_a_stream_without_an_id_is_refused(stream_id: Any) -> None:
+    with pytest.raises(StreamIdError, match="E0001"):
+        portal_stream(
+            id=stream_id, portal="http://x/y", outputs={"t": evm.events("erc20.Transfer")}
+        )
+
+
+@pytest.mark.parametrize("outputs", [{}, None, evm.events("erc20.Transfer"), {"t": 7}, {"": 7}])
+def test_outputs_that_are_none_are_refused(outputs: Any) -> None:
+    with pytest.raises(InvalidOptionError, match="E0007"):
+        portal_stream(id="s", portal="http://x/y", outputs=outputs)
+
+
+def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InvalidOptionError, match="span_seconds"):
+        portal_stream(
+            id="s", portal="http://x/y", outputs={"t": evm.events("erc20.Transfer")}, farr=1
+        )
+
+
+@pytest.mark.parametrize("code", [7, object(), lambda: None, lambda a, b, c: None])
+def test_what_cannot_be_piped_is_refused(code: object, portal: PortalServer) -> None:
+    with pytest.raises(InvalidOptionError, match="E0007"):
+        stream_of(portal).pipe(code)
+
+
+def test_a_transform_must_return_a_mapping(portal: PortalServer, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="mapping"):
+        stream_of(portal).pipe(lambda data: data["transfers"]).pipe_to(
+            duckdb_target(tmp_path / "a.duckdb")
+        )
+
+
+def test_a_dataset_of_another_network_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    with (
+        simulated_portal(seed=1, blocks=5, network=Network.SOLANA) as portal,
+        pytest.raises(NetworkError, match="E0010"),
+    ):
+        stream_of(portal).pipe_to(duckdb_target(tmp_path / "a.duckdb"))
+
+
+def test_a_dataset_that_does_not_exist_is_refused(portal: PortalServer, tmp_path: Path) -> None:
+    wrong = portal_stream(
+        id="s",
+        portal=portal.url.rsplit("/", 1)[0] + "/nonsense",
+        outputs={"transfers": evm.events("erc20.Transfer")},
+    )
+    with pytest.raises(PortalHttpError, match="E3001"):
+        wrong.pipe_to(duckdb_target(tmp_path / "a.duckdb"))
+
+
+def test_a_callback_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidOptionError, match="E0007"):
+        create_target(write=7)  # type: ignore[arg-type]
+
+
+def test_an_error_names_its_code_in_every_case(portal: PortalServer) -> None:
+    with pytest.raises(HeadwaterError, match=r"^\[E0002\]"):
+        stream_of(portal, (9, 5))
