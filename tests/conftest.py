@@ -1,7 +1,9 @@
-"""Settings shared by all tests: hypothesis profiles, reproducible by the seed it prints."""
+"""Settings shared by all tests: hypothesis profiles, and one worker for all that needs Spark."""
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -9,3 +11,12 @@ settings.register_profile(
 )
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+SPARK_FOLDERS = {"spark", "demo", "docs"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests that start a JVM on one worker: two at a time would only slow each other down."""
+    for item in items:
+        if SPARK_FOLDERS & set(Path(item.path).parts):
+            item.add_marker(pytest.mark.xdist_group("spark"))

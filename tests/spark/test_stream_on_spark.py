@@ -1,0 +1,154 @@
+"""The same pipeline in history and at the head, on real Spark, through kills and forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from headwater import evm, portal_stream
+from headwater.pipeline import Committed, Event, RolledBack, Settled
+from headwater.targets import duckdb_target
+from headwater.testing import Asked, DropAfter, PortalServer, simulated_portal
+from tests.stream.truth import COLUMNS, transfers
+
+Frames = Mapping[str, DataFrame]
+
+
+def shorter(data: Frames) -> Frames:
+    """Keep transfers of less than 30 digits, and mark them, with Spark's own functions."""
+    small = data["transfers"].where(F.length("value") < 30)
+    return {"transfers": small.withColumn("digits", F.length("value"))}
+
+
+def rows_of(path: Path, columns: str = COLUMNS) -> list[tuple[Any, ...]]:
+    found = duckdb_target(path).query(f"SELECT {columns} FROM transfers ORDER BY 1, 3")
+    return [tuple(row.values()) for row in found.to_pylist()]
+
+
+def run(
+    portal: PortalServer, path: Path, spark: SparkSession, *, far: int, forks: int = 0
+) -> list[Event]:
+    """Run to the head, with some forks on the way, and stop there."""
+    events: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Settled) and event.state.cursor == portal.chain.head.cursor:
+            if len(portal.chain.forks) < forks:
+                portal.fork(3)
+            else:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    portal_stream(
+        id="transfers",
+        portal=portal.url,
+        outputs={"transfers": evm.events("erc20.Transfer", range=0)},
+        spark=spark,
+        far=far,
+        first_span=150,
+        poll_interval_s=0.01,
+    ).pipe(shorter).pipe_to(duckdb_target(path), on_event=on_event)
+    return events
+
+
+def test_history_and_head_give_the_same_rows_and_both_equal_the_chain(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spans on executors, then block by block, against block by block alone; with forks."""
+    with simulated_portal(seed=5, blocks=420, finality_depth=12) as portal:
+        events = run(portal, tmp_path / "spans.duckdb", spark, far=50, forks=2)
+        assert max(event.blocks for event in events if isinstance(event, Committed)) > 100
+        assert sum(isinstance(event, RolledBack) for event in events) == 2
+        run(portal, tmp_path / "blocks.duckdb", spark, far=10**9)
+        expected = [
+            row for row in transfers(portal.chain, portal.chain.canonical()) if len(row[6]) < 30
+        ]
+        assert rows_of(tmp_path / "spans.duckdb") == expected
+        assert rows_of(tmp_path / "blocks.duckdb") == expected
+        assert rows_of(tmp_path / "spans.duckdb", "*") == rows_of(tmp_path / "blocks.duckdb", "*")
+
+
+def test_several_outputs_are_fetched_once_and_keep_their_own_ranges(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with simulated_portal(seed=6, blocks=300, finality_depth=10) as portal:
+        token = portal.chain.population.tokens[0]
+        portal_stream(
+            id="two",
+            portal=portal.url,
+            outputs={
+                "transfers": evm.events("erc20.Transfer", range=(0, 280)),
+                "picked": evm.events("erc20.Transfer", contracts=[token], range=(100, 200)),
+            },
+            spark=spark,
+            far=20,
+        ).pipe_to(duckdb_target(tmp_path / "a.duckdb"))
+        every = transfers(portal.chain, portal.chain.canonical(0, 280))
+        assert rows_of(tmp_path / "a.duckdb") == every
+        picked = duckdb_target(tmp_path / "a.duckdb").query(
+            f"SELECT {COLUMNS} FROM picked ORDER BY 1,3"
+        )
+        assert [tuple(row.values()) for row in picked.to_pylist()] == [
+            row for row in every if row[3] == token and 100 <= row[0] <= 200
+        ]
+
+
+CHILD = """
+import os, signal, sys
+from headwater import evm, portal_stream
+from headwater.pipeline import Settled
+from headwater.targets import duckdb_target
+
+url, path, far, head = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+
+def on_event(event):
+    if isinstance(event, Settled) and event.state.cursor.number == head:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+portal_stream(
+    id="transfers", portal=url, outputs={"transfers": evm.events("erc20.Transfer", range=0)},
+    far=far, first_span=60, poll_interval_s=0.01,
+).pipe_to(duckdb_target(path), on_event=on_event)
+"""
+
+
+def child(portal: PortalServer, path: Path, far: int) -> subprocess.Popen[bytes]:
+    head = str(portal.chain.head.number)
+    return subprocess.Popen([sys.executable, "-c", CHILD, portal.url, str(path), str(far), head])
+
+
+@pytest.mark.guarantee("STATE-2")
+@pytest.mark.parametrize(
+    ("far", "kill_at"), [(10**9, 4), (10**9, 9), (10**9, 17), (10**9, 20), (30, 12)]
+)
+def test_a_driver_that_is_killed_goes_on_as_if_nothing_had_happened(
+    far: int, kill_at: int, tmp_path: Path
+) -> None:
+    """kill -9 when its n-th request arrives: at the head, and in the middle of history on Spark."""
+    path = tmp_path / "a.duckdb"
+    with simulated_portal(
+        seed=8, blocks=150, finality_depth=10, blocks_per_answer=(5, 12)
+    ) as portal:
+        driver = child(portal, path, far)
+
+        def strike(asked: Asked) -> bool:
+            if asked.sequence == kill_at:
+                driver.kill()
+            return False
+
+        portal.sim.faults.add(DropAfter(), times=None, where=strike)
+        assert driver.wait(100) == -signal.SIGKILL
+        portal.sim.faults.clear()
+        if far > 150:
+            portal.fork(4)  # what the killed driver had committed near the head may be orphaned
+        assert child(portal, path, far).wait(100) == 0
+        assert rows_of(path) == transfers(portal.chain, portal.chain.canonical())
