@@ -1,0 +1,117 @@
+"""Every error Headwater raises on purpose: a code, what happened, with which values, what to do.
+
+    HeadwaterError
+    ├── E0…  configuration: raised before anything is read or changed
+    ├── E1…  forks: the chain and the stored state cannot be reconciled
+    ├── E25… the DuckDB target
+    ├── E3…  portal: transport, status codes, malformed or contradictory answers
+    ├── E4…  decoding: event signatures, contents of blocks and logs
+    └── E5…  Spark: Java, sessions, column types, the data source
+
+The text starts with the code because text is all that survives a Spark worker. Errors pickle.
+Numbers that the SQD Pipes SDK uses keep its meaning. `docs/errors.md` lists all of them; a test
+keeps raised ⇔ documented ⇔ tested.
+"""
+
+from headwater.errors.base import REGISTRY, HeadwaterError
+from headwater.errors.configuration import (
+    DiscriminatorError,
+    InvalidOptionError,
+    InvalidRangeError,
+    MissingExtraError,
+    NetworkError,
+    PortalUrlError,
+    QueryError,
+    QueryLimitError,
+    StoredStateError,
+    StreamIdError,
+)
+from headwater.errors.decoding import (
+    AddressError,
+    BlockContentError,
+    ParameterError,
+    SignatureError,
+    UndecodableLogError,
+)
+from headwater.errors.duckdb import (
+    AppendOnlyError,
+    DuckDBFileError,
+    RetentionError,
+    StreamInUseError,
+    TableKeyError,
+    TableSchemaError,
+    UndeclaredTableError,
+    UntraceableWriteError,
+)
+from headwater.errors.forks import (
+    EmptyForkSampleError,
+    ForkCursorMissingError,
+    ForkHandlerMissingError,
+    HotBatchError,
+    LaggingPortalError,
+    RewindError,
+)
+from headwater.errors.portal import (
+    BlockLinkError,
+    BlockOrderError,
+    MalformedAnswerError,
+    MalformedLineError,
+    PortalHttpError,
+    PortalUnreachableError,
+    TimestampError,
+    TransportError,
+)
+from headwater.errors.spark import (
+    ColumnTypeError,
+    FinalizedForkError,
+    JavaMissingError,
+    NotFinalError,
+    SourceOptionError,
+)
+
+__all__ = [
+    "REGISTRY",
+    "AddressError",
+    "AppendOnlyError",
+    "BlockContentError",
+    "BlockLinkError",
+    "BlockOrderError",
+    "ColumnTypeError",
+    "DiscriminatorError",
+    "DuckDBFileError",
+    "EmptyForkSampleError",
+    "FinalizedForkError",
+    "ForkCursorMissingError",
+    "ForkHandlerMissingError",
+    "HeadwaterError",
+    "HotBatchError",
+    "InvalidOptionError",
+    "InvalidRangeError",
+    "JavaMissingError",
+    "LaggingPortalError",
+    "MalformedAnswerError",
+    "MalformedLineError",
+    "MissingExtraError",
+    "NetworkError",
+    "NotFinalError",
+    "ParameterError",
+    "PortalHttpError",
+    "PortalUnreachableError",
+    "PortalUrlError",
+    "QueryError",
+    "QueryLimitError",
+    "RetentionError",
+    "RewindError",
+    "SignatureError",
+    "SourceOptionError",
+    "StoredStateError",
+    "StreamIdError",
+    "StreamInUseError",
+    "TableKeyError",
+    "TableSchemaError",
+    "TimestampError",
+    "TransportError",
+    "UndeclaredTableError",
+    "UndecodableLogError",
+    "UntraceableWriteError",
+]

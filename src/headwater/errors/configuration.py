@@ -1,0 +1,84 @@
+"""E0: Configuration: raised before anything is read or changed."""
+
+from headwater.errors.base import HeadwaterError
+
+
+class StreamIdError(
+    HeadwaterError,
+    code="E0001",
+    fix="give the stream a stable, non-blank id; all stored state is keyed by it",
+):
+    """A stream has no id."""
+
+
+class InvalidRangeError(
+    HeadwaterError,
+    code="E0002",
+    fix="give a block number, 'latest', an ISO date, a datetime, '+N' (end only), or (from, to) "
+    "with from <= to",
+):
+    """A block range cannot be understood, or ends before it begins."""
+
+
+class DiscriminatorError(
+    HeadwaterError,
+    code="E0003",
+    fix="use exactly one discriminator width (d1, d2, d4 or d8) in a filter; put instructions of "
+    "another width in a filter of their own",
+):
+    """A Solana instruction filter mixes discriminator widths, or holds a malformed one."""
+
+
+class PortalUrlError(
+    HeadwaterError,
+    code="E0004",
+    fix="give the dataset's address, such as https://portal.sqd.dev/datasets/ethereum-mainnet",
+):
+    """The portal address is not an http(s) URL of a dataset."""
+
+
+class QueryError(
+    HeadwaterError,
+    code="E0005",
+    fix="use the names listed in the message; docs/queries.md shows all of them",
+):
+    """A query names an unknown field or filter, or gives a value of the wrong kind."""
+
+
+class QueryLimitError(
+    HeadwaterError,
+    code="E0006",
+    fix="split the outputs over several streams, or filter by topic and re-check addresses locally",
+):
+    """A query is larger than a portal accepts; nothing was sent."""
+
+
+class InvalidOptionError(
+    HeadwaterError, code="E0007", fix="give a value in the range that the message names"
+):
+    """An option has a value that cannot work."""
+
+
+class StoredStateError(
+    HeadwaterError,
+    code="E0008",
+    fix="restore the state from a backup, or remove it to start again from range.from; a newer "
+    "format needs a newer Headwater",
+):
+    """Stored state cannot be read: malformed, or written in a newer format."""
+
+
+class MissingExtraError(
+    HeadwaterError,
+    code="E0009",
+    fix="install what the message names, such as: pip install 'headwater[duckdb]'",
+):
+    """A target needs a package that is not installed."""
+
+
+class NetworkError(
+    HeadwaterError,
+    code="E0010",
+    fix="point the stream at a dataset of that network, or use outputs of the network it holds",
+):
+    """The outputs ask for another network than the dataset holds; nothing was read or written."""

@@ -1,0 +1,72 @@
+"""E25: the DuckDB target."""
+
+from headwater.errors.base import HeadwaterError
+
+
+class DuckDBFileError(
+    HeadwaterError,
+    code="E2501",
+    fix="DuckDB lets one process at a time open a file: stop the other process, or run both "
+    "streams in one process; otherwise check the path",
+):
+    """The DuckDB file cannot be opened: another process holds it, or the path is wrong."""
+
+
+class TableSchemaError(
+    HeadwaterError,
+    code="E2502",
+    fix="change the frame or the declaration so that they agree with the table, or write to a new "
+    "table; nothing was written",
+):
+    """A frame, a declaration and an existing table do not agree."""
+
+
+class UndeclaredTableError(
+    HeadwaterError,
+    code="E2503",
+    fix="name every table that on_data writes in tables=[...]: undo is kept for these",
+):
+    """A table is written that was not declared, so a fork could not undo it."""
+
+
+class TableKeyError(
+    HeadwaterError,
+    code="E2504",
+    fix="declare the key with table(name, key=[...]); each row needs one, and only one row may "
+    "have it",
+):
+    """A write needs a key that the table or its rows lack, or that two rows share."""
+
+
+class RetentionError(
+    HeadwaterError,
+    code="E2505",
+    fix="give unfinalized_blocks_retention=1 or more; 1000 is the default",
+):
+    """The retention of undo data is zero or negative."""
+
+
+class UntraceableWriteError(
+    HeadwaterError,
+    code="E2506",
+    fix="use tx.insert, tx.upsert or tx.delete; or name the changed tables in "
+    "tx.execute(sql, params, tables=[...]); or declare the table untracked",
+):
+    """SQL would change data in a way that a fork could not undo."""
+
+
+class StreamInUseError(
+    HeadwaterError,
+    code="E2507",
+    fix="give each stream its own id, and close a target before another one takes its place",
+):
+    """Two targets of one process write the same stream id."""
+
+
+class AppendOnlyError(
+    HeadwaterError,
+    code="E2508",
+    fix="insert only rows of the batch's own blocks and let one stream write the table, or declare "
+    "table(name, append_only=False)",
+):
+    """Rows of an append-only table could not be undone by their block number."""

@@ -1,0 +1,54 @@
+"""E1: Forks: the chain and the stored state cannot be reconciled."""
+
+from headwater.errors.base import HeadwaterError
+
+
+class ForkHandlerMissingError(
+    HeadwaterError,
+    code="E1001",
+    fix="give create_target a fork callback, or pipe_to_iterator an on_fork, that returns the last "
+    "good cursor",
+):
+    """The chain forked, and the target has nothing to decide with."""
+
+
+class EmptyForkSampleError(
+    HeadwaterError,
+    code="E1002",
+    fix="report it to the portal's operator; the state is untouched, so a restart is safe",
+):
+    """The portal reported a fork (409) without naming a single block of its chain."""
+
+
+class ForkCursorMissingError(
+    HeadwaterError,
+    code="E1003",
+    fix="the state is untouched; check that the portal serves the same chain, then rewind to a "
+    "block you trust or start a new stream",
+):
+    """No block held locally can still be canonical without giving up finalized data."""
+
+
+class LaggingPortalError(
+    HeadwaterError,
+    code="E1004",
+    fix="the state is untouched; wait for the portal's replicas to catch up, or use another portal",
+    retryable=True,
+):
+    """The portal keeps answering from below a cursor that is already final."""
+
+
+class RewindError(
+    HeadwaterError,
+    code="E1005",
+    fix="rewind only to a cursor of the rollback chain, or to the finalized cursor",
+):
+    """A rewind names a block that the state holds no anchor for."""
+
+
+class HotBatchError(
+    HeadwaterError,
+    code="E1006",
+    fix="cut answers with headwater.core.cut_batches: a batch holds final blocks, or one hot block",
+):
+    """A batch holds several blocks above the finalized head, so it could not be undone exactly."""

@@ -1,0 +1,67 @@
+"""E3: The portal: transport, status codes, malformed or contradictory answers."""
+
+from headwater.errors.base import HeadwaterError
+
+
+class PortalHttpError(
+    HeadwaterError,
+    code="E3001",
+    fix="read the portal's own words in the message; 400 is a query it refuses, 404 a dataset or "
+    "block it does not have, 401/403 missing credentials",
+):
+    """The portal answered with a status that a retry cannot mend."""
+
+
+class PortalUnreachableError(
+    HeadwaterError,
+    code="E3002",
+    fix="check the address and the network, or raise the number of attempts",
+    retryable=True,
+):
+    """All permitted attempts failed."""
+
+
+class MalformedLineError(
+    HeadwaterError,
+    code="E3003",
+    fix="report the block to the portal's operator; nothing after the last good block was taken",
+):
+    """A line of the stream is not a block: broken JSON, or no usable header."""
+
+
+class BlockOrderError(
+    HeadwaterError,
+    code="E3004",
+    fix="report it to the portal's operator; nothing after the last good block was taken",
+):
+    """Blocks arrived twice, out of order, or outside the requested range."""
+
+
+class BlockLinkError(
+    HeadwaterError,
+    code="E3005",
+    fix="report it to the portal's operator; nothing after the last good block was taken",
+):
+    """A block does not name its predecessor as parent: one is missing or foreign."""
+
+
+class MalformedAnswerError(
+    HeadwaterError,
+    code="E3006",
+    fix="check that the address is an SQD portal dataset; report it to the portal's operator",
+):
+    """An answer other than a block line is not what the protocol says."""
+
+
+class TransportError(
+    HeadwaterError, code="E3007", fix="check the address and the network", retryable=True
+):
+    """A connection failed, timed out or broke; the client retries it."""
+
+
+class TimestampError(
+    HeadwaterError,
+    code="E3008",
+    fix="give a date inside the dataset's history, or a block number",
+):
+    """The portal has no block at or after the given time."""

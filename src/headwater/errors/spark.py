@@ -1,0 +1,51 @@
+"""E5: Spark: sessions, column types, the data source."""
+
+from headwater.errors.base import HeadwaterError
+
+
+class JavaMissingError(
+    HeadwaterError,
+    code="E5001",
+    fix="install a Java 17 runtime or newer (Debian, Ubuntu: apt install openjdk-17-jre-headless; "
+    "Fedora: dnf install java-17-openjdk-headless; macOS: brew install openjdk@17) and, if it is "
+    "not on the PATH, set JAVA_HOME to it",
+):
+    """Spark needs Java 17 or newer, and none was found."""
+
+
+class SourceOptionError(
+    HeadwaterError,
+    code="E5002",
+    fix="correct the option that the message names; the data source takes portal, from_block, "
+    "to_block, partitions, and either event (with contracts, params, decimals, on_error) or query",
+):
+    """An option of `spark.read.format("headwater")` is missing, unknown or contradicts another."""
+
+
+class NotFinalError(
+    HeadwaterError,
+    code="E5003",
+    fix="end the range at or below the finalized head, or leave to_block out; blocks above it can "
+    "still be replaced and are read by a stream",
+    retryable=True,
+):
+    """A range that is read in parallel ends above what is final."""
+
+
+class FinalizedForkError(
+    HeadwaterError,
+    code="E5004",
+    fix="run it again; if it stays, report to the portal's operator that its replicas disagree "
+    "about finalized blocks",
+    retryable=True,
+):
+    """The portal reported a fork among finalized blocks."""
+
+
+class ColumnTypeError(
+    HeadwaterError,
+    code="E5005",
+    fix="cast the column to a type that Spark has: a signed integer, float, decimal128, string, "
+    "binary, boolean, date, timestamp in microseconds, list or struct",
+):
+    """An Arrow column has a type that Spark cannot hold without loss."""
