@@ -1,0 +1,317 @@
+"""The demo itself: a stream on local Spark into DuckDB, on a chain that forks, and the check.
+
+It is the program that a user would write, plus somebody who watches. Runs on the main thread, since
+a signal is how a stream is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
+from threading import Thread, Timer
+from time import monotonic
+
+from pyspark.sql import DataFrame
+
+from headwater.cli.demo_chain import FINALITY_DEPTH, DemoChain, plan_forks
+from headwater.cli.demo_check import disagreements, expected_tables
+from headwater.cli.demo_picture import Drawing, draw
+from headwater.cli.demo_story import Stage, Story, describe_backfill, describe_fork, facts_of
+from headwater.cli.demo_tables import STREAM_ID, Places, count_rows, read_rows, top_tokens
+from headwater.cli.demo_view import View, open_view
+from headwater.decode import evm
+from headwater.decode.abi import parse_event
+from headwater.pipeline import Event
+from headwater.spark.session import active_session, local_session
+from headwater.stream import PortalStream, portal_stream
+from headwater.stream.context import BatchContext
+from headwater.targets import duckdb_target
+from headwater.targets.duckdb import DuckDBTarget
+from headwater.testing import ChainSim, PortalServer, PortalSim
+
+INTERVAL_S = 0.5
+_FAR = 200
+_TOP = 5
+_SHOWN_BEFORE = 4
+
+
+def without_self_payments(data: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
+    """Drop what somebody sends to himself, and add the value as a number: plain Spark SQL."""
+    if "transfers" not in data:
+        return data
+    kept = data["transfers"].where("`from` <> `to`")
+    return {**data, "transfers": kept.selectExpr("*", "CAST(value AS DOUBLE) AS amount")}
+
+
+# --- a simulated chain ----------------------------------------------------------------------------
+
+
+def run_simulated(places: Places, *, blocks: int, seconds: float, seed: int, port: int) -> bool:
+    """Run against a simulated chain; tell whether every table is what the chain says."""
+    began = monotonic()
+    chain = ChainSim(seed)
+    chain.grow(blocks - 1)
+    chain.finalize(chain.head.number - FINALITY_DEPTH)
+    story = Story(("transfers", "approvals"), goal=chain.head.number)
+    steps = max(6, round(seconds / INTERVAL_S))
+    mover = DemoChain(
+        chain,
+        plan_forks(seed, steps),
+        steps=steps,
+        interval=INTERVAL_S,
+        holds_head=lambda: story.cursor == chain.head.cursor,
+    )
+    target = duckdb_target(places.database)
+    with ExitStack() as stack:
+        server = stack.enter_context(PortalServer(PortalSim(chain, seed=seed), port=port))
+        view = stack.enter_context(open_view(story))
+        view.phase(
+            "1/4 A chain to read",
+            f"A simulated blockchain with {blocks:,} blocks of history is served on this machine, "
+            f"by the protocol of the real ones: {server.url}",
+        )
+        stack.enter_context(_spark(places.spark_log))
+        stack.enter_context(mover)
+        watcher = Watcher(story, view, target, lambda: chain.head.number)
+        watcher.on_head = mover.start
+        watcher.is_over = lambda: mover.finished.is_set() and story.cursor == chain.head.cursor
+        view.phase(
+            "2/4 Backfill",
+            "Spark reads the history in parallel, decodes two kinds of events from one fetch, and "
+            "fills two tables of a DuckDB file.",
+        )
+        story.begin_backfill()
+        with _at_most(60 + 4 * seconds):
+            stream = _simulated_stream(server.url, blocks)
+            stream.pipe(without_self_payments).pipe_to(target, on_event=watcher)
+        story.stage = Stage.CHECKING
+        view.phase(
+            "4/4 Check",
+            "Every row of every table is compared with a second, independent reading of the chain.",
+        )
+        held = {name: read_rows(target, name) for name in story.tables}
+        problems = disagreements(held, expected_tables(chain, story.cursor))
+        for problem in problems:
+            view.say(problem)
+        if not problems:
+            view.say(f"{story.total_rows:,} rows in {len(held)} tables equal the canonical chain")
+        draw(places.picture, _drawing_of_chain(chain, story))
+        _show_top_tokens(view, target)
+        view.summary(not problems, [*facts_of(story, monotonic() - began), *_ways_on(places)])
+    return not problems
+
+
+def _simulated_stream(url: str, blocks: int) -> PortalStream:
+    """Define the stream as a user would; history is cut small, so that the bar moves."""
+    return portal_stream(
+        id=STREAM_ID,
+        portal=url,
+        outputs={
+            "transfers": evm.events("erc20.Transfer", range=0),
+            "approvals": evm.events("erc20.Approval", range=0),
+        },
+        far=min(_FAR, blocks // 3),
+        first_span=max(100, blocks // 6),
+        largest_span=max(100, blocks // 6),
+        span_seconds=60,
+    )
+
+
+def _drawing_of_chain(chain: ChainSim, story: Story) -> Drawing:
+    """Draw the chain itself: every block of every branch since the demo began to follow."""
+    with chain.lock:
+        orphaned = [
+            [fork.ancestor.cursor, *(chain.block(one).cursor for one in fork.orphaned_hashes)]
+            for fork in chain.forks
+        ]
+        first = min([story.goal, *(path[0].number for path in orphaned)]) - _SHOWN_BEFORE
+        return Drawing(
+            title="A chain that changes its mind, and the tables that follow it",
+            canonical=[block.cursor for block in chain.canonical(first)],
+            orphaned=orphaned,
+            undone=list(story.forks),
+            final=None if chain.finalized is None else chain.finalized.number,
+        )
+
+
+def _show_top_tokens(view: View, target: DuckDBTarget) -> None:
+    rows = [
+        [one["address"], f"{one['transfers']:,}", str(one["senders"]), f"{one['middle']:.3g}"]
+        for one in top_tokens(target, _TOP)
+    ]
+    view.table(
+        "Asked of the DuckDB file: the tokens that were transferred most often",
+        ("token", "transfers", "senders", "median amount"),
+        rows,
+    )
+
+
+# --- a real portal --------------------------------------------------------------------------------
+
+
+def run_on_portal(
+    places: Places, portal: str, *, events: Sequence[str], contracts: Sequence[str], seconds: float
+) -> bool:
+    """Follow the head of a chain for a while. Nobody here knows its truth: nothing is checked."""
+    began = monotonic()
+    outputs = {
+        _table_name(event): evm.events(event, contracts=list(contracts), range="latest")
+        for event in events
+    }
+    story = Story(tuple(outputs))
+    target = duckdb_target(places.database)
+    heads = HeadWatch()
+    with ExitStack() as stack:
+        view = stack.enter_context(open_view(story))
+        view.phase("1/2 Spark", "A local Spark is started; one of your own does as well.")
+        stack.enter_context(_spark(places.spark_log))
+        view.phase(
+            "2/2 Following the head",
+            f"For {seconds:.0f} s blocks are read as they appear; when the chain replaces some (a "
+            "fork, or reorganization), what was written from them is undone first.",
+        )
+        story.begin_following()
+        stream = portal_stream(id=STREAM_ID, portal=portal, outputs=outputs)
+        watcher = Watcher(story, view, target, lambda: heads.number)
+        with _at_most(seconds):
+            stream.pipe(heads).pipe(without_self_payments).pipe_to(target, on_event=watcher)
+        story.stage = Stage.CHECKING
+        draw(places.picture, _drawing_of_story(story))
+        view.summary(True, [*facts_of(story, monotonic() - began), *_ways_on(places)])
+    return True
+
+
+class HeadWatch:
+    """A transformer that changes nothing and remembers the head which the portal reports."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def transform(
+        self, data: Mapping[str, DataFrame], ctx: BatchContext
+    ) -> Mapping[str, DataFrame]:
+        """Look at the head and pass the data on."""
+        self.number = ctx.stream.state.last
+        return data
+
+
+def _table_name(event: str) -> str:
+    """Return `transfers` for `erc20.Transfer`, `swaps` for `Swap(…)`."""
+    name = parse_event(event).name
+    return name[:1].lower() + name[1:] + "s"
+
+
+def _drawing_of_story(story: Story) -> Drawing:
+    """Draw what the pipeline saw: blocks in which nothing matched are not known to it."""
+    return Drawing(
+        title="The chain as the pipeline saw it",
+        canonical=list(story.held),
+        orphaned=list(story.orphaned),
+        undone=list(story.forks),
+        final=None if story.finalized is None else story.finalized.number,
+    )
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+class Watcher:
+    """Follows the pipeline's events and tells story and view.
+
+    `on_head` is called when the head is reached first; the run ends when `is_over` says so.
+    """
+
+    def __init__(
+        self, story: Story, view: View, target: DuckDBTarget, head: Callable[[], int | None]
+    ) -> None:
+        self.on_head: Callable[[], None] = lambda: None
+        self.is_over: Callable[[], bool] = lambda: False
+        self._story = story
+        self._view = view
+        self._target = target
+        self._head = head
+
+    def __call__(self, event: Event) -> None:
+        """Take in one event."""
+        story = self._story
+        rows = {} if event.state.cursor is None else count_rows(self._target, story.tables)
+        fork = story.tell(event, rows)
+        story.head = self._head()
+        if fork is not None:
+            self._view.say(describe_fork(fork, len(story.forks)))
+        self._view.refresh()
+        if story.stage is Stage.BACKFILL and story.is_at_goal:
+            self._reach_head()
+        if self.is_over():
+            signal.raise_signal(signal.SIGINT)  # ends the stream as Ctrl-C would, cleanly
+
+    def _reach_head(self) -> None:
+        self._story.begin_following()
+        self._view.say(describe_backfill(self._story))
+        self._view.phase(
+            "3/4 Following the head",
+            "New blocks arrive one by one; now and then the network changes its mind and replaces "
+            "its newest blocks (a fork, or reorganization), so what was written from them is "
+            "undone and the new ones are read.",
+        )
+        self.on_head()
+
+
+def _ways_on(places: Places) -> list[tuple[str, str]]:
+    return [
+        ("tables", str(places.database)),
+        ("picture", str(places.picture)),
+        ("try next", "docs/quickstart.md: the same in 15 lines of your own"),
+        ("", "headwater simulate --fork-rate 0.3    a restless chain to point it at"),
+    ]
+
+
+@contextmanager
+def _spark(log: Path) -> Iterator[None]:
+    """Have a Spark session; one that is made here ends here, and talks to a log file.
+
+    While Spark starts in another process, the drawing library is loaded in this one.
+    """
+    if active_session() is not None:
+        yield
+        return
+    loading = Thread(target=import_module, args=("matplotlib.figure",), daemon=True)
+    loading.start()
+    with _stderr_to(log):
+        session = local_session(STREAM_ID)
+    loading.join()
+    try:
+        yield
+    finally:
+        session.stop()
+
+
+@contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """Let processes that are started inside write their standard error to a file, for good."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        with path.open("wb") as log:
+            os.dup2(log.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Stop the stream that runs inside after a while, as Ctrl-C would."""
+    timer = Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

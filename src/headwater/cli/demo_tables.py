@@ -1,0 +1,105 @@
+"""The demo's DuckDB file: whether it may be replaced, and what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headwater.cli.demo_check import COLUMNS, LOG_COLUMNS, Row
+from headwater.errors import InvalidOptionError
+from headwater.targets.duckdb import DuckDBTarget, duckdb_target
+from headwater.targets.duckdb.sql import TableName, compose
+
+STREAM_ID = "headwater-demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the demo leaves what it made."""
+
+    folder: Path
+
+    @property
+    def database(self) -> Path:
+        """The tables."""
+        return self.folder / "chain.duckdb"
+
+    @property
+    def picture(self) -> Path:
+        """The chain with its forks."""
+        return self.folder / "forks.png"
+
+    @property
+    def spark_log(self) -> Path:
+        """What Spark says on standard error."""
+        return self.folder / "spark.log"
+
+
+def make_room(places: Places) -> None:
+    """Create the folder, and remove the file of an earlier demo; refuse to remove anything else."""
+    try:
+        places.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidOptionError(
+            f"--out must be a directory that can be written: {error.strerror}", got=places.folder
+        ) from None
+    if not places.database.exists():
+        return
+    if not _is_ours(duckdb_target(places.database)):
+        raise InvalidOptionError(
+            "--out holds a chain.duckdb that the demo did not make, so it is left alone; "
+            "name another directory",
+            got=places.folder,
+        )
+    places.database.unlink()
+    places.database.with_name("chain.duckdb.wal").unlink(missing_ok=True)
+
+
+def count_rows(target: DuckDBTarget, tables: Sequence[str]) -> dict[str, int]:
+    """Count what is committed, also while the stream runs."""
+    return {
+        name: target.query(_on("SELECT count(*) AS n FROM {table}", name)).column("n")[0].as_py()
+        for name in tables
+    }
+
+
+def read_rows(target: DuckDBTarget, name: str) -> list[Row]:
+    """Return all rows of one of the simulated chain's tables, in the columns of `demo_check`."""
+    found = target.query(
+        _on("SELECT *, epoch(timestamp)::BIGINT AS seconds FROM {table}", name)
+    ).to_pydict()
+    return list(zip(*(found[one] for one in (*LOG_COLUMNS, *COLUMNS[name])), strict=True))
+
+
+def top_tokens(target: DuckDBTarget, limit: int) -> list[dict[str, Any]]:
+    """Return the tokens that were transferred most often."""
+    found: list[dict[str, Any]] = target.query(
+        'SELECT address, count(*) AS transfers, count(DISTINCT "from") AS senders, '
+        "median(amount) AS middle FROM transfers "
+        "GROUP BY address ORDER BY transfers DESC, address LIMIT ?",
+        [limit],
+    ).to_pylist()
+    return found
+
+
+def _on(template: str, table: str) -> str:
+    return compose(template, table=TableName("main", table))
+
+
+def _is_ours(target: DuckDBTarget) -> bool:
+    """Tell whether a file holds the demo's stream and nothing else."""
+    names = set(
+        target.query("SELECT table_name FROM duckdb_tables()").column("table_name").to_pylist()
+    )
+    if "sync" not in names:
+        return not names
+    streams = set(target.query("SELECT DISTINCT id FROM sync").column("id").to_pylist())
+    claimed = set(
+        target.query("SELECT table_name FROM sync__tables WHERE id = ?", [STREAM_ID])
+        .column("table_name")
+        .to_pylist()
+    )
+    known = {"sync", "sync__tables", *claimed, *(f"{name}__snapshots" for name in claimed)}
+    return streams <= {STREAM_ID} and names <= known
