@@ -6,7 +6,7 @@ RUNS   ?= 2000
 SEED   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check sim bench lock clean
+.PHONY: help setup demo test check sim bench lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ $(READY): requirements.lock pyproject.toml scripts/setup.sh
 	@bash scripts/setup.sh $(VENV)
 
 setup: $(READY) ## Create .venv with the locked dependencies (all other targets do this first)
+
+demo: setup ## See it all in a minute: a forking chain, Spark, DuckDB, a check and a picture
+	@$(BIN)/headwater demo
 
 test: setup ## Run all tests; core must keep 100 % branch coverage
 	@$(BIN)/pytest --numprocesses 2 --dist loadgroup --cov --cov-report=

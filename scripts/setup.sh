@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Creates the virtual environment and installs the locked dependencies. Called by make; safe to run
-# again. Needs only Python >= 3.11 (python3.11 … python3.14 or python3).
+# again. Needs Python >= 3.11 (python3.11 … python3.14 or python3) and, for Spark, Java >= 17, which
+# it installs by itself where it may.
 set -euo pipefail
 venv=${1:-.venv}
 
@@ -33,6 +34,28 @@ if [ ! -x "$venv/bin/python" ]; then
       exit 1
     fi
   fi
+fi
+
+has_java() {  # looks where Spark will look: JAVA_HOME, then the PATH
+  local java=${JAVA_HOME:+$JAVA_HOME/bin/}java version
+  version=$("$java" -version 2>&1 | sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p') || true
+  [ "${version:-0}" -ge 17 ]
+}
+if ! has_java && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+  echo "Installing Java, which Spark runs on"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq openjdk-17-jre-headless >/dev/null 2>&1 ||
+    apt-get install -y -qq default-jre-headless >/dev/null  # where 17 is no longer offered
+fi
+if ! has_java; then
+  how="sudo apt-get install openjdk-17-jre-headless"
+  if [ "$(uname)" = Darwin ]; then
+    how='brew install openjdk@17 && export JAVA_HOME="$(brew --prefix openjdk@17)"'
+  fi
+  where=${JAVA_HOME:+, and JAVA_HOME ($JAVA_HOME) is none}
+  echo "Spark needs Java 17 or newer$where; install it, then run make again: $how" >&2
+  exit 1
 fi
 
 echo "Installing the locked dependencies"
