@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headwater.core import Batch, BlockCursor, BlockRange, FinalizedWatermark, Head
 from headwater.decode import Output, decode_outputs
 from headwater.pipeline import Raw
 from headwater.portal import Clock, Dataset
 from headwater.query import Query
+from headwater.spark.checked import CheckedFrame
 from headwater.spark.frames import frames
 from headwater.spark.history import read_span
 from headwater.stream.context import (
@@ -91,13 +92,12 @@ class Assembler:
         """Return the batch with the rows that user code made of it."""
         self.release()
         if isinstance(batch.data, BlockRange):
-            data, skipped, size = self._fetch(batch.data), dict[str, int](), 0
+            made, skipped, size = self._fetch(batch.data)
         else:
             decoded = decode_outputs(self._outputs, batch.data, self._plan.ranges)
-            data, skipped = frames(decoded.tables, self._spark), decoded.skipped
+            made, skipped = frames(decoded.tables, self._spark), decoded.skipped
             size = sum(map(len, batch.data))
         ctx = self._context(batch, BatchInfo(_blocks(batch), size, skipped))
-        made: Frames = data
         for step in self._steps:
             made = step.transform(made, ctx)
         return batch.with_data(Delivery(made, ctx))
@@ -108,7 +108,12 @@ class Assembler:
             self._held.release()
             self._held = None
 
-    def _fetch(self, block_range: BlockRange) -> Mapping[str, Any]:
+    def _fetch(self, block_range: BlockRange) -> tuple[Frames, Mapping[str, int], int]:
+        """Let executors read a span. What several readers share is read now, and checked whole.
+
+        A single output that nobody transforms is read when the target takes it, and checked then:
+        the rows do not pass through Spark's cache.
+        """
         span = read_span(
             self._spark(),
             self._portal,
@@ -120,7 +125,10 @@ class Assembler:
             reuse=bool(self._steps),
         )
         self._held = span
-        return span.frames
+        if self._steps or len(self._outputs) > 1:
+            report = span.report()
+            return span.frames, report.skipped, report.bytes_read
+        return {name: CheckedFrame(frame, span) for name, frame in span.frames.items()}, {}, 0
 
     def _context(self, batch: Batch[Raw], info: BatchInfo) -> BatchContext:
         current = batch.headers[-1].cursor
