@@ -19,7 +19,7 @@ def demo(
     ] = 5000,
     seconds: Annotated[
         float, typer.Option(min=1, help="How long to follow the head afterwards.")
-    ] = 20,
+    ] = 16,
     seed: Annotated[int, typer.Option(help="The same seed gives the same chain and forks.")] = 7,
     out: Annotated[
         Path, typer.Option(help="Directory for chain.duckdb and forks.png; made if missing.")

@@ -80,7 +80,7 @@ def draw(path: Path, drawing: Drawing) -> None:
     branches = _lay_out(drawing, places, shown)
     depth = max((branch.lane for branch in branches), default=0)
     figure = Figure(figsize=(_WIDTH, 3.3 + 0.85 * depth), dpi=120, facecolor="white")
-    top, bottom = 1.05 / figure.get_figheight(), 0.95 / figure.get_figheight()
+    top, bottom = 1.05 / figure.get_figheight(), 1.05 / figure.get_figheight()
     axes = figure.add_axes((0.03, bottom, 0.94, 1 - top - bottom))
     axes.set_xlim(*shown)
     axes.set_ylim(-depth - 0.75, 0.7)
@@ -209,6 +209,7 @@ def _finish(figure: Figure, axes: Axes, drawing: Drawing) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.tick_params(colors=_QUIET, labelsize=9)
+    axes.set_xlabel("block number", color=_QUIET, fontsize=9)
     figure.legend(
         handles=[
             _sample(_CANONICAL, _CANONICAL),

@@ -34,7 +34,7 @@ from headwater.targets import duckdb_target
 from headwater.targets.duckdb import DuckDBTarget
 from headwater.testing import ChainSim, PortalServer, PortalSim
 
-INTERVAL_S = 0.5
+INTERVAL_S = 0.4
 _FAR = 200
 _TOP = 5
 _SHOWN_BEFORE = 4
@@ -90,6 +90,11 @@ def run_simulated(places: Places, *, blocks: int, seconds: float, seed: int, por
             stream = _simulated_stream(server.url, blocks)
             stream.pipe(without_self_payments).pipe_to(target, on_event=watcher)
         story.stage = Stage.CHECKING
+        if story.cursor is None:
+            view.say("stopped before anything was written")
+            return False
+        if not watcher.is_over():
+            view.say(f"stopped early, at block {story.cursor.number:,}; that much is checked")
         view.phase(
             "4/4 Check",
             "Every row of every table is compared with a second, independent reading of the chain.",
@@ -263,11 +268,13 @@ class Watcher:
 
 
 def _ways_on(places: Places) -> list[tuple[str, str]]:
+    """Return where everything is, and what to do next."""
+    drawn = [("picture", str(places.picture))] if places.picture.exists() else []
     return [
         ("tables", str(places.database)),
-        ("picture", str(places.picture)),
-        ("try next", "docs/quickstart.md: the same in 15 lines of your own"),
-        ("", "headwater simulate --fork-rate 0.3    a restless chain to point it at"),
+        *drawn,
+        ("try next", "headwater simulate --fork-rate 0.3"),
+        ("", "(a restless chain; docs/quickstart.md points 15 lines of your own at it)"),
     ]
 
 

@@ -149,16 +149,16 @@ def describe_fork(fork: Undone, number: int) -> str:
     """Tell of a fork in one sentence."""
     blocks = f"block {fork.first:,}" if fork.depth == 1 else f"blocks {fork.first:,}-{fork.last:,}"
     were = "was" if fork.depth == 1 else "were"
-    rows = " and ".join(f"{count:,} {name}" for name, count in fork.rows.items())
-    return f"fork {number}, {fork.depth} deep: {blocks} {were} replaced; undone {rows}"
+    rows = ", ".join(f"{name} {count:,}" for name, count in fork.rows.items())
+    return f"fork {number}, {fork.depth} deep: {blocks} {were} replaced; rows undone: {rows}"
 
 
 def describe_backfill(story: Story) -> str:
     """Tell how the backfill went."""
-    rows = " and ".join(f"{count:,} {name}" for name, count in story.rows.items())
+    rows = ", ".join(f"{name} {count:,}" for name, count in story.rows.items())
     done, _ = story.history()
     seconds = story.backfill_took
-    return f"{done:,} blocks in {seconds:.1f} s ({done / seconds:,.0f} per second): {rows}"
+    return f"{done:,} blocks in {seconds:.1f} s ({done / seconds:,.0f} per second); rows: {rows}"
 
 
 def facts_of(story: Story, seconds: float) -> list[tuple[str, str]]:

@@ -46,6 +46,7 @@ def make_room(places: Places) -> None:
             f"--out must be a directory that can be written: {error.strerror}", got=places.folder
         ) from None
     if not places.database.exists():
+        places.picture.unlink(missing_ok=True)
         return
     if not _is_ours(duckdb_target(places.database)):
         raise InvalidOptionError(
@@ -53,6 +54,7 @@ def make_room(places: Places) -> None:
             "name another directory",
             got=places.folder,
         )
+    places.picture.unlink(missing_ok=True)
     places.database.unlink()
     places.database.with_name("chain.duckdb.wal").unlink(missing_ok=True)
 

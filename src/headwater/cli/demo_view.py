@@ -215,14 +215,14 @@ class TerminalView:
 
     def _standing(self, story: Story) -> RenderableType:
         table = Table(title="where we stand", title_justify="left", title_style="bold")
-        for heading in ("chain head", "final up to", "our tables", "behind", *story.tables):
+        for heading in ("chain head", "final up to", "our tables", "blocks behind", *story.tables):
             table.add_column(heading, justify="right")
         lag = story.lag
         table.add_row(
             _number(story.head),
             _number(None if story.finalized is None else story.finalized.number),
             _number(None if story.cursor is None else story.cursor.number),
-            Text("-" if lag is None else f"{lag} blocks", style="yellow" if lag else "green"),
+            Text("-" if lag is None else str(lag), style="yellow" if lag else "green"),
             *(f"{story.rows.get(name, 0):,} rows" for name in story.tables),
         )
         forks = Text(f"forks so far: {len(story.forks)}", style="bold")

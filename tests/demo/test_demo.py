@@ -1,0 +1,389 @@
+"""The demo, run as a newcomer would run it, and its parts where a whole run cannot show them."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from threading import Event, Thread
+
+import duckdb
+import pytest
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from headwater.cli.demo_chain import DEEPEST, plan_forks
+from headwater.cli.demo_check import disagreements, expected_tables
+from headwater.cli.demo_picture import Drawing, draw
+from headwater.cli.demo_run import INTERVAL_S, run_on_portal, run_simulated
+from headwater.cli.demo_story import Stage, Story
+from headwater.cli.demo_tables import STREAM_ID, Places, make_room
+from headwater.cli.demo_view import PlainView, TerminalView
+from headwater.core import BlockCursor, ForkResolution, ForkRule, PipeState
+from headwater.errors import DuckDBFileError, InvalidOptionError
+from headwater.pipeline import Committed, RolledBack
+from headwater.spark.session import active_session, local_session
+from headwater.targets import duckdb_target
+from headwater.testing import ChainSim, PortalServer, simulated_portal
+from headwater.testing.content import contents
+from headwater.testing.evm_scenes import APPROVAL, TRANSFER
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BLOCKS, SECONDS, SEED = 300, 3, 3
+
+
+def headwater(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from headwater.cli import main; main()", "demo", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def chain_of_the_demo() -> ChainSim:
+    """The chain that a run with these settings ends with: it follows from the seed."""
+    chain = ChainSim(SEED)
+    chain.grow(BLOCKS - 1)
+    steps = round(SECONDS / INTERVAL_S)
+    plan = plan_forks(SEED, steps)
+    for step in range(steps):
+        chain.fork(plan[step]) if step in plan else chain.grow(1)
+    return chain
+
+
+# --- a whole run ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo") / "new" / "folder"
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path) -> subprocess.CompletedProcess[str]:
+    settings = {"--blocks": BLOCKS, "--seconds": SECONDS, "--seed": SEED, "--out": folder}
+    return headwater(*(str(part) for pair in settings.items() for part in pair), FORCE_COLOR="1")
+
+
+def test_a_run_ends_well_and_tells_its_story(ran: subprocess.CompletedProcess[str]) -> None:
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stderr == ""
+    for words in ("1/4 A chain", "2/4 Backfill", "3/4 Following", "4/4 Check", "== Done"):
+        assert words in ran.stdout
+    assert re.search(r"[\d,]+ rows in 2 tables equal the canonical chain", ran.stdout)
+    assert "try next" in ran.stdout
+
+
+def test_every_planned_fork_was_met_and_undone(ran: subprocess.CompletedProcess[str]) -> None:
+    depths = list(plan_forks(SEED, round(SECONDS / INTERVAL_S)).values())
+    assert len(depths) >= 3
+    assert f"{len(depths)} (depths {', '.join(map(str, depths))})" in ran.stdout
+    assert len(re.findall(r"fork \d+, \d+ deep: .* rows undone: ", ran.stdout)) == len(depths)
+    assert f"{sum(depths)}; {sum(depths)} read again" in ran.stdout
+
+
+def test_output_that_goes_elsewhere_than_a_terminal_is_plain(
+    ran: subprocess.CompletedProcess[str],
+) -> None:
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", ran.stdout)
+
+
+def test_the_picture_is_a_png_to_look_at(
+    ran: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    data = (folder / "forks.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert data[-8:-4] == b"IEND"
+    width, height = struct.unpack(">II", data[16:24])
+    assert 1000 <= width <= 4000
+    assert 400 <= height <= 4000
+    assert 20_000 < len(data) < 2_000_000
+
+
+def test_the_tables_hold_what_a_count_of_the_chain_gives(
+    ran: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    counted = {"transfers": 0, "approvals": 0}
+    chain = chain_of_the_demo()
+    for block in chain.canonical():
+        for log in contents(chain, block)["logs"]:
+            topics = log["topics"]
+            if len(topics) == 3 and topics[0] == TRANSFER and topics[1] != topics[2]:
+                counted["transfers"] += 1
+            counted["approvals"] += len(topics) == 3 and topics[0] == APPROVAL
+    with duckdb.connect(str(folder / "chain.duckdb"), read_only=True) as file:
+        for name, rows in counted.items():
+            assert file.execute(f"SELECT count(*) FROM {name}").fetchone() == (rows,)
+            assert rows > 50
+        newest = file.execute(
+            "SELECT current_hash FROM sync ORDER BY current_number DESC"
+        ).fetchone()
+    assert newest == (chain.head.hash,)
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    """One session for the runs inside this process: they use the active one."""
+    mine = active_session() is None
+    session = local_session("demo tests")
+    yield session
+    if mine:
+        session.stop()
+
+
+# --- the check ------------------------------------------------------------------------------------
+
+
+def test_a_row_that_is_changed_missing_doubled_or_orphaned_is_noticed() -> None:
+    chain = ChainSim(1)
+    chain.grow(20)
+    before = expected_tables(chain, chain.head.cursor)
+    assert disagreements(before, expected_tables(chain, chain.head.cursor)) == []
+    first, *rest = before["transfers"]
+    for tampered in (
+        [(*first[:-2], "1", first[-1]), *rest],
+        rest,
+        [first, first, *rest],
+        [(first[0], "0xother", *first[2:]), *rest],
+    ):
+        (told,) = disagreements({**before, "transfers": tampered}, before)
+        assert told.startswith("transfers: ")
+        assert f"first in block {first[0]}, log {first[5]}" in told
+    chain.fork(3)
+    assert disagreements(before, expected_tables(chain, chain.head.cursor))
+
+
+def test_a_table_that_is_not_there_is_noticed() -> None:
+    assert disagreements({}, {"approvals": [(5, "0x1", 0, "0x2", 0, 3)]}) == [
+        "approvals: 0 rows too many or different, 1 missing; first in block 5, log 3"
+    ]
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_demo_fails_if_the_tables_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is that of the comparison: here the chain is misread on purpose."""
+    monkeypatch.setattr(
+        "headwater.cli.demo_run.expected_tables", lambda chain, tip: {"transfers": []}
+    )
+    assert not run_simulated(Places(tmp_path), blocks=60, seconds=1, seed=1, port=0)
+    shown = capsys.readouterr().out
+    assert "transfers: " in shown
+    assert "FAILED: the tables are not what the chain says" in shown
+
+
+# --- a real portal --------------------------------------------------------------------------------
+
+
+@contextmanager
+def moving(portal: PortalServer) -> Iterator[None]:
+    """Let the chain grow, and fork now and then, while the block runs."""
+    over = Event()
+
+    def move() -> None:
+        step = 0
+        while not over.wait(0.3):
+            step += 1
+            portal.fork(2) if step % 6 == 0 else portal.extend(1)
+
+    thread = Thread(target=move)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.usefixtures("spark")
+def test_against_a_portal_it_follows_the_head_for_a_while(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = Places(tmp_path)
+    make_room(places)
+    with simulated_portal(seed=5, blocks=100) as portal, moving(portal):
+        tokens = portal.chain.population.tokens
+        assert run_on_portal(
+            places, portal.url, events=["erc20.Transfer"], contracts=tokens, seconds=6
+        )
+    shown = capsys.readouterr().out
+    assert "== Done" in shown
+    assert "rows undone: transfers" in shown
+    assert places.picture.read_bytes().startswith(b"\x89PNG")
+    rows = duckdb_target(places.database).query("SELECT min(block_number) AS first FROM transfers")
+    assert rows.column("first")[0].as_py() >= 99
+
+
+# --- its parts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [6, 7, 10, 40, 200])
+@pytest.mark.parametrize("seed", range(5))
+def test_forks_are_planned_by_the_seed_and_differ_in_depth(seed: int, steps: int) -> None:
+    plan = plan_forks(seed, steps)
+    assert plan == plan_forks(seed, steps)
+    assert len(plan) >= 3
+    assert len(set(plan.values())) == len(plan)
+    assert all(0 <= step < steps for step in plan)
+    assert all(1 <= depth <= DEEPEST for depth in plan.values())
+
+
+def told() -> Story:
+    """A story with a backfill, one block after it and one fork."""
+    story = Story(("transfers",), goal=9)
+    story.begin_backfill()
+    for number in (4, 9, 10, 11):
+        cursor = BlockCursor(number, f"0x{number}")
+        story.tell(Committed(PipeState(cursor, BlockCursor(4, "0x4")), 1), {"transfers": number})
+        if number == 9:
+            story.begin_following()
+    safe = BlockCursor(10, "0x10")
+    event = RolledBack(PipeState(safe), story.held[-1], ForkResolution(safe, ForkRule.MATCH))
+    fork = story.tell(event, {"transfers": 7})
+    assert fork is not None
+    assert (fork.first, fork.last, fork.rows) == (11, 11, {"transfers": 4})
+    story.tell(Committed(PipeState(BlockCursor(11, "0xb")), 1), {"transfers": 8})
+    story.head = 12
+    return story
+
+
+def test_a_story_counts_blocks_that_are_read_undone_and_read_again() -> None:
+    story = told()
+    assert story.blocks_read == 13
+    assert (story.undone_blocks, story.blocks_replayed, story.lag) == (1, 1, 1)
+    assert [block.hash for block in story.held[-2:]] == ["0x10", "0xb"]
+    assert [[block.hash for block in path] for path in story.orphaned] == [["0x10", "0x11"]]
+
+
+def test_a_terminal_gets_a_display_for_each_stage() -> None:
+    story, file = told(), StringIO()
+    console = Console(file=file, force_terminal=True, width=120)
+    with TerminalView(story, console) as view:
+        view.phase("title", "sentence")
+        for stage in Stage:
+            story.stage = stage
+            view._live.refresh()
+        view.say("fork 1, 1 deep")
+        view.refresh()
+        view.table("top", ["token", "transfers"], [["0x1", "5"]])
+        view.summary(True, [("time", "1 s")])
+    shown = file.getvalue()
+    for words in ("starting Spark", "10 of 10 blocks", "chain head", "forks so far: 1", "Done"):
+        assert words in shown
+
+
+def test_plain_lines_say_how_much_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    story = Story(("transfers",), goal=99)
+    story.begin_backfill()
+    for number in (9, 49):
+        story.tell(Committed(PipeState(BlockCursor(number, "0x")), 1), {"transfers": 1})
+    with PlainView(story) as view:
+        view.refresh()
+        view.refresh()
+    assert re.fullmatch(
+        r"   50 of 100 blocks \(50 %\)( about \d+ s left)?\n", capsys.readouterr().out
+    )
+
+
+def test_branches_that_cross_are_drawn_on_lanes_of_their_own(tmp_path: Path) -> None:
+    """The second fork is deeper than what came after the first, so it orphans its ancestor too."""
+    chain = ChainSim(2)
+    chain.grow(30)
+    chain.fork(2)
+    chain.grow(1)
+    chain.fork(7)
+    orphaned = [
+        [fork.ancestor.cursor, *(chain.block(one).cursor for one in fork.orphaned_hashes)]
+        for fork in chain.forks
+    ]
+    canonical = [block.cursor for block in chain.canonical(15)]
+    draw(tmp_path / "a.png", Drawing("two", canonical, orphaned, [], 18))
+    draw(tmp_path / "b.png", Drawing("none", canonical, [], [], None))
+    draw(tmp_path / "c.png", Drawing("nothing", [], [], [], None))
+    assert (tmp_path / "a.png").stat().st_size > (tmp_path / "b.png").stat().st_size > 5000
+    assert not (tmp_path / "c.png").exists()
+
+
+# --- what can go wrong ----------------------------------------------------------------------------
+
+
+def test_the_file_of_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
+    places = Places(tmp_path / "out")
+    make_room(places)
+    target = duckdb_target(places.database)
+    target.bind(STREAM_ID)
+    target.recover()
+    target.close()
+    make_room(places)
+    assert not places.database.exists()
+
+
+def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    places = Places(tmp_path)
+    with duckdb.connect(str(places.database)) as file:
+        file.sql("CREATE TABLE precious AS SELECT 1 AS one")
+    with pytest.raises(InvalidOptionError, match="did not make"):
+        make_room(places)
+    target = duckdb_target(places.database)  # not even if a demo once ran in it
+    target.bind(STREAM_ID)
+    target.recover()
+    target.close()
+    with pytest.raises(InvalidOptionError, match="did not make"):
+        make_room(places)
+    places.database.write_text("a letter")
+    with pytest.raises(DuckDBFileError):
+        make_room(places)
+    assert places.database.read_text() == "a letter"
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidOptionError, match="--out must be a directory"):
+        make_room(Places(tmp_path / "file"))
+
+
+def test_a_port_that_is_taken_is_refused_before_spark_is_started(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidOptionError, match="port must be free"):
+            run_simulated(Places(tmp_path), blocks=50, seconds=1, seed=1, port=port)
+
+
+def test_without_java_the_demo_says_what_to_install(tmp_path: Path) -> None:
+    ran = headwater("--out", str(tmp_path / "out"), JAVA_HOME="/nonexistent")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("[E5001] ")
+    assert "Traceback" not in ran.stderr
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def test_the_program_of_the_quickstart_prints_what_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text("utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len([line for line in program.splitlines() if line.strip()]) <= 16
+    for _ in range(2):  # the second run resumes, and finds nothing left to read
+        ran = subprocess.run(
+            [sys.executable, "-W", "error", "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            cwd=tmp_path,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert f"It prints `{ran.stdout.strip()}`." in page
