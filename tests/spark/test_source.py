@@ -115,6 +115,7 @@ def test_the_range_is_decided_when_the_source_is_loaded(spark: SparkSession) -> 
     [
         ({}, "E5002", "portal is missing"),
         ({"portal": "http://127.0.0.1:1"}, "E5002", "either event or query"),
+        ({"event": "erc20.Transfer", "portal_url": "http://x"}, "E5002", "or portal_url"),
         ({"event": "erc20.Transfer", "query": "{}"}, "E5002", "either event or query"),
         ({"event": "erc20.Transfer", "colour": "red"}, "E5002", "unknown option 'colour'"),
         ({"event": "erc20.Transfer", "portal": "ftp://x"}, "E0004", "http"),
@@ -174,6 +175,20 @@ def test_credentials_reach_executors_and_no_plan_and_no_error(spark: SparkSessio
         with pytest.raises(PySparkException, match=r"\[E3001\]") as caught:
             spark.read.format("headwater").options(**wrong).load()
         assert "wr0ng-word" not in str(caught.value)
+
+
+def test_sql_statements_can_hide_the_address_too(spark: SparkSession) -> None:
+    with simulated_portal(seed=3, blocks=60, auth=("ann", "s3cret-word")) as portal:
+        url = portal.url.replace("http://", "http://ann:s3cret-word@")
+        create = (
+            "CREATE OR REPLACE TEMPORARY VIEW transfers USING headwater OPTIONS "
+            f"(portal_url '{url}', event 'erc20.Transfer', partitions '1')"
+        )
+        shown = spark.sql(f"EXPLAIN EXTENDED {create}").first()
+        assert shown is not None
+        assert "s3cret-word" not in shown[0]
+        spark.sql(create)
+        assert spark.table("transfers").count() > 0
 
 
 def test_registering_by_hand_may_be_repeated(spark: SparkSession) -> None:

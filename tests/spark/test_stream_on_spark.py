@@ -15,9 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from headwater import evm, portal_stream
+from headwater.errors import MalformedLineError
 from headwater.pipeline import Committed, Event, RolledBack, Settled
 from headwater.targets import duckdb_target
-from headwater.testing import Asked, DropAfter, PortalServer, simulated_portal
+from headwater.testing import Asked, DropAfter, GarbageLine, PortalServer, simulated_portal
 from tests.stream.truth import COLUMNS, transfers
 
 Frames = Mapping[str, DataFrame]
@@ -100,6 +101,27 @@ def test_several_outputs_are_fetched_once_and_keep_their_own_ranges(
         assert [tuple(row.values()) for row in picked.to_pylist()] == [
             row for row in every if row[3] == token and 100 <= row[0] <= 200
         ]
+
+
+def test_an_error_of_a_task_is_the_coded_error_it_was_and_nothing_is_committed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with simulated_portal(seed=9, blocks=200, finality_depth=10) as portal:
+        portal.sim.faults.add(
+            GarbageLine(at=0),
+            times=None,
+            where=lambda asked: asked.from_block == 0 and (asked.to_block or 999) < 200,
+        )
+        with pytest.raises(MalformedLineError, match=r"^\[E3003\]"):
+            portal_stream(
+                id="bad",
+                portal=portal.url,
+                outputs={"transfers": evm.events("erc20.Transfer", range=(0, 150))},
+                spark=spark,
+                far=20,
+                first_span=150,
+            ).pipe_to(duckdb_target(tmp_path / "a.duckdb"))
+        assert duckdb_target(tmp_path / "a.duckdb").query("SELECT * FROM sync").num_rows == 0
 
 
 CHILD = """

@@ -19,6 +19,7 @@ from headwater.decode import Output
 from headwater.errors import InvalidOptionError, NetworkError, StreamIdError
 from headwater.pipeline import Committed, Event, ForkPolicy, Pipeline, Recovered, follow_history
 from headwater.portal import PortalClient, SystemClock
+from headwater.spark.failure import coded_failures
 from headwater.stream.context import StreamBatch
 from headwater.stream.interrupt import Interrupt, StopRequested
 from headwater.stream.owned import AskUser, Handover, OnFork, OwnedTarget
@@ -107,11 +108,12 @@ class PortalStream:
             on_fork=run.forked,
             unbroken=nullcontext if interrupt is None else interrupt.unbroken,
         )
-        for event in pipeline.steps():
-            if isinstance(event, Recovered):
-                run.start(event.state)
-            run.note(event)
-            yield event
+        with coded_failures():
+            for event in pipeline.steps():
+                if isinstance(event, Recovered):
+                    run.start(event.state)
+                run.note(event)
+                yield event
 
 
 def portal_stream(

@@ -1,0 +1,25 @@
+"""Coded errors survive their way through a worker's traceback."""
+
+import pytest
+from pyspark.errors import PySparkException
+
+from headwater.errors import BlockOrderError, ForkCursorMissingError
+from headwater.spark.failure import coded_error, coded_failures
+
+
+def test_the_innermost_error_of_a_traceback_is_found() -> None:
+    first, then = BlockOrderError("first", got=1), BlockOrderError("then", got=2)
+    text = f"Traceback …\n{first}\nduring …\n{then}"
+    assert str(coded_error(text)) == str(then)
+
+
+@pytest.mark.parametrize("text", ["", "[E3004] without a fix", "[E9999] unknown. Fix: none"])
+def test_other_texts_are_not_taken_for_ours(text: str) -> None:
+    assert coded_error(text) is None
+
+
+def test_failures_become_coded_errors_and_others_stay_what_they_are() -> None:
+    with pytest.raises(ForkCursorMissingError), coded_failures():
+        raise PySparkException(str(ForkCursorMissingError("lost")))
+    with pytest.raises(PySparkException), coded_failures():
+        raise PySparkException("out of memory")
