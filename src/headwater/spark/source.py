@@ -7,6 +7,7 @@
 
     option      meaning
     portal      the address of the dataset; user:password@ and keys in it are not shown in plans
+    portal_url  the same by a name whose value Spark hides in CREATE VIEW … USING … OPTIONS too
     from_block  number, date or "latest"; without it, the first block
     to_block    likewise, or "+N"; inclusive; without it, the finalized head
     event       Solidity text, JSON ABI entry or built-in name: one row per log, decoded
@@ -48,6 +49,7 @@ from headwater.spark.rows import RawRows, RowMaker, TableRows
 
 OPTIONS = (
     "portal",
+    "portal_url",
     "from_block",
     "to_block",
     "event",
@@ -102,7 +104,7 @@ def load_source(options: Mapping[str, str]) -> LoadedSource:
     """
     given = {key.lower(): value for key, value in options.items()}
     _check_names(given)
-    address = Address.parse(given["portal"])
+    address = Address.parse(given.get("portal") or given["portal_url"])
     row_maker, query = _choose_rows(given)
     partitions = _parse_partitions(given.get("partitions"))
     specs = parse_ranges((given.get("from_block"), given.get("to_block")))
@@ -133,8 +135,10 @@ def register(spark: SparkSession) -> None:
 def _check_names(given: Mapping[str, str]) -> None:
     for name in sorted(set(given) - set(OPTIONS)):
         raise SourceOptionError(f"unknown option {name!r}")
-    if not given.get("portal"):
+    if not given.get("portal") and not given.get("portal_url"):
         raise SourceOptionError("the option portal is missing")
+    if "portal" in given and "portal_url" in given:
+        raise SourceOptionError("give either portal or portal_url")
     if ("event" in given) == ("query" in given):
         raise SourceOptionError("give either event or query")
     for name in _EVENT_ONLY:
