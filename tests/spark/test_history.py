@@ -11,12 +11,20 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from headwater.core import BlockHeader, BlockRange
+from headwater.core import BlockCursor, BlockHeader, BlockRange, Fork
 from headwater.decode import Output, evm
-from headwater.errors import BlockLinkError, InvalidOptionError, InvalidRangeError
+from headwater.errors import (
+    BlockLinkError,
+    FinalizedForkError,
+    InvalidOptionError,
+    InvalidRangeError,
+)
+from headwater.portal import Address, PortalClient, RetryPolicy
 from headwater.query import Query, merge_queries
 from headwater.spark import Span, read_span
+from headwater.spark.part_reader import Part, PartReader
 from headwater.spark.receipt import Receipt, sum_receipts
+from headwater.spark.rows import RawRows
 from headwater.testing import (
     DropAfter,
     DropBeforeHeaders,
@@ -226,6 +234,15 @@ def test_what_cannot_work_is_refused_before_anything_is_asked(
     with pytest.raises(InvalidOptionError, match="partitions"):
         span_of(spark, portal, partitions=0, samples=0)
     assert portal.ledger.stream_requests() == []
+
+
+def test_a_fork_among_final_blocks_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = Fork((BlockCursor(6, "0x6"),))
+    monkeypatch.setattr(PortalClient, "read", lambda *_, **__: iter([fork]))
+    address = Address.parse("http://127.0.0.1:1/x")
+    reader = PartReader(address, TRANSFER.query, RawRows(), dataset=None, retry=RetryPolicy())
+    with pytest.raises(FinalizedForkError, match=r"\[E5004\].*range=5\.\.9, sample=6#0x6"):
+        list(reader.read(Part(0, BlockRange(5, 9))))
 
 
 def test_seams_between_parts_are_checked() -> None:
