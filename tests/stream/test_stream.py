@@ -20,6 +20,7 @@ from headwater.errors import (
     InvalidOptionError,
     NetworkError,
     PortalHttpError,
+    PortalUnreachableError,
     StreamIdError,
 )
 from headwater.pipeline import Event, RolledBack, Settled
@@ -377,6 +378,17 @@ def test_a_dataset_that_does_not_exist_is_refused(portal: PortalServer, tmp_path
     )
     with pytest.raises(PortalHttpError, match="E3001"):
         wrong.pipe_to(duckdb_target(tmp_path / "a.duckdb"))
+
+
+def test_a_portal_that_cannot_be_reached_is_a_coded_error_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    with simulated_portal(seed=1, blocks=3) as gone:
+        url = gone.url
+    nobody = portal_stream(id="s", portal=url, outputs={"transfers": evm.events("erc20.Transfer")})
+    with pytest.raises(PortalUnreachableError, match="E3002"):
+        nobody.pipe_to(duckdb_target(tmp_path / "a.duckdb"))
+    assert duckdb_target(tmp_path / "a.duckdb").query("SELECT * FROM sync").num_rows == 0
 
 
 def test_a_callback_that_is_none_is_refused() -> None:

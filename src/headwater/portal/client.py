@@ -94,19 +94,23 @@ class PortalClient:
 
     # --- questions --------------------------------------------------------------------------------
 
-    def metadata(self) -> Dataset:
+    def metadata(self, *, attempts: int = QUESTION_ATTEMPTS) -> Dataset:
         """Return what the portal says of the dataset; asked once."""
         if self._dataset is None:
-            self._dataset = read_dataset(self._question("metadata?expand[]=metadata"))
+            answer = self._question("metadata?expand[]=metadata", attempts)
+            self._dataset = read_dataset(answer)
         return self._dataset
 
     def head(self) -> BlockCursor | None:
         """Return the newest block, or None if the dataset has none yet."""
         return read_head_answer(self._question("head"))
 
-    def finalized_head(self) -> BlockCursor | None:
-        """Return the newest final block, or None if there is none yet."""
-        return read_head_answer(self._question("finalized-head"))
+    def finalized_head(self, *, attempts: int | None = QUESTION_ATTEMPTS) -> BlockCursor | None:
+        """Return the newest final block, or None if there is none yet.
+
+        With `attempts=None` an outage is waited out, as a running stream has to.
+        """
+        return read_head_answer(self._question("finalized-head", attempts))
 
     def block_at(self, timestamp: int) -> int:
         """Return the number of the first block at or after a time in seconds since 1970 UTC."""
@@ -133,10 +137,10 @@ class PortalClient:
         blocks_at = {instant: self.block_at(instant) for instant in sorted(spec.instants)}
         return spec.resolve(head=0 if head is None else head.number, blocks_at=blocks_at)
 
-    def _question(self, route: str) -> bytes:
+    def _question(self, route: str, attempts: int | None = QUESTION_ATTEMPTS) -> bytes:
         """Ask until there is an answer, or the attempts are used up."""
         conditions = self._conditions
-        outage = conditions.outage(route, conditions.retry.attempts or QUESTION_ATTEMPTS)
+        outage = conditions.outage(route, conditions.retry.attempts or attempts)
         while True:
             try:
                 with closing(conditions.transport.send(Request("GET", route))) as response:

@@ -76,7 +76,7 @@ class HistorySource:
         """
         left = self._left(state.cursor)
         if left is not None and (state.cursor is None or state.is_final(state.cursor.number)):
-            final = self._client.finalized_head()
+            final = self._client.finalized_head(attempts=None)
             if final is not None and final.number - left.from_block >= self._far:
                 return self._spans(state, left, final)
         reading = self._near.read(state)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headwater.stream")
 
 WAIT_S = 1.0
+START_ATTEMPTS = 6  # 13 s: when a stream starts, its address may just be wrong
 
 
 class Run:
@@ -149,7 +150,7 @@ class Run:
         """Refuse a dataset that does not exist, or holds another network, before anything else."""
         asked = merge_queries([output.query for output in self._stream.outputs.values()])
         try:
-            dataset = self._client.metadata()
+            dataset = self._client.metadata(attempts=START_ATTEMPTS)
         except PortalHttpError:
             self._client.head()  # an old portal lacks metadata; a wrong dataset lacks a head too
             return None
