@@ -150,7 +150,7 @@ def child(portal: PortalServer, path: Path, far: int) -> subprocess.Popen[bytes]
 
 @pytest.mark.guarantee("STATE-2")
 @pytest.mark.parametrize(
-    ("far", "kill_at"), [(10**9, 4), (10**9, 9), (10**9, 17), (10**9, 20), (30, 12)]
+    ("far", "kill_at"), [(10**9, 4), (10**9, 11), (10**9, 19), (10**9, 27), (30, 12)]
 )
 def test_a_driver_that_is_killed_goes_on_as_if_nothing_had_happened(
     far: int, kill_at: int, tmp_path: Path
@@ -158,7 +158,7 @@ def test_a_driver_that_is_killed_goes_on_as_if_nothing_had_happened(
     """kill -9 when its n-th request arrives: at the head, and in the middle of history on Spark."""
     path = tmp_path / "a.duckdb"
     with simulated_portal(
-        seed=8, blocks=150, finality_depth=10, blocks_per_answer=(5, 12)
+        seed=8, blocks=150, finality_depth=10, blocks_per_answer=(3, 6)
     ) as portal:
         driver = child(portal, path, far)
 
