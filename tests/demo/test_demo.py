@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -22,12 +23,12 @@ from rich.console import Console
 from headwater.cli.demo_chain import DEEPEST, plan_forks
 from headwater.cli.demo_check import disagreements, expected_tables
 from headwater.cli.demo_picture import Drawing, draw
-from headwater.cli.demo_run import INTERVAL_S, run_on_portal, run_simulated
+from headwater.cli.demo_run import INTERVAL_S, Watcher, run_on_portal, run_simulated
 from headwater.cli.demo_story import Stage, Story
 from headwater.cli.demo_tables import STREAM_ID, Places, make_room
 from headwater.cli.demo_view import PlainView, TerminalView
 from headwater.core import BlockCursor, ForkResolution, ForkRule, PipeState
-from headwater.errors import DuckDBFileError, InvalidOptionError
+from headwater.errors import DuckDBFileError, InvalidOptionError, PortalUrlError
 from headwater.pipeline import Committed, RolledBack
 from headwater.spark.session import active_session, local_session
 from headwater.targets import duckdb_target
@@ -185,6 +186,21 @@ def test_the_demo_fails_if_the_tables_differ(
     assert "FAILED: the tables are not what the chain says" in shown
 
 
+@pytest.mark.usefixtures("spark")
+def test_a_stop_between_a_commit_and_its_event_is_checked_by_what_the_file_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(watcher: Watcher, event: object) -> None:
+        if isinstance(event, Committed):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Watcher, "__call__", stop)
+    assert run_simulated(Places(tmp_path), blocks=60, seconds=1, seed=1, port=0)
+    shown = capsys.readouterr().out
+    assert re.search(r"stopped early, at block \d+; that much is checked", shown)
+    assert re.search(r"\d+ rows in 2 tables equal the branch that ends in block \d+", shown)
+
+
 # --- a real portal --------------------------------------------------------------------------------
 
 
@@ -217,7 +233,7 @@ def test_against_a_portal_it_follows_the_head_for_a_while(
     with simulated_portal(seed=5, blocks=100) as portal, moving(portal):
         tokens = portal.chain.population.tokens
         assert run_on_portal(
-            places, portal.url, events=["erc20.Transfer"], contracts=tokens, seconds=6
+            places, portal.url, events=["erc20.Transfer"], contracts=tokens, seconds=4
         )
     shown = capsys.readouterr().out
     assert "== Done" in shown
@@ -225,6 +241,36 @@ def test_against_a_portal_it_follows_the_head_for_a_while(
     assert places.picture.read_bytes().startswith(b"\x89PNG")
     rows = duckdb_target(places.database).query("SELECT min(block_number) AS first FROM transfers")
     assert rows.column("first")[0].as_py() >= 99
+
+
+def test_nothing_is_started_for_an_address_or_events_that_cannot_serve(tmp_path: Path) -> None:
+    places, token = Places(tmp_path), "0x" + "11" * 20
+    with pytest.raises(PortalUrlError):
+        run_on_portal(places, "nowhere", events=["erc20.Transfer"], contracts=[token], seconds=1)
+    with pytest.raises(InvalidOptionError, match="share a table"):
+        run_on_portal(
+            places,
+            "http://127.0.0.1:9/datasets/none",
+            events=["erc20.Transfer", "erc721.Transfer"],
+            contracts=[token],
+            seconds=1,
+        )
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_portal_that_does_not_answer_is_not_a_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, says nothing
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/datasets/none"
+        assert not run_on_portal(
+            Places(tmp_path),
+            url,
+            events=["erc20.Transfer"],
+            contracts=["0x" + "11" * 20],
+            seconds=1,
+        )
+    assert "no block arrived in this time" in capsys.readouterr().out
 
 
 # --- its parts ------------------------------------------------------------------------------------
@@ -372,18 +418,14 @@ def test_without_java_the_demo_says_what_to_install(tmp_path: Path) -> None:
 # --- the page -------------------------------------------------------------------------------------
 
 
-def test_the_program_of_the_quickstart_prints_what_the_page_says(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("spark")
+def test_the_program_of_the_quickstart_prints_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text("utf-8")
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len([line for line in program.splitlines() if line.strip()]) <= 16
+    monkeypatch.chdir(tmp_path)
     for _ in range(2):  # the second run resumes, and finds nothing left to read
-        ran = subprocess.run(
-            [sys.executable, "-W", "error", "-c", program],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-            cwd=tmp_path,
-        )
-        assert ran.returncode == 0, ran.stderr
-        assert f"It prints `{ran.stdout.strip()}`." in page
+        exec(compile(program, "docs/quickstart.md", "exec"), {"__name__": "__main__"})
+        assert f"It prints `{capsys.readouterr().out.strip()}`." in page

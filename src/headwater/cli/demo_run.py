@@ -26,7 +26,9 @@ from headwater.cli.demo_tables import STREAM_ID, Places, count_rows, read_rows, 
 from headwater.cli.demo_view import View, open_view
 from headwater.decode import evm
 from headwater.decode.abi import parse_event
+from headwater.errors import InvalidOptionError
 from headwater.pipeline import Event
+from headwater.portal import Address
 from headwater.spark.session import active_session, local_session
 from headwater.stream import PortalStream, portal_stream
 from headwater.stream.context import BatchContext
@@ -42,8 +44,8 @@ _SHOWN_BEFORE = 4
 
 def without_self_payments(data: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
     """Drop what somebody sends to himself, and add the value as a number: plain Spark SQL."""
-    if "transfers" not in data:
-        return data
+    if "transfers" not in data or not {"from", "to", "value"} <= set(data["transfers"].columns):
+        return data  # events that somebody chose for a real portal
     kept = data["transfers"].where("`from` <> `to`")
     return {**data, "transfers": kept.selectExpr("*", "CAST(value AS DOUBLE) AS amount")}
 
@@ -89,11 +91,13 @@ def run_simulated(places: Places, *, blocks: int, seconds: float, seed: int, por
         with _at_most(60 + 4 * seconds):
             stream = _simulated_stream(server.url, blocks)
             stream.pipe(without_self_payments).pipe_to(target, on_event=watcher)
-        story.stage = Stage.CHECKING
+        _look_again(story, target)
         if story.cursor is None:
             view.say("stopped before anything was written")
             return False
+        reached = "canonical chain"
         if not watcher.is_over():
+            reached = f"branch that ends in block {story.cursor.number:,}"
             view.say(f"stopped early, at block {story.cursor.number:,}; that much is checked")
         view.phase(
             "4/4 Check",
@@ -104,7 +108,7 @@ def run_simulated(places: Places, *, blocks: int, seconds: float, seed: int, por
         for problem in problems:
             view.say(problem)
         if not problems:
-            view.say(f"{story.total_rows:,} rows in {len(held)} tables equal the canonical chain")
+            view.say(f"{story.total_rows:,} rows in {len(held)} tables equal the {reached}")
         draw(places.picture, _drawing_of_chain(chain, story))
         _show_top_tokens(view, target)
         view.summary(not problems, [*facts_of(story, monotonic() - began), *_ways_on(places)])
@@ -164,10 +168,13 @@ def run_on_portal(
 ) -> bool:
     """Follow the head of a chain for a while. Nobody here knows its truth: nothing is checked."""
     began = monotonic()
+    Address.parse(portal)  # refused before anything is started, if it is none
     outputs = {
         _table_name(event): evm.events(event, contracts=list(contracts), range="latest")
         for event in events
     }
+    if len(outputs) < len(events):
+        raise InvalidOptionError("two events of one name would share a table", got=list(events))
     story = Story(tuple(outputs))
     target = duckdb_target(places.database)
     heads = HeadWatch()
@@ -185,7 +192,10 @@ def run_on_portal(
         watcher = Watcher(story, view, target, lambda: heads.number)
         with _at_most(seconds):
             stream.pipe(heads).pipe(without_self_payments).pipe_to(target, on_event=watcher)
-        story.stage = Stage.CHECKING
+        _look_again(story, target)
+        if story.cursor is None:
+            view.say("no block arrived in this time: check the address, or allow more --seconds")
+            return False
         draw(places.picture, _drawing_of_story(story))
         view.summary(True, [*facts_of(story, monotonic() - began), *_ways_on(places)])
     return True
@@ -265,6 +275,15 @@ class Watcher:
             "undone and the new ones are read.",
         )
         self.on_head()
+
+
+def _look_again(story: Story, target: DuckDBTarget) -> None:
+    """Take the state from the file: a stop may fall between a commit and its event."""
+    story.stage = Stage.CHECKING
+    story.cursor = target.recover().cursor
+    target.close()
+    if story.cursor is not None:
+        story.rows = count_rows(target, story.tables)
 
 
 def _ways_on(places: Places) -> list[tuple[str, str]]:
