@@ -20,13 +20,13 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from headwater.cli.demo_chain import DEEPEST, plan_forks
-from headwater.cli.demo_check import disagreements, expected_tables
-from headwater.cli.demo_picture import Drawing, draw
-from headwater.cli.demo_run import INTERVAL_S, Watcher, run_on_portal, run_simulated
-from headwater.cli.demo_story import Stage, Story
-from headwater.cli.demo_tables import STREAM_ID, Places, make_room
-from headwater.cli.demo_view import PlainView, TerminalView
+from headwater.cli.demo.chain import DEEPEST, plan_forks
+from headwater.cli.demo.check import disagreements, expected_tables
+from headwater.cli.demo.picture import Drawing, draw
+from headwater.cli.demo.run import INTERVAL_S, Watcher, run_on_portal, run_simulated
+from headwater.cli.demo.story import Stage, Story
+from headwater.cli.demo.tables import STREAM_ID, Places, make_room
+from headwater.cli.demo.view import PlainView, TerminalView
 from headwater.core import BlockCursor, ForkResolution, ForkRule, PipeState
 from headwater.errors import DuckDBFileError, InvalidOptionError, PortalUrlError
 from headwater.pipeline import Committed, RolledBack
@@ -178,7 +178,7 @@ def test_the_demo_fails_if_the_tables_differ(
 ) -> None:
     """The exit code is that of the comparison: here the chain is misread on purpose."""
     monkeypatch.setattr(
-        "headwater.cli.demo_run.expected_tables", lambda chain, tip: {"transfers": []}
+        "headwater.cli.demo.run.expected_tables", lambda chain, tip: {"transfers": []}
     )
     assert not run_simulated(Places(tmp_path), blocks=60, seconds=1, seed=1, port=0)
     shown = capsys.readouterr().out

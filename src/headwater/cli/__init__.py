@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from headwater.cli.demo import demo
+from headwater.cli.demo.command import demo as show_demo
 from headwater.cli.simulate import simulate
 from headwater.errors import HeadwaterError
 
@@ -29,7 +29,7 @@ def about() -> None:
     """Blockchain data in Apache Spark that stays correct when the chain reorganizes."""
 
 
-app.command()(demo)
+app.command("demo")(show_demo)
 app.command()(simulate)
 
 

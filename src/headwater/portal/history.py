@@ -36,12 +36,18 @@ class SpanSize:
         self.blocks = first
         self._most = most
         self._seconds = seconds
+        self._first = True
 
     def took(self, seconds: float) -> None:
-        """Learn from a span: grow at most fourfold, shrink at once."""
+        """Learn from a span: grow at most fourfold, shrink at once.
+
+        The first one also pays for the warm-up of whoever fetches it, so it never shrinks the next.
+        """
         if seconds > 0:
             ideal = int(self.blocks * self._seconds / seconds)
-            self.blocks = max(1, min(ideal, 4 * self.blocks, self._most))
+            least = self.blocks if self._first else 1
+            self.blocks = max(least, min(ideal, 4 * self.blocks, self._most))
+        self._first = False
 
 
 class HistorySource:

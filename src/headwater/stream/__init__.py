@@ -10,6 +10,7 @@ from headwater.stream.context import (
     StreamInfo,
     StreamState,
 )
+from headwater.stream.interrupt import StopRequested
 from headwater.stream.owned import OwnedTarget, create_target
 from headwater.stream.stream import PortalStream, pipe_to_iterator, portal_stream
 
@@ -21,6 +22,7 @@ __all__ = [
     "Progress",
     "QueryInfo",
     "StartInfo",
+    "StopRequested",
     "StreamBatch",
     "StreamInfo",
     "StreamState",

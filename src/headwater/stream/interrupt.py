@@ -17,7 +17,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequested(BaseException):
-    """Somebody wants the run to end; not an error."""
+    """Somebody wants the run to end; not an error.
+
+    An observer may raise it to end a run cleanly: `pipe_to` then returns.
+    """
 
 
 class Interrupt:
@@ -45,12 +48,14 @@ class Interrupt:
 
     @contextmanager
     def unbroken(self) -> Iterator[None]:
-        """Let a signal wait until this block is done."""
+        """Let a signal wait until this block is done, and its outcome was told (`check`)."""
         self._busy = True
-        try:
-            yield
-        finally:
-            self._busy = False
+        yield
+        # A failure ends the run anyway; what succeeded stays protected until `check`.
+
+    def check(self) -> None:
+        """End the run if a signal has waited. Called after each event, once it was told."""
+        self._busy = False
         if self._requested:
             raise StopRequested
 

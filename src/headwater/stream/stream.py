@@ -57,7 +57,9 @@ class PortalStream:
     def pipe_to(self, target: Any, *, on_event: Observer | None = None) -> None:
         """Run into a target until the range is read; without an end, until a signal.
 
-        On SIGINT or SIGTERM the batch in hand commits or vanishes, and the call returns.
+        On SIGINT or SIGTERM the batch in hand commits or vanishes, and the call returns; an
+        `on_event` observer, which is told of every event, may raise `StopRequested` to the same
+        effect.
         """
         if isinstance(target, OwnedTarget):
             target.write(lambda cursor=None: self._read(cursor, target.fork))
@@ -69,6 +71,7 @@ class PortalStream:
                 for event in self._steps(run, target, follow_history, interrupt):
                     if on_event is not None:
                         on_event(event)
+                    interrupt.check()
         except StopRequested:
             logger.info("stream.stopped id=%s", self.id)
 

@@ -67,8 +67,8 @@ def demo(
             raise MissingExtraError(
                 f"the demo needs the package {package}: pip install 'headwater[demo]'"
             )
-    from headwater.cli.demo_run import run_on_portal, run_simulated
-    from headwater.cli.demo_tables import Places, make_room
+    from headwater.cli.demo.run import run_on_portal, run_simulated
+    from headwater.cli.demo.tables import Places, make_room
     from headwater.spark.java import find_java
 
     find_java()

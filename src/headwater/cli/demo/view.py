@@ -21,7 +21,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from headwater.cli.demo_story import Stage, Story
+from headwater.cli.demo.story import Stage, Story
 
 _EVERY_S = 1.5
 _SHOWN_FORKS = 6

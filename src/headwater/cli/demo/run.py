@@ -18,12 +18,12 @@ from time import monotonic
 
 from pyspark.sql import DataFrame
 
-from headwater.cli.demo_chain import FINALITY_DEPTH, DemoChain, plan_forks
-from headwater.cli.demo_check import disagreements, expected_tables
-from headwater.cli.demo_picture import Drawing, draw
-from headwater.cli.demo_story import Stage, Story, describe_backfill, describe_fork, facts_of
-from headwater.cli.demo_tables import STREAM_ID, Places, count_rows, read_rows, top_tokens
-from headwater.cli.demo_view import View, open_view
+from headwater.cli.demo.chain import FINALITY_DEPTH, DemoChain, plan_forks
+from headwater.cli.demo.check import disagreements, expected_tables
+from headwater.cli.demo.picture import Drawing, draw
+from headwater.cli.demo.story import Stage, Story, describe_backfill, describe_fork, facts_of
+from headwater.cli.demo.tables import STREAM_ID, Places, count_rows, read_rows, top_tokens
+from headwater.cli.demo.view import View, open_view
 from headwater.decode import evm
 from headwater.decode.abi import parse_event
 from headwater.errors import InvalidOptionError

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from headwater.cli.demo_story import Undone
+from headwater.cli.demo.story import Undone
 from headwater.core import BlockCursor
 
 Point = tuple[float, float]

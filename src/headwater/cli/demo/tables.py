@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwater.cli.demo_check import COLUMNS, LOG_COLUMNS, Row
+from headwater.cli.demo.check import COLUMNS, LOG_COLUMNS, Row
 from headwater.errors import InvalidOptionError
 from headwater.targets.duckdb import DuckDBTarget, duckdb_target
 from headwater.targets.duckdb.sql import TableName, compose
@@ -68,7 +68,7 @@ def count_rows(target: DuckDBTarget, tables: Sequence[str]) -> dict[str, int]:
 
 
 def read_rows(target: DuckDBTarget, name: str) -> list[Row]:
-    """Return all rows of one of the simulated chain's tables, in the columns of `demo_check`."""
+    """Return all rows of one of the simulated chain's tables, in the columns of `check`."""
     found = target.query(
         _on("SELECT *, epoch(timestamp)::BIGINT AS seconds FROM {table}", name)
     ).to_pydict()
