@@ -3,6 +3,7 @@
     HeadwaterError
     ├── E0…  configuration: raised before anything is read or changed
     ├── E1…  forks: the chain and the stored state cannot be reconciled
+    ├── E21… the PostgreSQL target
     ├── E25… the DuckDB target
     ├── E3…  portal: transport, status codes, malformed or contradictory answers
     ├── E4…  decoding: event signatures, contents of blocks and logs
@@ -61,6 +62,17 @@ from headwater.errors.portal import (
     TimestampError,
     TransportError,
 )
+from headwater.errors.postgres import (
+    PostgresAppendOnlyError,
+    PostgresConnectionError,
+    PostgresKeyError,
+    PostgresLockError,
+    PostgresRetentionError,
+    PostgresStatementError,
+    PostgresTableError,
+    PrimaryKeyMissingError,
+    UntrackedTableError,
+)
 from headwater.errors.spark import (
     ColumnTypeError,
     FinalizedForkError,
@@ -98,6 +110,14 @@ __all__ = [
     "PortalHttpError",
     "PortalUnreachableError",
     "PortalUrlError",
+    "PostgresAppendOnlyError",
+    "PostgresConnectionError",
+    "PostgresKeyError",
+    "PostgresLockError",
+    "PostgresRetentionError",
+    "PostgresStatementError",
+    "PostgresTableError",
+    "PrimaryKeyMissingError",
     "QueryError",
     "QueryLimitError",
     "RetentionError",
@@ -114,4 +134,5 @@ __all__ = [
     "UndeclaredTableError",
     "UndecodableLogError",
     "UntraceableWriteError",
+    "UntrackedTableError",
 ]

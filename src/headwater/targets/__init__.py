@@ -14,12 +14,17 @@ from headwater.targets.memory import MemoryStore, MemoryTarget
 
 if TYPE_CHECKING:
     from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target
+    from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target
 
 _EXTRAS = {
     "DuckDBSettings": "duckdb",
     "DuckDBTarget": "duckdb",
+    "PostgresSettings": "postgres",
+    "PostgresTarget": "postgres",
     "duckdb_target": "duckdb",
+    "postgres_target": "postgres",
 }
+_PACKAGES = {"duckdb": "duckdb", "postgres": "psycopg"}
 
 __all__ = [
     "Delivery",
@@ -27,8 +32,11 @@ __all__ = [
     "DuckDBTarget",
     "MemoryStore",
     "MemoryTarget",
+    "PostgresSettings",
+    "PostgresTarget",
     "Target",
     "duckdb_target",
+    "postgres_target",
 ]
 
 
@@ -40,8 +48,9 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{extra}"), name)
     except ModuleNotFoundError as error:
-        if error.name != extra:
+        package = _PACKAGES[extra]
+        if error.name != package:
             raise
         raise MissingExtraError(
-            f"{name} needs the package {extra}: pip install 'headwater[{extra}]'"
+            f"{name} needs the package {package}: pip install 'headwater[{extra}]'"
         ) from error

@@ -1,0 +1,87 @@
+"""E21: the PostgreSQL target. E2101 to E2106 are the Pipes SDK's; E2106 (a cycle of foreign keys)
+is reserved and never raised, because cycles are undone like everything else.
+"""
+
+from headwater.errors.base import HeadwaterError
+
+
+class PostgresConnectionError(
+    HeadwaterError,
+    code="E2101",
+    fix="check the address, the user's rights and that the server is up; what was committed is "
+    "kept, so a restart is safe",
+    retryable=True,
+):
+    """The server cannot be reached, or the connection was lost too often in a row."""
+
+
+class PostgresRetentionError(
+    HeadwaterError,
+    code="E2102",
+    fix="give unfinalized_blocks_retention=1 or more; 1000 is the default",
+):
+    """The retention of undo data is zero or negative."""
+
+
+class PostgresLockError(
+    HeadwaterError,
+    code="E2103",
+    fix="a stream id has one writer at a time: stop the other one, or give each stream its own id; "
+    "nothing was changed",
+    retryable=True,
+):
+    """Somebody else writes this stream: holds its lock, or has moved its cursor."""
+
+
+class UntrackedTableError(
+    HeadwaterError,
+    code="E2104",
+    fix="name every table that on_data writes in tables=[...], also those that foreign keys or "
+    "triggers write; table(name, untracked=True) for one that forks shall leave alone",
+):
+    """A table is written that was not declared, so a fork could not undo it."""
+
+
+class PrimaryKeyMissingError(
+    HeadwaterError,
+    code="E2105",
+    fix="add a primary key, declare table(name, key=[...]) for a table that is created, or "
+    "table(name, append_only=True) for one whose rows carry their block number",
+):
+    """A table has no primary key, so its rows could not be restored one by one."""
+
+
+class PostgresTableError(
+    HeadwaterError,
+    code="E2110",
+    fix="change the frame or the declaration so that they agree with the table, or write to a new "
+    "table; nothing was written",
+):
+    """A frame, a declaration and an existing table do not agree, or a value does not fit."""
+
+
+class PostgresKeyError(
+    HeadwaterError,
+    code="E2111",
+    fix="declare the key with table(name, key=[...]); each row needs one, and only one row may "
+    "have it",
+):
+    """A write needs a key that the table or its rows lack, or that two rows share."""
+
+
+class PostgresAppendOnlyError(
+    HeadwaterError,
+    code="E2112",
+    fix="insert only rows of the batch's own blocks and let one stream write the table, or declare "
+    "the table with a key",
+):
+    """Rows of an append-only table could not be undone by their block number."""
+
+
+class PostgresStatementError(
+    HeadwaterError,
+    code="E2113",
+    fix="use DELETE instead of TRUNCATE while blocks can still be forked, leave BEGIN and COMMIT "
+    "to the target, and let errors of the transaction pass",
+):
+    """SQL would escape the undo log or end the batch's transaction."""

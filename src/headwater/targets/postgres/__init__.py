@@ -1,0 +1,7 @@
+"""PostgreSQL: data, cursor and undo in one transaction; `postgres_target("postgresql://…")`."""
+
+from headwater.targets.postgres.settings import PostgresSettings, Table, table
+from headwater.targets.postgres.target import PostgresTarget, postgres_target
+from headwater.targets.postgres.tx import Tx
+
+__all__ = ["PostgresSettings", "PostgresTarget", "Table", "Tx", "postgres_target", "table"]

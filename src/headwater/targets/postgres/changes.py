@@ -1,0 +1,127 @@
+"""One transaction with the state, tried again where that can help, applied once in any case.
+
+A conflict or a lost connection is tried again; errors of the user's code are not. Before anything
+is written, the stored state is compared with what this writer has stored. So another writer is
+noticed, and a COMMIT whose answer was lost is neither lost nor repeated: the stream's lock is taken
+again first, hence nothing of the old connection can still be under way when the state is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from headwater.errors import PostgresConnectionError, PostgresLockError
+from headwater.targets.postgres.session import Session
+from headwater.targets.postgres.sql import compose
+from headwater.targets.postgres.sync_table import Newest, SyncTable, read_newest
+
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 5.0
+_LOCK = "SELECT pg_try_advisory_xact_lock(hashtext($1)::bigint)"
+logger = logging.getLogger("headwater.targets.postgres")
+
+Work = Callable[[], Newest | None]
+
+
+class TryAgain(Exception):  # noqa: N818 - not an error: the batch is written once more
+    """The transaction must begin again, because it cannot see what was prepared for it."""
+
+
+class StateChanges:
+    """Changes data and state together. Runs on the driver.
+
+    `forget` is called when a transaction has failed, `prepare` before one that asked to begin
+    again. `stored` is the newest row that this writer knows of.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        sync: SyncTable,
+        stream_id: str,
+        attempts: int,
+        *,
+        forget: Callable[[], None],
+        prepare: Callable[[], None],
+    ) -> None:
+        self.stored: Newest | None = None
+        self._session = session
+        self._sync = sync
+        self._id = stream_id
+        self._attempts = attempts
+        self._forget = forget
+        self._prepare = prepare
+        self._written: list[Newest | None] = []
+
+    def apply(self, work: Work) -> None:
+        """Do the work in one transaction; it returns the row that is the newest afterwards."""
+        self._written = []
+        failures = 0
+        while True:
+            try:
+                if self._reconnected_to_committed():
+                    break
+                with self._session.transaction(self._prologue):
+                    self._written.append(work())
+                break
+            except TryAgain as reason:
+                self._forget()
+                logger.info("batch.restarted id=%s reason=%s", self._id, reason)
+                self._prepare()
+            except Exception as error:  # noqa: BLE001 - judged, and raised unless a retry can help
+                self._forget()
+                failures += 1
+                self._raise_unless_worth_another(error, failures)
+                logger.warning("batch.retried id=%s attempt=%d error=%s", self._id, failures, error)
+                time.sleep(min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** (failures - 1)))
+            except BaseException:
+                self._forget()
+                raise
+        self.stored = self._written[-1]
+
+    def _reconnected_to_committed(self) -> bool:
+        """Connect again if need be; tell whether the lost connection's commit had succeeded."""
+        if not self._session.lost:
+            return False
+        self._session.connect()
+        if not self._written:
+            return False
+        newest = self._sync.newest()
+        return newest == self._written[-1] and newest != self.stored
+
+    def _prologue(self) -> None:
+        """Take the lock that the Pipes SDK takes too, switch capture off, compare the state."""
+        ((mine, *row),) = self._session.rows(
+            compose(
+                "SELECT turn.mine, newest.* FROM (SELECT pg_try_advisory_xact_lock("
+                "hashtext($1)::bigint) AS mine, set_config('sqd.snapshot_enabled', 'false', true), "
+                "set_config('sqd.snapshot_id', $1, true)) AS turn "
+                "LEFT JOIN ({newest}) AS newest ON true",
+                newest=self._sync.newest_query(),
+            ),
+            [self._id],
+            prepare=True,
+        )
+        if not mine and not self._session.wait_for(_LOCK, [self._id]):
+            raise PostgresLockError("another writer is writing the stream", stream=self._id)
+        stored = read_newest(*row)
+        if stored != self.stored:
+            raise PostgresLockError(
+                "the stored state is not what this writer has stored",
+                stream=self._id,
+                stored=stored and stored.cursor,
+                expected=self.stored and self.stored.cursor,
+            )
+
+    def _raise_unless_worth_another(self, error: Exception, failures: int) -> None:
+        lost, conflicted = self._session.lost, self._session.conflicted
+        if isinstance(error, PostgresLockError) or not (lost or conflicted):
+            raise error
+        if failures < self._attempts:
+            return
+        if lost and not isinstance(error, PostgresConnectionError):
+            raise PostgresConnectionError(
+                "the connection was lost", attempts=failures, reason=error
+            ) from error
+        raise error

@@ -1,0 +1,133 @@
+"""Frames as PostgreSQL can take them: any frame to Arrow, any Arrow type to a column type, exactly.
+
+What has no exact counterpart (structures, lists of lists) becomes `jsonb`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import InvalidOptionError, PostgresTableError
+
+_PLAIN = {
+    pa.string(): "text",
+    pa.large_string(): "text",
+    pa.string_view(): "text",
+    pa.binary(): "bytea",
+    pa.large_binary(): "bytea",
+    pa.binary_view(): "bytea",
+    pa.bool_(): "boolean",
+    pa.int8(): "smallint",
+    pa.int16(): "smallint",
+    pa.int32(): "integer",
+    pa.int64(): "bigint",
+    pa.uint8(): "smallint",
+    pa.uint16(): "integer",
+    pa.uint32(): "bigint",
+    pa.uint64(): "numeric(20,0)",
+    pa.float32(): "real",
+    pa.float64(): "double precision",
+    pa.date32(): "date",
+    pa.null(): "text",
+}
+_LONG_NAMES = {
+    "timestamptz": "timestamp with time zone",
+    "timestamp": "timestamp without time zone",
+    "varchar": "character varying",
+    "int2": "smallint",
+    "int4": "integer",
+    "int": "integer",
+    "int8": "bigint",
+    "bool": "boolean",
+    "float4": "real",
+    "float8": "double precision",
+    "decimal": "numeric",
+}
+
+
+def is_distributed(frame: Any) -> bool:
+    """Tell whether the rows of a frame lie on executors: it is a DataFrame of Spark's.
+
+    The class is asked, not the object: a frame that only acts like a DataFrame would make one.
+    """
+    return hasattr(type(frame), "mapInArrow")
+
+
+def to_arrow(frame: Any) -> pa.Table:
+    """Return the rows of a frame: an Arrow table, or anything with `toArrow()`.
+
+    A Spark DataFrame is computed here, and its rows are collected on the driver.
+    """
+    if isinstance(frame, pa.RecordBatch):
+        return pa.Table.from_batches([frame])
+    if isinstance(frame, pa.Table):
+        return frame
+    if not hasattr(frame, "toArrow"):
+        raise InvalidOptionError(
+            "a frame is an Arrow table or has toArrow(), as a Spark DataFrame does",
+            got=type(frame).__name__,
+        )
+    return frame.toArrow()
+
+
+def column_type(field: pa.Field) -> str:
+    """Return the PostgreSQL type of a frame's column."""
+    kind = field.type
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if pa.types.is_timestamp(kind):
+        return "timestamp with time zone" if kind.tz else "timestamp without time zone"
+    if pa.types.is_decimal(kind) and kind.scale >= 0:
+        return f"numeric({kind.precision},{kind.scale})"
+    if pa.types.is_dictionary(kind):
+        return column_type(pa.field(field.name, kind.value_type))
+    if pa.types.is_fixed_size_binary(kind):
+        return "bytea"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = column_type(kind.value_field)
+        return "jsonb" if inner == "jsonb" or inner.endswith("[]") else f"{inner}[]"
+    if pa.types.is_struct(kind):
+        return "jsonb"
+    raise PostgresTableError("no column type for this Arrow type", column=field.name, type=kind)
+
+
+def bare_type(kind: str) -> str:
+    """Return a type in PostgreSQL's own spelling without precision: `numeric(78,0)` is numeric."""
+    array = "[]" if kind.endswith("[]") else ""
+    bare = kind.removesuffix("[]").split("(")[0].strip()
+    rest = kind.removesuffix("[]").partition(")")[2].strip()
+    bare = f"{bare} {rest}".strip()
+    return _LONG_NAMES.get(bare, bare) + array
+
+
+def castable(kind: pa.DataType, target: str) -> bool:
+    """Tell whether text may be handed to the server to be read as this type."""
+    text = kind in (pa.string(), pa.large_string(), pa.string_view())
+    inexact = ("timestamp", "time", "date", "interval", "real", "double", "boolean", "bytea")
+    return text and not target.startswith(inexact) and not target.endswith("[]")
+
+
+def check_decimals(field: pa.Field, digits: int | None, scale: int | None, table: object) -> None:
+    """Refuse decimals with more places than a column keeps: the server would round them."""
+    kind = field.type
+    if pa.types.is_decimal(kind) and scale is not None and kind.scale > scale:
+        raise PostgresTableError(
+            "a column of the table cannot hold the frame's values",
+            table=table,
+            column=field.name,
+            frame=kind,
+            found=f"numeric({digits},{scale})",
+        )
+
+
+def find_nul(frame: pa.Table) -> str | None:
+    """Return the first column with a text that PostgreSQL cannot store, for a better error."""
+    for field in frame.schema:
+        if field.type in (pa.string(), pa.large_string()):
+            found = pc.any(pc.match_substring(frame.column(field.name), "\0"), min_count=0)
+            if found.as_py():
+                return str(field.name)
+    return None

@@ -1,0 +1,130 @@
+"""A table as it is in the database: its columns, its key, its partitions, what refers to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from headwater.targets.postgres.session import Session
+from headwater.targets.postgres.sql import TableName
+
+
+class Undo(StrEnum):
+    """How a fork undoes a table."""
+
+    APPEND_ONLY = "append_only"
+    KEYED = "keyed"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its type as declared, and without precision, domains resolved, as `bare`."""
+
+    name: str
+    type: str
+    bare: str
+    digits: int | None = None
+    scale: int | None = None
+    generated: bool = False
+    identity: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A table, and how it is undone.
+
+    `always_compare`: a key may change in ways that no trigger on the key columns sees. `unique`:
+    there are unique constraints beside the primary key. `acted_upon`: a foreign key elsewhere
+    deletes or changes rows when rows here go. `deferred`: key and indexes are still to be built.
+    """
+
+    name: TableName
+    columns: dict[str, Column]
+    key: tuple[str, ...]
+    partitions: tuple[TableName, ...] = ()
+    partitioned: bool = False
+    always_compare: bool = False
+    unique: bool = False
+    acted_upon: bool = False
+    undo: Undo = Undo.NONE
+    block_column: str = ""
+    deferred: bool = False
+
+    def undone_by(self, undo: Undo, block_column: str, *, deferred: bool = False) -> Layout:
+        """Return the same table with the way in which it is undone."""
+        return replace(self, undo=undo, block_column=block_column, deferred=deferred)
+
+    @property
+    def stored(self) -> list[str]:
+        """The columns whose values are kept: all that are not computed."""
+        return [one.name for one in self.columns.values() if not one.generated]
+
+    @property
+    def relations(self) -> tuple[TableName, ...]:
+        """The table and its partitions."""
+        return (self.name, *self.partitions)
+
+
+def read_layout(session: Session, name: TableName) -> Layout | None:
+    """Read a table from the catalog; None if there is none of this name."""
+    rows = session.rows(
+        """
+        SELECT c.oid::bigint, c.relkind = 'p',
+            EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal
+                AND t.tgtype & 3 = 3 AND t.tgtype & 16 = 16),
+            EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND NOT i.indisprimary
+                AND (i.indisunique OR i.indisexclusion)),
+            EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = c.oid AND k.contype = 'f'
+                AND (k.confdeltype <> 'a' OR k.confupdtype <> 'a')),
+            (SELECT array_agg(a.attname::text ORDER BY place.n) FROM pg_index AS i
+                CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS place (attnum, n)
+                JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = place.attnum
+                WHERE i.indrelid = c.oid AND i.indisprimary AND place.n <= i.indnkeyatts)
+        FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
+        """,
+        [name.schema, name.name],
+    )
+    if not rows:
+        return None
+    oid, partitioned, watched, unique, acted_upon, key = rows[0]
+    return Layout(
+        name,
+        _columns(session, oid),
+        tuple(key or ()),
+        _partitions(session, oid) if partitioned else (),
+        partitioned,
+        always_compare=partitioned or watched,
+        unique=unique,
+        acted_upon=acted_upon,
+    )
+
+
+def _columns(session: Session, oid: int) -> dict[str, Column]:
+    rows = session.rows(
+        """
+        SELECT a.attname, format_type(a.atttypid, a.atttypmod),
+            format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL),
+            CASE WHEN a.atttypid = 'numeric'::regtype AND a.atttypmod >= 4
+                THEN (a.atttypmod - 4) >> 16 END,
+            CASE WHEN a.atttypid = 'numeric'::regtype AND a.atttypmod >= 4
+                THEN (a.atttypmod - 4) & 2047 END,
+            a.attgenerated <> '', a.attidentity = 'a'
+        FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+        WHERE a.attrelid = $1::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped
+        ORDER BY a.attnum
+        """,
+        [oid],
+    )
+    return {row[0]: Column(*row) for row in rows}
+
+
+def _partitions(session: Session, oid: int) -> tuple[TableName, ...]:
+    rows = session.rows(
+        "SELECT n.nspname, c.relname FROM pg_partition_tree($1::bigint::oid::regclass) AS p "
+        "JOIN pg_class AS c ON c.oid = p.relid JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+        "WHERE p.level > 0 ORDER BY 1, 2",
+        [oid],
+    )
+    return tuple(TableName(*row) for row in rows)

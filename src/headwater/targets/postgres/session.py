@@ -1,0 +1,214 @@
+"""One connection of a target: its lock, its transactions, and what went wrong on it.
+
+A transaction begins with its first statement, not before: rows that executors stage must be visible
+to it. The session-level lock outlives transactions and dies with the server process behind the
+connection. So whoever holds it knows that no commit of an earlier connection is still under way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg import RawCursor
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import DeadlockDetected, SerializationFailure
+from psycopg.pq import TransactionStatus
+from psycopg.types.string import TextLoader
+
+from headwater.errors import PostgresConnectionError, PostgresLockError, PostgresStatementError
+
+POLL_S = 0.05
+Row = tuple[Any, ...]
+
+
+class Session:
+    """A connection that can be lost and made again. Runs on the driver, in one thread.
+
+    `on_statement` is called before each statement, for those who watch. After a failure `lost`
+    tells whether the connection is gone, `conflicted` whether PostgreSQL wants the transaction to
+    be tried again; anything else is an error of its own.
+    """
+
+    def __init__(
+        self, dsn: str, lock_name: str | None, lock_wait_s: float, isolation_level: str
+    ) -> None:
+        self.on_statement: Callable[[str], None] | None = None
+        self.conflicted = False
+        self.generation = 0  # of the connection: what is temporary belongs to one
+        self._dsn = dsn
+        self._lock_name = lock_name
+        self._lock_wait_s = lock_wait_s
+        self._isolation_level = isolation_level
+        self._connection: psycopg.Connection[Row] | None = None
+        self._begin: Callable[[], None] | None = None
+
+    # --- life -------------------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> bool:
+        """Whether there is no usable connection."""
+        return self._connection is None or bool(self._connection.closed)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a transaction has run its first statement, which fixes what it sees."""
+        return self._begin is None
+
+    def connect(self) -> None:
+        """Connect, and take the stream's lock; wait for a writer that is just going away."""
+        self.close()
+        self._announce("CONNECT")
+        self.generation += 1
+        self._connection = connect(self._dsn)
+        if self._lock_name is None:
+            return
+        key = int.from_bytes(
+            hashlib.blake2b(self._lock_name.encode(), digest_size=8).digest(), "big", signed=True
+        )
+        if not self.wait_for("SELECT pg_try_advisory_lock($1)", [key]):
+            self.close()
+            raise PostgresLockError("another writer holds the stream", stream=self._lock_name)
+
+    def wait_for(self, sql: str, params: Sequence[object]) -> bool:
+        """Ask until the answer is true, or the time is up."""
+        deadline = time.monotonic() + self._lock_wait_s
+        while not self.rows(sql, params)[0][0]:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def close(self) -> None:
+        """Let go of the connection, and with it of the lock."""
+        connection, self._connection = self._connection, None
+        self._begin = None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.close()
+
+    # --- statements -------------------------------------------------------------------------------
+
+    def run(self, sql: str, params: Sequence[object] = (), *, prepare: bool = False) -> int:
+        """Run a statement for its effect; return how many rows it touched."""
+        return int(self._execute(sql, params, prepare).rowcount)
+
+    def rows(self, sql: str, params: Sequence[object] = (), *, prepare: bool = False) -> list[Row]:
+        """Run a statement and return its rows; none if it returns no rows at all."""
+        cursor = self._execute(sql, params, prepare)
+        return cursor.fetchall() if cursor.description else []
+
+    def result(self, sql: str, params: Sequence[object] = ()) -> RawCursor[Row]:
+        """Run a statement and return the cursor, for those who need its description."""
+        return self._execute(sql, params, False)
+
+    def copy(self, sql: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Feed a COPY."""
+        self._statement(sql)
+        with self._watched(), self._cursor() as cursor, cursor.copy(sql.encode()) as copy:
+            for chunk in chunks:
+                copy.write(chunk)
+
+    @contextmanager
+    def transaction(
+        self, prologue: Callable[[], None] | None = None, *, isolation_level: str | None = None
+    ) -> Iterator[None]:
+        """Commit everything inside, or nothing. `prologue` runs right after it has begun."""
+        self.conflicted = False
+
+        def begin() -> None:
+            self._execute(f"BEGIN ISOLATION LEVEL {isolation_level or self._isolation_level}")
+            if prologue is not None:
+                prologue()
+
+        self._begin = begin
+        try:
+            yield
+            if self.begun:
+                self._commit()
+        except BaseException:
+            self._roll_back()
+            raise
+        finally:
+            self._begin = None
+
+    def _commit(self) -> None:
+        if self._execute("COMMIT").statusmessage == "ROLLBACK":
+            raise PostgresStatementError("an error of the transaction was swallowed by on_data")
+
+    def _roll_back(self) -> None:
+        connection = self._connection
+        if connection is None or connection.closed:
+            return
+        if connection.info.transaction_status is not TransactionStatus.IDLE:
+            with suppress(psycopg.Error):
+                connection.execute("ROLLBACK")
+        if connection.info.transaction_status is not TransactionStatus.IDLE:
+            connection.close()  # nothing of a half-done statement may stay open
+
+    def _execute(
+        self, sql: str, params: Sequence[object] = (), prepare: bool = False
+    ) -> RawCursor[Row]:
+        self._statement(sql)
+        with self._watched():
+            return self._cursor().execute(
+                sql.encode(), list(params) if params else None, prepare=prepare or None
+            )
+
+    def _cursor(self) -> RawCursor[Row]:
+        if self._connection is None:
+            raise PostgresConnectionError("the connection is closed")
+        return RawCursor(self._connection)
+
+    def _statement(self, sql: str) -> None:
+        """Begin the transaction if this is its first statement, and tell who watches."""
+        begin, self._begin = self._begin, None
+        if begin is not None:
+            begin()
+        self._announce(sql)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except (SerializationFailure, DeadlockDetected):
+            self.conflicted = True
+            raise
+
+    def _announce(self, sql: str) -> None:
+        if self.on_statement is not None:
+            self.on_statement(sql)
+
+
+def connect(dsn: str, *, name: str = "headwater") -> psycopg.Connection[Row]:
+    """Connect to a server; runs on the driver and on executors.
+
+    Raises:
+        PostgresConnectionError: it cannot be reached; the password is not shown.
+    """
+    try:
+        connection = psycopg.connect(
+            dsn, autocommit=True, prepare_threshold=None, fallback_application_name=name
+        )
+        connection.execute("SET TIME ZONE 'UTC'")
+    except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
+        raise PostgresConnectionError(
+            "cannot connect", server=_shown(dsn), reason=str(error).strip().splitlines()[0]
+        ) from error
+    for kind in ("json", "jsonb"):
+        connection.adapters.register_loader(kind, TextLoader)
+    return connection
+
+
+def _shown(dsn: str) -> str:
+    """Return what may be shown of an address: no password."""
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        return "?"
+    names = ("host", "port", "dbname", "user")
+    return " ".join(f"{name}={parts[name]}" for name in names if name in parts)

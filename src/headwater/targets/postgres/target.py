@@ -1,0 +1,339 @@
+"""A PostgreSQL database as a target: rows, cursor, rollback chain and undo in one transaction.
+
+A crash leaves nothing behind, because what is not committed does not exist. A connection that is
+lost while COMMIT is under way leaves a question, and the state in the database answers it: the
+stream's lock is taken again first, so nothing of the old connection can still be under way.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.core import Batch, BlockCursor, PipeState
+from headwater.errors import (
+    InvalidOptionError,
+    RewindError,
+    UntrackedTableError,
+)
+from headwater.targets.base import Delivery
+from headwater.targets.postgres.catalog import Catalog
+from headwater.targets.postgres.changes import StateChanges
+from headwater.targets.postgres.session import Session
+from headwater.targets.postgres.settings import PostgresSettings, Table, table
+from headwater.targets.postgres.staging import Staging
+from headwater.targets.postgres.statements import to_table
+from headwater.targets.postgres.sync_table import LEGACY_ID, Newest, SyncTable
+from headwater.targets.postgres.transfer import TemporaryTables
+from headwater.targets.postgres.triggers import Triggers
+from headwater.targets.postgres.tx import Scope, Tx
+from headwater.targets.postgres.undo import UndoLog
+
+OnData = Callable[..., None]
+OnStart = Callable[[Tx], None]
+OnRollback = Callable[[Tx, BlockCursor | None], None]
+
+PRUNE_EVERY = 25
+logger = logging.getLogger("headwater.targets.postgres")
+
+
+def postgres_target(
+    dsn: str,
+    *,
+    tables: Iterable[str | Table] | None = None,
+    on_data: OnData | None = None,
+    on_start: OnStart | None = None,
+    on_before_rollback: OnRollback | None = None,
+    on_after_rollback: OnRollback | None = None,
+    settings: PostgresSettings | None = None,
+) -> PostgresTarget:
+    """Write a stream to PostgreSQL.
+
+    Args:
+        dsn: the database, as `postgresql://user@host/name` or libpq's `key=value` form.
+        tables: every table that `on_data` writes, as a name or `table(...)`, in any order. Without
+            `on_data`, only those that need more than their name.
+        on_data: `on_data(tx, data)` or `on_data(tx, data, ctx)`, called inside the transaction of
+            each batch; again if the transaction has to be tried again. Left out, each output is
+            inserted into the table of its own name.
+        on_start: `on_start(tx)`, called once before anything is read, in a transaction.
+        on_before_rollback: `on_before_rollback(tx, cursor)`, called inside the transaction that
+            undoes a fork, before any table is; for what the target does not track.
+        on_after_rollback: the same, after all tables were restored.
+        settings: the stream id, where the state is kept, how transactions run.
+    """
+    if on_data is not None and tables is None:
+        raise UntrackedTableError("on_data is given, but not the tables that it writes")
+    declared = [one if isinstance(one, Table) else table(one) for one in tables or ()]
+    return PostgresTarget(
+        dsn,
+        declared,
+        on_data,
+        on_start,
+        (on_before_rollback, on_after_rollback),
+        settings or PostgresSettings(),
+    )
+
+
+class PostgresTarget:
+    """Made by `postgres_target`. All calls come from one thread; it may be opened again.
+
+    `on_statement` is called with each statement before it runs, for those who watch.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        tables: Sequence[Table],
+        on_data: OnData | None,
+        on_start: OnStart | None,
+        on_rollback: tuple[OnRollback | None, OnRollback | None],
+        settings: PostgresSettings,
+    ) -> None:
+        self.on_statement: Callable[[str], None] | None = None
+        self._dsn = dsn
+        self._tables = tables
+        self._on_data = on_data
+        self._on_start = on_start
+        self._before_rollback, self._after_rollback = on_rollback
+        self._settings = settings
+        self._id = settings.id or LEGACY_ID
+        self._commits = 0
+        self._state = PipeState()
+        self._session: Session | None = None
+        self._built = False
+        self._wants_ctx = on_data is not None and _takes_three(on_data)
+
+    def bind(self, stream_id: str) -> None:
+        """Take the stream's id, unless the settings name another."""
+        if self._session is not None:
+            raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)
+        self._id = self._settings.id or stream_id
+
+    def recover(self) -> PipeState:
+        """Connect and return the committed state. Transactions leave nothing to repair."""
+        session = self._session
+        if session is None or session.lost:
+            session = self._open()
+        with session.transaction(isolation_level="repeatable read"):
+            self._state, self._changes.stored = self._sync.load(), self._sync.newest()
+        return self._state
+
+    def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
+        """Hold the batch until it is committed: what executors hold is staged by its `tx` calls."""
+        return batch
+
+    def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        """Write the batches and their state in one transaction."""
+
+        def write() -> Newest | None:
+            newest, before = self._changes.stored, self._state
+            self._begin()
+            for index, batch in enumerate(receipts, 1):
+                after = state if index == len(receipts) else batch.state
+                self._write(batch.data, before, after)
+                newest = self._sync.append(after, before)
+                before = after
+            if not receipts:
+                newest = self._sync.settle(state)
+            if self._commits % PRUNE_EVERY == 0:
+                self._prune(state)
+            return newest
+
+        self._opened()
+        self._change(write, state)
+        self._commits += 1
+
+    def roll_back(self, state: PipeState) -> None:
+        """Restore every table and the state in one transaction."""
+        session = self._opened()
+        number = -1 if state.cursor is None else state.cursor.number
+        oldest = next(iter(self._state.landing_points()), None)
+        if oldest is not None and number < oldest.number:
+            raise RewindError(
+                "undo data does not reach that far", wanted=state.cursor, oldest=oldest
+            )
+
+        def undo() -> Newest | None:
+            self._begin()
+            tx = Tx(session, self._catalog, self._temporary)
+            if self._before_rollback is not None:
+                self._before_rollback(tx, state.cursor)
+            self._undo.restore(self._catalog.undoable(), number)
+            newest = self._sync.roll_back(state)
+            if self._after_rollback is not None:
+                self._after_rollback(tx, state.cursor)
+            return newest
+
+        self._change(undo, state)
+
+    def close(self) -> None:
+        """Let go of the connection. What was not committed is gone."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+            self._staging.close()
+
+    def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+        """Read what is committed, on a connection of its own."""
+        session = Session(self._dsn, None, 0, "repeatable read")
+        session.connect()
+        try:
+            return to_table(session.result(sql, params))
+        finally:
+            session.close()
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def _opened(self) -> Session:
+        if self._session is None:
+            self.recover()
+        assert self._session is not None, "recover opens it"
+        return self._session
+
+    def _open(self) -> Session:
+        """Connect, create what is missing, let the user prepare it, and install undo capture."""
+        self.close()
+        settings = self._settings
+        stream = f"{settings.schema}.{settings.table}/{self._id}"
+        session = Session(self._dsn, stream, settings.lock_wait_s, settings.isolation_level)
+        side = Session(self._dsn, None, 0, "read committed")
+        session.on_statement = side.on_statement = self._announce
+        self._sync = SyncTable(session, settings.sync, self._id)
+        triggers = Triggers(session, self._id, settings.schema)
+        self._catalog = Catalog(
+            session,
+            self._id,
+            settings.sync.suffixed("__tables"),
+            self._tables,
+            triggers,
+            automatic=self._on_data is None,
+            defer_indexes=settings.defer_indexes,
+        )
+        self._changes = StateChanges(
+            session,
+            self._sync,
+            self._id,
+            settings.attempts,
+            forget=self._forget,
+            prepare=self._install,
+        )
+        self._undo = UndoLog(session, self._id)
+        self._temporary = TemporaryTables(session)
+        self._staging = Staging(side, self._dsn, stream, settings.schema)
+        try:
+            session.connect()
+            with session.transaction(isolation_level="read committed"):
+                triggers.take_turn()
+                self._sync.create()
+                self._catalog.create()
+                if settings.id is None and self._id != LEGACY_ID and self._sync.adopt_legacy():
+                    logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
+                if self._on_start is not None:
+                    self._on_start(Tx(session, self._catalog, self._temporary))
+                self._catalog.forget()
+                self._catalog.install()
+            self._staging.sweep()
+        except BaseException:
+            session.close()
+            side.close()
+            raise
+        self._session = session
+        self._commits = 0
+        self._built = not settings.defer_indexes
+        return session
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def _change(self, work: Callable[[], Newest | None], state: PipeState) -> None:
+        """Do something in one transaction with the state."""
+        try:
+            self._changes.apply(work)
+        except Exception:
+            self._staging.clear()
+            raise
+        self._state = state
+        self._staging.clear()
+
+    def _begin(self) -> None:
+        self._temporary.begin()
+        self._staging.begin()
+
+    def _install(self) -> None:
+        """Install capture on partitions that came since, in a transaction of its own."""
+        with self._opened().transaction(isolation_level="read committed"):
+            self._catalog.install()
+
+    def _write(self, delivery: Delivery, before: PipeState, after: PipeState) -> None:
+        session = self._opened()
+        cursor = after.cursor
+        assert cursor is not None, "a batch ends in a block"
+        hot = any(point.number < cursor.number for point in after.landing_points())
+        last = -1 if before.cursor is None else before.cursor.number
+        if hot and not self._built:
+            self._catalog.build_all()
+            self._built = True
+        if hot or session.begun:
+            session.rows(
+                "SELECT set_config('sqd.snapshot_enabled', $1, true), "
+                "set_config('sqd.snapshot_block_number', $2, true)",
+                ["true" if hot else "false", str(cursor.number)],
+                prepare=True,
+            )
+        sync = self._settings.sync
+        tx = Tx(
+            session,
+            self._catalog,
+            self._temporary,
+            self._staging,
+            Scope(cursor.number, last, hot),
+            (sync, sync.suffixed("__tables")),
+        )
+        data: Mapping[str, Any] = delivery.data
+        if self._on_data is None:
+            for name, frame in data.items():
+                tx.insert(f'"{name}"' if "." in name else name, frame)
+        elif self._wants_ctx:
+            self._on_data(tx, data, delivery.ctx)
+        else:
+            self._on_data(tx, data)
+        tx.finish()
+
+    def _prune(self, state: PipeState) -> None:
+        """Remove undo data that no legal fork needs."""
+        points = state.landing_points()
+        if state.cursor is None or not points:
+            return
+        final = state.cursor if state.finalized is None else state.finalized
+        oldest = min(state.cursor.number, final.number)
+        number = oldest - self._settings.unfinalized_blocks_retention
+        number = min(number, points[0].number - 1)
+        if number < 0:
+            return
+        self._sync.prune(number)
+        for layout in self._catalog.undoable():
+            self._undo.prune(layout, number)
+
+    def _forget(self) -> None:
+        """Trust nothing that was remembered of a transaction that failed."""
+        self._catalog.forget()
+        self._temporary.forget()
+        self._built = not self._settings.defer_indexes
+
+    def _announce(self, sql: str) -> None:
+        if self.on_statement is not None:
+            self.on_statement(sql)
+
+
+def _takes_three(function: OnData) -> bool:
+    """Tell whether a callback wants the context too."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return True
+    return (
+        sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters) > 2
+    )

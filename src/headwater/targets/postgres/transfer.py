@@ -1,0 +1,159 @@
+"""How the columns of a frame get into the columns of a table.
+
+Values are written in the table's own types by whoever holds them: the driver or an executor. Where
+binary COPY has no form for a type (uuid, an enumeration), the value travels as text and the server
+reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.targets.postgres.encode import encode, encoder
+from headwater.targets.postgres.frames import bare_type, column_type
+from headwater.targets.postgres.layout import Layout
+from headwater.targets.postgres.session import Session
+from headwater.targets.postgres.sql import Fragment, TableName, compose, quote
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One column: its name, the type in which it travels, and what to cast it to on arrival."""
+
+    name: str
+    type: str
+    bare: str
+    cast: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """All columns of a frame. It pickles, so that executors can use it."""
+
+    lanes: tuple[Lane, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The columns."""
+        return [lane.name for lane in self.lanes]
+
+    @property
+    def direct(self) -> bool:
+        """Whether the rows can go straight into the table."""
+        return not any(lane.cast for lane in self.lanes)
+
+    def values(self) -> Fragment:
+        """Return the columns as they are selected from where they have travelled to."""
+        return Fragment(
+            ", ".join(
+                quote(lane.name) + (f"::{lane.cast} AS {quote(lane.name)}" if lane.cast else "")
+                for lane in self.lanes
+            )
+        )
+
+    def column_list(self) -> str:
+        """Return the columns with their types, for a table that rows travel through."""
+        return ", ".join(f"{quote(lane.name)} {lane.type}" for lane in self.lanes)
+
+    def encode(
+        self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], constant: bytes = b""
+    ) -> Iterator[bytes | memoryview]:
+        """Yield rows in the binary form of COPY. Runs on the driver and on executors."""
+        writers = []
+        for lane, field in zip(self.lanes, schema, strict=True):
+            writer = encoder(field.type, lane.bare)
+            assert writer is not None, "frames are compared with their table before"
+            writers.append(writer)
+        return encode(batches, writers, constant)
+
+
+def plan_transfer(
+    schema: pa.Schema, layout: Layout | None, types: Mapping[str, str] | None = None
+) -> Transfer:
+    """Plan the way of a frame into a table; without one, into one that `types` would create."""
+    lanes = []
+    for field in schema:
+        if layout is None:
+            kind = (types or {}).get(field.name) or column_type(field)
+            bare, cast = bare_type(kind), kind
+        else:
+            column = layout.columns[field.name]
+            kind, bare, cast = column.type, column.bare, column.bare
+        if encoder(field.type, bare) is not None:
+            lanes.append(Lane(field.name, kind, bare))
+        else:
+            lanes.append(Lane(field.name, "text", "text", cast))
+    return Transfer(tuple(lanes))
+
+
+class TemporaryTables:
+    """Temporary tables through which frames travel: made once per shape, emptied by each commit.
+
+    A connection has its own; a transaction that fails takes those that it made with it.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._made: dict[tuple[int, Transfer, int], TableName] = {}
+        self._used: dict[Transfer, int] = {}
+
+    def begin(self) -> None:
+        """Note that all of them are empty: a transaction begins."""
+        self._used.clear()
+
+    def forget(self) -> None:
+        """Make new ones from now on."""
+        self._made.clear()
+
+    def fill(self, frame: pa.Table, transfer: Transfer) -> TableName:
+        """Return an empty table, filled with a frame."""
+        ordinal = self._used.get(transfer, 0)
+        self._used[transfer] = ordinal + 1
+        place = (self._session.generation, transfer, ordinal)
+        name = self._made.get(place)
+        if name is None:
+            name = TableName("pg_temp", f"headwater_{len(self._made)}")
+            self._session.run(compose("DROP TABLE IF EXISTS {name}", name=name))
+            self._session.run(
+                compose(
+                    "CREATE TEMPORARY TABLE {name} ({parts}) ON COMMIT DELETE ROWS",
+                    name=name.name,
+                    parts=Fragment(transfer.column_list()),
+                )
+            )
+            self._made[place] = name
+        copy_in(self._session, name, frame, transfer)
+        return name
+
+
+def copy_in(session: Session, name: TableName, frame: pa.Table, transfer: Transfer) -> None:
+    """Copy a frame into a table whose columns have the types in which it travels."""
+    if frame.num_rows:
+        session.copy(
+            compose(
+                "COPY {table} ({names}) FROM STDIN (FORMAT binary)",
+                table=name,
+                names=transfer.names,
+            ),
+            transfer.encode(frame.schema, frame.to_batches()),
+        )
+
+
+def repeated_keys(frame: pa.Table, key: list[str]) -> int:
+    """Return how many rows of a frame have a key that another row has too."""
+    if frame.num_rows < 2:
+        return 0
+    try:
+        distinct = frame.select(key).group_by(key).aggregate([]).num_rows
+    except pa.ArrowNotImplementedError:
+        return 0  # the server will say
+    return int(frame.num_rows - distinct)
+
+
+def missing_keys(frame: pa.Table, key: list[str]) -> int:
+    """Return how many values of a frame's key are null."""
+    return sum(int(pc.sum(pc.is_null(frame.column(one))).as_py() or 0) for one in key)

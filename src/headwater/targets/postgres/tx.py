@@ -1,0 +1,342 @@
+"""What `on_data` writes with: set-based changes of declared tables, all in one transaction.
+
+Undo data is kept by triggers, so any SQL may change a tracked table. Runs on the driver; rows of a
+Spark DataFrame stay on the executors while the blocks are final. If anything raises, the whole
+batch leaves no trace. A batch that meets a conflict or loses its connection is written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg.errors import CardinalityViolation, NotNullViolation, UniqueViolation
+
+from headwater.errors import (
+    PostgresAppendOnlyError,
+    PostgresKeyError,
+    PostgresStatementError,
+    PostgresTableError,
+    UntrackedTableError,
+)
+from headwater.targets.postgres.catalog import Catalog
+from headwater.targets.postgres.changes import TryAgain
+from headwater.targets.postgres.frames import find_nul, is_distributed, to_arrow
+from headwater.targets.postgres.layout import Layout, Undo
+from headwater.targets.postgres.session import Session
+from headwater.targets.postgres.sql import Fragment, TableName, compose, equal, quote
+from headwater.targets.postgres.staging import Staged, Staging
+from headwater.targets.postgres.statements import (
+    may_change_tables,
+    refuse_transaction_control,
+    to_table,
+)
+from headwater.targets.postgres.transfer import (
+    TemporaryTables,
+    copy_in,
+    missing_keys,
+    plan_transfer,
+    repeated_keys,
+)
+from headwater.targets.postgres.triggers import APPEND_ONLY, REFUSED
+
+_WRITTEN = """
+SELECT n.nspname, c.relname, rn.nspname, r.relname
+FROM pg_locks AS l
+JOIN pg_class AS c ON c.oid = l.relation AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+LEFT JOIN pg_class AS r ON c.relispartition AND r.oid = pg_partition_root(c.oid)
+LEFT JOIN pg_namespace AS rn ON rn.oid = r.relnamespace
+WHERE l.locktype = 'relation' AND l.pid = pg_backend_pid() AND l.granted
+AND l.mode IN ('RowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is being written: blocks above `after` up to `block`; `hot` if a fork may undo them."""
+
+    block: int
+    after: int
+    hot: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A frame in front of its table: the columns it fills, and the query that has its values."""
+
+    layout: Layout
+    names: list[str]
+    source: Fragment
+
+
+class Tx:
+    """One transaction. `scope` is None in `on_start` and in the hooks of a rollback."""
+
+    def __init__(
+        self,
+        session: Session,
+        catalog: Catalog,
+        temporary: TemporaryTables,
+        staging: Staging | None = None,
+        scope: Scope | None = None,
+        own: Sequence[TableName] = (),
+    ) -> None:
+        self._session = session
+        self._catalog = catalog
+        self._temporary = temporary
+        self._staging = staging
+        self._scope = scope
+        self._own = own
+        self._waiting: list[Callable[[], None]] = []
+
+    def insert(self, table: str, frame: Any) -> None:
+        """Add rows. Columns that the frame lacks are null, or have the table's default."""
+        name = TableName.parse(table)
+        self._write(name, frame, lambda rows: self._insert(name, rows))
+
+    def upsert(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
+        """Add rows, or replace the columns that the frame has where the key exists already.
+
+        `key` is the table's primary key; it may be left out if it was declared, or exists.
+        """
+        name = TableName.parse(table)
+        self._write(name, frame, lambda rows: self._upsert(name, rows, key))
+
+    def delete(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
+        """Remove the rows that agree with a row of the frame in the columns of `key`.
+
+        `key` may be any columns; left out, it is the table's primary key.
+        """
+        name = TableName.parse(table)
+        self._write(name, frame, lambda rows: self._delete(name, rows, key))
+
+    def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+        """Return the rows of a query, which sees what this batch has written so far.
+
+        Parameters are `$1`, `$2`, …. Integers too wide for Arrow come as decimal text.
+        """
+        return to_table(self._run(sql, params))
+
+    def execute(self, sql: str, params: Sequence[object] = ()) -> int:
+        """Run SQL, one statement if it has parameters (`$1`, …); return how many rows it touched.
+
+        Whatever it changes of tracked tables is undone by a fork, except TRUNCATE, which is
+        refused while a fork may strike.
+        """
+        return int(self._run(sql, params).rowcount)
+
+    def finish(self) -> None:
+        """Do what waits, and refuse the batch if it has written what a fork could not undo.
+
+        Called by the target before it commits. A transaction holds a lock on every table that it
+        has written, however it has: by SQL, by a cascade, by a trigger.
+        """
+        self._flush()
+        if self._scope is None:
+            return
+        for schema, name, root_schema, root in self._session.rows(_WRITTEN, prepare=True):
+            relation = TableName(schema, name)
+            parent = None if root is None else TableName(root_schema, root)
+            known = relation in self._own or self._catalog.is_known(relation, parent)
+            if known is False:
+                raise UntrackedTableError("a table that was not declared was written", table=name)
+            if known is None:
+                raise TryAgain(f"partition {relation} is new")
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def _write(self, name: TableName, frame: Any, write: Callable[[Any], None]) -> None:
+        """Write a frame: now, or, if its rows lie on executors, once the transaction begins."""
+        declared = self._catalog.declared(name)
+        final = self._scope is not None and not self._scope.hot
+        if self._staging is None or not final or not is_distributed(frame):
+            data = to_arrow(frame)
+            self._flush()
+            write(data)
+            return
+        staged, new = self._staging.stage(name, frame, declared, self._catalog.cached(name))
+        if new and self._session.begun:
+            raise TryAgain("rows were staged after the transaction had begun")
+        self._waiting.append(lambda: write(staged))
+        if self._session.begun:
+            self._flush()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            one()
+
+    def _insert(self, name: TableName, frame: pa.Table | Staged) -> None:
+        layout = self._catalog.prepare(name, frame.schema, None)
+        self._check_blocks(layout, frame)
+        with _coded(layout, frame):
+            if isinstance(frame, pa.Table):
+                transfer = plan_transfer(frame.schema, layout)
+                if transfer.direct:
+                    copy_in(self._session, layout.name, frame, transfer)
+                    return
+            rows = self._rows(layout, frame)
+            self._session.run(
+                compose(
+                    "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new",
+                    table=layout.name,
+                    names=rows.names,
+                    source=rows.source,
+                )
+            )
+
+    def _upsert(self, name: TableName, frame: pa.Table | Staged, key: Sequence[str] | None) -> None:
+        existing = self._catalog.layout(name)
+        key = tuple(key or self._catalog.declared(name).key or (existing.key if existing else ()))
+        if not key:
+            raise PostgresKeyError("an upsert needs a key", table=name)
+        self._require(name, frame, key)
+        layout = self._catalog.prepare(name, frame.schema, key)
+        self._refuse(layout, "upsert")
+        if isinstance(frame, pa.Table):
+            _check_key(layout, frame)
+        rest = [one for one in frame.schema.names if one not in layout.key]
+        assign = ", ".join(f"{quote(one)} = excluded.{quote(one)}" for one in rest)
+        with _coded(layout, frame):
+            rows = self._rows(layout, frame)
+            self._session.run(
+                compose(
+                    "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new "
+                    "ON CONFLICT ({key}) DO {action}",
+                    table=layout.name,
+                    names=rows.names,
+                    source=rows.source,
+                    key=layout.key,
+                    action=Fragment(f"UPDATE SET {assign}" if rest else "NOTHING"),
+                )
+            )
+
+    def _delete(self, name: TableName, frame: pa.Table | Staged, key: Sequence[str] | None) -> None:
+        layout = self._catalog.layout(name)
+        if layout is None:
+            return  # a table that does not exist holds none of the rows
+        wanted = list(key or layout.key)
+        if not wanted:
+            raise PostgresKeyError("a delete needs a key", table=name)
+        self._require(name, frame, wanted)
+        frame = frame.select(wanted)
+        layout = self._catalog.build(layout)
+        self._catalog.prepare(name, frame.schema, None)
+        self._refuse(layout, "delete")
+        with _coded(layout, frame):
+            rows = self._rows(layout, frame)
+            self._session.run(
+                compose(
+                    "DELETE FROM {table} AS old USING {source} AS new WHERE {same}",
+                    table=layout.name,
+                    source=rows.source,
+                    same=equal(wanted, "old", "new"),
+                )
+            )
+
+    def _rows(self, layout: Layout, frame: pa.Table | Staged) -> _Rows:
+        """Put a frame where a statement can select from it."""
+        if isinstance(frame, Staged):
+            return _Rows(layout, frame.schema.names, frame.source())
+        transfer = plan_transfer(frame.schema, layout)
+        source = compose(
+            "(SELECT {values} FROM {table})",
+            values=transfer.values(),
+            table=self._temporary.fill(frame, transfer),
+        )
+        return _Rows(layout, transfer.names, source)
+
+    # --- guards -----------------------------------------------------------------------------------
+
+    def _run(self, sql: str, params: Sequence[object]) -> psycopg.RawCursor[tuple[Any, ...]]:
+        refuse_transaction_control(sql)
+        self._flush()
+        with _coded():
+            cursor = self._session.result(sql, params)
+        if may_change_tables(sql):
+            self._catalog.refresh()
+        return cursor
+
+    def _refuse(self, layout: Layout, what: str) -> None:
+        if layout.undo is Undo.APPEND_ONLY and self._scope is not None:
+            raise PostgresAppendOnlyError(
+                f"an append-only table takes no {what}", table=layout.name
+            )
+
+    @staticmethod
+    def _require(name: TableName, frame: pa.Table | Staged, key: Sequence[str]) -> None:
+        lacking = [one for one in key if one not in frame.schema.names]
+        if lacking:
+            raise PostgresKeyError(
+                "the frame lacks columns of the key", table=name, columns=lacking
+            )
+
+    def _check_blocks(self, layout: Layout, frame: pa.Table | Staged) -> None:
+        """Refuse rows of an append-only table that do not belong to the batch's blocks."""
+        scope, column = self._scope, layout.block_column
+        if layout.undo is not Undo.APPEND_ONLY or scope is None or not frame.num_rows:
+            return
+        if isinstance(frame, Staged):
+            lowest, highest, nulls = frame.block_range(self._session, column)
+        elif column in frame.column_names:
+            values = frame.column(column)
+            lowest, highest = (one.as_py() for one in pc.min_max(values).values())
+            nulls = values.null_count
+        else:
+            lowest, highest, nulls = None, None, frame.num_rows
+        floor = scope.after if scope.hot else -1
+        if nulls or int(lowest) <= floor or int(highest) > scope.block:
+            raise PostgresAppendOnlyError(
+                "rows whose block number is not one of the batch's",
+                table=layout.name,
+                column=column,
+                rows=f"{lowest}..{highest}",
+                batch=f"{scope.after + 1}..{scope.block}",
+            )
+
+
+def _check_key(layout: Layout, frame: pa.Table) -> None:
+    """Refuse rows without a key, and two rows with the same."""
+    key = list(layout.key)
+    without, twice = missing_keys(frame, key), repeated_keys(frame, key)
+    if without or twice:
+        raise PostgresKeyError(
+            "rows without a key" if without else "a key occurs twice in the frame",
+            table=layout.name,
+            key=key,
+            rows=without or twice,
+        )
+
+
+@contextmanager
+def _coded(layout: Layout | None = None, frame: pa.Table | Staged | None = None) -> Iterator[None]:
+    """Give the refusals of triggers, and of tables that a frame does not fit, their codes."""
+    try:
+        yield
+    except psycopg.Error as error:
+        reason = str(error).strip().splitlines()[0]
+        if error.sqlstate == REFUSED:
+            raise PostgresStatementError("a fork could not undo this", what=reason) from error
+        if error.sqlstate == APPEND_ONLY:
+            raise PostgresAppendOnlyError("rows would be changed", what=reason) from error
+        if layout is None:
+            raise
+        if isinstance(error, UniqueViolation | CardinalityViolation):
+            raise PostgresKeyError(
+                "the table refuses a row", table=layout.name, reason=reason
+            ) from error
+        if isinstance(error, psycopg.DataError | NotNullViolation):
+            column = find_nul(frame) if isinstance(frame, pa.Table) else None
+            raise PostgresTableError(
+                "the table refuses a value" if column is None
+                else "PostgreSQL cannot store a text that holds the character 0",
+                table=layout.name, column=column, reason=reason,
+            ) from error  # fmt: skip
+        raise
