@@ -21,7 +21,7 @@ fi
 
 if [ ! -x "$venv/bin/python" ]; then
   echo "Creating $venv with $("$python" --version)"
-  if ! "$python" -m venv "$venv" 2>/dev/null; then
+  if ! "$python" -m venv "$venv" >/dev/null 2>&1; then
     rm -rf "$venv"
     version=$("$python" -c 'import sys; print(f"{sys.version_info[0]}.{sys.version_info[1]}")')
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
