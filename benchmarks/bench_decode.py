@@ -208,7 +208,7 @@ def main() -> int:
         (evm.events(NOTE), note_data),
     ):
         logs = parse_logs(make_lines(output, data))
-        rate = logs.num_rows / best(lambda o=output, t=logs: o.decode(t, EVERYTHING))  # type: ignore[misc]
+        rate = logs.num_rows / best(lambda o=output, t=logs: o.decode({"log": t}, EVERYTHING))  # type: ignore[misc]
         other = eth_abi_rows_s(output, logs)
         asked = " as decimal(38, 0)" if data is small_data else ""
         print(f"| {output.event.signature}{asked} | {rate / 1e6:.2f} | {other / 1e6:.4f} | "

@@ -1,27 +1,38 @@
-"""Block lines to Arrow columns, vectorised, for the events of EVM contracts.
+"""Block lines to Arrow columns, vectorised: events, calls, instructions and raw tables.
 
-`evm.events` defines an output; `decode_outputs` turns the lines of a batch into one table per
+`evm` and `solana` define outputs; `decode_outputs` turns the lines of a batch into one table per
 output. Runs on the driver and on Spark executors; pure, so a retry gives the same rows.
 """
 
 from headwater.decode import evm
 from headwater.decode.abi import Event, Parameter, parse_event
+from headwater.decode.abi_file import Abi
+from headwater.decode.calls import CallsOutput
 from headwater.decode.contracts import KNOWN_EVENTS
-from headwater.decode.evm import EventsOutput
+from headwater.decode.entities import Entities
+from headwater.decode.events import EventsOutput
+from headwater.decode.functions import Function, parse_function
 from headwater.decode.logs import LOG_SCHEMA, parse_logs
 from headwater.decode.output import Decoded, DecodedRows, Output, decode_outputs
+from headwater.decode.tables import TableOutput
 
 __all__ = [
     "KNOWN_EVENTS",
     "LOG_SCHEMA",
+    "Abi",
+    "CallsOutput",
     "Decoded",
     "DecodedRows",
+    "Entities",
     "Event",
     "EventsOutput",
+    "Function",
     "Output",
     "Parameter",
+    "TableOutput",
     "decode_outputs",
     "evm",
     "parse_event",
+    "parse_function",
     "parse_logs",
 ]

@@ -27,7 +27,7 @@ _BUILT_IN = re.compile(r"\w+\.\w+")
 _SUFFIX = re.compile(r"\[(\d*)\]")
 _IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*", re.ASCII)
 _MAX_DEPTH = 32
-_MAX_HEAD_WORDS = 1 << 20  # 32 MiB: far beyond what the gas of a block can pay for
+MAX_HEAD_WORDS = 1 << 20  # 32 MiB: far beyond what the gas of a block can pay for
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,17 @@ class Event:
     name: str
     parameters: tuple[Parameter, ...]
     signature: str
-    topic0: str
+    topic0: str  # the hash of the signature; logs of an anonymous event do not carry it
+    anonymous: bool = False
+
+    @property
+    def first_topic(self) -> int:
+        """The topic that holds the first indexed parameter."""
+        return 0 if self.anonymous else 1
 
     @property
     def indexed(self) -> tuple[Parameter, ...]:
-        """The parameters in topic1, topic2, topic3."""
+        """The parameters in topics, from `first_topic` on."""
         return tuple(one for one in self.parameters if one.indexed)
 
     @property
@@ -86,23 +92,26 @@ def _build(parsed: ParsedEvent, source: str) -> Event:
         Parameter(one.name or f"arg{index}", one.type, one.indexed)
         for index, one in enumerate(parsed.parameters)
     )
-    _refuse_repeated([one.name for one in parameters], source)
-    if sum(one.indexed for one in parameters) > MAX_INDEXED:
-        raise SignatureError("an event has at most 3 indexed parameters", event=source)
-    if sum(head_words(one.type) for one in parameters) > _MAX_HEAD_WORDS:
+    refuse_repeated([one.name for one in parameters], source)
+    limit = MAX_INDEXED + parsed.anonymous
+    if sum(one.indexed for one in parameters) > limit:
+        raise SignatureError(f"an event has at most {limit} indexed parameters", event=source)
+    if sum(head_words(one.type) for one in parameters) > MAX_HEAD_WORDS:
         raise SignatureError("a fixed array is larger than any log", event=source)
     signature = f"{parsed.name}({','.join(canonical(one.type) for one in parameters)})"
-    return Event(parsed.name, parameters, signature, f"0x{keccak256(signature.encode()).hex()}")
+    topic0 = f"0x{keccak256(signature.encode()).hex()}"
+    return Event(parsed.name, parameters, signature, topic0, parsed.anonymous)
 
 
-def _refuse_repeated(names: list[str], source: str) -> None:
+def refuse_repeated(names: list[str], source: str, kind: str = "event") -> None:
     """Column names must differ, and Spark does not tell From and from apart."""
     seen: set[str] = set()
     for name in names:
         if name.lower() in seen:
             raise SignatureError(
-                f"two parameters are called {name!r}; names do not change the event, so rename one",
-                event=source,
+                f"two parameters are called {name!r}; names do not change the {kind}, so rename "
+                "one",
+                **{kind: source},
             )
         seen.add(name.lower())
 
@@ -127,7 +136,8 @@ def _load_entry(text: str) -> Mapping[str, object]:
     if isinstance(entry, list):
         events = [str(one.get("name")) for one in entry if _is_event(one)]
         raise SignatureError(
-            f"this is a whole ABI; give one entry of it, of the events {', '.join(events)}"
+            f"this is a whole ABI; give one entry of it, of the events {', '.join(events)}, or "
+            "read it with evm.abi"
         )
     if not isinstance(entry, dict):
         raise SignatureError("a JSON ABI entry is an object", event=text[:200])
@@ -142,16 +152,20 @@ def _parse_entry(entry: Mapping[str, object]) -> ParsedEvent:
     name, inputs = entry.get("name"), entry.get("inputs", [])
     if entry.get("type", "event") != "event":
         raise SignatureError("this ABI entry is no event", type=entry.get("type"), name=name)
-    if entry.get("anonymous"):
-        raise SignatureError("anonymous events have no topic0 and are not supported", event=name)
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
         raise SignatureError("an ABI entry needs a name", got=repr(name))
     if not isinstance(inputs, list):
         raise SignatureError("'inputs' of an ABI entry is a list", event=name)
     return ParsedEvent(
         name,
-        tuple(_parse_input(item, f"{name}.inputs[{at}]", 0) for at, item in enumerate(inputs)),
+        parse_parameters(inputs, f"{name}.inputs"),
+        entry.get("anonymous") is True,
     )
+
+
+def parse_parameters(items: list[object], where: str) -> tuple[ParsedParameter, ...]:
+    """Understand 'inputs' or 'outputs' of a JSON ABI entry; `where` names them in errors."""
+    return tuple(_parse_input(item, f"{where}[{at}]", 0) for at, item in enumerate(items))
 
 
 def _parse_input(item: object, where: str, depth: int) -> ParsedParameter:
@@ -193,5 +207,5 @@ def _parse_components(components: object, where: str, depth: int) -> Tuple:
         for at, component in enumerate(components)
     ]
     named = tuple(Member(one.name or f"arg{at}", one.type) for at, one in enumerate(members))
-    _refuse_repeated([member.name for member in named], where)
+    refuse_repeated([member.name for member in named], where)
     return Tuple(named)

@@ -31,23 +31,32 @@ def select_logs(
     differ only in what is indexed. Called by `EventsOutput.decode`.
     """
     checks = [
-        *_in_ranges(batch.column("block_number"), ranges),
-        *_has_topics(batch, len(event.indexed) + 1),
-        _is_one_of(batch.column("topic0"), [event.topic0[2:].encode()]),
+        *in_ranges(batch.column("block_number"), ranges),
+        *_has_topics(batch, len(event.indexed) + event.first_topic),
         *(
-            _is_one_of(batch.column(f"topic{slot}"), [value[2:].encode() for value in values])
+            is_one_of(batch.column(f"topic{slot}"), [value[2:].encode() for value in values])
             for slot, values in topics
         ),
     ]
+    if not event.anonymous:
+        checks.append(is_one_of(batch.column("topic0"), [event.topic0[2:].encode()]))
     if contracts is not None:
-        checks.append(_is_one_of(batch.column("address"), contracts))
+        checks.append(is_one_of(batch.column("address"), contracts))
+    return keep_rows(batch, checks)
+
+
+def keep_rows(batch: pa.RecordBatch, checks: Sequence[pa.BooleanArray]) -> pa.RecordBatch:
+    """Return the rows that pass all checks; the batch itself if all do."""
+    if not checks:
+        return batch
     mask = checks[0]
     for check in checks[1:]:
         mask = pc.and_(mask, check)
     return batch if pc.all(mask, min_count=0).as_py() else batch.filter(mask)
 
 
-def _is_one_of(column: pa.Array, values: Sequence[str | bytes]) -> pa.BooleanArray:
+def is_one_of(column: pa.Array, values: Sequence[str | bytes | int]) -> pa.BooleanArray:
+    """Whether each value is one of these; null is none."""
     if len(values) == 1:
         return pc.fill_null(pc.equal(column, pa.scalar(values[0], column.type)), False)
     return pc.is_in(column, value_set=pa.array(values, column.type))
@@ -55,13 +64,16 @@ def _is_one_of(column: pa.Array, values: Sequence[str | bytes]) -> pa.BooleanArr
 
 def _has_topics(batch: pa.RecordBatch, count: int) -> list[pa.BooleanArray]:
     """Topics fill their slots from the first on, so the last one and its successor tell."""
-    checks = [pc.is_valid(batch.column(f"topic{count - 1}"))]
+    checks = [pc.is_valid(batch.column(f"topic{count - 1}"))] if count else []
     if count < TOPICS:
         checks.append(pc.is_null(batch.column(f"topic{count}")))
     return checks
 
 
-def _in_ranges(column: pa.Int64Array, ranges: Sequence[BlockRange]) -> list[pa.BooleanArray]:
+def in_ranges(column: pa.Int64Array, ranges: Sequence[BlockRange]) -> list[pa.BooleanArray]:
+    """Return the check that numbers are in one of the ranges; none where all obviously are."""
+    if not len(column):
+        return []
     numbers = column.to_numpy()
     low, high = int(numbers.min()), int(numbers.max())
     if any(low in one and high in one for one in ranges):

@@ -1,129 +1,47 @@
-"""`evm.events`: one event of EVM contracts as a table.
+"""What a stream can take from EVM networks: events, calls and raw tables.
 
     evm.events("erc20.Transfer", contracts=["0xa0b8…"], params={"to": "0x28c6…"}, range="latest")
+    evm.calls("transfer(address to, uint256 amount) returns (bool)", source="traces")
+    evm.transactions(fields=["from", "to", "value"], to=["0xa0b8…"], range=20_000_000)
 
-Defined on the driver, pickled to executors, never changed. Decoding is a pure function of the logs:
-the same batch gives the same rows, whoever decodes it and however often.
+All of these are values: made on the driver, pickled to executors, never changed. Decoding is a pure
+function of the lines, so a retried task gives the same rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Unpack
 
-import numpy as np
-import pyarrow as pa
-
-from headwater.core import BlockRange, RangeSpec, parse_ranges
+from headwater.core import parse_ranges
 from headwater.decode.abi import Event, Parameter, parse_event
+from headwater.decode.abi_file import load_abi as abi
 from headwater.decode.addresses import check_address
-from headwater.decode.event_filter import select_logs
-from headwater.decode.logs import LOG_SCHEMA
-from headwater.decode.malformed import MalformedRowsError
-from headwater.decode.output import DecodedRows
-from headwater.decode.payload import Payload
+from headwater.decode.calls import CallsOutput, Source, call_columns
+from headwater.decode.events import EventsOutput, event_columns
+from headwater.decode.functions import Function, parse_function
+from headwater.decode.malformed import OnError
+from headwater.decode.tables import TableOutput, make_table
 from headwater.decode.topic_filters import TopicFilters, make_topic_filters
-from headwater.decode.types import Array, Elementary, Kind, Tuple, arrow_type, is_dynamic, is_wide
-from headwater.decode.word_text import PARTS, WordText
-from headwater.decode.words import decode_words
-from headwater.errors import (
-    AddressError,
-    InvalidOptionError,
-    ParameterError,
-    SignatureError,
-    UndecodableLogError,
-)
+from headwater.decode.types import Elementary, is_wide
+from headwater.errors import AddressError, InvalidOptionError, ParameterError
 from headwater.query import EvmQuery, Query
+from headwater.query.networks import EvmLogs, EvmStateDiffs, EvmTraces, EvmTransactions
 
-OnError = Literal["raise", "skip"]
-
-_BASE = LOG_SCHEMA.names[: LOG_SCHEMA.get_field_index("topic0")]
-_HASH = Elementary(Kind.FIXED_BYTES, 32)
-
-
-@dataclass(frozen=True, slots=True)
-class EventsOutput:
-    """The table of one event. Made by `evm.events`.
-
-    Columns: block_number, block_hash, timestamp, transaction_hash, transaction_index, log_index,
-    address, then one per parameter, by its name. A parameter called like one of these is prefixed
-    with `arg_`.
-    """
-
-    event: Event
-    query: Query
-    ranges: tuple[RangeSpec, ...]
-    contracts: tuple[str, ...] | None = None
-    topics: TopicFilters = ()
-    on_error: OnError = "raise"
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the table; `headwater.decode.types` says which ABI type becomes which."""
-        columns = [
-            pa.field(name, arrow_type(_column_type(one)))
-            for name, one in zip(_column_names(self.event), self.event.parameters, strict=True)
-        ]
-        return pa.schema([*(LOG_SCHEMA.field(name) for name in _BASE), *columns])
-
-    def decode(self, logs: pa.Table, ranges: Sequence[BlockRange]) -> DecodedRows:
-        """Return the rows of this event among all logs of a batch, in their order.
-
-        Filters and ranges are checked here again: a batch holds what other outputs asked for too.
-
-        Raises:
-            UndecodableLogError: a log has the event's topics but not its content, and `on_error`
-                is "raise". With "skip" such logs are left out and counted in the result.
-        """
-        schema = self.schema
-        batches, skipped = [], 0
-        for batch in logs.to_batches():
-            chosen = select_logs(batch, self.event, self.contracts, self.topics, ranges)
-            if chosen.num_rows:
-                columns, lost = self._decode_batch(chosen)
-                skipped += lost
-                batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
-        return DecodedRows(pa.Table.from_batches(batches, schema=schema), skipped)
-
-    def _decode_batch(self, logs: pa.RecordBatch) -> tuple[list[pa.Array], int]:
-        skipped = 0
-        while True:
-            try:
-                return self._columns(logs), skipped
-            except MalformedRowsError as error:
-                if self.on_error == "raise":
-                    raise self._explain(logs, error) from None
-                keep = np.ones(logs.num_rows, bool)
-                keep[error.rows] = False
-                skipped += int(logs.num_rows - keep.sum())
-                logs = logs.filter(pa.array(keep))
-
-    def _columns(self, logs: pa.RecordBatch) -> list[pa.Array]:
-        rows = np.arange(logs.num_rows, dtype=np.int64)
-        by_name = {
-            one.name: decode_words(
-                _topic_type(one), _topic_words(logs.column(f"topic{slot}")), f"'{one.name}'", rows
-            )
-            for slot, one in enumerate(self.event.indexed, start=1)
-        }
-        in_data = self.event.unindexed
-        columns = Payload(logs.column("data")).decode(in_data) if in_data else []
-        by_name.update(zip((one.name for one in in_data), columns, strict=True))
-        return [
-            *(logs.column(name) for name in _BASE),
-            *(by_name[one.name] for one in self.event.parameters),
-        ]
-
-    def _explain(self, logs: pa.RecordBatch, error: MalformedRowsError) -> UndecodableLogError:
-        row = logs.slice(int(error.rows.min()), 1).to_pylist()[0]
-        return UndecodableLogError(
-            f"a log is no {self.event.signature}: {error.reason}",
-            block=row["block_number"],
-            log_index=row["log_index"],
-            transaction=row["transaction_hash"],
-            contract=row["address"],
-        )
+__all__ = [
+    "CallsOutput",
+    "EventsOutput",
+    "TableOutput",
+    "abi",
+    "blocks",
+    "calls",
+    "events",
+    "logs",
+    "state_diffs",
+    "traces",
+    "transactions",
+]
 
 
 def events(
@@ -138,8 +56,10 @@ def events(
     """Return the output that holds one event as a table.
 
     Args:
-        event: Solidity text, a JSON ABI entry, or a built-in name such as "erc20.Transfer".
-        contracts: the addresses to take the event from; None for all contracts.
+        event: Solidity text, a JSON ABI entry, an event of `evm.abi`, or a built-in name such as
+            "erc20.Transfer".
+        contracts: the addresses to take the event from; None for all contracts. An anonymous event
+            needs them, because nothing in its logs names the event.
         params: values of indexed parameters to keep: `{"to": "0x…"}` or `{"to": ["0x…", "0x…"]}`.
         range: the blocks to read, as `headwater.core.parse_ranges` understands them.
         on_error: what to do with a log that has the event's topics but not its content.
@@ -153,11 +73,13 @@ def events(
         InvalidRangeError: the range cannot be understood.
         InvalidOptionError: `on_error` is something else.
     """
-    if on_error not in ("raise", "skip"):
-        raise InvalidOptionError("on_error is 'raise' or 'skip'", got=repr(on_error))
-    parsed = _ask_decimals(parse_event(event), decimals)
-    _column_names(parsed)
+    _check_on_error(on_error)
+    parsed = parse_event(event)
+    parsed = replace(parsed, parameters=_ask_decimals(parsed.name, parsed.parameters, decimals))
+    event_columns(parsed)
     addresses = _check_contracts(contracts)
+    if parsed.anonymous and addresses is None:
+        raise AddressError(f"{parsed.name} is anonymous, so its logs are known by contracts alone")
     topics = make_topic_filters(parsed, params or {})
     return EventsOutput(
         event=parsed,
@@ -169,6 +91,115 @@ def events(
     )
 
 
+def calls(
+    function: str | Mapping[str, object] | Function,
+    *,
+    contracts: str | Iterable[str] | None = None,
+    source: Source = "transactions",
+    range: object = None,
+    on_error: OnError = "raise",
+    decimals: Iterable[str] = (),
+) -> CallsOutput:
+    """Return the output that holds the calls of one function as a table.
+
+    Args:
+        function: Solidity text, a JSON ABI entry, or a function of `evm.abi`.
+        contracts: the addresses that are called; None for all contracts.
+        source: "transactions" for calls from outside; "traces" for all, with what they returned.
+        range: the blocks to read, as `headwater.core.parse_ranges` understands them.
+        on_error: what to do with a call that has the function's sighash but not its content.
+        decimals: inputs and outputs wider than 120 bits to deliver as decimal(38, 0).
+
+    Raises:
+        SignatureError: the function cannot be understood.
+        AddressError: a contract is no address, or there is none in the list.
+        ParameterError: `decimals` names a parameter that cannot serve.
+        InvalidRangeError: the range cannot be understood.
+        InvalidOptionError: `on_error` or `source` is something else.
+    """
+    _check_on_error(on_error)
+    if source not in ("transactions", "traces"):
+        raise InvalidOptionError("source is 'transactions' or 'traces'", got=repr(source))
+    parsed = parse_function(function)
+    both = _ask_decimals(parsed.name, (*parsed.inputs, *parsed.outputs), decimals)
+    split = len(parsed.inputs)
+    parsed = replace(parsed, inputs=both[:split], outputs=both[split:])
+    call_columns(parsed, source)
+    addresses = _check_contracts(contracts)
+    return CallsOutput(
+        function=parsed,
+        source=source,
+        query=_make_calls_query(parsed, addresses, source),
+        ranges=parse_ranges(range),
+        on_error=on_error,
+    )
+
+
+# --- raw tables -----------------------------------------------------------------------------------
+
+
+def blocks(*, fields: Iterable[str] | None = None, range: object = None,
+           decimals: Iterable[str] = ()) -> TableOutput:  # fmt: skip
+    """Return the table of all blocks. docs/schema.md lists the fields and their types.
+
+    Raises:
+        QueryError: a field is not known.
+    """
+    query = EvmQuery(include_all_blocks=True)
+    return make_table(query, "block", fields, {}, range, decimals)
+
+
+def transactions(*, fields: Iterable[str] | None = None, range: object = None,
+                 decimals: Iterable[str] = (),
+                 **filters: Unpack[EvmTransactions]) -> TableOutput:  # fmt: skip
+    """Return the table of transactions that match the filters of `EvmQuery.add_transactions`.
+
+    Raises:
+        QueryError: a field or filter is not known, or a value is of the wrong kind.
+    """
+    return make_table(EvmQuery(), "transaction", fields, filters, range, decimals)
+
+
+def logs(*, fields: Iterable[str] | None = None, range: object = None,
+         **filters: Unpack[EvmLogs]) -> TableOutput:  # fmt: skip
+    """Return the table of logs, not decoded, that match the filters of `EvmQuery.add_logs`.
+
+    Raises:
+        QueryError: a field or filter is not known, or a value is of the wrong kind.
+    """
+    return make_table(EvmQuery(), "log", fields, filters, range)
+
+
+def traces(*, fields: Iterable[str] | None = None, range: object = None,
+           decimals: Iterable[str] = (), **filters: Unpack[EvmTraces]) -> TableOutput:  # fmt: skip
+    """Return the table of traces that match the filters of `EvmQuery.add_traces`.
+
+    A trace has the columns of its own `type`; those of the other types are null.
+
+    Raises:
+        QueryError: a field or filter is not known, or a value is of the wrong kind.
+    """
+    return make_table(EvmQuery(), "trace", fields, filters, range, decimals)
+
+
+def state_diffs(*, fields: Iterable[str] | None = None, range: object = None,
+                **filters: Unpack[EvmStateDiffs]) -> TableOutput:  # fmt: skip
+    """Return the table of state changes that match the filters of `EvmQuery.add_state_diffs`.
+
+    Raises:
+        QueryError: a field or filter is not known, or a value is of the wrong kind.
+    """
+    return make_table(EvmQuery(), "stateDiff", fields, filters, range)
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def _check_on_error(on_error: object) -> None:
+    if on_error not in ("raise", "skip"):
+        raise InvalidOptionError("on_error is 'raise' or 'skip'", got=repr(on_error))
+
+
 def _check_contracts(contracts: str | Iterable[str] | None) -> tuple[str, ...] | None:
     if contracts is None:
         return None
@@ -178,59 +209,47 @@ def _check_contracts(contracts: str | Iterable[str] | None) -> tuple[str, ...] |
     return tuple(dict.fromkeys(check_address(one, "contracts") for one in listed))
 
 
-def _ask_decimals(event: Event, decimals: Iterable[str]) -> Event:
+def _ask_decimals(
+    owner: str, parameters: tuple[Parameter, ...], decimals: Iterable[str]
+) -> tuple[Parameter, ...]:
     asked = {decimals} if isinstance(decimals, str) else set(decimals)
-    able = {one.name for one in event.parameters if is_wide(one.type)}
+    able = {one.name for one in parameters if is_wide(one.type)}
     for name in sorted(asked - able):
         raise ParameterError(
-            f"{name!r} cannot be asked for as a decimal; of {event.name} these can: "
+            f"{name!r} cannot be asked for as a decimal; of {owner} these can: "
             f"{', '.join(sorted(able)) or 'none'}"
         )
-    return replace(
-        event,
-        parameters=tuple(
-            replace(one, type=replace(one.type, as_decimal=True))
-            if one.name in asked and isinstance(one.type, Elementary)
-            else one
-            for one in event.parameters
-        ),
+    return tuple(
+        replace(one, type=replace(one.type, as_decimal=True))
+        if one.name in asked and isinstance(one.type, Elementary)
+        else one
+        for one in parameters
     )
 
 
 def _make_query(event: Event, contracts: tuple[str, ...] | None, topics: TopicFilters) -> Query:
     keys: dict[str, object] = {} if contracts is None else {"address": contracts}
-    keys["topic0"] = [event.topic0]
+    if not event.anonymous:
+        keys["topic0"] = [event.topic0]
     keys.update({f"topic{slot}": values for slot, values in topics})
     fields = ["log_index", "transaction_index", "transaction_hash", "address", "topics", "data"]
     return EvmQuery().add_fields(log=fields).add_filter("logs", **keys)
 
 
-def _column_names(event: Event) -> list[str]:
-    names = [f"arg_{one.name}" if one.name.lower() in _BASE else one.name
-             for one in event.parameters]  # fmt: skip
-    if len({name.lower() for name in names}) < len(names):
-        raise SignatureError(
-            "a parameter is called like a column and its replacement is taken too; names do not "
-            "change the event, so rename one",
-            columns=", ".join(names),
-        )
-    return names
-
-
-def _column_type(parameter: Parameter) -> Elementary | Array | Tuple:
-    return _topic_type(parameter) if parameter.indexed else parameter.type
-
-
-def _topic_type(parameter: Parameter) -> Elementary:
-    """A topic holds one word: of anything larger, its hash."""
-    if isinstance(parameter.type, Elementary) and not is_dynamic(parameter.type):
-        return parameter.type
-    return _HASH
-
-
-def _topic_words(topics: pa.BinaryArray) -> WordText:
-    """Return topics as words without a copy; every one has 64 digits, as `parse_logs` checked."""
-    _, offsets, digits = topics.buffers()
-    first = int(np.frombuffer(offsets, np.int32)[topics.offset])
-    text = np.frombuffer(digits, np.uint8)[first : first + 8 * PARTS * len(topics)]
-    return text.view("<u8").reshape(len(topics), PARTS)
+def _make_calls_query(
+    function: Function, contracts: tuple[str, ...] | None, source: Source
+) -> Query:
+    if source == "transactions":
+        fields = ["transaction_index", "hash", "from", "to", "input", "sighash", "status"]
+        keys = {} if contracts is None else {"to": contracts}
+        query = EvmQuery().add_fields(transaction=fields)
+        return query.add_filter("transactions", sighash=[function.sighash], **keys)
+    fields = ["transaction_index", "trace_address", "type", "error", "call_from", "call_to"]
+    fields += ["call_input", "call_sighash"]
+    if function.outputs:
+        fields.append("call_result_output")
+    keys = {} if contracts is None else {"call_to": contracts}
+    query = EvmQuery().add_fields(trace=fields, transaction=["transaction_index", "hash"])
+    return query.add_filter(
+        "traces", type=["call"], call_sighash=[function.sighash], transaction=True, **keys
+    )

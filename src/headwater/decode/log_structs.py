@@ -1,6 +1,6 @@
 """Logs read as objects: any JSON, any order of keys, and words for what is wrong.
 
-Used when `log_scan` does not recognise the form, and to explain a line that is no block.
+Used when `log_scan` does not recognise the form.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from headwater.errors import BlockContentError
 _POSITION = re.compile(r"`\$\[(\d+)\]")
 _ADDRESS = re.compile(rf"0x[0-9a-f]{{{ADDRESS_DIGITS}}}")
 _TOPIC = re.compile(rf"0x[0-9a-f]{{{TOPIC_DIGITS}}}")
-_NUMBER = re.compile(rb'"header"\s*:\s*\{[^{}]*?"number"\s*:\s*(\d{1,19})')
 _MAX_INDEX = 2**31 - 1
 
 
@@ -57,14 +56,6 @@ def read_logs(arrays: Sequence[bytes], numbers: Sequence[int]) -> LogColumns:
             for slot in range(TOPICS)
         ),
         data=pa.array([log.data[2:] for log in logs], pa.binary()),
-    )
-
-
-def explain_line(line: bytes, error: Exception) -> BlockContentError:
-    """Return the error for a line that is no block."""
-    found = _NUMBER.search(line)
-    return BlockContentError(
-        f"a line is not a block: {error}", **({"block": int(found[1])} if found else {})
     )
 
 

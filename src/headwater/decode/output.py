@@ -1,7 +1,8 @@
 """What a stream needs of an output, and the decoding of one batch for all outputs at once.
 
-Lines are parsed once however many outputs there are. Each output re-checks its own filters and its
-own ranges, because the lines answer the union of what all outputs asked for.
+Each entity (logs, transactions, …) that some output needs is read once however many outputs there
+are. Each output re-checks its own filters and its own ranges, because the lines answer the union of
+what all outputs asked for.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Protocol
 import pyarrow as pa
 
 from headwater.core import BlockRange, RangeSpec
-from headwater.decode.logs import parse_logs
-from headwater.query import Query
+from headwater.decode.entities import Entities, Wanted, read_entities
+from headwater.query import Field, Query
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedRows:
-    """Rows of one output, and how many logs it left out because they could not be decoded."""
+    """Rows of one output, and how many items it left out as they could not be decoded."""
 
     table: pa.Table
     skipped: int = 0
@@ -27,7 +28,7 @@ class DecodedRows:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """All outputs of one batch, by name: their tables, and how many logs each left out."""
+    """All outputs of one batch, by name: their tables, and how many items each left out."""
 
     tables: dict[str, pa.Table]
     skipped: dict[str, int]
@@ -54,8 +55,13 @@ class Output(Protocol):
         """The columns of the table."""
         ...
 
-    def decode(self, logs: pa.Table, ranges: Sequence[BlockRange]) -> DecodedRows:
-        """Return this output's rows among the logs of a batch; `ranges` are the resolved ones."""
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """Which entities it decodes from, in the wire's names; it gets the fields it selects."""
+        ...
+
+    def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
+        """Return this output's rows among the items of a batch; `ranges` are the resolved ones."""
         ...
 
 
@@ -70,12 +76,43 @@ def decode_outputs(
     lines give the same tables again, so a retried task writes the same rows.
 
     Raises:
-        BlockContentError: a line is no block, or a log in it is malformed.
-        UndecodableLogError: a log is not what an output's event allows, and it does not skip them.
+        BlockContentError: a line is no block, or an item in it is malformed.
+        HeadwaterError: an item is not what an output's types allow, and it does not skip them.
     """
-    logs = parse_logs(lines)
-    rows = {name: one.decode(logs, ranges_by_output[name]) for name, one in outputs.items()}
+    wanted = _wanted(outputs, ranges_by_output)
+    entities = _read(outputs, lines, wanted)
+    rows = {name: one.decode(entities, ranges_by_output[name]) for name, one in outputs.items()}
     return Decoded(
         tables={name: one.table for name, one in rows.items()},
         skipped={name: one.skipped for name, one in rows.items()},
     )
+
+
+def _read(
+    outputs: Mapping[str, Output], lines: Sequence[bytes], wanted: Mapping[str, Wanted]
+) -> Entities:
+    for output in outputs.values():
+        return read_entities(lines, output.query.network, wanted)
+    return {}
+
+
+def _wanted(
+    outputs: Mapping[str, Output], ranges_by_output: Mapping[str, Sequence[BlockRange]]
+) -> dict[str, Wanted]:
+    """Return what all outputs together want of each entity."""
+    fields: dict[str, set[str]] = {}
+    ranges: dict[str, list[BlockRange]] = {}
+    known: dict[str, tuple[Field, ...]] = {}
+    for name, output in outputs.items():
+        selected = dict(output.query.fields)
+        for entity in output.entities:
+            fields.setdefault(entity, set()).update(selected[entity])
+            ranges.setdefault(entity, []).extend(ranges_by_output[name])
+            known[entity] = output.query.network.entity(entity).fields
+    return {
+        entity: Wanted(
+            tuple(one for one in known[entity] if one.wire in names),
+            tuple(dict.fromkeys(ranges[entity])),
+        )
+        for entity, names in fields.items()
+    }

@@ -48,16 +48,20 @@ class _Frame:
 
 
 class Payload:
-    """The data of some logs: `digits` holds all, `starts` and `ends` say where each log's are."""
+    """The data of some logs or calls: `digits` holds all, `starts` and `ends` say where each is.
 
-    def __init__(self, data: pa.BinaryArray) -> None:
+    `what` names it in errors.
+    """
+
+    def __init__(self, data: pa.BinaryArray, what: str = "data") -> None:
+        self._what = what
         _, offsets, digits = data.buffers()
         bounds = np.frombuffer(offsets, np.int32)[data.offset : data.offset + len(data) + 1]
         first, last = (int(bounds[0]), int(bounds[-1])) if len(data) else (0, 0)
         text = np.frombuffer(digits, np.uint8)[first:last] if last > first else _NO_BYTES
         positions = bounds.astype(np.int64) - first
         self.starts, self.ends = positions[:-1], positions[1:]
-        refuse((self.ends - self.starts) % 2 != 0, "data has an odd number of hex digits")
+        refuse((self.ends - self.starts) % 2 != 0, f"{what} has an odd number of hex digits")
         self.digits = self._checked(text)
 
     def decode(self, parameters: tuple[Parameter, ...]) -> list[pa.Array]:
@@ -69,7 +73,9 @@ class Payload:
             MalformedRowsError: some logs do not hold such values.
         """
         needed = DIGITS * sum(head_words(one.type) for one in parameters)
-        refuse(self.ends - self.starts < needed, f"data is shorter than {needed // 2} bytes")
+        refuse(
+            self.ends - self.starts < needed, f"{self._what} is shorter than {needed // 2} bytes"
+        )
         owners = np.arange(len(self.starts), dtype=np.int64)
         frame = _Frame(self.starts, self.starts + needed, owners)
         columns, at = [], 0
@@ -92,7 +98,7 @@ class Payload:
         wrong = np.flatnonzero(~hex_mask(lowered))
         if len(wrong):
             rows = np.unique(np.searchsorted(self.ends, wrong, side="right"))
-            raise MalformedRowsError(rows, "data is not hex")
+            raise MalformedRowsError(rows, f"{self._what} is not hex")
         return lowered
 
     def _head_words(self, at: int) -> WordText:

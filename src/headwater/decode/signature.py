@@ -1,4 +1,7 @@
-"""The text form of an event: `[event] Name(type [indexed] [name], …)`, with tuples and arrays.
+"""The text form of events and functions, with tuples and arrays.
+
+    [event] Name(type [indexed] [name], …) [anonymous]
+    [function] name(type [name], …) [view …] [returns (type [name], …)]
 
 A mistake is an error that names the position, because signatures are long and copied by hand.
 """
@@ -14,6 +17,10 @@ from headwater.errors import SignatureError
 
 MAX_INDEXED = 3
 
+_MODIFIERS = frozenset(
+    ("external", "public", "payable", "nonpayable", "view", "pure", "virtual", "override")
+)
+_LOCATIONS = frozenset(("calldata", "memory", "storage"))
 _TOKEN = re.compile(r"\s*([A-Za-z_$][\w$]*|\d+|[(),;\[\]]|\S|$)", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_$][\w$]*", re.ASCII)
 _SIZED = re.compile(r"(uint|int|bytes)([1-9]\d{0,2})?")
@@ -43,6 +50,16 @@ class ParsedEvent:
 
     name: str
     parameters: tuple[ParsedParameter, ...]
+    anonymous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedFunction:
+    """A function as written."""
+
+    name: str
+    inputs: tuple[ParsedParameter, ...]
+    outputs: tuple[ParsedParameter, ...]
 
 
 def parse_elementary(name: str) -> Elementary | None:
@@ -64,30 +81,61 @@ def parse_text(text: str) -> ParsedEvent:
     Raises:
         SignatureError: the text is not an event; the message names the position.
     """
-    return _Parser(text).event()
+    return _Parser(text, "event").event()
+
+
+def parse_function_text(text: str) -> ParsedFunction:
+    """Understand a function written as in Solidity. Called by `functions.parse_function`.
+
+    Raises:
+        SignatureError: the text is not a function; the message names the position.
+    """
+    return _Parser(text, "function").function()
 
 
 class _Parser:
     """One pass over one text; `token` is the next one and stands at `position`."""
 
-    __slots__ = ("_end", "position", "text", "token")
+    __slots__ = ("_end", "_kind", "position", "text", "token")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, kind: str) -> None:
         self.text, self._end, self.position, self.token = text, 0, 0, ""
+        self._kind = kind
         self._advance()
 
     def event(self) -> ParsedEvent:
-        name = self._word("an event name")
-        if name == "event" and self.token != "(":
-            name = self._word("an event name")
+        name = self._title()
         parameters = self._parameters(0, in_tuple=False)
-        if self.token == "anonymous":
-            self._fail("anonymous events have no topic0 and are not supported")
+        anonymous = self.token == "anonymous"
+        if anonymous:
+            self._advance()
+        self._finish("the parameters")
+        return ParsedEvent(name, tuple(parameters), anonymous)
+
+    def function(self) -> ParsedFunction:
+        name = self._title()
+        inputs = self._parameters(0, in_tuple=False)
+        while self.token in _MODIFIERS:
+            self._advance()
+        outputs: list[ParsedParameter] = []
+        if self.token == "returns":
+            self._advance()
+            outputs = self._parameters(0, in_tuple=False)
+        self._finish("the function")
+        return ParsedFunction(name, tuple(inputs), tuple(outputs))
+
+    def _title(self) -> str:
+        article = "an" if self._kind == "event" else "a"
+        name = self._word(f"{article} {self._kind} name")
+        if name == self._kind and self.token != "(":
+            name = self._word(f"{article} {self._kind} name")
+        return name
+
+    def _finish(self, what: str) -> None:
         if self.token == ";":
             self._advance()
         if self.token:
-            self._fail(f"unexpected {self.token!r} after the parameters")
-        return ParsedEvent(name, tuple(parameters))
+            self._fail(f"unexpected {self.token!r} after {what}")
 
     def _parameters(self, depth: int, *, in_tuple: bool) -> list[ParsedParameter]:
         self._expect("(")
@@ -109,7 +157,9 @@ class _Parser:
         indexed = self.token == "indexed"
         if indexed and in_tuple:
             self._fail("a member of a tuple cannot be indexed")
-        if indexed:
+        if indexed and self._kind == "function":
+            self._fail("parameters of functions are not indexed")
+        if indexed or (self.token in _LOCATIONS and self._kind == "function"):
             self._advance()
         return ParsedParameter(self._name(), parsed, indexed)
 
@@ -189,4 +239,5 @@ class _Parser:
 
     def _fail(self, reason: str) -> NoReturn:
         marked = f"{self.text[: self.position]} >>> {self.text[self.position :]}"
-        raise SignatureError(f"position {self.position}: {reason}", event=marked.strip())
+        facts = {self._kind: marked.strip()}
+        raise SignatureError(f"position {self.position}: {reason}", **facts)

@@ -25,7 +25,9 @@ def make_topic_filters(event: Event, params: Mapping[str, object]) -> TopicFilte
         ParameterError: a name is no indexed parameter, or a value does not fit its type.
         AddressError: a value for an address is none.
     """
-    slots = {one.name: (slot, one) for slot, one in enumerate(event.indexed, start=1)}
+    slots = {
+        one.name: (slot, one) for slot, one in enumerate(event.indexed, start=event.first_topic)
+    }
     filters: dict[int, tuple[str, ...]] = {}
     for name, value in params.items():
         if name not in slots:

@@ -6,7 +6,7 @@
     ├── E21… the PostgreSQL target
     ├── E25… the DuckDB target
     ├── E3…  portal: transport, status codes, malformed or contradictory answers
-    ├── E4…  decoding: event signatures, contents of blocks and logs
+    ├── E4…  decoding: signatures, layouts, contents of blocks
     └── E5…  Spark: Java, sessions, column types, the data source
 
 The text starts with the code because text is all that survives a Spark worker. Errors pickle.
@@ -30,8 +30,11 @@ from headwater.errors.configuration import (
 from headwater.errors.decoding import (
     AddressError,
     BlockContentError,
+    LayoutError,
     ParameterError,
     SignatureError,
+    UndecodableCallError,
+    UndecodableInstructionError,
     UndecodableLogError,
 )
 from headwater.errors.duckdb import (
@@ -101,6 +104,7 @@ __all__ = [
     "InvalidRangeError",
     "JavaMissingError",
     "LaggingPortalError",
+    "LayoutError",
     "MalformedAnswerError",
     "MalformedLineError",
     "MissingExtraError",
@@ -132,6 +136,8 @@ __all__ = [
     "TimestampError",
     "TransportError",
     "UndeclaredTableError",
+    "UndecodableCallError",
+    "UndecodableInstructionError",
     "UndecodableLogError",
     "UntraceableWriteError",
     "UntrackedTableError",

@@ -6,10 +6,11 @@ from headwater.errors.base import HeadwaterError
 class SignatureError(
     HeadwaterError,
     code="E4001",
-    fix="write the event as in Solidity, 'Transfer(address indexed from, address indexed to, "
-    "uint256 value)', give its JSON ABI entry, or a built-in name such as 'erc20.Transfer'",
+    fix="write the event or function as in Solidity, 'Transfer(address indexed from, address "
+    "indexed to, uint256 value)', give its JSON ABI entry, or a built-in name such as "
+    "'erc20.Transfer'",
 ):
-    """An event signature cannot be understood."""
+    """The signature of an event or a function cannot be understood."""
 
 
 class UndecodableLogError(
@@ -24,10 +25,10 @@ class UndecodableLogError(
 class BlockContentError(
     HeadwaterError,
     code="E4003",
-    fix="select the log fields that the output's query names; if they were selected, report the "
-    "block to the portal's operator",
+    fix="select the fields that the output's query names; if they were selected, report the block "
+    "to the portal's operator",
 ):
-    """A block line, or a log in it, lacks a field or has one of the wrong kind."""
+    """A block line, or an item in it, lacks a field or has one of the wrong kind."""
 
 
 class AddressError(
@@ -44,3 +45,31 @@ class ParameterError(
     fix="use the names and kinds of value that the message lists",
 ):
     """An option names a parameter that the event lacks or that cannot serve, or a wrong value."""
+
+
+class UndecodableCallError(
+    HeadwaterError,
+    code="E4006",
+    fix="check that the signature is the contract's own (types of inputs and outputs), or use "
+    "on_error='skip' to leave such calls out and count them",
+):
+    """A call has the function's first four bytes, but not what the function's types allow."""
+
+
+class LayoutError(
+    HeadwaterError,
+    code="E4007",
+    fix="give an Anchor IDL (path, JSON or dictionary), a layout {'discriminator': '0x03', 'args': "
+    "{'amount': 'u64'}, 'accounts': ['source', …]}, or a built-in name such as "
+    "'spl_token.transfer'",
+):
+    """An IDL, or the layout of an instruction or event of Solana, cannot be understood."""
+
+
+class UndecodableInstructionError(
+    HeadwaterError,
+    code="E4008",
+    fix="check that the IDL or layout is of the program's version in these blocks, or use "
+    "on_error='skip' to leave such items out and count them",
+):
+    """An instruction or event of Solana has the discriminator, but not what its types allow."""

@@ -78,4 +78,4 @@ def is_single_word(abi_type: AbiType) -> bool:
 
 
 def decode_logs(output: EventsOutput, logs: Sequence[Mapping[str, Any]]) -> DecodedRows:
-    return output.decode(parse_logs([line(7, logs)]), EVERYTHING)
+    return output.decode({"log": parse_logs([line(7, logs)])}, EVERYTHING)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headwater.decode import KNOWN_EVENTS, parse_event
+from headwater.decode import KNOWN_EVENTS, evm, parse_event, parse_function
 from headwater.decode.addresses import check_address, checksum
 from headwater.decode.keccak import keccak256, sponge256
 from headwater.decode.types import Array, Elementary, Kind, Tuple, canonical
@@ -87,7 +88,7 @@ def test_unnamed_parameters_and_members_are_numbered() -> None:
         ("Transfer((uint8 indexed a) x)", 16, "cannot be indexed"),
         ("Transfer((uint8 a, bool A) x)", 9, "same name"),
         ("Transfer(tuple x)", 15, "after 'tuple'"),
-        ("Transfer(address a) anonymous", 20, "anonymous"),
+        ("Transfer(address a) anonymous x", 30, "'x'"),
         ("Transfer(address a) returns", 20, "'returns'"),
         ("Transfer(uint8" + "[]" * 40 + " x)", 78, "deeply"),
         ("Transfer(" + "(" * 40 + "uint8" + ")" * 40 + " x)", 42, "deeply"),
@@ -143,7 +144,6 @@ def test_a_json_entry_gives_the_same_event_as_text(source: Any) -> None:
     "change",
     [
         {"type": "function"},
-        {"anonymous": True},
         {"name": ""},
         {"name": None},
         {"inputs": {}},
@@ -218,3 +218,72 @@ def test_an_address_is_lowered(text: str) -> None:
 def test_what_is_no_address_is_refused(value: object) -> None:
     with pytest.raises(AddressError, match="E4004"):
         check_address(value, "contracts")
+
+
+# --- functions and whole ABIs ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "signature", "sighash"),
+    [
+        ("transfer(address to, uint256 amount) returns (bool)", "transfer(address,uint256)",
+         "0xa9059cbb"),
+        ("function balanceOf(address) external view returns (uint256);", "balanceOf(address)",
+         "0x70a08231"),
+        ("multicall(bytes[] calldata data) payable", "multicall(bytes[])", "0xac9650d8"),
+        ("getReserves()", "getReserves()", "0x0902f1ac"),
+    ],
+)  # fmt: skip
+def test_a_function_has_the_known_sighash(text: str, signature: str, sighash: str) -> None:
+    parsed = parse_function(text)
+    assert (parsed.signature, parsed.sighash) == (signature, sighash)
+    assert parse_function(parsed) is parsed
+
+
+def test_unnamed_inputs_and_outputs_get_names() -> None:
+    one = parse_function("f(uint8, bool flag) returns (bool)")
+    several = parse_function("f() returns (bool, uint8 count, bool)")
+    assert [each.name for each in one.inputs] == ["arg0", "flag"]
+    assert [each.name for each in one.outputs] == ["result"]
+    assert [each.name for each in several.outputs] == ["result0", "count", "result2"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["f(uint8 indexed a)", "f(uint8 a, bool A)", "f(uint8) gives (bool)", "f", "{", 5,
+     '{"name": ""}', '{"type": "event", "name": "E"}', '{"name": "f", "inputs": {}}',
+     f"f(uint8[{2**30}] a)"],
+)  # fmt: skip
+def test_what_is_no_function_is_refused(source: Any) -> None:
+    with pytest.raises(SignatureError):
+        parse_function(source)
+
+
+ABI = [
+    {"type": "constructor", "inputs": []},
+    {"type": "event", "name": "E", "inputs": [{"name": "a", "type": "uint8", "indexed": True}]},
+    {"type": "event", "name": "E", "inputs": [], "anonymous": True},
+    {"type": "function", "name": "f", "inputs": [{"name": "a", "type": "uint8"}], "outputs": []},
+    {"type": "function", "name": "f", "inputs": [{"name": "a", "type": "bool"}], "outputs": []},
+    {"type": "function", "name": "g", "inputs": [], "outputs": [{"name": "", "type": "bool"}]},
+]
+
+
+def test_an_abi_gives_its_entries_by_name_and_overloads_by_signature(tmp_path: Path) -> None:
+    path = tmp_path / "abi.json"
+    path.write_text(json.dumps({"abi": ABI}))
+    for abi in (evm.abi(path), evm.abi(str(path)), evm.abi(json.dumps(ABI)), evm.abi(ABI)):
+        assert abi.function("g").signature == "g()"
+        assert abi.function("f(bool)").sighash == parse_function("f(bool)").sighash
+        assert abi.event("E(uint8)").indexed[0].name == "a"
+        assert abi.event("E()").anonymous
+        with pytest.raises(SignatureError, match=r"f\(uint8\), f\(bool\)"):
+            abi.function("f")
+        with pytest.raises(SignatureError, match="has no function 'h'"):
+            abi.function("h")
+
+
+@pytest.mark.parametrize("source", ["nowhere.json", "[", "5", {"abi": 5}, {}])
+def test_what_is_no_abi_is_refused(source: Any) -> None:
+    with pytest.raises(SignatureError):
+        evm.abi(source)

@@ -209,7 +209,7 @@ def test_a_value_that_does_not_fit_the_decimal_is_an_error(values: dict[str, int
 def test_no_logs_give_an_empty_table_of_the_same_columns() -> None:
     output = evm.events("erc20.Transfer")
     assert decode_logs(output, []).table.schema == output.schema
-    assert output.decode(parse_logs([]), EVERYTHING).table.num_rows == 0
+    assert output.decode({"log": parse_logs([])}, EVERYTHING).table.num_rows == 0
 
 
 def test_outputs_pickle() -> None:

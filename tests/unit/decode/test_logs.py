@@ -57,7 +57,7 @@ def test_other_entities_of_a_line_are_passed_over() -> None:
 def test_many_slices_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line(at, [transfer(at, index=i) for i in range(at % 3)]) for at in range(20)]
     whole = parse_logs(lines)
-    monkeypatch.setattr("headwater.decode.logs._SLICE_BYTES", 1000)
+    monkeypatch.setattr("headwater.decode.block_lines._SLICE_BYTES", 1000)
     assert parse_logs(lines).combine_chunks().equals(whole.combine_chunks())
 
 

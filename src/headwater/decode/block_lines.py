@@ -1,0 +1,112 @@
+"""Block lines to headers and delimited arrays of items: one pass over the bytes, nothing built.
+
+A line holds several arrays (logs, transactions, …). msgspec reads the header and finds where each
+wanted array begins and ends; what nobody wants is skipped. Readers of single entities go on from
+there. Runs on the driver and on executors; the same lines always give the same result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headwater.errors import BlockContentError
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+HEADER_FIELDS = (
+    pa.field("block_number", pa.int64()),
+    pa.field("block_hash", pa.string()),
+    pa.field("timestamp", TIMESTAMP),
+)
+
+_SLICE_BYTES = 8 << 20  # read at once: small beside the caches, large beside the cost of calls
+_LAST_SECOND = 253_402_300_799  # 9999-12-31, the last that calendars of all targets can hold
+_MAX_NUMBER = 2**63 - 1
+_NUMBER = re.compile(rb'"header"\s*:\s*\{[^{}]*?"number"\s*:\s*(\d{1,19})')
+
+
+class Header(msgspec.Struct, gc=False):
+    """What every row repeats of its block."""
+
+    number: int
+    hash: str
+    timestamp: int
+
+
+class Line(msgspec.Struct, gc=False):
+    """A line; those made by `line_type` also have the arrays of items, not yet read."""
+
+    header: Header
+
+
+@cache
+def line_type(collections: tuple[str, ...], header: type[Header] = Header) -> type[Line]:
+    """Return the type of lines with these arrays; an array that is absent is empty."""
+    fields: list[Any] = [("header", header)]
+    fields += [(name, msgspec.Raw, msgspec.Raw(b"[]")) for name in collections]
+    shape: type[Any] = msgspec.defstruct("Line", fields, bases=(Line,), gc=False)
+    return shape
+
+
+@cache
+def _decoder(shape: type[Line]) -> msgspec.json.Decoder[Line]:
+    return msgspec.json.Decoder(shape)
+
+
+def read_lines(lines: Sequence[bytes], shape: type[Line]) -> list[Line]:
+    """Return the headers and arrays of these lines.
+
+    Raises:
+        BlockContentError: a line is no block, or its number or timestamp is impossible.
+    """
+    decode = _decoder(shape).decode
+    return [_read_line(line, decode) for line in lines]
+
+
+def slices(lines: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Cut a batch into parts that are read at once."""
+    first, size = 0, 0
+    for index, line in enumerate(lines):
+        size += len(line)
+        if size >= _SLICE_BYTES:
+            yield lines[first : index + 1]
+            first, size = index + 1, 0
+    if first < len(lines):
+        yield lines[first:]
+
+
+def header_columns(headers: Sequence[Header], counts: npt.NDArray[np.int64]) -> list[pa.Array]:
+    """Repeat each block's number, hash and timestamp for each of its items."""
+    numbers = np.array([header.number for header in headers], dtype=np.int64)
+    seconds = np.array([header.timestamp for header in headers], dtype=np.int64)
+    hashes = pa.array([header.hash for header in headers], pa.string())
+    which = pa.array(np.repeat(np.arange(len(headers), dtype=np.int32), counts))
+    return [
+        pa.array(np.repeat(numbers, counts)),
+        hashes.take(which),
+        pa.array(np.repeat(seconds * 1_000_000, counts)).cast(TIMESTAMP),
+    ]
+
+
+def _read_line(line: bytes, decode: Any) -> Line:
+    try:
+        block: Line = decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        found = _NUMBER.search(line)
+        facts = {"block": int(found[1])} if found else {}
+        raise BlockContentError(f"a line is not a block: {error}", **facts) from error
+    header = block.header
+    if not 0 <= header.number <= _MAX_NUMBER or not 0 <= header.timestamp <= _LAST_SECOND:
+        raise BlockContentError(
+            "a block has an impossible number or timestamp",
+            block=header.number,
+            timestamp=header.timestamp,
+        )
+    return block

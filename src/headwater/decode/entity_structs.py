@@ -1,0 +1,207 @@
+"""Items of any entity read as objects whose types come from the catalogue, then cut into columns.
+
+Logs of EVM have a faster reader of their own. Measured on blocks of 100 transactions with ten
+fields, one core: msgspec structs and column lists 275 MB/s, `pyarrow.json` with an explicit schema
+279. Structs it is: they take fields of mixed kinds (a nonce is a number or decimal text), and their
+errors name the place.
+
+Columns here hold what the wire holds: text stays text. Outputs turn it into their own types
+(`wire_columns`), and only in the rows that are theirs. A field that is absent is null here; outputs
+refuse that where they need it, since a line may answer requests that did not ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headwater.decode.block_lines import HEADER_FIELDS, Header, header_columns
+from headwater.errors import BlockContentError
+from headwater.query import Entity, Field, WireType
+
+Fields = tuple[Field, ...]
+
+_Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_BOTH = int | str | None
+_PYTHON: dict[WireType, Any] = {
+    WireType.NUMBER: _Int | float | None,
+    WireType.HEX: str | None,
+    WireType.QUANTITY: str | None,
+    WireType.DECIMAL: _BOTH,
+    WireType.NUMBER_OR_DECIMAL: _BOTH,
+    WireType.NUMBER_OR_STRING: _BOTH,
+    WireType.BASE58: str | None,
+    WireType.STRING: str | None,
+    WireType.BOOL: bool | None,
+}
+_NULL = msgspec.Raw(b"null")
+_FRACTIONS = frozenset(("l1FeeScalar",))  # the one number of a catalogue that has decimals
+
+
+def wire_type(field: Field) -> pa.DataType:
+    """Return the Arrow type in which a field's wire form is kept."""
+    if field.members:
+        kind: pa.DataType = pa.struct([pa.field(one.wire, wire_type(one)) for one in field.members])
+    elif field.type is WireType.NUMBER:
+        kind = pa.float64() if field.wire in _FRACTIONS else pa.int64()
+    else:
+        kind = pa.bool_() if field.type is WireType.BOOL else pa.string()
+    return pa.list_(kind) if field.is_list else kind
+
+
+def entity_schema(fields: Fields) -> pa.Schema:
+    """Return the columns of an entity's table: the block's, then one per field, in wire names."""
+    return pa.schema([*HEADER_FIELDS, *(pa.field(one.wire, wire_type(one)) for one in fields)])
+
+
+@cache
+def header_type(fields: Fields) -> type[Header]:
+    """Return the header of blocks with these fields of the entity `block`."""
+    members = _members(fields)
+    shape: type[Any] = msgspec.defstruct("Header", members, bases=(Header,), rename=_key, gc=False)
+    return shape
+
+
+def blocks_batch(headers: Sequence[Header], fields: Fields) -> pa.RecordBatch:
+    """Return one row per block, of headers that `header_type` has read."""
+    ones = np.ones(len(headers), np.int64)
+    return _batch(headers, ones, headers, fields)
+
+
+def items_batch(
+    entity: Entity, fields: Fields, headers: Sequence[Header], arrays: Sequence[bytes]
+) -> pa.RecordBatch:
+    """Return the items of some blocks, given the JSON array of each. Called by `read_entities`.
+
+    Raises:
+        BlockContentError: an item has a field of a wrong kind.
+    """
+    decode = _decoder(fields).decode
+    blocks = []
+    for header, raw in zip(headers, arrays, strict=True):
+        try:
+            blocks.append(decode(raw))
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BlockContentError(
+                f"a {entity.name} is malformed: {error}", block=header.number
+            ) from error
+    counts = np.fromiter(map(len, blocks), np.int64, len(blocks))
+    return _batch(headers, counts, list(chain.from_iterable(blocks)), fields)
+
+
+def _batch(
+    headers: Sequence[Header], counts: npt.NDArray[np.int64], items: Sequence[Any], fields: Fields
+) -> pa.RecordBatch:
+    columns = [_wire_array(field, _values(field, items)) for field in fields]
+    schema = entity_schema(fields)
+    return pa.RecordBatch.from_arrays([*header_columns(headers, counts), *columns], schema=schema)
+
+
+# --- types ----------------------------------------------------------------------------------------
+
+
+def _attribute(key: str) -> str:
+    """Return the attribute for a wire key: keys such as `from` are no names in Python."""
+    return f"w_{key}"
+
+
+def _key(attribute: str) -> str | None:
+    """Return the wire key of an attribute that `_attribute` made."""
+    return attribute[2:] if attribute.startswith("w_") else None
+
+
+@cache
+def _decoder(fields: Fields) -> msgspec.json.Decoder[list[Any]]:
+    shape = msgspec.defstruct("Item", _members(fields), rename=_key, gc=False)
+    return msgspec.json.Decoder(list[shape])  # type: ignore[valid-type]
+
+
+def _members(fields: Fields) -> list[tuple[str, Any, Any]]:
+    """Return the attributes of a struct; fields of one nested object become one attribute."""
+    nested: dict[str, dict[str, Field]] = {}
+    members: list[tuple[str, Any, Any]] = []
+    for field in fields:
+        first, *rest = field.path
+        if rest:
+            nested.setdefault(first, {})[rest[0]] = field
+        elif field.type is WireType.JSON:
+            members.append((_attribute(first), msgspec.Raw, _NULL))
+        else:
+            members.append((_attribute(first), _python_type(field), None))
+    for name, inner in nested.items():
+        part = [(_attribute(key), _python_type(field), None) for key, field in inner.items()]
+        shape = msgspec.defstruct(name.title(), part, rename=_key, gc=False)
+        members.append((_attribute(name), shape | None, None))
+    return members
+
+
+def _python_type(field: Field) -> Any:
+    if field.members:
+        part = [(_attribute(one.wire), _python_type(one), None) for one in field.members]
+        kind: Any = msgspec.defstruct("Part", part, rename=_key, gc=False)
+    else:
+        kind = _PYTHON[field.type]
+        if field.type is WireType.NUMBER and field.wire not in _FRACTIONS:
+            kind = _Int | None
+    return (list[kind] | None) if field.is_list else (kind | None)
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+
+def _values(field: Field, items: Sequence[Any]) -> list[Any]:
+    """Return a field of every item; null where the item's type has no such field."""
+    first, *rest = field.path
+    outer = _attribute(first)
+    values = [getattr(item, outer) for item in items]
+    if rest:
+        inner = _attribute(rest[0])
+        values = [None if value is None else getattr(value, inner) for value in values]
+    if field.variant is not None:
+        kinds = [item.w_type for item in items]
+        values = [
+            value if kind == field.variant else None
+            for value, kind in zip(values, kinds, strict=True)
+        ]
+    return values
+
+
+def _wire_array(field: Field, values: list[Any]) -> pa.Array:
+    if not field.is_list:
+        return _scalars(field, values)
+    mask = np.fromiter((value is None for value in values), bool, len(values))
+    lists = [value for value in values if value is not None]
+    counts = np.zeros(len(values), np.int64)
+    counts[~mask] = np.fromiter(map(len, lists), np.int64, len(lists))
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    items = _scalars(field, list(chain.from_iterable(lists)))
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), items, mask=pa.array(mask) if mask.any() else None
+    )
+
+
+def _scalars(field: Field, values: list[Any]) -> pa.Array:
+    if field.members:
+        mask = np.fromiter((value is None for value in values), bool, len(values))
+        parts = []
+        for one in field.members:
+            name = _attribute(one.wire)
+            parts.append(
+                _wire_array(one, [None if v is None else getattr(v, name) for v in values])
+            )
+        kinds = [pa.field(one.wire, wire_type(one)) for one in field.members]
+        return pa.StructArray.from_arrays(parts, fields=kinds, mask=pa.array(mask))
+    if field.type is WireType.JSON:
+        texts = [bytes(value) for value in values]
+        return pa.array([None if one == b"null" else one.decode() for one in texts], pa.string())
+    if field.type in (WireType.DECIMAL, WireType.NUMBER_OR_DECIMAL, WireType.NUMBER_OR_STRING):
+        values = [str(value) if isinstance(value, int) else value for value in values]
+    kind = wire_type(field)
+    return pa.array(values, kind.value_type if field.is_list else kind)

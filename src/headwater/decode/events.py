@@ -1,0 +1,136 @@
+"""One event of EVM contracts as a table. Made by `evm.events`.
+
+Defined on the driver, pickled to executors, never changed. Decoding is a pure function of the logs:
+the same batch gives the same rows, whoever decodes it and however often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.core import BlockRange, RangeSpec
+from headwater.decode.abi import Event, Parameter
+from headwater.decode.column_names import name_columns
+from headwater.decode.entities import Entities
+from headwater.decode.event_filter import select_logs
+from headwater.decode.logs import LOG_SCHEMA
+from headwater.decode.malformed import MalformedRowsError, OnError, decode_or_skip
+from headwater.decode.output import DecodedRows
+from headwater.decode.payload import Payload
+from headwater.decode.topic_filters import TopicFilters
+from headwater.decode.types import Array, Elementary, Kind, Tuple, arrow_type, is_dynamic
+from headwater.decode.word_text import PARTS, WordText
+from headwater.decode.words import decode_words
+from headwater.errors import UndecodableLogError
+from headwater.query import Query
+
+_BASE = LOG_SCHEMA.names[: LOG_SCHEMA.get_field_index("topic0")]
+_HASH = Elementary(Kind.FIXED_BYTES, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class EventsOutput:
+    """The table of one event. Made by `evm.events`.
+
+    Columns: block_number, block_hash, timestamp, transaction_hash, transaction_index, log_index,
+    address, then one per parameter, by its name. A parameter called like one of these is prefixed
+    with `arg_`.
+    """
+
+    event: Event
+    query: Query
+    ranges: tuple[RangeSpec, ...]
+    contracts: tuple[str, ...] | None = None
+    topics: TopicFilters = ()
+    on_error: OnError = "raise"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table; `headwater.decode.types` says which ABI type becomes which."""
+        columns = [
+            pa.field(name, arrow_type(_column_type(one)))
+            for name, one in zip(event_columns(self.event), self.event.parameters, strict=True)
+        ]
+        return pa.schema([*(LOG_SCHEMA.field(name) for name in _BASE), *columns])
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """Logs, in `LOG_SCHEMA`."""
+        return ("log",)
+
+    def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
+        """Return the rows of this event among all logs of a batch, in their order.
+
+        Filters and ranges are checked here again: a batch holds what other outputs asked for too.
+
+        Raises:
+            UndecodableLogError: a log has the event's topics but not its content, and `on_error`
+                is "raise". With "skip" such logs are left out and counted in the result.
+        """
+        schema = self.schema
+        batches, skipped = [], 0
+        for batch in entities["log"].to_batches():
+            chosen = select_logs(batch, self.event, self.contracts, self.topics, ranges)
+            if chosen.num_rows:
+                columns, lost = decode_or_skip(chosen, self._columns, self.on_error, self._explain)
+                skipped += lost
+                batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+        return DecodedRows(pa.Table.from_batches(batches, schema=schema), skipped)
+
+    def _columns(self, logs: pa.RecordBatch) -> list[pa.Array]:
+        rows = np.arange(logs.num_rows, dtype=np.int64)
+        by_name = {
+            one.name: decode_words(
+                _topic_type(one), _topic_words(logs.column(f"topic{slot}")), f"'{one.name}'", rows
+            )
+            for slot, one in enumerate(self.event.indexed, start=self.event.first_topic)
+        }
+        in_data = self.event.unindexed
+        columns = Payload(logs.column("data")).decode(in_data) if in_data else []
+        by_name.update(zip((one.name for one in in_data), columns, strict=True))
+        return [
+            *(logs.column(name) for name in _BASE),
+            *(by_name[one.name] for one in self.event.parameters),
+        ]
+
+    def _explain(self, logs: pa.RecordBatch, error: MalformedRowsError) -> UndecodableLogError:
+        row = logs.slice(int(error.rows.min()), 1).to_pylist()[0]
+        return UndecodableLogError(
+            f"a log is no {self.event.signature}: {error.reason}",
+            block=row["block_number"],
+            log_index=row["log_index"],
+            transaction=row["transaction_hash"],
+            contract=row["address"],
+        )
+
+
+def event_columns(event: Event) -> list[str]:
+    """Return the names of the columns that hold the parameters.
+
+    Raises:
+        SignatureError: a parameter is called like a column, and its replacement is taken too.
+    """
+    return name_columns(_BASE, {"arg": [one.name for one in event.parameters]})
+
+
+def _column_type(parameter: Parameter) -> Elementary | Array | Tuple:
+    return _topic_type(parameter) if parameter.indexed else parameter.type
+
+
+def _topic_type(parameter: Parameter) -> Elementary:
+    """A topic holds one word: of anything larger, its hash."""
+    if isinstance(parameter.type, Elementary) and not is_dynamic(parameter.type):
+        return parameter.type
+    return _HASH
+
+
+def _topic_words(topics: pa.BinaryArray) -> WordText:
+    """Return topics as words without a copy; every one has 64 digits, as `parse_logs` checked."""
+    _, offsets, digits = topics.buffers()
+    first = int(np.frombuffer(offsets, np.int32)[topics.offset])
+    text = np.frombuffer(digits, np.uint8)[first : first + 8 * PARTS * len(topics)]
+    return text.view("<u8").reshape(len(topics), PARTS)

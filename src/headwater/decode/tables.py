@@ -1,0 +1,221 @@
+"""Raw tables: the items of one entity as the chain has them, in typed columns.
+
+Made by `evm.transactions`, `solana.balances` and so on. Values, made on the driver, pickled to
+executors, never changed; the same lines give the same rows again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.core import BlockRange, RangeSpec, parse_ranges
+from headwater.decode.block_lines import HEADER_FIELDS
+from headwater.decode.entities import Entities
+from headwater.decode.log_columns import TOPICS
+from headwater.decode.malformed import MalformedRowsError, refuse
+from headwater.decode.output import DecodedRows
+from headwater.decode.row_filter import fields_to_check, select_rows
+from headwater.decode.transaction_names import look_up
+from headwater.decode.types import DECIMAL
+from headwater.decode.vocabulary import FORMS, HEADER, TableForm, column_name, transaction_name
+from headwater.decode.wire_columns import as_decimals, column_type, convert, is_wide_quantity
+from headwater.decode.words import fixed_width_array
+from headwater.errors import BlockContentError, ParameterError, QueryError
+from headwater.query import EVM, Field, Presence, Query
+
+_PREFIX = np.frombuffer(b"0x", np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class TableOutput:
+    """The items of one entity that match one filter. `columns` are fields; `decimals` some of them.
+
+    Columns: those of the block, those that name the item, then the chosen fields, all as
+    docs/schema.md lists them.
+    """
+
+    entity: str
+    query: Query
+    ranges: tuple[RangeSpec, ...]
+    columns: tuple[Field, ...]
+    decimals: frozenset[str] = frozenset()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table."""
+        fields = list(HEADER_FIELDS)
+        if self._form.joined:
+            fields.append(pa.field(transaction_name(self.query.network)[0], pa.string()))
+        for one in self.columns:
+            kind = DECIMAL if one.name in self.decimals else column_type(one)
+            fields.append(pa.field(column_name(self.entity, one.name), kind))
+        return pa.schema(fields)
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """The table's own entity, and transactions if their names are looked up."""
+        if self._form.joined and self.entity != "transaction":
+            return (self.entity, "transaction")
+        return (self.entity,)
+
+    def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
+        """Return the items that match this output's own filter in its own ranges.
+
+        Raises:
+            BlockContentError: a field that was selected is absent or malformed.
+        """
+        schema, batches = self.schema, []
+        conditions = self.query.filters[0].conditions if self.query.filters else ()
+        for batch in entities[self.entity].to_batches():
+            chosen = select_rows(batch, conditions, ranges)
+            if chosen.num_rows:
+                batches.append(
+                    pa.RecordBatch.from_arrays(self._arrays(chosen, entities), schema=schema)
+                )
+        return DecodedRows(pa.Table.from_batches(batches, schema=schema))
+
+    @property
+    def _form(self) -> TableForm:
+        return FORMS[self.query.network.type][self.entity]
+
+    def _arrays(self, batch: pa.RecordBatch, entities: Entities) -> list[pa.Array]:
+        arrays = [batch.column(name) for name in HEADER]
+        if self._form.joined:
+            wire = transaction_name(self.query.network)[1]
+            arrays.append(look_up(batch, entities["transaction"], wire))
+        try:
+            return arrays + [self._array(batch, one) for one in self.columns]
+        except MalformedRowsError as error:
+            raise self._explain(batch, error) from None
+
+    def _array(self, batch: pa.RecordBatch, field: Field) -> pa.Array:
+        column = wire_column(batch, field)
+        if field.presence is Presence.REQUIRED:
+            missing = pc.is_null(column)
+            if field.variant is not None:
+                missing = pc.and_(missing, pc.equal(batch.column("type"), field.variant))
+            missing = pc.fill_null(missing, False).to_numpy(zero_copy_only=False)
+            refuse(missing, f"{field.name} is absent")
+        converted = convert(field, column)
+        return as_decimals(converted, field.name) if field.name in self.decimals else converted
+
+    def _explain(self, batch: pa.RecordBatch, error: MalformedRowsError) -> BlockContentError:
+        row = batch.slice(int(error.rows.min()), 1)
+        facts = {"block": row.column("block_number")[0].as_py()}
+        for name in ("transactionIndex", "transaction_index", "logIndex", "log_index"):
+            if name in row.schema.names:
+                facts[name.replace("I", "_i")] = row.column(name)[0].as_py()
+        for name in ("traceAddress", "instructionAddress"):
+            if name in row.schema.names:
+                facts[name.replace("A", "_a")] = row.column(name)[0].as_py()
+        name = self.query.network.entity(self.entity).name
+        return BlockContentError(f"a {name} is malformed: {error.reason}", **facts)
+
+
+def make_table(
+    empty: Query,
+    entity: str,
+    fields: Iterable[str] | None,
+    filters: Mapping[str, object],
+    block_range: object,
+    decimals: Iterable[str] = (),
+) -> TableOutput:
+    """Return a raw table. Called by the functions of `evm` and `solana`.
+
+    Raises:
+        QueryError: a field or a filter is not known, or a value is of the wrong kind.
+        ParameterError: `decimals` names a column that cannot be one.
+        InvalidRangeError: the range cannot be understood.
+    """
+    network = empty.network
+    form = FORMS[network.type][entity]
+    known = {field.name: field for field in network.entity(entity).fields}
+    columns = _columns(form, known, fields)
+    asked = _check_decimals(columns, decimals)
+    query = empty
+    if form.family is None:
+        query = empty.add_fields(block=[one.name for one in columns])
+    else:
+        family = next(one for one in network.families if one.name == form.family)
+        flags = {relation.name for relation in family.relations} & filters.keys()
+        if flags:
+            raise QueryError(
+                f"a table holds one kind of item; {', '.join(sorted(flags))} brings others, which "
+                "are outputs of their own"
+            )
+        probe = empty.add_filter(form.family, **filters)
+        checked = [wire for wire, _ in probe.filters[0].conditions]
+        selected = {one.name for one in columns} | set(fields_to_check(network, entity, checked))
+        if network is EVM and entity == "log":
+            selected = set(known)  # with all six of them, the fast reader serves
+        query, filters = _join_transactions(empty, form, filters)
+        name = network.entity(entity).name
+        query = query.add_fields(**{name: sorted(selected)}).add_filter(form.family, **filters)
+    return TableOutput(entity, query, parse_ranges(block_range), columns, asked)
+
+
+def _columns(
+    form: TableForm, known: Mapping[str, Field], fields: Iterable[str] | None
+) -> tuple[Field, ...]:
+    if isinstance(fields, str):
+        raise QueryError("fields is a list of names", got=repr(fields))
+    chosen = list(form.default if fields is None else fields)
+    unknown = [one for one in chosen if one not in known]
+    if unknown:
+        raise QueryError(
+            f"{form.entity} has no field {unknown[0]!r}", valid=", ".join(sorted(known))
+        )
+    names = dict.fromkeys([*form.identity, *chosen])
+    return tuple(known[name] for name in names if column_name(form.entity, name) not in HEADER)
+
+
+def _check_decimals(columns: Sequence[Field], decimals: Iterable[str]) -> frozenset[str]:
+    asked = frozenset([decimals] if isinstance(decimals, str) else decimals)
+    able = {one.name for one in columns if is_wide_quantity(one)}
+    for name in sorted(asked - able):
+        raise ParameterError(
+            f"{name!r} cannot be asked for as a decimal; of these columns can: "
+            f"{', '.join(sorted(able)) or 'none'}"
+        )
+    return asked
+
+
+def _join_transactions(
+    query: Query, form: TableForm, filters: Mapping[str, object]
+) -> tuple[Query, dict[str, object]]:
+    """Ask for the transactions of items, by index and name, where the table looks names up."""
+    if not form.joined:
+        return query, dict(filters)
+    wanted = ["transaction_index", transaction_name(query.network)[1]]
+    query = query.add_fields(transaction=wanted)
+    flag = {} if form.entity == "transaction" else {"transaction": True}
+    return query, {**filters, **flag}
+
+
+def wire_column(batch: pa.RecordBatch, field: Field) -> pa.Array:
+    """Return the wire form of a field; of the scanned table of EVM logs too."""
+    if "topic0" not in batch.schema.names:
+        return batch.column(field.wire)
+    if field.wire == "topics":
+        return _topic_lists(batch)
+    return batch.column(field.name)
+
+
+def _topic_lists(batch: pa.RecordBatch) -> pa.ListArray:
+    slots = [batch.column(f"topic{slot}") for slot in range(TOPICS)]
+    present = np.stack([pc.is_valid(one).to_numpy(zero_copy_only=False) for one in slots], axis=1)
+    counts = present.sum(axis=1)
+    firsts = np.cumsum(present.sum(axis=0)) - present.sum(axis=0)
+    within = np.cumsum(present, axis=0) - 1
+    order = (within + firsts)[present]  # row by row, where each topic stands among all
+    digits = pa.concat_arrays([one.drop_null() for one in slots]).take(pa.array(order))
+    raw = np.frombuffer(digits.buffers()[2] or b"", np.uint8)[: 64 * len(digits)]
+    text = np.empty((len(digits), 66), np.uint8)
+    text[:, :2], text[:, 2:] = _PREFIX, raw.reshape(-1, 64)
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), fixed_width_array(pa.string(), text))

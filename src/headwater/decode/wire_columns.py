@@ -1,0 +1,289 @@
+"""Wire forms to the types of columns, and which field becomes which.
+
+| wire | column |
+|---|---|
+| number | int32 for indexes, counts and kinds; else int64 |
+| quantity of gas, of a withdrawal | int64 |
+| quantity that is a price or a fee, `v` | decimal128(38, 0) |
+| any other quantity (values, balances, difficulties) | exact decimal text |
+| decimal of lamports or compute units | int64 |
+| decimal of a token amount, nonce | decimal128(38, 0), as both may use 64 bits |
+| hex and base58 of contents (input, data, code, bloom) | binary |
+| other hex, base58, string | text as it arrives |
+| json | its text |
+
+What does not fit is malformed; it is never cut or wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.decode.base58 import decode_base58
+from headwater.decode.entity_structs import wire_type
+from headwater.decode.hex_text import bytes_of, hex_mask
+from headwater.decode.integers import decode_integers
+from headwater.decode.malformed import MalformedRowsError, Rows, refuse
+from headwater.decode.types import DECIMAL, Elementary, Kind
+from headwater.decode.word_text import DIGITS, PARTS, ZEROS, WordText
+from headwater.query import Field, WireType
+
+_PAYLOADS = frozenset(
+    ("extraData", "logsBloom", "input", "data", "createInit", "createResultCode", "callInput")
+) | {"callResultOutput"}
+_GAS = frozenset(
+    ("gas", "gasLimit", "gasUsed", "cumulativeGasUsed", "blobGasUsed", "excessBlobGas")
+) | {"createGas", "createResultGasUsed", "callGas", "callResultGasUsed", "l1GasUsed"}
+_WITHDRAWN = frozenset(("index", "validatorIndex", "amount"))
+_PRICES = frozenset(
+    ("baseFeePerGas", "gasPrice", "maxFeePerGas", "maxPriorityFeePerGas", "effectiveGasPrice")
+) | {"v", "l1Fee", "l1GasPrice", "l1BlobBaseFee"}
+_AMOUNTS = frozenset(("preAmount", "postAmount", "nonce"))
+_LONG = frozenset(
+    ("number", "timestamp", "height", "parentNumber", "size", "l1BlockNumber", "chainId")
+) | {"l1BlobBaseFeeScalar", "l1BaseFeeScalar"}
+
+_INT64 = Elementary(Kind.INT, 64)
+_WIDE = Elementary(Kind.UINT, 256)
+_WIDE_DECIMAL = Elementary(Kind.UINT, 256, as_decimal=True)
+_INTEGER = r"^-?[0-9]{1,38}$"
+
+
+def column_type(field: Field) -> pa.DataType:
+    """Return the type of the column that holds a field."""
+    if field.members:
+        kind: pa.DataType = pa.struct(
+            [pa.field(one.name, column_type(one)) for one in field.members]
+        )
+    else:
+        kind = _scalar_type(field)
+    return pa.list_(kind) if field.is_list else kind
+
+
+def is_wide_quantity(field: Field) -> bool:
+    """Whether the column is text only because a quantity may use 256 bits."""
+    return field.type is WireType.QUANTITY and _scalar_type(field) == pa.string()
+
+
+def convert(field: Field, column: pa.Array, owners: Rows | None = None) -> pa.Array:
+    """Return the column of a field, given its wire form. `owners` are the rows of the elements.
+
+    Raises:
+        MalformedRowsError: some values are not what the field's kind allows.
+    """
+    if owners is None:
+        owners = np.arange(len(column), dtype=np.int64)
+    if field.is_list:
+        return _convert_list(field, column, owners)
+    if field.members:
+        return _convert_struct(field, column, owners)
+    return _convert_scalar(field, column, owners)
+
+
+def _scalar_type(field: Field) -> pa.DataType:
+    match field.type:
+        case WireType.NUMBER:
+            if pa.types.is_floating(wire_type(field)):
+                return pa.float64()
+            return pa.int64() if field.wire in _LONG else pa.int32()
+        case WireType.QUANTITY:
+            if field.wire in _PRICES:
+                return DECIMAL
+            return pa.int64() if field.wire in _GAS | _WITHDRAWN else pa.string()
+        case WireType.DECIMAL | WireType.NUMBER_OR_DECIMAL:
+            return DECIMAL if field.wire in _AMOUNTS else pa.int64()
+        case WireType.BOOL:
+            return pa.bool_()
+        case WireType.HEX | WireType.BASE58:
+            return pa.binary() if field.wire in _PAYLOADS else pa.string()
+        case _:
+            return pa.string()
+
+
+def _convert_list(field: Field, column: pa.ListArray, owners: Rows) -> pa.ListArray:
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    inner = np.repeat(owners, counts)
+    convert_item = _convert_struct if field.members else _convert_scalar
+    items = convert_item(field, column.flatten(), inner)
+    mask = pc.is_null(column) if column.null_count else None
+    return pa.ListArray.from_arrays(pa.array(offsets), items, mask=mask)
+
+
+def _convert_struct(field: Field, column: pa.StructArray, owners: Rows) -> pa.StructArray:
+    parts = [
+        convert(one, part, owners)
+        for one, part in zip(field.members, column.flatten(), strict=True)
+    ]
+    kinds = [pa.field(one.name, column_type(one)) for one in field.members]
+    mask = pc.is_null(column) if column.null_count else None
+    return pa.StructArray.from_arrays(parts, fields=kinds, mask=mask)
+
+
+def _convert_scalar(field: Field, column: pa.Array, owners: Rows) -> pa.Array:
+    kind = _scalar_type(field)
+    is_coded = field.type is WireType.QUANTITY or kind == pa.binary()
+    if kind == column.type and not is_coded:
+        return column
+    match field.type:
+        case WireType.NUMBER:
+            return _cast_numbers(column, kind, field.name, owners)
+        case WireType.QUANTITY:
+            return over_valid(column, owners, lambda part, rows: _quantities(part, field, rows))
+        case WireType.DECIMAL | WireType.NUMBER_OR_DECIMAL:
+            return _cast_decimals(column, kind, field.name, owners)
+        case WireType.BASE58:
+            return over_valid(column, owners, lambda part, rows: decode_base58(part, rows))
+        case _:
+            return over_valid(
+                column, owners, lambda part, rows: decode_hex(part, f"{field.name}", rows)
+            )
+
+
+def over_valid(
+    column: pa.Array, owners: Rows, convert_part: Callable[[pa.Array, Rows], pa.Array]
+) -> pa.Array:
+    """Convert the values that are not null, and put nulls back where they were."""
+    if not column.null_count:
+        return convert_part(column, owners)
+    valid = pc.is_valid(column).to_numpy(zero_copy_only=False)
+    return spread(convert_part(column.drop_null(), owners[valid]), valid)
+
+
+def spread(values: pa.Array, present: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Array:
+    """Return a column as long as the mask: the values where it holds, null elsewhere."""
+    places = np.cumsum(present) - 1
+    return values.take(pa.array(np.maximum(places, 0), mask=~present))
+
+
+def as_decimals(column: pa.StringArray, where: str) -> pa.Decimal128Array:
+    """Return exact decimal text as decimal128(38, 0), which the user asked for.
+
+    Raises:
+        MalformedRowsError: some values have more than 38 digits.
+    """
+    long = pc.fill_null(pc.greater(pc.binary_length(column), 38), False)
+    refuse(
+        long.to_numpy(zero_copy_only=False),
+        f"{where} has more than 38 digits, but is asked for as a decimal",
+    )
+    return column.cast(DECIMAL)
+
+
+def decode_hex(column: pa.Array, where: str, owners: Rows) -> pa.BinaryArray:
+    """Return the bytes of hex text with 0x, or of binary digits without it; no value is null.
+
+    Raises:
+        MalformedRowsError: some texts are not hex of whole bytes.
+    """
+    starts, ends, text = text_parts(column)
+    if pa.types.is_string(column.type):
+        has_prefix = pc.starts_with(column, "0x").to_numpy(zero_copy_only=False)
+        refuse(~has_prefix, f"{where} does not begin with 0x", owners)
+        column = without_first(column.cast(pa.binary()), 2)
+        starts, ends, text = text_parts(column)
+    refuse((ends - starts) % 2 != 0, f"{where} has an odd number of hex digits", owners)
+    digits = text | np.uint8(0x20)  # capitals become small, digits stay
+    wrong = np.flatnonzero(~hex_mask(digits) | (text < ord("0")))
+    if len(wrong):
+        rows = np.unique(np.searchsorted(ends, wrong, side="right"))
+        raise MalformedRowsError(owners[rows], f"{where} is not hex")
+    offsets = np.append(starts, ends[-1:]) // 2 if len(starts) else np.zeros(1, np.int64)
+    raw = np.ascontiguousarray(bytes_of(digits))
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(raw)]
+    return pa.Array.from_buffers(pa.binary(), len(column), buffers)
+
+
+def without_first(column: pa.BinaryArray, count: int) -> pa.BinaryArray:
+    """Return each value without its first bytes; a shorter one is empty. No value is null.
+
+    Beginnings and rests alternate in one array without any copy; selecting the rests copies once.
+    """
+    starts, ends, text = text_parts(column)
+    offsets = np.empty(2 * len(column) + 1, np.int32)
+    offsets[0::2] = np.append(starts, len(text))
+    offsets[1::2] = np.minimum(starts + count, ends)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(text))]
+    both = pa.Array.from_buffers(column.type, 2 * len(column), buffers)
+    return both.take(pa.array(np.arange(1, 2 * len(column), 2)))
+
+
+def text_parts(
+    column: pa.Array,
+) -> tuple[
+    np.ndarray[tuple[int], np.dtype[np.int64]],
+    np.ndarray[tuple[int], np.dtype[np.int64]],
+    np.ndarray[tuple[int], np.dtype[np.uint8]],
+]:
+    """Return where each text begins and ends, and all texts one behind the other."""
+    _, offsets, data = column.buffers()
+    if not len(column):
+        nothing = np.zeros(0, np.int64)
+        return nothing, nothing, np.zeros(0, np.uint8)
+    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    first, last = int(bounds[0]), int(bounds[-1])
+    text = np.frombuffer(data, np.uint8)[first:last] if last > first else np.zeros(0, np.uint8)
+    positions = bounds.astype(np.int64) - first
+    return positions[:-1], positions[1:], text
+
+
+def _quantities(column: pa.StringArray, field: Field, owners: Rows) -> pa.Array:
+    words = quantity_words(column, field.name, owners)
+    kind = _scalar_type(field)
+    abi = _WIDE_DECIMAL if kind == DECIMAL else _INT64 if kind == pa.int64() else _WIDE
+    return decode_integers(abi, words, field.name, owners)
+
+
+def quantity_words(column: pa.StringArray, where: str, owners: Rows) -> WordText:
+    """Return the numbers of quantities as words; no value is null.
+
+    Raises:
+        MalformedRowsError: some are no quantities.
+    """
+    starts, ends, text = text_parts(column)
+    lengths = ends - starts - 2
+    has_prefix = pc.starts_with(column, "0x").to_numpy(zero_copy_only=False)
+    bad = ~has_prefix | (lengths < 1) | (lengths > DIGITS)
+    refuse(bad, f"{where} is no quantity", owners)
+    if not len(column):
+        return np.zeros((0, PARTS), np.uint64)
+    parts = -(-int(lengths.max()) // 8)
+    at = ends[:, None] - 8 * parts + np.arange(8 * parts)
+    inside = at >= (starts + 2)[:, None]
+    digits = np.where(inside, text[np.maximum(at, 0)] | np.uint8(0x20), np.uint8(ord("0")))
+    valid = np.asarray(hex_mask(digits).all(axis=1))
+    refuse(~valid, f"{where} is no quantity", owners)
+    words = np.full((len(column), PARTS), ZEROS, np.uint64)
+    words[:, PARTS - parts :] = np.ascontiguousarray(digits).view("<u8")
+    return words
+
+
+def _cast_numbers(column: pa.Array, kind: pa.DataType, where: str, owners: Rows) -> pa.Array:
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        limit = 2**31
+        bad = pc.or_(pc.greater_equal(column, limit), pc.less(column, -limit))
+        refuse(pc.fill_null(bad, False).to_numpy(zero_copy_only=False), f"{where} is too large",
+               owners)  # fmt: skip
+        raise
+
+
+def _cast_decimals(column: pa.StringArray, kind: pa.DataType, where: str, owners: Rows) -> pa.Array:
+    is_integer = pc.fill_null(pc.match_substring_regex(column, _INTEGER), True)
+    refuse(~is_integer.to_numpy(zero_copy_only=False), f"{where} is no integer", owners)
+    numbers = column.cast(DECIMAL)
+    try:
+        return numbers.cast(kind)
+    except pa.ArrowInvalid:
+        limit = pa.scalar(2**63, DECIMAL)
+        bad = pc.or_(
+            pc.greater_equal(numbers, limit), pc.less(numbers, pa.scalar(-(2**63), DECIMAL))
+        )
+        refuse(pc.fill_null(bad, False).to_numpy(zero_copy_only=False), f"{where} is too large",
+               owners)  # fmt: skip
+        raise

@@ -1,0 +1,256 @@
+"""Raw tables: every field of the catalogues, typed, filtered again, joined to its transaction."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headwater.core import BlockRange
+from headwater.decode import TableOutput, decode_outputs, evm
+from headwater.decode.vocabulary import column_name
+from headwater.errors import BlockContentError, ParameterError, QueryError
+from headwater.query import EVM
+from headwater.testing import ChainSim, Selection
+from headwater.testing import Network as Simulated
+from tests.unit.decode.samples import ALICE, BOB, EVERYTHING, TOKEN, line, transfer
+
+TABLES: dict[str, Callable[..., TableOutput]] = {
+    "block": evm.blocks,
+    "transaction": evm.transactions,
+    "log": evm.logs,
+    "trace": evm.traces,
+    "stateDiff": evm.state_diffs,
+}
+
+
+def rows_of(output: TableOutput, lines: list[bytes]) -> list[dict[str, Any]]:
+    table = decode_outputs({"t": output}, lines, {"t": EVERYTHING}).tables["t"]
+    table.validate(full=True)
+    assert table.schema == output.schema
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def simulated(output: TableOutput, seed: int = 5, blocks: int = 40) -> list[bytes]:
+    chain = ChainSim(seed=seed)
+    selection = Selection(Simulated.EVM, json.loads(output.query.body(0)))
+    lines = [selection.line(chain, block, boundary=True) for block in chain.extend(blocks)]
+    return [one for one in lines if one is not None]
+
+
+def items(lines: list[bytes], collection: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for block in map(json.loads, lines):
+        if collection == "header":
+            yield block["header"], block["header"]
+        for item in block.get(collection, []) if collection != "header" else []:
+            yield block["header"], item
+
+
+def plain(value: Any) -> Any:
+    """A decoded value in the form of the wire, as far as it tells."""
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
+    if isinstance(value, Decimal):
+        return int(value)
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    if isinstance(value, dict):
+        return [plain(one) for one in value.values()]
+    return value
+
+
+def wire(value: Any, is_number: bool) -> Any:
+    if isinstance(value, list):
+        return [wire(one, is_number) for one in value]
+    if isinstance(value, dict):
+        return [wire(one, key != "address" and key != "storageKeys") for key, one in value.items()]
+    if is_number and isinstance(value, str):
+        return int(value, 16) if value.startswith("0x") else int(value)
+    return value
+
+
+def lookup(item: dict[str, Any], field: Any) -> Any:
+    if field.variant is not None and item.get("type") != field.variant:
+        return None
+    found: Any = item
+    for key in field.path:
+        found = None if found is None else found.get(key)
+    return found
+
+
+@pytest.mark.parametrize("entity", list(TABLES))
+def test_every_field_is_a_typed_column_with_the_value_of_the_wire(entity: str) -> None:
+    known = EVM.entity(entity)
+    output = TABLES[entity](fields=[field.name for field in known.fields])
+    lines = simulated(output)
+    rows = rows_of(output, lines)
+    expected = list(items(lines, known.collection))
+    assert len(rows) == len(expected) > 0
+    for row, (header, item) in zip(rows, expected, strict=True):
+        assert row["block_number"] == header["number"]
+        assert row["block_hash"] == header["hash"]
+        assert row["timestamp"] == datetime.fromtimestamp(header["timestamp"], UTC)
+        for field in output.columns:
+            value = row[column_name(entity, field.name)]
+            sent = lookup(item, field)
+            is_number = field.type.value in ("quantity", "number or decimal", "object")
+            text = isinstance(value, str) and is_number
+            assert (int(value) if text else plain(value)) == wire(sent, is_number), field.wire
+
+
+def test_names_of_transactions_are_looked_up() -> None:
+    for output in (evm.traces(), evm.state_diffs()):
+        lines = simulated(output)
+        hashes = {
+            (header["number"], item["transactionIndex"]): item["hash"]
+            for header, item in items(lines, "transactions")
+        }
+        rows = rows_of(output, lines)
+        assert rows
+        for row in rows:
+            key = (row["block_number"], row["transaction_index"])
+            assert row["transaction_hash"] == hashes.get(key)
+            assert (row["transaction_hash"] is None) == (row.get("type") == "reward")
+
+
+def tx(index: int, **fields: Any) -> dict[str, Any]:
+    return {"transactionIndex": index, "hash": f"0x{index:064x}", **fields}
+
+
+def test_a_table_keeps_to_its_filter() -> None:
+    given = [
+        line(
+            1,
+            transactions=[
+                tx(0, **{"from": ALICE, "to": BOB, "nonce": 3, "sighash": "0x11223344", "type": 2}),
+                tx(1, **{"from": BOB, "to": ALICE, "nonce": "7", "sighash": None, "type": 0}),
+                tx(2, **{"from": ALICE, "to": None, "nonce": 2**63, "type": 2}),
+            ],
+        )
+    ]
+
+    def found(**filters: Any) -> list[int]:
+        rows = rows_of(evm.transactions(fields=[], **filters), given)
+        return [row["transaction_index"] for row in rows]
+
+    assert found() == [0, 1, 2]
+    assert found(to=[BOB]) == [0]
+    assert found(from_=[ALICE]) == [0, 2]
+    assert found(from_=[ALICE], to=[ALICE]) == []
+    assert found(sighash=["0x11223344"]) == [0]
+    assert found(type=[2]) == [0, 2]
+    assert found(first_nonce=4) == [1, 2]
+    assert found(last_nonce=7) == [0, 1]
+
+
+def test_a_table_keeps_to_its_range_and_does_not_need_its_fields_elsewhere() -> None:
+    full = tx(0, **{"from": ALICE, "to": BOB})
+    given = [line(1, transactions=[full]), line(2, transactions=[tx(1)]), line(3)]
+    outputs = {"t": evm.transactions(fields=["from"]), "h": evm.transactions(fields=[])}
+    ranges = {"t": [BlockRange(0, 1)], "h": [BlockRange(2)]}
+    decoded = decode_outputs(outputs, given, ranges).tables
+    assert decoded["t"]["block_number"].to_pylist() == [1]
+    assert decoded["h"]["block_number"].to_pylist() == [2]
+
+
+def test_logs_are_read_once_for_events_and_tables_alike() -> None:
+    given = [line(4, [transfer(5), transfer(6, sender=BOB, index=1)])]
+    outputs: dict[str, Any] = {
+        "transfers": evm.events("erc20.Transfer", params={"from": ALICE}),
+        "logs": evm.logs(topic0=[evm.events("erc20.Transfer").event.topic0], address=[TOKEN]),
+        "none": evm.logs(topic3=[f"0x{1:064x}"]),
+    }
+    tables = decode_outputs(outputs, given, dict.fromkeys(outputs, EVERYTHING)).tables
+    assert tables["transfers"]["value"].to_pylist() == ["5"]
+    assert tables["logs"]["data"].to_pylist() == [(5).to_bytes(32), (6).to_bytes(32)]
+    assert [len(one) for one in tables["logs"]["topics"].to_pylist()] == [3, 3]
+    assert tables["none"].num_rows == 0
+
+
+def test_blocks_are_all_asked_for() -> None:
+    output = evm.blocks(fields=["gas_used", "number"])
+    assert json.loads(output.query.body(0))["includeAllBlocks"] is True
+    (row,) = rows_of(output, [b'{"header":{"number":3,"hash":"0x3","parentHash":"0x2",'
+                              b'"timestamp":9,"gasUsed":"0x5208"}}'])  # fmt: skip
+    assert list(row) == ["block_number", "block_hash", "timestamp", "gas_used"]
+    assert row["gas_used"] == 21_000
+
+
+def test_a_wide_quantity_is_text_unless_a_decimal_is_asked_for() -> None:
+    given = [line(1, transactions=[tx(0, value=hex(10**18))])]
+    (text,) = rows_of(evm.transactions(fields=["value"]), given)
+    (number,) = rows_of(evm.transactions(fields=["value"], decimals=["value"]), given)
+    assert (text["value"], number["value"]) == (str(10**18), Decimal(10**18))
+    large = [line(1, transactions=[tx(0, value=hex(2**255))])]
+    assert rows_of(evm.transactions(fields=["value"]), large)[0]["value"] == str(2**255)
+    with pytest.raises(BlockContentError, match="38 digits"):
+        rows_of(evm.transactions(fields=["value"], decimals=["value"]), large)
+    with pytest.raises(ParameterError, match="value"):
+        evm.transactions(fields=["value", "gas"], decimals=["gas"])
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ({"gasUsed": "0x"}, "no quantity"),
+        ({"gasUsed": "12"}, "no quantity"),
+        ({"gasUsed": "0x12g4"}, "no quantity"),
+        ({"gasUsed": "0x1 "}, "no quantity"),
+        ({"gasUsed": "0x" + "f" * 65}, "no quantity"),
+        ({"gasUsed": hex(2**63)}, "range"),
+        ({"gasPrice": hex(10**38)}, "38 digits"),
+        ({"input": "0x123"}, "odd"),
+        ({"input": "0x12 4"}, "not hex"),
+        ({"input": "1234"}, "0x"),
+        ({"nonce": "seven"}, "no integer"),
+        ({"nonce": "0x7"}, "no integer"),
+        ({"status": 2**40}, "too large"),
+        ({"from": None}, "absent"),
+        ({"from": 5}, "str"),
+        ({"status": 2**70}, "int"),
+        ({"accessList": [{"address": 1}]}, "str"),
+    ],
+)
+def test_malformed_values_name_their_place(broken: dict[str, Any], reason: str) -> None:
+    good = {"from": ALICE, "gasUsed": "0x1", "gasPrice": "0x1", "input": "0x", "nonce": 1,
+            "status": 1, "accessList": None}  # fmt: skip
+    output = evm.transactions(
+        fields=["from", "gas_used", "gas_price", "input", "nonce", "status", "access_list"]
+    )
+    given = [
+        line(11, transactions=[tx(0, **good)]),
+        line(12, transactions=[tx(7, **good | broken)]),
+    ]
+    with pytest.raises(BlockContentError, match=reason) as caught:
+        rows_of(output, given)
+    assert caught.value.facts["block"] == 12
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: evm.transactions(fields=["nothing"]),
+        lambda: evm.transactions(fields="hash"),
+        lambda: evm.transactions(logs=True),
+        lambda: evm.transactions(to=["0x12"]),
+        lambda: evm.logs(sender=[ALICE]),  # type: ignore[call-arg]
+    ],
+)
+def test_what_a_table_cannot_be_is_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(QueryError):
+        make()
+
+
+def test_tables_pickle() -> None:
+    output = evm.traces(type=["create"], range=(1, 5))
+    copy = pickle.loads(pickle.dumps(output))
+    assert copy == output
+    assert copy.schema == output.schema
+    assert pa.types.is_list(copy.schema.field("trace_address").type)
