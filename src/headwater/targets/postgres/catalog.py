@@ -21,6 +21,7 @@ from headwater.errors import (
     PrimaryKeyMissingError,
     UntrackedTableError,
 )
+from headwater.targets.postgres.capture import RESERVED
 from headwater.targets.postgres.encode import encoder
 from headwater.targets.postgres.frames import castable, check_decimals, column_type
 from headwater.targets.postgres.layout import Layout, Undo, read_layout
@@ -28,7 +29,7 @@ from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.settings import Table
 from headwater.targets.postgres.sql import Fragment, TableName, columns, compose, quote
 from headwater.targets.postgres.sync_table import exists, make_schema
-from headwater.targets.postgres.triggers import RESERVED, Triggers
+from headwater.targets.postgres.triggers import Triggers
 
 
 class Catalog:

@@ -36,7 +36,9 @@ class Layout:
 
     `always_compare`: a key may change in ways that no trigger on the key columns sees. `unique`:
     there are unique constraints beside the primary key. `acted_upon`: a foreign key elsewhere
-    deletes or changes rows when rows here go. `deferred`: key and indexes are still to be built.
+    deletes or changes rows when rows here go. `merged`: a foreign key of its own deletes or changes
+    rows here, and what it does is seen together with what set it off, one row perhaps twice.
+    `deferred`: key and indexes are still to be built.
     """
 
     name: TableName
@@ -47,6 +49,7 @@ class Layout:
     always_compare: bool = False
     unique: bool = False
     acted_upon: bool = False
+    merged: bool = False
     undo: Undo = Undo.NONE
     block_column: str = ""
     deferred: bool = False
@@ -77,6 +80,10 @@ def read_layout(session: Session, name: TableName) -> Layout | None:
                 AND (i.indisunique OR i.indisexclusion)),
             EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = c.oid AND k.contype = 'f'
                 AND (k.confdeltype <> 'a' OR k.confupdtype <> 'a')),
+            EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid AND k.contype = 'f'
+                AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd')))
+            AND NOT EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid
+                AND k.contype = 'p' AND k.condeferrable),
             (SELECT array_agg(a.attname::text ORDER BY place.n) FROM pg_index AS i
                 CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS place (attnum, n)
                 JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = place.attnum
@@ -88,7 +95,7 @@ def read_layout(session: Session, name: TableName) -> Layout | None:
     )
     if not rows:
         return None
-    oid, partitioned, watched, unique, acted_upon, key = rows[0]
+    oid, partitioned, watched, unique, acted_upon, merged, key = rows[0]
     return Layout(
         name,
         _columns(session, oid),
@@ -98,6 +105,7 @@ def read_layout(session: Session, name: TableName) -> Layout | None:
         always_compare=partitioned or watched,
         unique=unique,
         acted_upon=acted_upon,
+        merged=merged,
     )
 
 

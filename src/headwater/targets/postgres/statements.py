@@ -15,7 +15,7 @@ from psycopg import RawCursor
 from headwater.errors import PostgresStatementError
 
 _IGNORED = re.compile(
-    r"""--[^\n]*|/\*.*?\*/|[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'"""
+    r"""(?P<comment>--[^\n]*|/\*.*?\*/)|[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'"""
     r"""|\$(?P<tag>[A-Za-z_]?\w*)\$.*?\$(?P=tag)\$|"(?:[^"]|"")*\"""",
     re.DOTALL,
 )
@@ -25,7 +25,9 @@ _DDL = re.compile(r"\b(create|alter|drop|attach|detach)\b", re.IGNORECASE)
 
 def refuse_transaction_control(sql: str) -> None:
     """Refuse SQL that would begin or end a transaction; savepoints are free."""
-    plain = _IGNORED.sub(" '' ", sql)
+    plain = _IGNORED.sub(lambda found: " " if found["comment"] else " '' ", sql)
+    if "*/" in plain:
+        raise PostgresStatementError("comments inside comments cannot be read", sql=_short(sql))
     if re.search(r"\batomic\b", plain, re.IGNORECASE):
         return  # the body of a function, whose END ends nothing else
     for statement in plain.split(";"):

@@ -33,9 +33,9 @@ from headwater.targets.postgres.triggers import Triggers
 from headwater.targets.postgres.tx import Scope, Tx
 from headwater.targets.postgres.undo import UndoLog
 
-OnData = Callable[..., None]
-OnStart = Callable[[Tx], None]
-OnRollback = Callable[[Tx, BlockCursor | None], None]
+OnData = Callable[..., object]
+OnStart = Callable[[Tx], object]
+OnRollback = Callable[[Tx, BlockCursor | None], object]
 
 PRUNE_EVERY = 25
 logger = logging.getLogger("headwater.targets.postgres")

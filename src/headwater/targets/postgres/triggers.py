@@ -9,6 +9,14 @@ switches it on for blocks that a fork can undo. Triggers of the Pipes SDK are re
 
 from __future__ import annotations
 
+from headwater.targets.postgres.capture import (
+    BLOCK,
+    NESTED,
+    OPERATION,
+    REFUSE_BODY,
+    STREAM,
+    capture_bodies,
+)
 from headwater.targets.postgres.layout import Layout, Undo
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import (
@@ -16,17 +24,12 @@ from headwater.targets.postgres.sql import (
     TableName,
     columns,
     compose,
-    equal,
     fitted,
     literal,
     quote,
 )
 from headwater.targets.postgres.sync_table import exists
 
-OPERATION = "___sqd__operation"
-BLOCK = "___sqd__block_number"
-STREAM = "___sqd__id"
-RESERVED = "___sqd__"
 REFUSED, APPEND_ONLY = "HW113", "HW112"  # what a guard raises, as an SQLSTATE
 
 _ENABLED = "current_setting('sqd.snapshot_enabled', true) IN ('true', 'on', 't', '1')"
@@ -60,12 +63,12 @@ class Triggers:
         wanted: dict[str, _Clause] = {}
         if layout.undo is Undo.NONE:
             return
-        self._function(self._refuse, _REFUSE_BODY)
+        self._function(self._refuse, REFUSE_BODY)
         if layout.undo is Undo.APPEND_ONLY:
             wanted["sqd_append_only"] = self._guard("UPDATE OR DELETE OR TRUNCATE", APPEND_ONLY)
         else:
             self._complete_log(layout)
-            for event, body in self._bodies(layout).items():
+            for event, body in capture_bodies(layout).items():
                 function = TableName(
                     layout.name.schema, fitted(layout.name.name, "sqd_snapshot_", f"_{event}")
                 )
@@ -103,6 +106,11 @@ class Triggers:
 
     def _capture(self, layout: Layout, event: str, function: TableName) -> _Clause:
         call = compose("EXECUTE FUNCTION {name}()", name=function)
+        if event == "start":
+            return (
+                "BEFORE INSERT OR UPDATE OR DELETE",
+                f"FOR EACH STATEMENT WHEN ({_ENABLED}) {call}",
+            )
         if event == "key":
             old, new = columns(layout.key, "OLD."), columns(layout.key, "NEW.")
             return (
@@ -163,7 +171,8 @@ class Triggers:
         kinds = {one: layout.columns[one].type for one in layout.stored}
         if not exists(self._session, log):
             parts = [f"{quote(name)} {kind}" for name, kind in kinds.items()]
-            parts += [f"{OPERATION} TEXT NOT NULL", f"{BLOCK} BIGINT NOT NULL", f"{STREAM} TEXT"]
+            parts += [f"{OPERATION} TEXT NOT NULL", f"{BLOCK} BIGINT NOT NULL"]
+            parts += [f"{STREAM} TEXT", f"{NESTED} BIGINT"]
             parts.append(f"PRIMARY KEY ({BLOCK}, {columns(layout.key)})")
             self._session.run(
                 compose("CREATE TABLE {log} ({parts})", log=log, parts=Fragment(", ".join(parts)))
@@ -176,10 +185,10 @@ class Triggers:
                 [compose("{log}", log=log)],
             )
         )
-        for name, kind in (kinds | {STREAM: "text"}).items():
+        for name, kind in (kinds | {STREAM: "text", NESTED: "bigint"}).items():
             if name not in held:
                 sql = "ALTER TABLE {log} ADD COLUMN {name} {kind}"
-            elif held[name] != kind and name != STREAM:
+            elif held[name] != kind:
                 sql = "ALTER TABLE {log} ALTER COLUMN {name} TYPE {kind} USING {name}::{kind}"
             else:
                 continue
@@ -196,89 +205,3 @@ class Triggers:
                 ),
                 [self._id],
             )
-
-    # --- functions --------------------------------------------------------------------------------
-
-    def _bodies(self, layout: Layout) -> dict[str, str]:
-        """Return the functions' text by event."""
-        everything = columns(layout.stored)
-        key = columns(layout.key)
-        bodies = {
-            "insert": _once(layout, "INSERT", key, "___sqd__new"),
-            "update": _once(layout, "UPDATE", everything, "___sqd__old") + _new_keys(layout),
-            "delete": _once(layout, "DELETE", everything, "___sqd__old"),
-        }
-        made = {event: _DECLARE + body + "RETURN NULL;\nEND" for event, body in bodies.items()}
-        if not layout.always_compare:
-            made["key"] = _KEY_BODY
-        return made
-
-
-_DECLARE = """
-#variable_conflict use_column
-DECLARE
-    ___sqd__at bigint := current_setting('sqd.snapshot_block_number')::bigint;
-    ___sqd__of text := nullif(current_setting('sqd.snapshot_id', true), '');
-BEGIN
-"""
-_KEY_BODY = """
-BEGIN
-    PERFORM set_config('sqd.key_changed_' || TG_RELID, 'true', true);
-    RETURN NULL;
-END"""
-_REFUSE_BODY = """
-BEGIN
-    RAISE EXCEPTION '% on %', TG_OP, TG_RELID::regclass USING ERRCODE = TG_ARGV[0];
-END"""
-
-
-def _once(layout: Layout, operation: str, names: str, source: str) -> str:
-    """Return the statements that keep rows; what the block has kept already stays as it is."""
-    keep = _keep(layout, operation, names, source)
-    return compose(
-        "IF EXISTS (SELECT FROM {log} AS s WHERE s.{block} = ___sqd__at) THEN\n"
-        "    {keep} WHERE {new};\nELSE\n    {keep};\nEND IF;\n",
-        log=layout.name.snapshots,
-        block=BLOCK,
-        keep=keep,
-        new=_not_kept(layout),
-    )
-
-
-def _new_keys(layout: Layout) -> str:
-    """Return the statement that keeps which keys an UPDATE has brought into being."""
-    changed = (
-        "" if layout.always_compare
-        else "current_setting('sqd.key_changed_' || TG_RELID, true) = 'true'"
-    )  # fmt: skip
-    return compose(
-        "IF {changed} THEN\n    {keep} WHERE {new} AND NOT EXISTS "
-        "(SELECT FROM ___sqd__old AS o WHERE {same});\nEND IF;\n",
-        changed=Fragment(changed or "true"),
-        keep=_keep(layout, "INSERT", columns(layout.key), "___sqd__new"),
-        new=_not_kept(layout),
-        same=equal(layout.key, "o", "r"),
-    )
-
-
-def _keep(layout: Layout, operation: str, names: str, source: str) -> Fragment:
-    return compose(
-        "INSERT INTO {log} ({names}, {operation}, {block}, {stream}) "
-        "SELECT {names}, {what}, ___sqd__at, ___sqd__of FROM {source} AS r",
-        log=layout.name.snapshots,
-        names=Fragment(names),
-        operation=OPERATION,
-        block=BLOCK,
-        stream=STREAM,
-        what=literal(operation),
-        source=source,
-    )
-
-
-def _not_kept(layout: Layout) -> Fragment:
-    return compose(
-        "NOT EXISTS (SELECT FROM {log} AS s WHERE s.{block} = ___sqd__at AND {same})",
-        log=layout.name.snapshots,
-        block=BLOCK,
-        same=equal(layout.key, "s", "r"),
-    )

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from psycopg.errors import ExclusionViolation, UniqueViolation
+
+from headwater.targets.postgres.capture import BLOCK, OPERATION, STREAM
 from headwater.targets.postgres.layout import Layout, Undo
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import Fragment, TableName, columns, compose, equal, quote
-from headwater.targets.postgres.triggers import BLOCK, OPERATION, STREAM
 
 _PLANS = ("enable_hashjoin", "enable_mergejoin", "enable_seqscan", "jit")
 
@@ -26,14 +28,91 @@ class UndoLog:
         self._id = stream_id
 
     def restore(self, layouts: Sequence[Layout], number: int) -> None:
-        """Put every table back to what it was at a block, and forget what came after."""
+        """Put every table back to what it was at a block, and forget what came after.
+
+        Where values of a unique column have changed hands, rows cannot be put back in place. They
+        are replaced, unless foreign keys act when rows go: then those are taken off meanwhile.
+        """
+        if not layouts:
+            return
+        muted = self._mute(layouts)
+        self._restore_all(layouts, number)
+        if muted:
+            self._session.run("SET CONSTRAINTS ALL IMMEDIATE")
+        for sql in muted:
+            self._session.run(sql)
+
+    def _mute(self, layouts: Sequence[Layout]) -> list[Fragment]:
+        """Switch off the triggers of the user's, whose work is restored; return what undoes it."""
+        rows = self._session.rows(
+            "SELECT n.nspname, c.relname, t.tgname, t.tgenabled FROM pg_trigger AS t "
+            "JOIN pg_class AS c ON c.oid = t.tgrelid "
+            "JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE NOT t.tgisinternal AND t.tgparentid = 0 AND t.tgenabled IN ('O', 'A') "
+            "AND NOT starts_with(t.tgname, 'sqd_') AND c.oid = ANY($1::regclass[])",
+            [[compose("{name}", name=name) for one in layouts for name in one.relations]],
+        )
+        again = []
+        for schema, table, name, enabled in rows:
+            owner = TableName(schema, table)
+            self._session.run(
+                compose("ALTER TABLE {table} DISABLE TRIGGER {name}", table=owner, name=name)
+            )
+            how = Fragment("ENABLE ALWAYS" if enabled == "A" else "ENABLE")
+            again.append(
+                compose("ALTER TABLE {table} {how} TRIGGER {name}", table=owner, how=how, name=name)
+            )
+        return again
+
+    def _restore_all(self, layouts: Sequence[Layout], number: int) -> None:
+        delicate = [one for one in layouts if one.unique and one.acted_upon]
+        if not delicate:
+            self._restore(layouts, number, {one.name for one in layouts if one.unique})
+            return
+        replaced = {one.name for one in layouts if one.unique and not one.acted_upon}
+        self._session.run("SAVEPOINT headwater_undo")
+        try:
+            self._restore(layouts, number, replaced)
+        except (UniqueViolation, ExclusionViolation):
+            self._session.run("ROLLBACK TO SAVEPOINT headwater_undo")
+            taken_off = [sql for one in delicate for sql in self._take_off(one)]
+            self._restore(layouts, number, replaced | {one.name for one in delicate})
+            self._session.run("SET CONSTRAINTS ALL IMMEDIATE")
+            for sql in taken_off:
+                self._session.run(sql)
+
+    def _take_off(self, layout: Layout) -> list[Fragment]:
+        """Drop the foreign keys that refer to a table; return what puts them on again."""
+        rows = self._session.rows(
+            "SELECT n.nspname, c.relname, k.conname, pg_get_constraintdef(k.oid) "
+            "FROM pg_constraint AS k JOIN pg_class AS c ON c.oid = k.conrelid "
+            "JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE k.contype = 'f' AND k.conparentid = 0 AND k.confrelid = $1::regclass",
+            [compose("{name}", name=layout.name)],
+        )
+        again = []
+        for schema, table, name, definition in rows:
+            owner = TableName(schema, table)
+            self._session.run(
+                compose("ALTER TABLE {table} DROP CONSTRAINT {name}", table=owner, name=name)
+            )
+            again.append(
+                compose(
+                    "ALTER TABLE {table} ADD CONSTRAINT {name} {definition}",
+                    table=owner,
+                    name=name,
+                    definition=Fragment(definition),
+                )
+            )
+        return again
+
+    def _restore(self, layouts: Sequence[Layout], number: int, replaced: set[TableName]) -> None:
         parts: list[str] = []
         for index, layout in enumerate(layouts):
-            parts += self._append_only(layout, index) if (
-                layout.undo is Undo.APPEND_ONLY
-            ) else self._keyed(layout, index)  # fmt: skip
-        if not parts:
-            return
+            if layout.undo is Undo.APPEND_ONLY:
+                parts += self._append_only(layout, index)
+            else:
+                parts += self._keyed(layout, index, replace=layout.name in replaced)
         for plan in _PLANS:  # rows are found by key: the cost is theirs, not the table's
             self._session.run(f"SET LOCAL {plan} = off")
         self._session.run(
@@ -57,10 +136,9 @@ class UndoLog:
             )
         ]
 
-    def _keyed(self, layout: Layout, index: int) -> list[str]:
+    def _keyed(self, layout: Layout, index: int, *, replace: bool) -> list[str]:
         names = layout.stored
         rest = [one for one in names if one not in layout.key and not layout.columns[one].identity]
-        replace = layout.unique and not layout.acted_upon
         what: dict[str, TableName | Sequence[str] | str] = {
             "i": Fragment(str(index)),
             "table": layout.name,

@@ -1,0 +1,363 @@
+"""Writers that compete, connections that break, processes that die: nothing lost, nothing twice."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from headwater.core import BlockCursor, Head, PipeState
+from headwater.errors import PostgresConnectionError, PostgresLockError
+from headwater.targets.postgres import PostgresSettings, PostgresTarget, Tx, postgres_target, table
+from tests.targets.postgres_places import Stream, database
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+Start = Callable[..., Stream]
+
+
+@pytest.fixture
+def dsn() -> str:
+    return database()
+
+
+@pytest.fixture
+def stream(dsn: str) -> Iterator[Start]:
+    targets: list[PostgresTarget] = []
+
+    def start(*tables: Any, at: str = dsn, id: str = "s", **settings: Any) -> Stream:
+        target = postgres_target(
+            at,
+            tables=tables or [table("t", key=["k"])],
+            on_data=lambda tx, data: data["do"](tx) if "do" in data else None,
+            settings=PostgresSettings(id=id, **({"lock_wait_s": 0.2} | settings)),
+        )
+        targets.append(target)
+        return Stream(target, dsn)
+
+    yield start
+    for one in targets:
+        one.close()
+
+
+def rows(*keys: int) -> pa.Table:
+    return pa.table({"k": list(keys), "v": [f"v{key}" for key in keys]})
+
+
+def insert(*keys: int) -> Callable[[Tx], None]:
+    return lambda tx: tx.insert("t", rows(*keys))
+
+
+class Proxy:
+    """Passes bytes on, and cuts the connection at a moment that is asked for.
+
+    `cut_at` is a text of the client's; `forward` tells whether the server still receives it. The
+    server's answer never reaches the client.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._server = ("127.0.0.1", int(str(conninfo_to_dict(dsn)["port"])))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        port = self._listener.getsockname()[1]
+        self.dsn = f"postgresql://postgres@127.0.0.1:{port}/{dsn.rsplit('/', 1)[1]}?sslmode=disable"
+        self.cut_at: bytes | None = None
+        self.forward = True
+        self.cuts = 0
+        self.refuse = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.refuse:
+                client.close()
+                continue
+            server = socket.create_connection(self._server)
+            self._pairs.append((client, server))
+            threading.Thread(target=self._pump, args=(client, server, True), daemon=True).start()
+            threading.Thread(target=self._pump, args=(server, client, False), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, from_client: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if from_client and self.cut_at is not None and self.cut_at in data:
+                    self.cut_at = None
+                    self.cuts += 1
+                    source.shutdown(socket.SHUT_RDWR)  # the client hears nothing more
+                    if self.forward:
+                        sink.sendall(data)
+                    break
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._listener.close()
+        for pair in self._pairs:
+            for one in pair:
+                one.close()
+
+
+@pytest.fixture
+def proxy(dsn: str) -> Iterator[Proxy]:
+    made = Proxy(dsn)
+    yield made
+    made.close()
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+@pytest.mark.guarantee("STATE-2")
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("step", ["block", "fork", "settle"])
+def test_a_commit_whose_answer_is_lost_is_neither_lost_nor_repeated(
+    stream: Start, proxy: Proxy, forward: bool, step: str
+) -> None:
+    """Regression 10: with an operation that would show if it were applied twice."""
+    s = stream(at=proxy.dsn, lock_wait_s=5)
+    calls: list[int] = []
+
+    def add(tx: Tx) -> None:
+        calls.append(1)
+        tx.execute("UPDATE t SET v = (v::int + 1)::text")
+
+    s.do(1, lambda tx: tx.insert("t", pa.table({"k": [1], "v": ["0"]})))
+    s.do(2, add)
+    proxy.forward, proxy.cut_at = forward, b"COMMIT"
+    if step == "block":
+        s.do(3, add)
+        assert len(calls) == (2 if forward else 3)
+    elif step == "fork":
+        s.fork(1)
+    else:
+        state = s.state.settle(_final(2), confirmed=True)
+        s.target.commit((), state)
+        s.state = state
+    assert proxy.cuts == 1
+    value = {"block": "2", "fork": "0", "settle": "1"}[step]
+    assert s.rows("SELECT v FROM t") == [{"v": value}]
+    assert s.target.recover() == s.state
+    s.do(5, add)
+    assert s.rows("SELECT v FROM t") == [{"v": str(int(value) + 1)}]
+
+
+def _final(number: int) -> Head:
+    return Head(BlockCursor(number, f"h{number}"))
+
+
+@pytest.mark.parametrize("cut_at", [b"BEGIN", b"COPY", b"PGCOPY", b"INSERT INTO", b"pg_locks"])
+def test_a_connection_that_breaks_anywhere_is_made_again(
+    stream: Start, proxy: Proxy, cut_at: bytes
+) -> None:
+    s = stream(at=proxy.dsn, lock_wait_s=5)
+    s.do(1, insert(1))
+    proxy.cut_at = cut_at
+    s.do(2, insert(2))
+    assert proxy.cuts == 1
+    assert s.rows("SELECT k FROM t ORDER BY k") == [{"k": 1}, {"k": 2}]
+    s.fork(1)
+    assert s.rows("SELECT k FROM t") == [{"k": 1}]
+
+
+def test_a_server_that_stays_away_is_given_up_and_nothing_is_lost(
+    stream: Start, proxy: Proxy
+) -> None:
+    s = stream(at=proxy.dsn, lock_wait_s=5, attempts=2)
+    s.do(1, insert(1))
+    proxy.cut_at, proxy.refuse = b"COMMIT", True
+    with pytest.raises(PostgresConnectionError):
+        s.do(2, insert(2))
+    proxy.refuse = False
+    recovered = s.target.recover()
+    kept = s.rows("SELECT count(*) AS n FROM t")[0]["n"]
+    assert recovered.cursor is not None
+    assert recovered.cursor.number == kept
+
+
+def test_a_backend_that_is_terminated_costs_one_retry(stream: Start) -> None:
+    s = stream(lock_wait_s=5)
+    s.do(1, insert(1))
+    calls: list[int] = []
+
+    def write(tx: Tx) -> None:
+        calls.append(1)
+        tx.insert("t", rows(2))
+        if len(calls) == 1:
+            pid = tx.query("SELECT pg_backend_pid() AS p").to_pylist()[0]["p"]
+            s.sql(f"SELECT pg_terminate_backend({pid})")
+        tx.query("SELECT 1")
+
+    s.do(2, write)
+    assert len(calls) == 2
+    assert s.rows("SELECT k FROM t ORDER BY k") == [{"k": 1}, {"k": 2}]
+
+
+# --- conflicts ------------------------------------------------------------------------------------
+
+
+def test_conflicts_are_tried_again_and_errors_of_the_users_are_not(stream: Start) -> None:
+    s = stream()
+    s.sql("CREATE TABLE other (k int PRIMARY KEY, v int); INSERT INTO other VALUES (1, 1), (2, 2)")
+    s.do(1, insert(1))
+    calls: list[int] = []
+
+    def conflicting(tx: Tx) -> None:
+        """Read what a transaction of somebody else's then changes, and write what it has read."""
+        calls.append(1)
+        total = tx.query("SELECT sum(v)::int AS n FROM other").to_pylist()[0]["n"]
+        if len(calls) == 1:
+            with psycopg.connect(s.dsn) as connection:
+                connection.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+                count = connection.execute("SELECT count(*) FROM t").fetchone()
+                assert count is not None
+                connection.execute("UPDATE other SET v = %s + 100 WHERE k = 1", count)
+        tx.execute("UPDATE t SET v = $1", [str(total)])
+
+    s.do(2, conflicting)
+    assert len(calls) == 2
+    assert s.rows("SELECT v FROM t") == [{"v": "103"}]
+
+    def failing(tx: Tx) -> None:
+        calls.append(1)
+        tx.insert("t", rows(3))
+        raise psycopg.OperationalError("of another database")
+
+    calls.clear()
+    with pytest.raises(psycopg.OperationalError, match="of another"):
+        s.do(3, failing)
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        s.do(3, lambda tx: tx.execute("SELECT 1 / 0"))
+    assert len(calls) == 1
+    s.do(3, insert(3))
+
+
+def test_a_conflict_that_stays_is_raised(stream: Start) -> None:
+    s = stream(attempts=3)
+    calls: list[int] = []
+
+    def conflicting(tx: Tx) -> None:
+        calls.append(1)
+        tx.execute("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; END $$")
+
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        s.do(1, conflicting)
+    assert len(calls) == 3
+
+
+# --- writers --------------------------------------------------------------------------------------
+
+
+def test_a_second_writer_is_refused_and_changes_nothing(stream: Start, dsn: str) -> None:
+    """Regression 11."""
+    s = stream()
+    s.do(1, insert(1))
+    ran: list[int] = []
+    second = postgres_target(
+        dsn,
+        tables=[table("u", key=["k"])],
+        on_data=lambda tx, data: None,
+        on_start=lambda tx: ran.append(1),
+        settings=PostgresSettings(id="s", lock_wait_s=0.1),
+    )
+    with pytest.raises(PostgresLockError):
+        second.recover()
+    assert not ran
+    other = stream(id="other")
+    assert other.state == PipeState()
+    s.target.close()
+    assert second.recover() == s.state
+    second.close()
+
+
+def test_a_writer_of_another_kind_is_noticed(stream: Start) -> None:
+    """The Pipes SDK locks per batch: it may hold that lock, or have moved the cursor."""
+    s = stream()
+    s.do(1, insert(1))
+    with psycopg.connect(s.dsn) as connection:
+        connection.execute("SELECT pg_advisory_xact_lock(hashtext('s')::bigint)")
+        with pytest.raises(PostgresLockError, match="is writing"):
+            s.do(2, insert(2))
+    s.do(2, insert(2))
+    s.sql("INSERT INTO sync VALUES ('s', 3, 'theirs', NULL, '{}', '[]')")
+    changed = "is not what this writer has stored"
+    with pytest.raises(PostgresLockError, match=changed):
+        s.do(3, insert(3))
+    with pytest.raises(PostgresLockError, match=changed):
+        s.fork(1)
+    assert s.rows("SELECT count(*) AS n FROM t") == [{"n": 2}]
+    s.state = s.target.recover()
+    assert s.state.cursor is not None
+    assert s.state.cursor.number == 3
+    s.do(4, insert(4))
+
+
+def test_two_streams_share_a_table_and_their_forks_do_not_meet(stream: Start) -> None:
+    """Regressions 11 and 24, at the same block numbers."""
+    one, two = stream(id="one"), stream(id="two")
+    for number in range(1, 6):
+        one.do(number, lambda tx, n=number: tx.upsert("t", rows(n)))
+        two.do(number, lambda tx, n=number: tx.upsert("t", rows(100 + n, 200)))
+    one.fork(2)
+    two.do(6, insert(106))
+    two.fork(4)
+    keys = [row["k"] for row in one.rows("SELECT k FROM t ORDER BY k")]
+    assert keys == [1, 2, 101, 102, 103, 104, 200]
+    for s in (one, two):
+        assert s.target.recover() == s.state
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+WRITER = """
+import sys
+from tests.targets.test_postgres_failures import *
+target = postgres_target(
+    sys.argv[1], tables=[table("log", append_only=True), table("t", key=["k"])],
+    on_data=lambda tx, data: (
+        tx.insert("log", pa.table({"block_number": [data["n"]]})),
+        tx.upsert("t", pa.table({"k": [1], "v": [str(data["n"])]}))),
+    settings=PostgresSettings(id="s", lock_wait_s=10))
+s = Stream(target, sys.argv[1])
+while True:
+    number = 1 if s.state.cursor is None else s.state.cursor.number + 1
+    s.block(number, {"n": number})
+    print(number, flush=True)
+    if number % 5 == 0:
+        s.fork(number - 2)
+"""
+
+
+@pytest.mark.guarantee("STATE-2")
+def test_a_process_that_is_killed_leaves_data_and_cursor_equal(dsn: str) -> None:
+    """Killed without warning, over and over, while it commits and rolls back."""
+    for attempt in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, dsn], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(3 + attempt * 2):
+                assert process.stdout.readline(), "the writer failed"
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        target = postgres_target(dsn, settings=PostgresSettings(id="s", lock_wait_s=10))
+        s = Stream(target, dsn)
+        number = s.state.cursor.number if s.state.cursor else 0
+        assert number > 0
+        numbers = [one["n"] for one in s.rows("SELECT block_number AS n FROM log ORDER BY 1")]
+        assert numbers == list(range(1, number + 1))
+        assert s.rows("SELECT * FROM t") == [{"k": 1, "v": str(number)}]
+        target.close()
