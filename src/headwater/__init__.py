@@ -16,7 +16,7 @@ from headwater.core import BlockCursor, Head, find_rollback_index
 from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
-    from headwater.decode import evm
+    from headwater.decode import evm, solana
     from headwater.stream import create_target, pipe_to_iterator, portal_stream
 
 __version__ = "0.1.0"
@@ -27,6 +27,7 @@ _LAZY = {
     "evm": "headwater.decode",
     "pipe_to_iterator": "headwater.stream",
     "portal_stream": "headwater.stream",
+    "solana": "headwater.decode",
 }
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "find_rollback_index",
     "pipe_to_iterator",
     "portal_stream",
+    "solana",
 ]
 
 

@@ -4,14 +4,17 @@
 output. Runs on the driver and on Spark executors; pure, so a retry gives the same rows.
 """
 
-from headwater.decode import evm
+from headwater.decode import evm, solana
 from headwater.decode.abi import Event, Parameter, parse_event
 from headwater.decode.abi_file import Abi
+from headwater.decode.anchor_events import AnchorEventsOutput
 from headwater.decode.calls import CallsOutput
 from headwater.decode.contracts import KNOWN_EVENTS
 from headwater.decode.entities import Entities
 from headwater.decode.events import EventsOutput
 from headwater.decode.functions import Function, parse_function
+from headwater.decode.idl import Idl, load_idl
+from headwater.decode.instructions import InstructionsOutput
 from headwater.decode.logs import LOG_SCHEMA, parse_logs
 from headwater.decode.output import Decoded, DecodedRows, Output, decode_outputs
 from headwater.decode.tables import TableOutput
@@ -20,6 +23,7 @@ __all__ = [
     "KNOWN_EVENTS",
     "LOG_SCHEMA",
     "Abi",
+    "AnchorEventsOutput",
     "CallsOutput",
     "Decoded",
     "DecodedRows",
@@ -27,12 +31,16 @@ __all__ = [
     "Event",
     "EventsOutput",
     "Function",
+    "Idl",
+    "InstructionsOutput",
     "Output",
     "Parameter",
     "TableOutput",
     "decode_outputs",
     "evm",
+    "load_idl",
     "parse_event",
     "parse_function",
     "parse_logs",
+    "solana",
 ]

@@ -98,7 +98,7 @@ def header_columns(headers: Sequence[Header], counts: npt.NDArray[np.int64]) -> 
 def _read_line(line: bytes, decode: Any) -> Line:
     try:
         block: Line = decode(line)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         found = _NUMBER.search(line)
         facts = {"block": int(found[1])} if found else {}
         raise BlockContentError(f"a line is not a block: {error}", **facts) from error

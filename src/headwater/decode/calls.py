@@ -27,9 +27,9 @@ from headwater.decode.row_filter import select_rows
 from headwater.decode.transaction_names import look_up
 from headwater.decode.types import arrow_type
 from headwater.decode.vocabulary import HEADER
-from headwater.decode.wire_columns import spread, without_first
+from headwater.decode.wire_columns import required, spread, without_first
 from headwater.errors import UndecodableCallError
-from headwater.query import Query
+from headwater.query import EVM, Query
 
 Source = Literal["transactions", "traces"]
 
@@ -40,6 +40,10 @@ _FIELDS = (
     pa.field("transaction_index", pa.int32()),
 )
 _PLACE = pa.field("trace_address", pa.list_(pa.int32()))
+_INDEX, _TRACE_ADDRESS = (
+    next(one for one in EVM.entity("trace").fields if one.wire == wire)
+    for wire in ("transactionIndex", "traceAddress")
+)
 _CALL = (
     pa.field("address", pa.string()),  # the contract that is called
     pa.field("sender", pa.string()),
@@ -115,9 +119,9 @@ class CallsOutput:
             "to", "from", "input")  # fmt: skip
         success = self._success(batch)
         columns = [batch.column(name) for name in HEADER]
-        columns += [batch.column("name"), batch.column("transactionIndex").cast(pa.int32())]
+        columns += [batch.column("name"), required(batch, _INDEX)]
         if is_trace:
-            columns.append(batch.column("traceAddress").cast(_PLACE.type))
+            columns.append(required(batch, _TRACE_ADDRESS))
         columns += [batch.column(address), batch.column(sender), success]
         digits = _digits(batch.column(data), "input")
         sighash = self.function.sighash[2:].encode()

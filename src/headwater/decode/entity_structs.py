@@ -88,7 +88,7 @@ def items_batch(
     for header, raw in zip(headers, arrays, strict=True):
         try:
             blocks.append(decode(raw))
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BlockContentError(
                 f"a {entity.name} is malformed: {error}", block=header.number
             ) from error
@@ -199,8 +199,8 @@ def _scalars(field: Field, values: list[Any]) -> pa.Array:
         kinds = [pa.field(one.wire, wire_type(one)) for one in field.members]
         return pa.StructArray.from_arrays(parts, fields=kinds, mask=pa.array(mask))
     if field.type is WireType.JSON:
-        texts = [bytes(value) for value in values]
-        return pa.array([None if one == b"null" else one.decode() for one in texts], pa.string())
+        texts = [bytes(value).decode(errors="replace") for value in values]  # lines are UTF-8
+        return pa.array([None if one == "null" else one for one in texts], pa.string())
     if field.type in (WireType.DECIMAL, WireType.NUMBER_OR_DECIMAL, WireType.NUMBER_OR_STRING):
         values = [str(value) if isinstance(value, int) else value for value in values]
     kind = wire_type(field)

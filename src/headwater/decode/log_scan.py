@@ -56,7 +56,7 @@ def scan_logs(arrays: Sequence[bytes]) -> LogColumns | None:
     ends = np.cumsum(sizes)
     try:
         return _Scan(text, ends - sizes, ends).columns()
-    except _IrregularError:
+    except (_IrregularError, pa.ArrowInvalid):  # the latter: a text is not UTF-8
         return None
 
 

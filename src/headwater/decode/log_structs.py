@@ -62,7 +62,7 @@ def read_logs(arrays: Sequence[bytes], numbers: Sequence[int]) -> LogColumns:
 def _read_block(raw: bytes, number: int) -> list[_Log]:
     try:
         logs = _decode_logs(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _explain_logs(raw, number, error) from error
     for position, log in enumerate(logs):
         log.address = log.address.lower()

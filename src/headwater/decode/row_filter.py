@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 from headwater.core import BlockRange
 from headwater.decode.base58 import decode_base58
 from headwater.decode.event_filter import in_ranges, is_one_of, keep_rows
+from headwater.decode.malformed import MalformedRowsError
 from headwater.decode.types import DECIMAL
 from headwater.decode.wire_columns import over_valid
+from headwater.errors import BlockContentError
 from headwater.query import EVM, Network
 from headwater.query.values import Value  # the values of a checked filter
 
@@ -71,7 +73,7 @@ def _check(batch: pa.RecordBatch, wire: str, value: Value) -> pa.BooleanArray:
         return is_one_of(list_item(batch.column("accountKeys"), 0), values)
     if wire[0] == "a":
         return is_one_of(list_item(batch.column("accounts"), int(wire[1:])), values)
-    return _check_prefix(batch.column("data"), [str(one)[2:] for one in values])
+    return _check_prefix(batch, [str(one)[2:] for one in values])
 
 
 def _check_nonce(column: pa.StringArray, wire: str, bound: object) -> pa.BooleanArray:
@@ -94,10 +96,19 @@ def list_item(column: pa.ListArray, position: int) -> pa.Array:
     return items.take(pa.array(places, mask=~has_it))
 
 
-def _check_prefix(column: pa.StringArray, prefixes: Sequence[str]) -> pa.BooleanArray:
+def _check_prefix(batch: pa.RecordBatch, prefixes: Sequence[str]) -> pa.BooleanArray:
     """Whether instruction data begins with one of these bytes, given as hex."""
-    rows = np.arange(len(column), dtype=np.int64)
-    data = over_valid(column, rows, lambda part, owners: decode_base58(part, owners))
+    column, rows = batch.column("data"), np.arange(batch.num_rows, dtype=np.int64)
+    try:
+        data = over_valid(column, rows, decode_base58)
+    except MalformedRowsError as error:
+        row = batch.slice(int(error.rows.min()), 1).to_pylist()[0]
+        raise BlockContentError(
+            f"an instruction is malformed: {error.reason}",
+            block=row["block_number"],
+            transaction_index=row.get("transactionIndex"),
+            instruction_address=row.get("instructionAddress"),
+        ) from None
     return has_prefix(data, [bytes.fromhex(one) for one in prefixes])
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.decode.row_filter import list_item
+
+Numbers = npt.NDArray[np.int64]
+
+_LIMIT = 1 << 31  # above any index
 
 
 def look_up(batch: pa.RecordBatch, transactions: pa.Table, wire: str) -> pa.Array:
@@ -21,26 +26,18 @@ def look_up(batch: pa.RecordBatch, transactions: pa.Table, wire: str) -> pa.Arra
         return pa.nulls(batch.num_rows, column.type)
     numbers = transactions["block_number"].to_numpy()
     blocks = np.unique(numbers)
-    keys = _keys(blocks, numbers, transactions["transactionIndex"].to_numpy())
+    keys = _keys(blocks, numbers, transactions["transactionIndex"].combine_chunks(), unknown=-1)
     order = np.argsort(keys, kind="stable")
-    sought = _keys(
-        blocks,
-        batch.column("block_number").to_numpy(),
-        batch.column("transactionIndex").to_numpy(zero_copy_only=False),
-    )
+    indexes = batch.column("transactionIndex")
+    sought = _keys(blocks, batch.column("block_number").to_numpy(), indexes, unknown=-2)
     places = np.minimum(np.searchsorted(keys, sought, sorter=order), len(keys) - 1)
     found = order[places]
     return column.take(pa.array(found, mask=keys[found] != sought))
 
 
-def _keys(
-    blocks: np.ndarray[tuple[int], np.dtype[np.int64]],
-    numbers: np.ndarray[tuple[int], np.dtype[np.int64]],
-    indexes: np.ndarray[tuple[int], np.dtype[np.int64]],
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return one number per (block, index); of blocks that are not known, one that matches none."""
+def _keys(blocks: Numbers, numbers: Numbers, column: pa.Int64Array, unknown: int) -> Numbers:
+    """Return one number per (block, index); `unknown` where there is no such block or index."""
+    indexes: Numbers = column.fill_null(-1).to_numpy()
     at = np.minimum(np.searchsorted(blocks, numbers), len(blocks) - 1)
-    keys: np.ndarray[tuple[int], np.dtype[np.int64]] = (at.astype(np.int64) << 32) | indexes.astype(
-        np.int64
-    )
-    return np.where(blocks[at] == numbers, keys, -1)
+    is_known = (blocks[at] == numbers) & (indexes >= 0) & (indexes < _LIMIT)
+    return np.where(is_known, at.astype(np.int64) * _LIMIT + indexes, unknown)

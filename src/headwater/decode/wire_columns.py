@@ -84,6 +84,18 @@ def convert(field: Field, column: pa.Array, owners: Rows | None = None) -> pa.Ar
     return _convert_scalar(field, column, owners)
 
 
+def required(batch: pa.RecordBatch, field: Field) -> pa.Array:
+    """Return the column of a field that every row of the table must have.
+
+    Raises:
+        MalformedRowsError: some rows lack it, or have one of the wrong kind.
+    """
+    column = batch.column(field.wire)
+    missing = pc.is_null(column).to_numpy(zero_copy_only=False)
+    refuse(missing, f"{field.name} is absent")
+    return convert(field, column)
+
+
 def _scalar_type(field: Field) -> pa.DataType:
     match field.type:
         case WireType.NUMBER:
@@ -166,7 +178,7 @@ def as_decimals(column: pa.StringArray, where: str) -> pa.Decimal128Array:
     Raises:
         MalformedRowsError: some values have more than 38 digits.
     """
-    long = pc.fill_null(pc.greater(pc.binary_length(column), 38), False)
+    long = pc.fill_null(pc.greater(pc.binary_length(pc.utf8_ltrim(column, "-")), 38), False)
     refuse(
         long.to_numpy(zero_copy_only=False),
         f"{where} has more than 38 digits, but is asked for as a decimal",

@@ -13,21 +13,31 @@ import pyarrow as pa
 import pytest
 
 from headwater.core import BlockRange
-from headwater.decode import TableOutput, decode_outputs, evm
+from headwater.decode import TableOutput, decode_outputs, evm, solana
 from headwater.decode.vocabulary import column_name
 from headwater.errors import BlockContentError, ParameterError, QueryError
-from headwater.query import EVM
-from headwater.testing import ChainSim, Selection
+from headwater.query import EVM, SOLANA, Network, WireType
+from headwater.testing import ChainSim, Selection, base58
 from headwater.testing import Network as Simulated
 from tests.unit.decode.samples import ALICE, BOB, EVERYTHING, TOKEN, line, transfer
 
-TABLES: dict[str, Callable[..., TableOutput]] = {
-    "block": evm.blocks,
-    "transaction": evm.transactions,
-    "log": evm.logs,
-    "trace": evm.traces,
-    "stateDiff": evm.state_diffs,
+TABLES: dict[tuple[Network, str], Callable[..., TableOutput]] = {
+    (EVM, "block"): evm.blocks,
+    (EVM, "transaction"): evm.transactions,
+    (EVM, "log"): evm.logs,
+    (EVM, "trace"): evm.traces,
+    (EVM, "stateDiff"): evm.state_diffs,
+    (SOLANA, "block"): solana.blocks,
+    (SOLANA, "transaction"): solana.transactions,
+    (SOLANA, "instruction"): solana.instructions_raw,
+    (SOLANA, "log"): solana.logs,
+    (SOLANA, "balance"): solana.balances,
+    (SOLANA, "tokenBalance"): solana.token_balances,
+    (SOLANA, "reward"): solana.rewards,
 }
+
+
+NUMERIC = (WireType.QUANTITY, WireType.DECIMAL, WireType.NUMBER_OR_DECIMAL)
 
 
 def rows_of(output: TableOutput, lines: list[bytes]) -> list[dict[str, Any]]:
@@ -39,8 +49,9 @@ def rows_of(output: TableOutput, lines: list[bytes]) -> list[dict[str, Any]]:
 
 
 def simulated(output: TableOutput, seed: int = 5, blocks: int = 40) -> list[bytes]:
-    chain = ChainSim(seed=seed)
-    selection = Selection(Simulated.EVM, json.loads(output.query.body(0)))
+    network = Simulated(output.query.network.type)
+    chain = ChainSim(seed=seed, network=network)
+    selection = Selection(network, json.loads(output.query.body(0)))
     lines = [selection.line(chain, block, boundary=True) for block in chain.extend(blocks)]
     return [one for one in lines if one is not None]
 
@@ -70,7 +81,8 @@ def wire(value: Any, is_number: bool) -> Any:
     if isinstance(value, list):
         return [wire(one, is_number) for one in value]
     if isinstance(value, dict):
-        return [wire(one, key != "address" and key != "storageKeys") for key, one in value.items()]
+        return [wire(one, key in ("index", "validatorIndex", "amount"))
+                for key, one in value.items()]  # fmt: skip
     if is_number and isinstance(value, str):
         return int(value, 16) if value.startswith("0x") else int(value)
     return value
@@ -85,10 +97,14 @@ def lookup(item: dict[str, Any], field: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize("entity", list(TABLES))
-def test_every_field_is_a_typed_column_with_the_value_of_the_wire(entity: str) -> None:
-    known = EVM.entity(entity)
-    output = TABLES[entity](fields=[field.name for field in known.fields])
+@pytest.mark.parametrize(
+    ("network", "entity"), list(TABLES), ids=[f"{one.type}-{name}" for one, name in TABLES]
+)
+def test_every_field_is_a_typed_column_with_the_value_of_the_wire(
+    network: Network, entity: str
+) -> None:
+    known = network.entity(entity)
+    output = TABLES[network, entity](fields=[field.name for field in known.fields])
     lines = simulated(output)
     rows = rows_of(output, lines)
     expected = list(items(lines, known.collection))
@@ -100,7 +116,16 @@ def test_every_field_is_a_typed_column_with_the_value_of_the_wire(entity: str) -
         for field in output.columns:
             value = row[column_name(entity, field.name)]
             sent = lookup(item, field)
-            is_number = field.type.value in ("quantity", "number or decimal", "object")
+            if field.type is WireType.BASE58 and isinstance(value, bytes):
+                assert base58.encode(value) == sent
+                continue
+            if field.type is WireType.JSON:
+                assert (None if value is None else json.loads(value)) == sent
+                continue
+            if field.type is WireType.NUMBER_OR_STRING:
+                assert value == str(sent)
+                continue
+            is_number = field.type in NUMERIC or field.wire in ("withdrawals", "accessList")
             text = isinstance(value, str) and is_number
             assert (int(value) if text else plain(value)) == wire(sent, is_number), field.wire
 
@@ -118,6 +143,37 @@ def test_names_of_transactions_are_looked_up() -> None:
             key = (row["block_number"], row["transaction_index"])
             assert row["transaction_hash"] == hashes.get(key)
             assert (row["transaction_hash"] is None) == (row.get("type") == "reward")
+
+
+def test_signatures_are_looked_up_and_rewards_may_be_negative() -> None:
+    joined = ("transaction", "instruction", "log", "balance", "tokenBalance")
+    for output in (TABLES[SOLANA, name]() for name in joined):
+        rows = rows_of(output, simulated(output))
+        assert rows
+        assert all(row["signature"] for row in rows)
+    lamports = [row["lamports"] for row in rows_of(solana.rewards(), simulated(solana.rewards()))]
+    assert min(lamports) < 0 < max(lamports)
+
+
+def test_fee_payers_are_checked_again() -> None:
+    rows = rows_of(solana.transactions(), simulated(solana.transactions()))
+    payer = rows[0]["account_keys"][0]
+    lines = simulated(solana.transactions())
+    kept = rows_of(solana.transactions(fee_payer=[payer]), lines)
+    assert kept == [row for row in rows if row["account_keys"][0] == payer]
+
+
+def test_data_that_is_no_base58_names_its_place() -> None:
+    item = {"transactionIndex": 3, "instructionAddress": [1], "data": "0OIl"}
+    given = [line(9, instructions=[{**item, "programId": "x", "accounts": []}])]
+    for output in (
+        solana.instructions_raw(d1=["0x03"]),
+        solana.instructions_raw(fields=["data"]),
+    ):
+        with pytest.raises(BlockContentError, match="base58") as caught:
+            rows_of(output, given)
+        facts = caught.value.facts
+        assert (facts["block"], facts["instruction_address"]) == (9, [1])
 
 
 def tx(index: int, **fields: Any) -> dict[str, Any]:
