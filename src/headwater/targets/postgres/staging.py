@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -117,9 +118,8 @@ class Staging:
             )
         )
         try:
-            receipts = frame.mapInArrow(
-                StageWriter(self._dsn, stage, transfer), "attempt bigint, rows bigint"
-            ).toArrow()
+            writer = StageWriter(self._dsn, stage, transfer)
+            receipts = map_in_arrow(frame, writer, "attempt bigint, rows bigint").toArrow()
         except Exception as error:
             self._drop(stage)
             raise _coded(error) from error
@@ -206,6 +206,22 @@ class StageWriter:
                     for chunk in copied:
                         copy.write(chunk)
         yield pa.RecordBatch.from_pylist([{"attempt": attempt, "rows": rows}], schema=_RECEIPT)
+
+
+def map_in_arrow(frame: Any, function: Any, schema: str) -> Any:
+    """Return a DataFrame of what a function makes of each partition's record batches.
+
+    Spark's `mapInArrow` asks for pandas on the driver, although neither it nor the workers use it
+    for Arrow; without pandas the same plan is made from the parts that Spark has loaded.
+    """
+    try:
+        return frame.mapInArrow(function, schema)
+    except ImportError:
+        kind = sys.modules["pyspark.util"].PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+        made = sys.modules["pyspark.sql.udf"].UserDefinedFunction(function, schema, evalType=kind)
+        names = [f"`{name.replace('`', '``')}`" for name in frame.columns]
+        plan = frame._jdf.mapInArrow(made(*(frame[name] for name in names))._jc, False, None)
+        return type(frame)(plan, frame.sparkSession)
 
 
 def _coded(error: Exception) -> Exception:

@@ -70,15 +70,17 @@ class SyncTable:
                 key=fitted(self._name.name, suffix="_pk"),
             )
         )
-        for column, text in _COMMENTS.items():
-            self._session.run(
+        self._session.run(
+            "; ".join(
                 compose(
                     "COMMENT ON COLUMN {sync}.{column} IS {text}",
                     sync=self._name,
                     column=column,
                     text=literal(text),
                 )
+                for column, text in _COMMENTS.items()
             )
+        )
 
     def adopt_legacy(self) -> bool:
         """Take over the rows that were kept before streams had ids, once: if there are no own."""

@@ -60,10 +60,10 @@ class Triggers:
 
     def install(self, layout: Layout) -> None:
         """Make sure that a table's changes are kept, or refused where they cannot be undone."""
-        wanted: dict[str, _Clause] = {}
         if layout.undo is Undo.NONE:
             return
-        self._function(self._refuse, REFUSE_BODY)
+        functions = {self._refuse: REFUSE_BODY}
+        wanted: dict[str, _Clause] = {}
         if layout.undo is Undo.APPEND_ONLY:
             wanted["sqd_append_only"] = self._guard("UPDATE OR DELETE OR TRUNCATE", APPEND_ONLY)
         else:
@@ -72,29 +72,37 @@ class Triggers:
                 function = TableName(
                     layout.name.schema, fitted(layout.name.name, "sqd_snapshot_", f"_{event}")
                 )
-                self._function(function, body)
+                functions[function] = body
                 wanted[f"sqd_snapshot_{event}"] = self._capture(layout, event, function)
             wanted["sqd_snapshot_truncate"] = self._guard("TRUNCATE", REFUSED)
+        statements = self._functions(functions)
         for relation in layout.relations:
             self._replace_foreign(relation)
-            self._put(relation, wanted, inherited=relation != layout.name)
+            statements += self._triggers(relation, wanted, inherited=relation != layout.name)
+        if statements:
+            self._session.run(";\n".join(statements))
 
-    def _put(self, relation: TableName, wanted: dict[str, _Clause], *, inherited: bool) -> None:
-        held = {
-            name
-            for (name,) in self._session.rows(
-                "SELECT t.tgname FROM pg_trigger AS t WHERE t.tgrelid = $1::regclass "
-                "AND t.tgenabled <> 'D'",
+    def _triggers(
+        self, relation: TableName, wanted: dict[str, _Clause], *, inherited: bool
+    ) -> list[Fragment]:
+        """Return the statements that create the triggers which a relation lacks."""
+        held: dict[str, str] = dict(
+            self._session.rows(
+                "SELECT t.tgname, t.tgenabled FROM pg_trigger AS t WHERE t.tgrelid = $1::regclass",
                 [compose("{name}", name=relation)],
             )
-        }
+        )
+        statements = []
         for name, (event, action) in wanted.items():
-            if name in held or (inherited and action.startswith("FOR EACH ROW")):
+            if inherited and action.startswith("FOR EACH ROW"):
                 continue  # row triggers of a partitioned table are on its partitions already
-            self._session.run(
-                compose("DROP TRIGGER IF EXISTS {name} ON {table}", name=name, table=relation)
-            )
-            self._session.run(
+            if held.get(name, "D") != "D":
+                continue
+            if name in held:
+                statements.append(
+                    compose("DROP TRIGGER {name} ON {table}", name=name, table=relation)
+                )
+            statements.append(
                 compose(
                     "CREATE TRIGGER {name} {event} ON {table} {action}",
                     name=name,
@@ -103,6 +111,7 @@ class Triggers:
                     action=Fragment(action),
                 )
             )
+        return statements
 
     def _capture(self, layout: Layout, event: str, function: TableName) -> _Clause:
         call = compose("EXECUTE FUNCTION {name}()", name=function)
@@ -126,17 +135,24 @@ class Triggers:
         call = compose("EXECUTE FUNCTION {name}({state})", name=self._refuse, state=literal(state))
         return f"BEFORE {events}", f"FOR EACH STATEMENT WHEN ({_ENABLED}) {call}"
 
-    def _function(self, name: TableName, body: str) -> None:
+    def _functions(self, wanted: dict[TableName, str]) -> list[Fragment]:
+        """Return the statements that create the functions which are not as they should be."""
         rows = self._session.rows(
-            "SELECT p.prosrc FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace "
-            "WHERE n.nspname = $1 AND p.proname = $2 AND p.pronargs = 0",
-            [name.schema, name.name],
+            "SELECT n.nspname, p.proname, p.prosrc FROM pg_proc AS p "
+            "JOIN pg_namespace AS n ON n.oid = p.pronamespace "
+            "WHERE p.pronargs = 0 AND p.proname = ANY($1)",
+            [[name.name for name in wanted]],
         )
-        if rows != [(body,)]:
-            self._session.run(
-                compose("CREATE OR REPLACE FUNCTION {name}() RETURNS trigger ", name=name)
-                + f"LANGUAGE plpgsql AS {literal(body)}"
+        held = {TableName(schema, name): text for schema, name, text in rows}
+        return [
+            compose(
+                "CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS {body}",
+                name=name,
+                body=literal(body),
             )
+            for name, body in wanted.items()
+            if held.get(name) != body
+        ]
 
     def _replace_foreign(self, relation: TableName) -> None:
         """Drop the row-level triggers that the Pipes SDK has installed, and their functions."""

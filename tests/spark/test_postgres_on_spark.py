@@ -1,0 +1,295 @@
+"""Executors load PostgreSQL in parallel, exactly once, whatever becomes of their tasks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from headwater import evm, portal_stream
+from headwater.errors import PostgresTableError
+from headwater.pipeline import Committed, Event, RolledBack, Settled
+from headwater.targets.postgres import PostgresSettings, Tx, postgres_target, staging, table
+from headwater.testing import simulated_portal
+from tests.stream.truth import COLUMNS, transfers
+from tests.targets.postgres_places import Stream, database
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
+
+ROWS, PARTS = 4000, 4
+STAGES = "SELECT count(*) AS n FROM pg_class WHERE relname LIKE 'headwater_stage%'"
+LOG = table("log", append_only=True, types={"value": "numeric(78,0)", "sender": "bytea"})
+
+
+@pytest.fixture
+def dsn() -> str:
+    return database()
+
+
+def numbers(spark: SparkSession, rows: int = ROWS) -> DataFrame:
+    wide = F.concat(F.lit("1"), F.lpad(F.col("id").cast("string"), 70, "0"))
+    return spark.range(0, rows, 1, PARTS).select(
+        (F.col("id") % 9 + 1).alias("block_number"),
+        F.col("id").alias("n"),
+        wide.alias("value"),
+        F.concat(F.lit("0x"), F.lpad(F.hex("id"), 40, "0")).alias("sender"),
+        F.timestamp_seconds("id").alias("at"),
+    )
+
+
+def started(dsn: str, do: Any, *tables: Any, **settings: Any) -> Stream:
+    target = postgres_target(
+        dsn,
+        tables=tables or (LOG,),
+        on_data=lambda tx, data: do(tx, data) if data else None,
+        settings=PostgresSettings(id="s", **settings),
+    )
+    return Stream(target, dsn)
+
+
+def check(s: Stream, rows: int = ROWS, name: str = "log") -> None:
+    got = s.rows(
+        f"SELECT count(*) AS n, count(DISTINCT n) AS d, sum(value - 10::numeric ^ 70)::text AS v, "
+        f"count(*) FILTER (WHERE sender = decode(lpad(upper(to_hex(n)), 40, '0'), 'hex') "
+        f"AND at = to_timestamp(n)) AS right FROM {name}"
+    )[0]
+    assert (got["n"], got["d"], got["right"]) == (rows, rows, rows)
+    assert int(float(got["v"])) == rows * (rows - 1) // 2
+    assert s.rows(STAGES) == [{"n": 0}]
+
+
+def test_executors_copy_and_the_driver_publishes(spark: SparkSession, dsn: str) -> None:
+    calls: list[int] = []
+
+    def write(tx: Tx, data: Mapping[str, DataFrame]) -> None:
+        calls.append(1)
+        tx.insert("log", data["rows"])
+        tx.upsert("keyed", data["rows"].where("n < 100"))
+        tx.delete("keyed", data["rows"].where("n < 50").select("n"))
+
+    types = {"value": "numeric(78,0)", "sender": "bytea"}
+    s = started(dsn, write, LOG, table("keyed", key=["n"], types=types))
+    statements: list[str] = []
+    s.target.on_statement = statements.append
+    s.block(9, {"rows": numbers(spark)}, final=9)
+    assert len(calls) == 1, "nothing had to be tried again"
+    assert any("UNLOGGED" in one for one in statements)
+    assert not any(one.startswith("COPY") for one in statements), "the driver copied nothing"
+    check(s)
+    assert s.rows("SELECT count(*) AS n, min(n) AS low FROM keyed") == [{"n": 50, "low": 50}]
+    s.target.close()
+
+
+def test_frames_between_statements_are_seen_in_order(spark: SparkSession, dsn: str) -> None:
+    """The transaction has begun when they are staged: it begins again, and sees them."""
+    counts: list[int] = []
+
+    def write(tx: Tx, data: Mapping[str, DataFrame]) -> None:
+        tx.insert("log", data["rows"].where("n < 1000"))
+        counts.append(tx.query("SELECT count(*) AS n FROM log").to_pylist()[0]["n"])
+        tx.insert("log", data["rows"].where("n >= 1000"))
+        counts.append(tx.query("SELECT count(*) AS n FROM log").to_pylist()[0]["n"])
+
+    s = started(dsn, write)
+    s.block(9, {"rows": numbers(spark)}, final=9)
+    assert counts == [1000, 1000, ROWS]
+    check(s)
+    s.target.close()
+
+
+def test_rows_of_hot_blocks_go_through_the_driver_and_are_undone(
+    spark: SparkSession, dsn: str
+) -> None:
+    s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
+    s.block(8, {"rows": numbers(spark).where("block_number <= 8")}, final=8)
+    before = s.rows("SELECT count(*) AS n FROM log")
+    s.block(9, {"rows": numbers(spark).where("block_number = 9")}, final=8)
+    check(s)
+    s.fork(8)
+    assert s.rows("SELECT count(*) AS n FROM log") == before
+    s.target.close()
+
+
+class FailsOnce:
+    """Rows whose first attempt to be computed fails after some of them were handed on."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            half = batch.num_rows // 2
+            yield batch.slice(0, half)
+            if not self.marker.exists():
+                self.marker.touch()
+                raise OSError("the first attempt fails")
+            yield batch.slice(half)
+
+
+def test_a_task_that_is_tried_again_counts_once(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
+    s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
+    rows = numbers(spark)
+    schema = "block_number long, n long, value string, sender string, at timestamp"
+    failing = staging.map_in_arrow(rows, FailsOnce(tmp_path / "failed"), schema)
+    s.block(9, {"rows": failing}, final=9)
+    assert (tmp_path / "failed").exists()
+    check(s)
+    s.target.close()
+
+
+class Killed:
+    """Does what `StageWriter` does, but the worker is killed once: in its COPY, or after it."""
+
+    def __init__(self, writer: Any, marker: Path, *, after: bool) -> None:
+        self.writer = writer
+        self.marker = marker
+        self.after = after
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        receipts = list(self.writer(batches if self.after else self.dying(batches)))
+        if self.after:
+            self.die()
+        yield from receipts
+
+    def dying(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.slice(0, 100)
+            self.die()
+            yield batch.slice(100)
+
+    def die(self) -> None:
+        try:
+            self.marker.touch(exist_ok=False)
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_worker_that_is_killed_leaves_nothing_that_counts(
+    spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """kill -9 in the middle of a COPY, and after its commit but before Spark hears of it."""
+    marker, real = tmp_path / "killed", staging.StageWriter
+    monkeypatch.setattr(
+        staging, "StageWriter", lambda *args: Killed(real(*args), marker, after=after)
+    )
+    staged: list[int] = []
+
+    def write(tx: Tx, data: Mapping[str, DataFrame]) -> None:
+        tx.insert("log", data["rows"])
+        found = tx.query("SELECT relname AS t FROM pg_class WHERE relname LIKE 'headwater_stage%'")
+        stage = found.to_pylist()[0]["t"]
+        staged.append(tx.query(f"SELECT count(*) AS n FROM {stage}").to_pylist()[0]["n"])
+
+    s = started(dsn, write)
+    s.block(9, {"rows": numbers(spark)}, final=9)
+    assert marker.exists()
+    assert staged == [ROWS + (ROWS // PARTS if after else 0)]
+    check(s)
+    s.target.close()
+
+
+def test_a_value_that_does_not_fit_is_a_coded_error_and_leaves_nothing(
+    spark: SparkSession, dsn: str
+) -> None:
+    s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
+    with pytest.raises(PostgresTableError, match="not an integer"):
+        s.block(9, {"rows": numbers(spark, 100).withColumn("value", F.lit("1.5"))}, final=9)
+    assert s.rows(STAGES) == [{"n": 0}]
+    s.block(9, {"rows": numbers(spark)}, final=9)
+    check(s)
+    s.target.close()
+
+
+def test_stages_of_a_run_that_died_are_dropped_and_others_left(
+    spark: SparkSession, dsn: str
+) -> None:
+    class Died(BaseException):
+        pass
+
+    s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
+
+    def die(sql: str) -> None:
+        if sql.startswith("INSERT INTO"):
+            raise Died
+
+    s.target.on_statement = die
+    with pytest.raises(Died):
+        s.block(9, {"rows": numbers(spark, 100)}, final=9)
+    assert s.rows(STAGES) == [{"n": 1}]
+    s.target.close()
+    s.sql("CREATE TABLE headwater_stage_of_somebody_else (a int)")
+    s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
+    assert s.rows(STAGES) == [{"n": 1}]
+    s.sql("DROP TABLE headwater_stage_of_somebody_else")
+    s.block(9, {"rows": numbers(spark)}, final=9)
+    check(s)
+    s.target.close()
+
+
+@pytest.mark.parametrize("defer_indexes", [False, True])
+def test_a_stream_goes_from_history_to_the_head_and_through_forks(
+    spark: SparkSession, dsn: str, defer_indexes: bool
+) -> None:
+    """Regression 20: executors up to the seam, block by block after it, compared with the chain."""
+    events: list[Event] = []
+    with simulated_portal(seed=5, blocks=420, finality_depth=12) as portal:
+
+        def on_event(event: Event) -> None:
+            events.append(event)
+            if isinstance(event, Settled) and event.state.cursor == portal.chain.head.cursor:
+                if len(portal.chain.forks) < 2:
+                    portal.fork(3)
+                else:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        target = postgres_target(
+            dsn,
+            tables=[table("transfers", append_only=True), table("seen", key=["token"])],
+            on_data=write_transfers,
+            settings=PostgresSettings(defer_indexes=defer_indexes),
+        )
+        portal_stream(
+            id="transfers",
+            portal=portal.url,
+            outputs={"transfers": evm.events("erc20.Transfer", range=0)},
+            spark=spark,
+            far=50,
+            first_span=150,
+            poll_interval_s=0.01,
+        ).pipe_to(target, on_event=on_event)
+        assert max(event.blocks for event in events if isinstance(event, Committed)) > 100
+        assert sum(isinstance(event, RolledBack) for event in events) == 2
+        expected = transfers(portal.chain, portal.chain.canonical())
+    found = target.query(f"SELECT {COLUMNS} FROM transfers ORDER BY 1, 3").to_pylist()
+    assert [tuple(row.values()) for row in found] == expected
+    counts = target.query("SELECT token, n::int AS n FROM seen ORDER BY 1").to_pylist()
+    by_token: dict[str, int] = {}
+    for row in expected:
+        by_token[row[3]] = by_token.get(row[3], 0) + 1
+    assert [(one["token"], one["n"]) for one in counts] == sorted(by_token.items())
+    assert target.query("SELECT count(*) AS n FROM pg_indexes WHERE tablename = 'transfers'")[
+        "n"
+    ].to_pylist() == [1]
+
+
+def write_transfers(tx: Tx, data: Mapping[str, Any], ctx: Any) -> None:
+    tx.insert("transfers", data["transfers"])
+    tx.execute("CREATE TABLE IF NOT EXISTS seen (token text PRIMARY KEY, n bigint)")
+    tx.execute(
+        "INSERT INTO seen SELECT address, count(*) FROM transfers WHERE block_number > "
+        "coalesce((SELECT max(current_number) FROM sync WHERE id = 'transfers'), -1) "
+        "GROUP BY 1 ON CONFLICT (token) DO UPDATE SET n = seen.n + excluded.n"
+    )
