@@ -7,7 +7,8 @@
     ├── E25… the DuckDB target
     ├── E3…  portal: transport, status codes, malformed or contradictory answers
     ├── E4…  decoding: signatures, layouts, contents of blocks
-    └── E5…  Spark: Java, sessions, column types, the data source
+    ├── E5…  Spark: Java, sessions, column types, the data source
+    └── E6…  changes: operations on rows
 
 The text starts with the code because text is all that survives a Spark worker. Errors pickle.
 Numbers that the SQD Pipes SDK uses keep its meaning. `docs/errors.md` lists all of them; a test
@@ -15,6 +16,17 @@ keeps raised ⇔ documented ⇔ tested.
 """
 
 from headwater.errors.base import REGISTRY, HeadwaterError
+from headwater.errors.changes import (
+    ChangeFormError,
+    ChangeKeyError,
+    ChangeNumberError,
+    DatabaseChangesError,
+    DuplicateInsertError,
+    TableDeclarationError,
+    UnknownColumnError,
+    UnknownTableError,
+    UnsetOperationError,
+)
 from headwater.errors.configuration import (
     DiscriminatorError,
     InvalidOptionError,
@@ -91,9 +103,14 @@ __all__ = [
     "BlockContentError",
     "BlockLinkError",
     "BlockOrderError",
+    "ChangeFormError",
+    "ChangeKeyError",
+    "ChangeNumberError",
     "ColumnTypeError",
+    "DatabaseChangesError",
     "DiscriminatorError",
     "DuckDBFileError",
+    "DuplicateInsertError",
     "EmptyForkSampleError",
     "FinalizedForkError",
     "ForkCursorMissingError",
@@ -131,6 +148,7 @@ __all__ = [
     "StoredStateError",
     "StreamIdError",
     "StreamInUseError",
+    "TableDeclarationError",
     "TableKeyError",
     "TableSchemaError",
     "TimestampError",
@@ -139,6 +157,9 @@ __all__ = [
     "UndecodableCallError",
     "UndecodableInstructionError",
     "UndecodableLogError",
+    "UnknownColumnError",
+    "UnknownTableError",
+    "UnsetOperationError",
     "UntraceableWriteError",
     "UntrackedTableError",
 ]

@@ -1,0 +1,78 @@
+"""E6: Changes: operations on rows that contradict each other, their tables or their types."""
+
+from headwater.errors.base import HeadwaterError
+
+
+class ChangeFormError(
+    HeadwaterError,
+    code="E6001",
+    fix="give a table, a key without nulls, one of insert, update, upsert, delete, and values that "
+    "are text, integers, Decimals, booleans, bytes, dates or None; a float is not exact: give a "
+    "Decimal or text",
+):
+    """A change is not well-formed: a part is missing, or has a kind that cannot be exact."""
+
+
+class UnknownTableError(
+    HeadwaterError,
+    code="E6002",
+    fix="use one of the declared tables that the message lists, or declare this one",
+):
+    """A change names a table that was not declared."""
+
+
+class ChangeKeyError(
+    HeadwaterError,
+    code="E6003",
+    fix="give exactly the columns of the table's key, and do not change them by a field",
+):
+    """The key of a change is not the key that its table declares."""
+
+
+class UnknownColumnError(
+    HeadwaterError,
+    code="E6004",
+    fix="use one of the declared columns that the message lists, spelt in the same case",
+):
+    """A change names a column that its table does not declare."""
+
+
+class DuplicateInsertError(
+    HeadwaterError,
+    code="E6005",
+    fix="use upsert if the row may be there already, or delete it first",
+):
+    """A row is inserted while a row with its key is there."""
+
+
+class ChangeNumberError(
+    HeadwaterError,
+    code="E6006",
+    fix="give decimal numbers as text, such as '-12.5', with at most 1000 digits; add, sub, min "
+    "and max need numbers",
+):
+    """A value that is added, subtracted or compared is not a number."""
+
+
+class DatabaseChangesError(
+    HeadwaterError,
+    code="E6007",
+    fix="give the bytes of one DatabaseChanges message per block, as the module put them out",
+):
+    """Bytes are not a DatabaseChanges message."""
+
+
+class UnsetOperationError(
+    HeadwaterError,
+    code="E6008",
+    fix="set the operation of every change in the module that made the message",
+):
+    """A change in a DatabaseChanges message has no operation, or one that is unknown."""
+
+
+class TableDeclarationError(
+    HeadwaterError,
+    code="E6009",
+    fix="declare TableSchema(name, key=[...], columns={name: type}) with a key among the columns",
+):
+    """The declaration of a table contradicts itself."""
