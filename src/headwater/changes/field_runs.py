@@ -1,0 +1,156 @@
+"""The fields of many rows, folded a column at a time.
+
+Entries are sorted by row, name and order, so that what happens to one column of one row stands
+together: a run. Of a run only what follows its last `set` counts. If that is all of one kind, it is
+reduced with the others of its kind; the row of any other run goes to `one_key`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.changes.grouping import codes_of, sorted_by
+from headwater.changes.model import (
+    ADD,
+    FIELD_OPERATIONS,
+    MAX,
+    MIN,
+    SET,
+    SET_IF_NULL,
+    SUB,
+    Codes,
+    Mask,
+)
+from headwater.changes.reduction import canonical, reduce_numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """One entry per row and name, by row: the folded operation and its value.
+
+    `mixed` marks the rows that could not be folded this way; their entries are to be ignored.
+    """
+
+    rows: Codes
+    names: pa.Array
+    values: pa.Array
+    operations: Codes
+    mixed: Mask
+
+
+def fold_runs(entries: pa.Array, rows: Codes, count: int) -> Runs:
+    """Fold entries (name, value, operation) that belong to `rows`, numbered below `count`.
+
+    Entries of a row come in the order in which they happen. Called by `fold`, once per batch.
+
+    Raises:
+        ChangeNumberError: a number is needed, and a value is none.
+    """
+    names, known = _name_codes(entries.field(0))
+    order = sorted_by(rows * max(len(known), 1) + names)
+    rows, names = rows[order], names[order]
+    operations = _operation_codes(entries.field(2))[order]
+    values = entries.field(1).take(pa.array(order))
+    values, operations = _without_sub(values, operations)
+    places = np.arange(len(rows), dtype=np.int64)
+    new = np.ones(len(rows), np.bool_)
+    new[1:] = (rows[1:] != rows[:-1]) | (names[1:] != names[:-1])
+    starts = np.flatnonzero(new)
+    if not len(starts):
+        return Runs(rows, entries.field(0), values, operations, np.zeros(count, np.bool_))
+    run = np.cumsum(new) - 1
+    last_set = np.maximum.reduceat(np.where(operations == SET, places, -1), starts)
+    begins = np.maximum(starts, last_set)
+    kinds, uniform = _kinds(operations, places, starts, begins[run], last_set)
+    result = operations[begins].copy()
+    mixed = np.zeros(count, np.bool_)
+    mixed[rows[starts[~uniform]]] = True
+    ends = np.append(starts[1:], len(rows))
+    texts = _reduce(values, operations, begins, ends, kinds, uniform)
+    return Runs(rows[starts], known.take(pa.array(names[starts])), texts, result, mixed)
+
+
+def _kinds(
+    operations: Codes, places: Codes, starts: Codes, begins: Codes, last_set: Codes
+) -> tuple[Codes, Mask]:
+    """Return the one operation that follows the set of each run (SET if none), and if it is one."""
+    counts = (places >= begins) & (operations != SET)
+    lowest = np.minimum.reduceat(np.where(counts, operations, len(FIELD_OPERATIONS)), starts)
+    highest = np.maximum.reduceat(np.where(counts, operations, SET), starts)
+    return highest, (highest == SET) | (lowest == highest)
+
+
+def _reduce(
+    values: pa.Array, operations: Codes, begins: Codes, ends: Codes, kinds: Codes, uniform: Mask
+) -> pa.Array:
+    """Return the value of each run: what stands at its beginning, unless it must be computed."""
+    alone = ends - begins == 1
+    computed = [values]
+    source = begins.copy()  # for each run: where its value stands among all that were computed
+    size = len(values)
+    for kind in (ADD, MIN, MAX):
+        of_kind = uniform & (kinds == kind)
+        single, several = np.flatnonzero(of_kind & alone), np.flatnonzero(of_kind & ~alone)
+        if len(single):
+            computed.append(canonical(values.take(pa.array(begins[single]))))
+            source[single] = size + np.arange(len(single))
+            size += len(single)
+        if len(several):
+            computed.append(reduce_numbers(values, begins[several], ends[several], kind))
+            source[several] = size + np.arange(len(several))
+            size += len(several)
+    filled = np.flatnonzero(uniform & (kinds == SET_IF_NULL) & ~alone)
+    if len(filled):
+        present = np.asarray(pc.is_valid(values))
+        source[filled] = _first_present(present, begins[filled], ends[filled])
+    texts = pa.concat_arrays(computed) if len(computed) > 1 else values
+    return texts.take(pa.array(source))
+
+
+def _first_present(present: Mask, begins: Codes, ends: Codes) -> Codes:
+    """Return the first place in each range that holds a value; the range's beginning if none."""
+    following = np.append(np.flatnonzero(present), len(present))
+    firsts = following[np.searchsorted(following, begins)]
+    return np.where(firsts < ends, firsts, begins)
+
+
+def _put(texts: pa.Array, places: Codes, new: pa.Array) -> pa.Array:
+    if not len(places):
+        return texts
+    mask = np.zeros(len(texts), np.bool_)
+    mask[places] = True
+    return pc.replace_with_mask(texts, pa.array(mask), new)
+
+
+def _name_codes(names: pa.Array) -> tuple[Codes, pa.Array]:
+    """Return codes that ascend with the names, so that the result does not depend on the batch."""
+    codes, known = codes_of(names)
+    order = pc.sort_indices(known).to_numpy()
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return rank[codes], known.take(pa.array(order))
+
+
+def _operation_codes(operations: pa.Array) -> Codes:
+    codes: Codes = (
+        pc.index_in(operations, value_set=pa.array(FIELD_OPERATIONS)).to_numpy().astype(np.int64)
+    )
+    return codes
+
+
+def _without_sub(values: pa.Array, operations: Codes) -> tuple[pa.Array, Codes]:
+    """Turn subtractions into additions of the negative number."""
+    places = np.flatnonzero(operations == SUB)
+    if not len(places):
+        return values, operations
+    old = canonical(values.take(pa.array(places)))
+    minus = pc.starts_with(old, "-")
+    bare = pc.utf8_slice_codeunits(old, 1)
+    new = pc.if_else(minus, bare, pc.binary_join_element_wise("-", old, ""))
+    zero = pc.equal(old, "0")
+    values = _put(values, places, pc.if_else(zero, old, new))
+    return values, np.where(operations == SUB, ADD, operations)

@@ -1,0 +1,199 @@
+"""Folding: what the changes of a batch come to, one row per table, key and hot block.
+
+A hot block may be undone alone, so changes are never folded across hot blocks; final blocks are
+folded together. What a key's changes come to follows from few facts, which are found for all keys
+at once: where it is first created or deleted, where it is last deleted, and what comes after that.
+
+    insert, update …            insert with all fields        delete, insert     replace
+    insert, delete              transient: nothing            update, insert     insert
+    update …                    update                        … , delete         delete
+    upsert, update …            upsert                        insert, insert     an error
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.changes.conform import column, conform
+from headwater.changes.field_runs import Runs, fold_runs
+from headwater.changes.grouping import combine, key_codes, sorted_by
+from headwater.changes.model import (
+    DELETE,
+    FIELD_OPERATIONS,
+    FOLDED_OPERATIONS,
+    FOLDED_SCHEMA,
+    INSERT,
+    OPERATIONS,
+    REPLACE,
+    TRANSIENT,
+    UPDATE,
+    UPSERT,
+    Codes,
+    Mask,
+)
+from headwater.changes.one_key import fold_one_key
+from headwater.errors import DuplicateInsertError
+
+
+def fold(changes: Any, *, finalized: int | None = None) -> pa.Table:
+    """Return what the changes come to, in `FOLDED_SCHEMA`, in the order of the first touch.
+
+    Takes a table of changes, or anything with `toArrow()`. Blocks up to `finalized` are final; if
+    it is None, all are hot. Called once per batch, wherever the batch is; the same changes give the
+    same rows again. Folding and then applying leaves the same rows as applying one by one.
+
+    Raises:
+        ChangeFormError: not a table of changes.
+        DuplicateInsertError: a row is inserted while it is there, within these changes.
+        ChangeNumberError: a number is needed, and a value is none.
+    """
+    table = conform(changes)
+    if not table.num_rows:
+        return FOLDED_SCHEMA.empty_table()
+    groups = _group(table, finalized)
+    runs = _fold_fields(table, groups)
+    mixed = runs.mixed | groups.divergent
+    folded = _assemble(table, groups, runs, ~mixed)
+    if not mixed.any():
+        return folded
+    rest = _fold_mixed(table, groups, mixed)
+    firsts = np.concatenate([groups.firsts[~mixed], groups.firsts[mixed]])
+    return pa.concat_tables([folded, rest]).take(pa.array(np.argsort(firsts))).combine_chunks()
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """The changes of each key and hot block, numbered in the order of the first touch."""
+
+    of_row: Codes  # for each change: its group
+    counts: Mask  # for each change: whether its fields have an effect
+    firsts: Codes  # for each group: its first change
+    operations: Codes  # for each group: what its changes come to
+    divergent: Mask  # for each group: updates come before the first upsert
+
+
+def _group(table: pa.Table, finalized: int | None) -> _Groups:
+    rows, new = _rows_by_key(table, finalized)
+    starts = np.flatnonzero(new)
+    group = np.cumsum(new) - 1
+    names = column(table, "operation")
+    codes = pc.index_in(names, value_set=pa.array(OPERATIONS)).to_numpy()[rows]
+    places = np.arange(len(rows))
+    _refuse_duplicates(table, rows, codes, starts[group])
+    end = len(rows)
+    decisive = np.minimum.reduceat(np.where(codes != UPDATE, places, end), starts)
+    deleted = np.maximum.reduceat(np.where(codes == DELETE, places, -1), starts)
+    creates = ((codes == INSERT) | (codes == UPSERT)) & (places > deleted[group])
+    created = np.minimum.reduceat(np.where(creates, places, end), starts)
+    first_code = np.where(decisive < end, codes[np.minimum(decisive, end - 1)], UPDATE)
+    was_absent, had_delete, ends_there = first_code == INSERT, deleted >= 0, created < end
+    operations = np.select(
+        [had_delete & ends_there & ~was_absent, had_delete & ~ends_there & ~was_absent,
+         had_delete & ~ends_there, was_absent],
+        [REPLACE, DELETE, TRANSIENT, INSERT],
+        first_code,
+    )  # fmt: skip
+    begins = np.where(had_delete | was_absent, created, starts)
+    divergent = (operations == UPSERT) & (decisive > starts)
+    order = sorted_by(rows[starts])
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    of_row, counts = np.empty(end, np.int64), np.empty(end, np.bool_)
+    of_row[rows] = number[group]
+    counts[rows] = (places >= begins[group]) & (codes != DELETE)
+    return _Groups(of_row, counts, rows[starts][order], operations[order], divergent[order])
+
+
+def _rows_by_key(table: pa.Table, finalized: int | None) -> tuple[Codes, Mask]:
+    """Return the changes sorted by key and hot block, and where a new one begins."""
+    blocks = column(table, "block_number").to_numpy()
+    floor = int(blocks.min()) - 1 if finalized is None else finalized
+    zones = np.maximum(blocks, floor)
+    zones = np.searchsorted(np.unique(zones), zones)
+    codes = combine(key_codes(table), zones)
+    rows = sorted_by(codes)
+    inorder = codes[rows]
+    return rows, np.append(True, inorder[1:] != inorder[:-1])
+
+
+def _refuse_duplicates(table: pa.Table, rows: Codes, codes: Codes, starts: Codes) -> None:
+    """Refuse an insert where the last that created or deleted the row has created it."""
+    places = np.arange(len(rows))
+    before = np.maximum.accumulate(np.where(codes != UPDATE, places, -1))
+    before = np.append(-1, before[:-1])
+    previous = np.where(before >= starts, codes[before], DELETE)
+    twice = rows[(codes == INSERT) & (previous != DELETE)]
+    if len(twice):
+        change = table.slice(int(twice.min()), 1).to_pylist()[0]
+        key = ", ".join(f"{one['name'] or 'key'}={one['value']}" for one in change["pk"])
+        raise DuplicateInsertError(
+            "a row is inserted while it is there",
+            table=change["table"],
+            key=key,
+            block=change["block_number"],
+        )
+
+
+def _fold_fields(table: pa.Table, groups: _Groups) -> Runs:
+    fields = column(table, "fields")
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(fields), 0)).astype(np.int64)
+    parents = np.repeat(np.arange(len(lengths)), lengths)
+    entries = fields.flatten()
+    used = groups.counts[parents] & ~groups.divergent[groups.of_row[parents]]
+    if not used.all():
+        entries, parents = entries.filter(pa.array(used)), parents[used]
+    return fold_runs(entries, groups.of_row[parents], len(groups.firsts))
+
+
+def _assemble(table: pa.Table, groups: _Groups, runs: Runs, chosen: Mask) -> pa.Table:
+    """Build the folded rows of the chosen groups; fields and fresh share names and values."""
+    kept = chosen[runs.rows]
+    numbers = np.cumsum(chosen) - 1
+    entry_rows = numbers[runs.rows[kept]]
+    names, values = runs.names, runs.values
+    if not kept.all():
+        names, values = names.filter(pa.array(kept)), values.filter(pa.array(kept))
+    operations = groups.operations[chosen]
+    offsets = np.zeros(len(operations) + 1, np.int32)
+    np.cumsum(np.bincount(entry_rows, minlength=len(operations)), out=offsets[1:])
+    steps = _named(FIELD_OPERATIONS, runs.operations[kept])
+    fields_type, fresh_type = (FOLDED_SCHEMA.field(name).type for name in ("fields", "fresh"))
+    fields = pa.StructArray.from_arrays([names, values, steps], fields=list(fields_type.value_type))
+    fresh = pa.StructArray.from_arrays([names, values], fields=list(fresh_type.value_type))
+    changes_row = np.isin(operations, (UPDATE, UPSERT))
+    makes_row = np.isin(operations, (INSERT, UPSERT, REPLACE))
+    first = table.take(pa.array(groups.firsts[chosen]))
+    columns = {
+        "table": first["table"],
+        "pk": first["pk"],
+        "operation": _named(FOLDED_OPERATIONS, operations),
+        "fields": pa.ListArray.from_arrays(
+            pa.array(offsets), fields, type=fields_type, mask=pa.array(~changes_row)
+        ),
+        "fresh": pa.ListArray.from_arrays(
+            pa.array(offsets), fresh, type=fresh_type, mask=pa.array(~makes_row)
+        ),
+        "ordinal": first["ordinal"],
+        "block_number": first["block_number"],
+    }
+    return pa.table(columns, schema=FOLDED_SCHEMA)
+
+
+def _named(names: tuple[str, ...], codes: Codes) -> pa.Array:
+    return pa.array(names).take(pa.array(codes))
+
+
+def _fold_mixed(table: pa.Table, groups: _Groups, mixed: Mask) -> pa.Table:
+    """Fold the changes of the groups that are truly mixed, each on its own."""
+    rows = np.flatnonzero(mixed[groups.of_row])
+    changes: dict[int, list[dict[str, Any]]] = {int(one): [] for one in np.flatnonzero(mixed)}
+    taken = table.take(pa.array(rows)).to_pylist()
+    for group, change in zip(groups.of_row[rows].tolist(), taken, strict=True):
+        changes[group].append(change)
+    folded = [{**every[0], **fold_one_key(every)} for every in changes.values()]
+    return pa.Table.from_pylist(folded, schema=FOLDED_SCHEMA)
