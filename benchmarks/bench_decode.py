@@ -1,8 +1,8 @@
-"""How fast do block lines become columns? Parsing, Transfer, and an event of dynamic types.
+"""How fast do block lines become columns? Events, calls, and transfers of Solana.
 
-Parsing stands beside pyarrow.json and msgspec structs, decoding beside eth-abi (row by row) on the
-same logs in the same run, so read the ratios; other load on the machine lowers all figures alike.
-Exit code 1 below the limits.
+Parsing stands beside pyarrow.json and msgspec structs, decoding beside eth-abi or plain Python (row
+by row) on the same items in the same run, so read the ratios; other load on the machine lowers all
+figures alike. Exit code 1 below the limits.
 
     .venv/bin/python benchmarks/bench_decode.py
 """
@@ -24,7 +24,11 @@ import pyarrow.json as pj
 from eth_abi.abi import decode, encode
 
 from headwater.core import BlockRange
-from headwater.decode import EventsOutput, evm, parse_logs
+from headwater.decode import CallsOutput, EventsOutput, InstructionsOutput, evm, parse_logs, solana
+from headwater.decode.entities import Wanted, read_entities
+from headwater.decode.entity_structs import wire_type
+from headwater.query import EVM, SOLANA, Field, Network
+from headwater.testing import base58
 
 LIMIT_ROWS_S = 5_000_000
 LIMIT_MB_S = 120
@@ -180,6 +184,98 @@ def eth_abi_rows_s(output: EventsOutput, logs: pa.Table) -> float:
     return ETH_ABI_ROWS / best(lambda: decode_with_eth_abi(kinds, rows, datas), 3)
 
 
+# --- calls and instructions -----------------------------------------------------------------------
+
+CALL = "transfer(address to, uint256 amount)"
+
+
+def item_lines(collections: dict[str, Callable[[random.Random, int], object]]) -> list[bytes]:
+    chance = random.Random(7)
+    lines = []
+    for number in range(BLOCKS // 2):
+        header = {"number": number, "hash": f"0x{word(chance, 32)}", "timestamp": number}
+        items = {name: [make(chance, at) for at in range(LOGS)]
+                 for name, make in collections.items()}  # fmt: skip
+        lines.append(json.dumps({"header": header, **items}, separators=(",", ":")).encode())
+    return lines
+
+
+def call_item(chance: random.Random, at: int) -> dict[str, object]:
+    data = f"0xa9059cbb{'0' * 24}{word(chance, 20)}{amount(chance):064x}"
+    sender, to = (f"0x{word(chance, 20)}" for _ in range(2))
+    return {"transactionIndex": at, "hash": f"0x{word(chance, 32)}", "from": sender, "to": to,
+            "input": data, "sighash": data[:10], "status": 1}  # fmt: skip
+
+
+def transfer_item(chance: random.Random, at: int) -> dict[str, object]:
+    data = b"\x03" + chance.getrandbits(chance.randrange(20, 64)).to_bytes(8, "little")
+    keys = [base58.encode(chance.randbytes(32)) for _ in range(3)]
+    return {"transactionIndex": at, "instructionAddress": [0, at % 3], "programId": solana.TOKEN,
+            "accounts": keys, "data": base58.encode(data), "isCommitted": True}  # fmt: skip
+
+
+def signed_item(chance: random.Random, at: int) -> dict[str, object]:
+    return {"transactionIndex": at, "signatures": [base58.encode(chance.randbytes(64))]}
+
+
+def wanted(network: Network, output: CallsOutput | InstructionsOutput) -> dict[str, Wanted]:
+    selected = dict(output.query.fields)
+    return {
+        name: Wanted(tuple(one for one in network.entity(name).fields
+                           if one.wire in selected[name]), tuple(EVERYTHING))
+        for name in output.entities
+    }  # fmt: skip
+
+
+def read_with_arrow(lines: list[bytes], fields: tuple[Field, ...]) -> None:
+    item = pa.struct([pa.field(one.wire, wire_type(one)) for one in fields])
+    header = pa.struct([("number", pa.int64()), ("hash", pa.string()), ("timestamp", pa.int64())])
+    schema = pa.schema([("header", header), ("transactions", pa.list_(item))])
+    table = pj.read_json(
+        io.BytesIO(b"\n".join(lines)),
+        read_options=pj.ReadOptions(use_threads=False, block_size=8 << 20),
+        parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+    pc.list_flatten(table["transactions"]).combine_chunks().flatten()
+    table["header"].take(pc.list_parent_indices(table["transactions"])).combine_chunks().flatten()
+
+
+def plain_transfers(items: list[dict[str, object]]) -> list[tuple[object, ...]]:
+    rows = []
+    for item in items:
+        data = base58.decode(str(item["data"]))
+        if item["programId"] == solana.TOKEN and data[0] == 3:
+            accounts = item["accounts"]
+            assert isinstance(accounts, list)
+            rows.append((int.from_bytes(data[1:9], "little"), *accounts[:3]))
+    return rows
+
+
+def bench_items() -> None:
+    calls = evm.calls(CALL)
+    lines = item_lines({"transactions": call_item})
+    size, fields = sum(map(len, lines)) / 1e6, wanted(EVM, calls)
+    structs = size / best(lambda: read_entities(lines, EVM, fields), 7)
+    arrow = size / best(lambda: read_with_arrow(lines, fields["transaction"].fields), 7)
+    print(f"\nreading transactions: {structs:,.0f} MB/s; pyarrow.json {arrow:,.0f} MB/s\n")
+    entities = read_entities(lines, EVM, fields)
+    rate = BLOCKS // 2 * LOGS / best(lambda: calls.decode(entities, EVERYTHING))
+    texts = entities["transaction"]["input"].to_pylist()[:ETH_ABI_ROWS]
+    raw = [bytes.fromhex(one[10:]) for one in texts]
+    other = len(raw) / best(lambda: [decode(["address", "uint256"], one) for one in raw], 3)
+    print("| decoding | M rows/s | row by row, M rows/s | headwater is |\n|---|---|---|---|")
+    print(f"| calls of {CALL}, beside eth-abi | {rate / 1e6:.2f} | {other / 1e6:.4f} | "
+          f"{rate / other:,.0f}x |")  # fmt: skip
+    transfers = solana.instructions("spl_token.transfer")
+    lines = item_lines({"instructions": transfer_item, "transactions": signed_item})
+    entities = read_entities(lines, SOLANA, wanted(SOLANA, transfers))
+    rate = BLOCKS // 2 * LOGS / best(lambda: transfers.decode(entities, EVERYTHING))
+    items = [one for line in lines[:50] for one in json.loads(line)["instructions"]]
+    other = len(items) / best(lambda: plain_transfers(items), 3)
+    print(f"| SPL Token transfers of Solana, beside plain Python | {rate / 1e6:.2f} | "
+          f"{other / 1e6:.4f} | {rate / other:,.0f}x |")  # fmt: skip
+
+
 def main() -> int:
     transfers = evm.events("erc20.Transfer")
     lines = make_lines(transfers, transfer_data)
@@ -215,6 +311,7 @@ def main() -> int:
               f"{rate / other:,.0f}x |")  # fmt: skip
         rates.append(rate)
 
+    bench_items()
     print(f"\nlimits {LIMIT_MB_S} MB/s parsed, {LIMIT_ROWS_S:,} Transfer rows/s decoded")
     return 0 if megabytes / ours >= LIMIT_MB_S and rates[0] >= LIMIT_ROWS_S else 1
 

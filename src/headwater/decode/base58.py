@@ -1,9 +1,9 @@
 """Base58 of many values at once: Solana's keys, hashes and instruction data.
 
-A text is a number of base 58, so bytes and digits are each a sum of groups with known weights.
-Texts of one length are converted together: groups of four digits times a matrix of weights, which
-gives limbs that are exact in a double, then one pass of carries. No step loops over rows; a batch
-has few lengths, because the instructions of a program do.
+A text is a number of base 58, so its bytes are a sum of digits with known weights. Texts of one
+length are converted together: digits times a matrix of weights, which gives limbs of 40 bits that
+are exact in a double, then one pass of carries. The other direction is the same with other bases.
+No step loops over rows; a batch has few lengths, because the instructions of a program do.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ALPHABET = b"123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 Bytes = npt.NDArray[np.uint8]
 Weights = npt.NDArray[np.float64]
 
-_GROUP = 58**4
+_GROUP = 58**6  # 512 bytes times this are exact in a double
 _NO_DIGIT = 255
-_EXACT = 1 << 53  # doubles hold every integer below
+_SHORT = 128  # digits of which a sum with weights of 40 bits is below 2^53, so exact in a double
 _MAX_MATRIX = 1 << 12  # longer texts, which no transaction can hold, are converted one by one
 _STEP = 1 << 14  # rows converted at once: intermediate results stay in the cache
 
@@ -62,8 +62,7 @@ def decode_base58(column: pa.StringArray, owners: Rows, where: str = "data") -> 
         same = np.flatnonzero(lengths == length)
         for first in range(0, len(same), _STEP):
             some = same[first : first + _STEP]
-            matrix = digits[starts[some][:, None] + np.arange(length)]
-            raw, begins = _to_bytes(matrix)
+            raw, begins = _to_bytes(_rows(digits, starts[some], int(length)))
             sizes[some] = length - begins
             parts.append((some, raw, begins))
     return _gather(rows, sizes, parts, pa.binary())
@@ -91,6 +90,13 @@ def _texts(column: pa.Array) -> tuple[Rows, Rows, Bytes]:
     first, last = int(bounds[0]), int(bounds[-1])
     text = np.frombuffer(data, np.uint8)[first:last] if last > first else np.zeros(0, np.uint8)
     return (bounds[:-1] - first).astype(np.int64), np.diff(bounds).astype(np.int64), text
+
+
+def _rows(values: Bytes, starts: Rows, length: int) -> Bytes:
+    """Return so many bytes from each position on, as a matrix."""
+    every = len(values) - length + 1
+    windows = np.ndarray((every,), f"V{length}", values.data, strides=(1,))
+    return windows[starts].view(np.uint8).reshape(len(starts), length)
 
 
 @cache
@@ -124,14 +130,10 @@ def _to_bytes(digits: Bytes) -> tuple[Bytes, Rows]:
     rows, length = digits.shape
     if length > _MAX_MATRIX:
         return _to_bytes_slowly(digits)
-    groups = -(-length // 4)
-    padded = np.zeros((rows, 4 * groups), np.int64)
-    padded[:, 4 * groups - length :] = digits
-    fours = padded.reshape(rows, groups, 4) @ np.array([58**3, 58**2, 58, 1])
-    bits = 24 if groups * _GROUP << 24 < _EXACT else 16
-    limbs = _multiply(fours.astype(np.float64), _weights(groups, _GROUP, 1 << bits), 1 << bits)
-    size = bits // 8
-    octets = limbs.astype(">u4").view(np.uint8).reshape(rows, -1, 4)[:, :, 4 - size :]
+    size = 5 if length <= _SHORT else 4
+    target = 1 << 8 * size
+    limbs = _multiply(digits.astype(np.float64), _weights(length, 58, target), target)
+    octets = limbs.astype(">u8").view(np.uint8).reshape(rows, -1, 8)[:, :, 8 - size :]
     flat = octets.reshape(rows, -1)
     values = np.zeros((rows, length), np.uint8)
     width = min(length, flat.shape[1])
@@ -152,14 +154,13 @@ def _to_bytes_slowly(digits: Bytes) -> tuple[Bytes, Rows]:
 def _to_text(values: Bytes) -> tuple[Bytes, Rows]:
     """Return digits, right-aligned in rows of one width, and where each text begins."""
     rows, width = values.shape
-    pairs = -(-width // 2)
-    padded = np.zeros((rows, 2 * pairs), np.uint8)
-    padded[:, 2 * pairs - width :] = values
-    groups = padded.view(">u2").astype(np.float64)
-    limbs = _multiply(groups, _weights(pairs, 1 << 16, _GROUP), _GROUP)
-    high = limbs // 58**2
-    halves = np.stack([high, limbs - high * 58**2], axis=2).reshape(rows, -1)
-    text = _PAIRS[halves].reshape(rows, -1)
+    limbs = _multiply(values.astype(np.float64), _weights(width, 256, _GROUP), _GROUP)
+    pairs = np.empty((rows, limbs.shape[1], 3), np.int64)
+    for at in (2, 1, 0):
+        rest = limbs // 58**2
+        pairs[:, :, at] = limbs - rest * 58**2
+        limbs = rest
+    text = _PAIRS[pairs.reshape(rows, -1)].reshape(rows, -1)
     first = _first_nonzero((text != ALPHABET[0]).view(np.uint8))
     return text, first - _first_nonzero(values)
 

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.decode.block_lines import HEADER_FIELDS, Header, header_columns
 from headwater.errors import BlockContentError
@@ -204,4 +205,5 @@ def _scalars(field: Field, values: list[Any]) -> pa.Array:
     if field.type in (WireType.DECIMAL, WireType.NUMBER_OR_DECIMAL, WireType.NUMBER_OR_STRING):
         values = [str(value) if isinstance(value, int) else value for value in values]
     kind = wire_type(field)
-    return pa.array(values, kind.value_type if field.is_list else kind)
+    column = pa.array(values, kind.value_type if field.is_list else kind)
+    return pc.ascii_lower(column) if field.type is WireType.HEX else column  # filters compare text

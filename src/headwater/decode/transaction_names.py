@@ -19,6 +19,7 @@ def look_up(batch: pa.RecordBatch, transactions: pa.Table, wire: str) -> pa.Arra
     Items and transactions are of `read_entities`, both with `transactionIndex`. A reward of a block
     has no transaction. Of a list (the signatures of Solana) it is the first.
     """
+    transactions = _nearby(transactions, batch)
     column = transactions[wire].combine_chunks()
     if pa.types.is_list(column.type):
         column = list_item(column, 0)
@@ -27,12 +28,25 @@ def look_up(batch: pa.RecordBatch, transactions: pa.Table, wire: str) -> pa.Arra
     numbers = transactions["block_number"].to_numpy()
     blocks = np.unique(numbers)
     keys = _keys(blocks, numbers, transactions["transactionIndex"].combine_chunks(), unknown=-1)
-    order = np.argsort(keys, kind="stable")
+    is_sorted = bool((keys[1:] >= keys[:-1]).all())
+    order = np.arange(len(keys)) if is_sorted else np.argsort(keys, kind="stable")
     indexes = batch.column("transactionIndex")
     sought = _keys(blocks, batch.column("block_number").to_numpy(), indexes, unknown=-2)
-    places = np.minimum(np.searchsorted(keys, sought, sorter=order), len(keys) - 1)
+    sorter = None if is_sorted else order
+    places = np.minimum(np.searchsorted(keys, sought, sorter=sorter), len(keys) - 1)
     found = order[places]
     return column.take(pa.array(found, mask=keys[found] != sought))
+
+
+def _nearby(transactions: pa.Table, batch: pa.RecordBatch) -> pa.Table:
+    """Return the transactions around the blocks of a batch, so that many batches cost no more."""
+    numbers = transactions["block_number"].to_numpy()
+    own = batch.column("block_number").to_numpy()
+    if not len(own) or not len(numbers) or not (numbers[1:] >= numbers[:-1]).all():
+        return transactions
+    first = int(np.searchsorted(numbers, own.min()))
+    last = int(np.searchsorted(numbers, own.max(), side="right"))
+    return transactions.slice(first, last - first)
 
 
 def _keys(blocks: Numbers, numbers: Numbers, column: pa.Int64Array, unknown: int) -> Numbers:

@@ -17,6 +17,7 @@ from headwater.decode import TableOutput, decode_outputs, evm, solana
 from headwater.decode.vocabulary import column_name
 from headwater.errors import BlockContentError, ParameterError, QueryError
 from headwater.query import EVM, SOLANA, Network, WireType
+from headwater.spark.columns import spark_schema
 from headwater.testing import ChainSim, Selection, base58
 from headwater.testing import Network as Simulated
 from tests.unit.decode.samples import ALICE, BOB, EVERYTHING, TOKEN, line, transfer
@@ -302,6 +303,21 @@ def test_malformed_values_name_their_place(broken: dict[str, Any], reason: str) 
 def test_what_a_table_cannot_be_is_refused(make: Callable[[], object]) -> None:
     with pytest.raises(QueryError):
         make()
+
+
+def test_capitals_in_hex_do_not_hide_a_row() -> None:
+    given = [line(1, transactions=[tx(0, **{"from": ALICE.upper().replace("X", "x")})])]
+    (row,) = rows_of(evm.transactions(fields=["from"], from_=[ALICE]), given)
+    assert row["from"] == ALICE
+
+
+@pytest.mark.parametrize(
+    ("network", "entity"), list(TABLES), ids=[f"{one.type}-{name}" for one, name in TABLES]
+)
+def test_spark_can_hold_every_column(network: Network, entity: str) -> None:
+    fields = [field.name for field in network.entity(entity).fields]
+    schema = TABLES[network, entity](fields=fields).schema
+    assert spark_schema(schema).fieldNames() == schema.names
 
 
 def test_tables_pickle() -> None:
