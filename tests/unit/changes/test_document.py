@@ -1,0 +1,20 @@
+"""The example of docs/changes.md runs and prints what the page says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "changes.md"
+
+
+def test_the_example_prints_what_the_page_says() -> None:
+    text = PAGE.read_text("utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    ran = subprocess.run(
+        [sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert f"```\n{ran.stdout}```" in text
