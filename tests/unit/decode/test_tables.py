@@ -177,6 +177,26 @@ def test_data_that_is_no_base58_names_its_place() -> None:
         assert (facts["block"], facts["instruction_address"]) == (9, [1])
 
 
+@pytest.mark.parametrize(
+    ("fee", "reason"),
+    [(str(2**63), "too large"), (str(-(2**63) - 1), "too large"), ("1.5", "no integer"),
+     ("9" * 39, "no integer"), (None, "absent")],
+)  # fmt: skip
+def test_lamports_that_are_none_name_their_place(fee: str | None, reason: str) -> None:
+    item = {"transactionIndex": 4, "signatures": ["x"], "fee": fee}
+    given = [line(9, transactions=[{**item, "fee": "1", "transactionIndex": 3}, item])]
+    with pytest.raises(BlockContentError, match=reason) as caught:
+        rows_of(solana.transactions(fields=["fee"]), given)
+    assert (caught.value.facts["block"], caught.value.facts["transaction_index"]) == (9, 4)
+
+
+def test_very_long_data_is_read_too() -> None:
+    data = bytes(3) + bytes(range(1, 201)) * 20
+    item = {"transactionIndex": 0, "instructionAddress": [0], "programId": "x"}
+    given = [line(9, instructions=[{**item, "data": base58.encode(data)}])]
+    assert rows_of(solana.instructions_raw(fields=["data"]), given)[0]["data"] == data
+
+
 def tx(index: int, **fields: Any) -> dict[str, Any]:
     return {"transactionIndex": index, "hash": f"0x{index:064x}", **fields}
 
