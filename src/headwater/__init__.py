@@ -1,10 +1,10 @@
 """Blockchain data in Apache Spark that stays correct when the chain reorganizes.
 
-    from headwater import evm, portal_stream
-    from headwater.targets import duckdb_target
+from headwater import evm, portal_stream
+from headwater.targets import duckdb_target
 
-    stream = portal_stream(id="usdc", portal="https://…", outputs={"transfers": evm.events(…)})
-    stream.pipe_to(duckdb_target("chain.duckdb"))
+stream = portal_stream(id="usdc", portal="https://…", outputs={"transfers": evm.events(…)})
+stream.pipe_to(duckdb_target("chain.duckdb"))
 """
 
 from __future__ import annotations
