@@ -62,17 +62,9 @@ def encoder(kind: pa.DataType, target: str) -> Encoder | None:
     return _PLAIN.get((_family(kind), target))
 
 
-def encode(
-    batches: Iterable[pa.RecordBatch], encoders: Sequence[Encoder], constant: bytes = b""
-) -> Iterator[bytes | memoryview]:
-    """Yield rows as a stream of binary COPY, some thousand rows at a time.
-
-    `constant` is the number of one more column, in network order, that is the same in all rows.
-    """
-    yield HEADER
-    fields = len(encoders) + bool(constant)
-    count = pa.scalar(fields.to_bytes(2, "big"), pa.binary())
-    last = [pa.scalar(len(constant).to_bytes(4, "big") + constant, pa.binary())] if constant else []
+def encode(batches: Iterable[pa.RecordBatch], encoders: Sequence[Encoder]) -> Iterator[memoryview]:
+    """Yield rows as binary COPY takes them between its header and trailer, thousands at a time."""
+    count = pa.scalar(len(encoders).to_bytes(2), pa.binary())
     for whole in batches:
         for start in range(0, whole.num_rows, CHUNK_ROWS):
             batch = whole.slice(start, CHUNK_ROWS)
@@ -84,9 +76,8 @@ def encode(
                     raise PostgresTableError(
                         "a value does not fit its column", column=name, reason=error
                     ) from error
-            rows = pc.binary_join_element_wise(*pieces, *last, b"")
+            rows = pc.binary_join_element_wise(*pieces, b"")
             yield memoryview(rows.buffers()[2])
-    yield TRAILER
 
 
 # --- pieces ---------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from headwater.errors import PostgresConnectionError, PostgresLockError, Postgre
 
 POLL_S = 0.05
 Row = tuple[Any, ...]
+Chunk = bytes | memoryview
 
 
 class Session:
@@ -106,7 +107,14 @@ class Session:
         """Run a statement and return the cursor, for those who need its description."""
         return self._execute(sql, params, False)
 
-    def copy(self, sql: str, chunks: Iterable[bytes | memoryview]) -> None:
+    def bytes(self, sql: str, params: Sequence[object]) -> bytes:
+        """Run a query for one value of bytes, which travel as they are."""
+        self._statement(sql)
+        with self._watched():
+            row = self._cursor().execute(sql.encode(), params, binary=True).fetchone()
+        return b"" if row is None else bytes(row[0])
+
+    def copy(self, sql: str, chunks: Iterable[Chunk]) -> None:
         """Feed a COPY."""
         self._statement(sql)
         with self._watched(), self._cursor() as cursor, cursor.copy(sql.encode()) as copy:

@@ -1,8 +1,10 @@
 """Rows that lie on executors: staged by the tasks in parallel, published by the driver's commit.
 
-Each attempt of a task copies its rows into a stage table in one transaction, under a number of its
-own, and returns that number. The batch's transaction takes the rows of the attempts that Spark
-counts, and no others. So an attempt that failed, was repeated, or lost a race leaves nothing; a
+Each attempt of a task encodes its rows and copies them, in one transaction, into a stage table, as
+bytes that COPY takes, under a number of its own, and returns that number. The driver copies what
+attempts have committed into the table itself, inside the batch's transaction, while other tasks
+still run. In the end it compares: if it has copied an attempt that Spark does not count (it failed
+after its commit, or lost a race), the transaction begins again with those that Spark counts. A
 stage that a crash leaves behind is dropped at the next start.
 """
 
@@ -11,71 +13,73 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from threading import Event, Thread
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 
 from headwater.errors import REGISTRY
-from headwater.targets.postgres.layout import Layout
-from headwater.targets.postgres.session import Session, connect
-from headwater.targets.postgres.settings import Table
-from headwater.targets.postgres.sql import Fragment, TableName, compose
-from headwater.targets.postgres.transfer import Transfer, plan_transfer
+from headwater.targets.postgres.changes import TryAgain
+from headwater.targets.postgres.session import Session
+from headwater.targets.postgres.sql import TableName, compose
+from headwater.targets.postgres.stage_writer import (
+    RECEIPT_COLUMNS,
+    StageWriter,
+    block_range,
+    map_in_arrow,
+)
+from headwater.targets.postgres.transfer import Transfer
 
-ATTEMPT = "___sqd__attempt"
-_RECEIPT = pa.schema([("attempt", pa.int64()), ("rows", pa.int64())])
+__all__ = ["Distributed", "Staging", "block_range"]
+
 _DROP_WAIT = "SET lock_timeout = '2s'"  # a task that nobody waits for may still be writing
+_POLL_S = 0.02
+Rows = Iterator[bytes]
+Publish = Callable[[Rows], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A frame whose rows wait in a stage table. Used like a frame, within one transaction."""
+    """What the tasks of one frame have put into a stage, as far as Spark counts them."""
 
     name: TableName
-    schema: pa.Schema
-    transfer: Transfer
-    attempts: tuple[int, ...]
+    attempts: dict[int, int]  # how many pieces each has written
     num_rows: int
+    blocks: tuple[int | None, int | None, int]
 
-    def select(self, names: Sequence[str]) -> Staged:
+
+class Distributed:
+    """A frame whose rows lie on executors. Used like an Arrow table, within one transaction."""
+
+    def __init__(self, staging: Staging, frame: Any, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._staging = staging
+        self._frame = frame
+        self._staged: Staged | None = None
+
+    def select(self, names: Sequence[str]) -> Distributed:
         """Return the same rows with fewer columns."""
-        lanes = {lane.name: lane for lane in self.transfer.lanes}
-        return replace(
-            self,
-            schema=pa.schema([self.schema.field(one) for one in names]),
-            transfer=Transfer(tuple(lanes[one] for one in names)),
-        )
+        fields = [self.schema.field(one) for one in names]
+        return Distributed(self._staging, self._frame.select(*names), pa.schema(fields))
 
-    def source(self) -> Fragment:
-        """Return the query of the rows that count."""
-        return compose(
-            "(SELECT {values} FROM {stage} WHERE {own})",
-            values=self.transfer.values(),
-            stage=self.name,
-            own=self._own(),
-        )
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are, once they are staged."""
+        return 0 if self._staged is None else self._staged.num_rows
 
-    def block_range(self, session: Session, column: str) -> tuple[Any, Any, int]:
-        """Return the lowest and the highest block of the rows, and how many have none."""
-        if column not in self.schema.names:
-            return None, None, self.num_rows
-        return session.rows(
-            compose(
-                "SELECT min({c}), max({c}), count(*) - count({c}) FROM {stage} WHERE {own}",
-                c=column,
-                stage=self.name,
-                own=self._own(),
-            )
-        )[0]
+    @property
+    def blocks(self) -> tuple[int | None, int | None, int]:
+        """The lowest and the highest block of the rows, and how many have none."""
+        return (None, None, 0) if self._staged is None else self._staged.blocks
 
-    def _own(self) -> Fragment:
-        numbers = ",".join(map(str, self.attempts))
-        return compose("{a} = ANY('{{{numbers}}}'::bigint[])", a=ATTEMPT, numbers=Fragment(numbers))
+    def stage(self, transfer: Transfer, block_column: str, publish: Publish | None) -> Rows:
+        """Have the tasks stage their rows, and `publish` copy them; without it, return them."""
+        self._staged = self._staging.stage(self._frame, transfer, block_column, publish)
+        return iter(()) if publish else self._staging.read(self._staged)
 
 
 class Staging:
@@ -98,41 +102,50 @@ class Staging:
         """Note that a batch is written from its beginning."""
         self._next = 0
 
+    def distributed(self, frame: Any) -> Distributed:
+        """Wrap a DataFrame; its columns are found out without computing a row."""
+        return Distributed(self, frame, frame.limit(0).toArrow().schema)
+
     def stage(
-        self, name: TableName, frame: Any, declared: Table, layout: Layout | None
-    ) -> tuple[Staged, bool]:
-        """Return a frame's rows in a stage, and whether they were put there just now."""
+        self, frame: Any, transfer: Transfer, block_column: str, publish: Publish | None
+    ) -> Staged:
+        """Stage the rows of a frame, unless an earlier try has, and publish them meanwhile."""
         ordinal, self._next = self._next, self._next + 1
         if ordinal < len(self._staged):
-            return self._staged[ordinal], False
-        schema = frame.limit(0).toArrow().schema
-        known = layout is not None and all(one in layout.columns for one in schema.names)
-        transfer = plan_transfer(schema, layout if known else None, declared.types)
+            staged = self._staged[ordinal]
+            if publish is not None:
+                publish(self.read(staged))
+            return staged
         stage = TableName(self._home, self._prefix + secrets.token_hex(6))
         self._connected().run(
             compose(
-                "CREATE UNLOGGED TABLE {stage} ({parts}, {attempt} BIGINT NOT NULL)",
+                "CREATE UNLOGGED TABLE {stage} (attempt BIGINT, place INTEGER, rows BYTEA, "
+                "PRIMARY KEY (attempt, place)); "
+                "ALTER TABLE {stage} ALTER COLUMN rows SET STORAGE EXTERNAL",
                 stage=stage,
-                parts=Fragment(transfer.column_list()),
-                attempt=ATTEMPT,
             )
         )
+        relay = None if publish is None else _Relay(self._session, stage, publish)
         try:
-            writer = StageWriter(self._dsn, stage, transfer)
-            receipts = map_in_arrow(frame, writer, "attempt bigint, rows bigint").toArrow()
-        except Exception as error:
+            writer = StageWriter(self._dsn, stage, transfer, block_column)
+            receipts = map_in_arrow(frame, writer, RECEIPT_COLUMNS).toArrow().to_pylist()
+        except BaseException as error:
+            if relay is not None:
+                relay.give_up()
             self._drop(stage)
+            if not isinstance(error, Exception):
+                raise
             raise _coded(error) from error
-        counted = [one for one in receipts.to_pylist() if one["rows"]]
-        staged = Staged(
-            stage,
-            schema,
-            transfer,
-            tuple(one["attempt"] for one in counted),
-            sum(one["rows"] for one in counted),
-        )
+        staged = _counted(stage, receipts)
         self._staged.append(staged)
-        return staged, True
+        if relay is not None:
+            relay.finish(staged)
+        return staged
+
+    def read(self, staged: Staged) -> Rows:
+        """Yield the rows that count, some thousand at a time."""
+        for attempt, pieces in staged.attempts.items():
+            yield from _values(self._connected(), staged.name, attempt, pieces)
 
     def clear(self) -> None:
         """Drop the stages of the batch that was committed, or given up."""
@@ -167,61 +180,89 @@ class Staging:
             session.run(compose("DROP TABLE IF EXISTS {stage}", stage=stage))
 
 
-@dataclass(frozen=True, slots=True)
-class StageWriter:
-    """What a task does with its rows: one COPY, one receipt. Runs on executors; pickles.
+class _Relay:
+    """Publishes what attempts commit, in a thread of its own, while the Spark job runs.
 
-    An attempt that is repeated has another number, so its rows do not mix with earlier ones.
+    Nobody else uses the two connections meanwhile: the caller waits for the job.
     """
 
-    dsn: str
-    stage: TableName
-    transfer: Transfer
+    def __init__(self, session: Session, stage: TableName, publish: Publish) -> None:
+        self._session = session
+        self._stage = stage
+        self._published: set[int] = set()
+        self._staged: Staged | None = None
+        self._ended = Event()
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, args=(publish,), daemon=True)
+        self._thread.start()
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Copy the rows of a partition and yield the receipt."""
-        attempt, rows = secrets.randbits(62), 0
+    def finish(self, staged: Staged) -> None:
+        """Publish the rest; begin again if there was something that does not count."""
+        self._staged = staged
+        self._end()
+        if self._error is not None:
+            raise self._error
+        if self._published - set(staged.attempts):
+            raise TryAgain("an attempt was copied that Spark does not count")
 
-        def counted(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-            nonlocal rows
-            rows += first.num_rows
-            yield first
-            for batch in others:
-                rows += batch.num_rows
-                yield batch
+    def give_up(self) -> None:
+        """Stop: the job has failed."""
+        self._end()
 
-        remaining = (batch for batch in batches if batch.num_rows)
-        first = next(remaining, None)
-        if first is not None:
-            with connect(self.dsn, name="headwater executor") as connection:
-                copied = self.transfer.encode(
-                    first.schema, counted(first, remaining), attempt.to_bytes(8, "big")
+    def _end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self, publish: Publish) -> None:
+        try:
+            publish(self._rows())
+        except BaseException as error:  # noqa: BLE001 - raised again where it can be handled
+            self._error = error
+
+    def _rows(self) -> Rows:
+        while not self._ended.wait(_POLL_S):
+            yield from self._new(self._committed())
+        if self._staged is None:
+            raise InterruptedError("the Spark job has failed")
+        yield from self._new(self._staged.attempts)
+
+    def _new(self, attempts: dict[int, int]) -> Rows:
+        for attempt, pieces in attempts.items():
+            if attempt not in self._published:
+                self._published.add(attempt)
+                yield from _values(self._session, self._stage, attempt, pieces)
+
+    def _committed(self) -> dict[int, int]:
+        return dict(
+            self._session.rows(
+                compose(
+                    "SELECT attempt, count(*)::int FROM {stage} GROUP BY attempt",
+                    stage=self._stage,
                 )
-                sql = compose(
-                    "COPY {stage} ({names}) FROM STDIN (FORMAT binary)",
-                    stage=self.stage,
-                    names=[*self.transfer.names, ATTEMPT],
-                )
-                with connection.cursor() as cursor, cursor.copy(sql.encode()) as copy:
-                    for chunk in copied:
-                        copy.write(chunk)
-        yield pa.RecordBatch.from_pylist([{"attempt": attempt, "rows": rows}], schema=_RECEIPT)
+            )
+        )
 
 
-def map_in_arrow(frame: Any, function: Any, schema: str) -> Any:
-    """Return a DataFrame of what a function makes of each partition's record batches.
+def _values(session: Session, stage: TableName, attempt: int, pieces: int) -> Rows:
+    """Yield what an attempt has written, a few megabytes at a time: memory holds no more."""
+    sql = compose("SELECT rows FROM {stage} WHERE attempt = $1 AND place = $2", stage=stage)
+    for place in range(pieces):
+        yield session.bytes(sql, [attempt, place])
 
-    Spark's `mapInArrow` asks for pandas on the driver, although neither it nor the workers use it
-    for Arrow; without pandas the same plan is made from the parts that Spark has loaded.
-    """
-    try:
-        return frame.mapInArrow(function, schema)
-    except ImportError:
-        kind = sys.modules["pyspark.util"].PythonEvalType.SQL_MAP_ARROW_ITER_UDF
-        made = sys.modules["pyspark.sql.udf"].UserDefinedFunction(function, schema, evalType=kind)
-        names = [f"`{name.replace('`', '``')}`" for name in frame.columns]
-        plan = frame._jdf.mapInArrow(made(*(frame[name] for name in names))._jc, False, None)
-        return type(frame)(plan, frame.sparkSession)
+
+def _counted(stage: TableName, receipts: Iterable[dict[str, Any]]) -> Staged:
+    counted = [one for one in receipts if one["rows"]]
+    known = [one for one in counted if one["lowest"] is not None]
+    return Staged(
+        stage,
+        {one["attempt"]: one["pieces"] for one in counted},
+        sum(one["rows"] for one in counted),
+        (
+            min((one["lowest"] for one in known), default=None),
+            max((one["highest"] for one in known), default=None),
+            sum(one["nulls"] for one in counted),
+        ),
+    )
 
 
 def _coded(error: Exception) -> Exception:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.targets.postgres.encode import encode, encoder
+from headwater.targets.postgres.encode import HEADER, TRAILER, encode, encoder
 from headwater.targets.postgres.frames import bare_type, column_type
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
@@ -59,16 +60,14 @@ class Transfer:
         """Return the columns with their types, for a table that rows travel through."""
         return ", ".join(f"{quote(lane.name)} {lane.type}" for lane in self.lanes)
 
-    def encode(
-        self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], constant: bytes = b""
-    ) -> Iterator[bytes | memoryview]:
+    def encode(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
         """Yield rows in the binary form of COPY. Runs on the driver and on executors."""
         writers = []
         for lane, field in zip(self.lanes, schema, strict=True):
             writer = encoder(field.type, lane.bare)
             assert writer is not None, "frames are compared with their table before"
             writers.append(writer)
-        return encode(batches, writers, constant)
+        return encode(batches, writers)
 
 
 def plan_transfer(
@@ -109,38 +108,38 @@ class TemporaryTables:
         """Make new ones from now on."""
         self._made.clear()
 
-    def fill(self, frame: pa.Table, transfer: Transfer) -> TableName:
-        """Return an empty table, filled with a frame."""
+    def fill(self, transfer: Transfer, rows: Iterable[bytes | memoryview]) -> TableName:
+        """Return an empty table, filled with rows in the binary form of COPY."""
         ordinal = self._used.get(transfer, 0)
         self._used[transfer] = ordinal + 1
         place = (self._session.generation, transfer, ordinal)
         name = self._made.get(place)
         if name is None:
             name = TableName("pg_temp", f"headwater_{len(self._made)}")
-            self._session.run(compose("DROP TABLE IF EXISTS {name}", name=name))
             self._session.run(
                 compose(
-                    "CREATE TEMPORARY TABLE {name} ({parts}) ON COMMIT DELETE ROWS",
-                    name=name.name,
+                    "DROP TABLE IF EXISTS {name}; "
+                    "CREATE TEMPORARY TABLE {bare} ({parts}) ON COMMIT DELETE ROWS",
+                    name=name,
+                    bare=name.name,
                     parts=Fragment(transfer.column_list()),
                 )
             )
             self._made[place] = name
-        copy_in(self._session, name, frame, transfer)
+        copy_in(self._session, name, transfer, rows)
         return name
 
 
-def copy_in(session: Session, name: TableName, frame: pa.Table, transfer: Transfer) -> None:
-    """Copy a frame into a table whose columns have the types in which it travels."""
-    if frame.num_rows:
-        session.copy(
-            compose(
-                "COPY {table} ({names}) FROM STDIN (FORMAT binary)",
-                table=name,
-                names=transfer.names,
-            ),
-            transfer.encode(frame.schema, frame.to_batches()),
-        )
+def copy_in(
+    session: Session, name: TableName, transfer: Transfer, rows: Iterable[bytes | memoryview]
+) -> None:
+    """Copy rows into a table whose columns have the types in which they travel."""
+    session.copy(
+        compose(
+            "COPY {table} ({names}) FROM STDIN (FORMAT binary)", table=name, names=transfer.names
+        ),
+        chain([HEADER], rows, [TRAILER]),
+    )
 
 
 def repeated_keys(frame: pa.Table, key: list[str]) -> int:

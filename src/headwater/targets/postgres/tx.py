@@ -7,14 +7,13 @@ batch leaves no trace. A batch that meets a conflict or loses its connection is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg.errors import CardinalityViolation, NotNullViolation, UniqueViolation
 
 from headwater.errors import (
@@ -30,7 +29,7 @@ from headwater.targets.postgres.frames import find_nul, is_distributed, to_arrow
 from headwater.targets.postgres.layout import Layout, Undo
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import Fragment, TableName, compose, equal, quote
-from headwater.targets.postgres.staging import Staged, Staging
+from headwater.targets.postgres.staging import Distributed, Staging, block_range
 from headwater.targets.postgres.statements import (
     may_change_tables,
     refuse_transaction_control,
@@ -38,6 +37,7 @@ from headwater.targets.postgres.statements import (
 )
 from headwater.targets.postgres.transfer import (
     TemporaryTables,
+    Transfer,
     copy_in,
     missing_keys,
     plan_transfer,
@@ -67,15 +67,6 @@ class Scope:
     hot: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """A frame in front of its table: the columns it fills, and the query that has its values."""
-
-    layout: Layout
-    names: list[str]
-    source: Fragment
-
-
 class Tx:
     """One transaction. `scope` is None in `on_start` and in the hooks of a rollback."""
 
@@ -94,12 +85,12 @@ class Tx:
         self._staging = staging
         self._scope = scope
         self._own = own
-        self._waiting: list[Callable[[], None]] = []
 
     def insert(self, table: str, frame: Any) -> None:
         """Add rows. Columns that the frame lacks are null, or have the table's default."""
         name = TableName.parse(table)
-        self._write(name, frame, lambda rows: self._insert(name, rows))
+        self._catalog.declared(name)
+        self._insert(name, self._rows_of(frame))
 
     def upsert(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
         """Add rows, or replace the columns that the frame has where the key exists already.
@@ -107,7 +98,8 @@ class Tx:
         `key` is the table's primary key; it may be left out if it was declared, or exists.
         """
         name = TableName.parse(table)
-        self._write(name, frame, lambda rows: self._upsert(name, rows, key))
+        self._catalog.declared(name)
+        self._upsert(name, self._rows_of(frame), key)
 
     def delete(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
         """Remove the rows that agree with a row of the frame in the columns of `key`.
@@ -115,7 +107,8 @@ class Tx:
         `key` may be any columns; left out, it is the table's primary key.
         """
         name = TableName.parse(table)
-        self._write(name, frame, lambda rows: self._delete(name, rows, key))
+        self._catalog.declared(name)
+        self._delete(name, self._rows_of(frame), key)
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Return the rows of a query, which sees what this batch has written so far.
@@ -133,12 +126,11 @@ class Tx:
         return int(self._run(sql, params).rowcount)
 
     def finish(self) -> None:
-        """Do what waits, and refuse the batch if it has written what a fork could not undo.
+        """Refuse the batch if it has written what a fork could not undo.
 
         Called by the target before it commits. A transaction holds a lock on every table that it
         has written, however it has: by SQL, by a cascade, by a trigger.
         """
-        self._flush()
         if self._scope is None:
             return
         for schema, name, root_schema, root in self._session.rows(_WRITTEN, prepare=True):
@@ -152,47 +144,47 @@ class Tx:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def _write(self, name: TableName, frame: Any, write: Callable[[Any], None]) -> None:
-        """Write a frame: now, or, if its rows lie on executors, once the transaction begins."""
-        declared = self._catalog.declared(name)
+    def _rows_of(self, frame: Any) -> Any:
+        """Return the rows of a frame: in memory, or left on the executors while blocks are final.
+
+        The rows of a hot block are few, and a Spark job of its own would cost more than they do.
+        """
         final = self._scope is not None and not self._scope.hot
-        if self._staging is None or not final or not is_distributed(frame):
-            data = to_arrow(frame)
-            self._flush()
-            write(data)
-            return
-        staged, new = self._staging.stage(name, frame, declared, self._catalog.cached(name))
-        if new and self._session.begun:
-            raise TryAgain("rows were staged after the transaction had begun")
-        self._waiting.append(lambda: write(staged))
-        if self._session.begun:
-            self._flush()
+        if self._staging is not None and final and is_distributed(frame):
+            return self._staging.distributed(frame)
+        return to_arrow(frame)
 
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            one()
-
-    def _insert(self, name: TableName, frame: pa.Table | Staged) -> None:
+    def _insert(self, name: TableName, frame: pa.Table | Distributed) -> None:
         layout = self._catalog.prepare(name, frame.schema, None)
-        self._check_blocks(layout, frame)
+        transfer = plan_transfer(frame.schema, layout)
         with _coded(layout, frame):
             if isinstance(frame, pa.Table):
-                transfer = plan_transfer(frame.schema, layout)
+                self._check_blocks(layout, frame)
                 if transfer.direct:
-                    copy_in(self._session, layout.name, frame, transfer)
+                    self._copy_in(layout.name, frame, transfer)
                     return
-            rows = self._rows(layout, frame)
+            elif transfer.direct:
+                frame.stage(
+                    transfer,
+                    layout.block_column,
+                    lambda rows: copy_in(self._session, layout.name, transfer, rows),
+                )
+                self._check_blocks(layout, frame)
+                return
+            source = self._source(layout, frame)
+            self._check_blocks(layout, frame)
             self._session.run(
                 compose(
                     "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new",
                     table=layout.name,
-                    names=rows.names,
-                    source=rows.source,
+                    names=transfer.names,
+                    source=source,
                 )
             )
 
-    def _upsert(self, name: TableName, frame: pa.Table | Staged, key: Sequence[str] | None) -> None:
+    def _upsert(
+        self, name: TableName, frame: pa.Table | Distributed, key: Sequence[str] | None
+    ) -> None:
         existing = self._catalog.layout(name)
         key = tuple(key or self._catalog.declared(name).key or (existing.key if existing else ()))
         if not key:
@@ -205,20 +197,21 @@ class Tx:
         rest = [one for one in frame.schema.names if one not in layout.key]
         assign = ", ".join(f"{quote(one)} = excluded.{quote(one)}" for one in rest)
         with _coded(layout, frame):
-            rows = self._rows(layout, frame)
             self._session.run(
                 compose(
                     "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new "
                     "ON CONFLICT ({key}) DO {action}",
                     table=layout.name,
-                    names=rows.names,
-                    source=rows.source,
+                    names=frame.schema.names,
+                    source=self._source(layout, frame),
                     key=layout.key,
                     action=Fragment(f"UPDATE SET {assign}" if rest else "NOTHING"),
                 )
             )
 
-    def _delete(self, name: TableName, frame: pa.Table | Staged, key: Sequence[str] | None) -> None:
+    def _delete(
+        self, name: TableName, frame: pa.Table | Distributed, key: Sequence[str] | None
+    ) -> None:
         layout = self._catalog.layout(name)
         if layout is None:
             return  # a table that does not exist holds none of the rows
@@ -231,33 +224,37 @@ class Tx:
         self._catalog.prepare(name, frame.schema, None)
         self._refuse(layout, "delete")
         with _coded(layout, frame):
-            rows = self._rows(layout, frame)
             self._session.run(
                 compose(
                     "DELETE FROM {table} AS old USING {source} AS new WHERE {same}",
                     table=layout.name,
-                    source=rows.source,
+                    source=self._source(layout, frame),
                     same=equal(wanted, "old", "new"),
                 )
             )
 
-    def _rows(self, layout: Layout, frame: pa.Table | Staged) -> _Rows:
-        """Put a frame where a statement can select from it."""
-        if isinstance(frame, Staged):
-            return _Rows(layout, frame.schema.names, frame.source())
+    def _copy_in(self, name: TableName, frame: pa.Table, transfer: Transfer) -> None:
+        if frame.num_rows:
+            rows = transfer.encode(frame.schema, frame.to_batches())
+            copy_in(self._session, name, transfer, rows)
+
+    def _source(self, layout: Layout, frame: pa.Table | Distributed) -> Fragment:
+        """Put a frame where a statement can select from it; return the query that does."""
         transfer = plan_transfer(frame.schema, layout)
-        source = compose(
+        if isinstance(frame, pa.Table):
+            rows: Iterable[bytes | memoryview] = transfer.encode(frame.schema, frame.to_batches())
+        else:
+            rows = frame.stage(transfer, layout.block_column, None)
+        return compose(
             "(SELECT {values} FROM {table})",
             values=transfer.values(),
-            table=self._temporary.fill(frame, transfer),
+            table=self._temporary.fill(transfer, rows),
         )
-        return _Rows(layout, transfer.names, source)
 
     # --- guards -----------------------------------------------------------------------------------
 
     def _run(self, sql: str, params: Sequence[object]) -> psycopg.RawCursor[tuple[Any, ...]]:
         refuse_transaction_control(sql)
-        self._flush()
         with _coded():
             cursor = self._session.result(sql, params)
         if may_change_tables(sql):
@@ -271,28 +268,27 @@ class Tx:
             )
 
     @staticmethod
-    def _require(name: TableName, frame: pa.Table | Staged, key: Sequence[str]) -> None:
+    def _require(name: TableName, frame: pa.Table | Distributed, key: Sequence[str]) -> None:
         lacking = [one for one in key if one not in frame.schema.names]
         if lacking:
             raise PostgresKeyError(
                 "the frame lacks columns of the key", table=name, columns=lacking
             )
 
-    def _check_blocks(self, layout: Layout, frame: pa.Table | Staged) -> None:
+    def _check_blocks(self, layout: Layout, frame: pa.Table | Distributed) -> None:
         """Refuse rows of an append-only table that do not belong to the batch's blocks."""
         scope, column = self._scope, layout.block_column
         if layout.undo is not Undo.APPEND_ONLY or scope is None or not frame.num_rows:
             return
-        if isinstance(frame, Staged):
-            lowest, highest, nulls = frame.block_range(self._session, column)
+        lowest, highest, nulls = None, None, frame.num_rows
+        if isinstance(frame, Distributed):
+            lowest, highest, nulls = frame.blocks
         elif column in frame.column_names:
-            values = frame.column(column)
-            lowest, highest = (one.as_py() for one in pc.min_max(values).values())
-            nulls = values.null_count
-        else:
-            lowest, highest, nulls = None, None, frame.num_rows
+            ends, nulls = block_range(frame.column(column))
+            lowest, highest = ends or (None, None)
         floor = scope.after if scope.hot else -1
-        if nulls or int(lowest) <= floor or int(highest) > scope.block:
+        inside = lowest is not None and highest is not None and floor < lowest <= highest
+        if nulls or not inside or (highest or 0) > scope.block:
             raise PostgresAppendOnlyError(
                 "rows whose block number is not one of the batch's",
                 table=layout.name,
@@ -316,7 +312,9 @@ def _check_key(layout: Layout, frame: pa.Table) -> None:
 
 
 @contextmanager
-def _coded(layout: Layout | None = None, frame: pa.Table | Staged | None = None) -> Iterator[None]:
+def _coded(
+    layout: Layout | None = None, frame: pa.Table | Distributed | None = None
+) -> Iterator[None]:
     """Give the refusals of triggers, and of tables that a frame does not fit, their codes."""
     try:
         yield
