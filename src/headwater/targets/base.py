@@ -4,16 +4,20 @@ A target keeps two things together: the data, and the `PipeState` that says how 
 one commit point. Whatever happens, `recover` returns a state that was committed, and the data is
 what that state says.
 
-`Delivery` is what a stream's targets are given as `batch.data`.
+`Delivery` is what a stream's targets are given as `batch.data`. Beside the user's rows it can carry
+rows of `SideTable`s, which the stream keeps for itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from headwater.core import Batch, PipeState
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Data = TypeVar("Data")
 Receipt = TypeVar("Receipt")
@@ -23,11 +27,58 @@ Receipt = TypeVar("Receipt")
 class Delivery:
     """The rows of one batch: a frame per output, and the context that callbacks are given.
 
-    A frame is an Arrow table or anything with `toArrow()`, as a Spark DataFrame has.
+    A frame is an Arrow table or anything with `toArrow()`, as a Spark DataFrame has. `side` holds
+    rows for side tables, by name.
     """
 
     data: Mapping[str, Any]
     ctx: Any = None
+    side: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SideTable:
+    """Rows that the stream keeps beside the user's: children of factories, messages to deliver.
+
+    Stored next to the state as `headwater_<name>`, for all streams together: `stream_id`, then the
+    columns. These begin with `block_number` and `ordinal` (both int64), which with the stream's id
+    are the key: the same rows of the same block have the same key at every replay.
+    """
+
+    name: str
+    columns: pa.Schema
+
+
+@runtime_checkable
+class KeepsSideTables(Protocol):
+    """A target that commits rows of side tables with their batch, and undoes them with it."""
+
+    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
+        """Create what is missing. Called once, after `bind` and before `recover`."""
+        ...
+
+    def read_side_table(
+        self,
+        name: str,
+        *,
+        after: tuple[int, int] | None = None,
+        up_to_block: int | None = None,
+        limit: int | None = None,
+    ) -> pa.Table:
+        """Return committed rows of this stream in the order of their keys.
+
+        Only those after a key (block number, ordinal) and up to a block, if given.
+        """
+        ...
+
+    def settle_side_rows(
+        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
+    ) -> None:
+        """Remove this stream's rows up to a key, and add rows to side tables, in one step.
+
+        Called between batches. Calling it again changes nothing.
+        """
+        ...
 
 
 class Target(Protocol[Data, Receipt]):
