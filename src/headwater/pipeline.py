@@ -113,7 +113,7 @@ class Pipeline(Generic[Data, Receipt]):
     `patience` bounds how often in a row a replica that is merely behind is waited for; `pause` is
     called each time. `history_cap` bounds the rollback chain. `on_fork` is called with the state
     that a rollback has committed, before reading resumes. `unbroken` surrounds each change of the
-    target, so that a signal can wait for its end.
+    target, so that a signal can wait for its end. `prepare` is called before the target recovers.
     """
 
     def __init__(
@@ -128,6 +128,7 @@ class Pipeline(Generic[Data, Receipt]):
         fork_policy: ForkPolicy = follow_history,
         on_fork: Callable[[PipeState], None] = lambda state: None,
         unbroken: Callable[[], AbstractContextManager[object]] = nullcontext,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
         self._source = source
         self._target = target
@@ -138,6 +139,7 @@ class Pipeline(Generic[Data, Receipt]):
         self._fork_policy = fork_policy
         self._on_fork = on_fork
         self._unbroken = unbroken
+        self._prepare = prepare
         self._state = PipeState()
         self._waits = 0
 
@@ -149,6 +151,7 @@ class Pipeline(Generic[Data, Receipt]):
     def steps(self) -> Iterator[Event]:
         """Run, yielding after each step that changed the target or waited for the portal."""
         with closing(self._target):
+            self._prepare()
             self._state = self._target.recover()
             yield Recovered(self._state)
             while (answers := self._source.read(self._state)) is not None:

@@ -14,6 +14,7 @@ from headwater.testing.conformance import TargetConformance, apply_changes
 
 @pytest.mark.guarantee("STATE-2")
 class TestDuckDBTarget(TargetConformance):
+    side_tables = True
     types: dict[str, str] | None = None
 
     @pytest.fixture(autouse=True)
@@ -54,6 +55,6 @@ class TestDuckDBTargetWithBignum(TestDuckDBTarget):
     """The same with integers of 256 bits as numbers."""
 
     types = {"value": "BIGNUM"}  # noqa: RUF012
-    watches_io = False
+    side_tables = watches_io = False
     walks = 6
     first_seed = 1000

@@ -11,6 +11,7 @@ from headwater.testing.conformance import TargetConformance
 @pytest.mark.guarantee("STATE-2")
 class TestMemoryTarget(TargetConformance):
     upserts = deletes = keyless = shares = exclusive = watches_io = False
+    side_tables = True
     store: MemoryStore[Delivery]
 
     def fresh(self) -> None:

@@ -36,6 +36,7 @@ from headwater.errors.configuration import (
     PortalUrlError,
     QueryError,
     QueryLimitError,
+    SideTablesError,
     StoredStateError,
     StreamIdError,
 )
@@ -143,6 +144,7 @@ __all__ = [
     "QueryLimitError",
     "RetentionError",
     "RewindError",
+    "SideTablesError",
     "SignatureError",
     "SourceOptionError",
     "StoredStateError",

@@ -82,3 +82,12 @@ class NetworkError(
     fix="point the stream at a dataset of that network, or use outputs of the network it holds",
 ):
     """The outputs ask for another network than the dataset holds; nothing was read or written."""
+
+
+class SideTablesError(
+    HeadwaterError,
+    code="E0011",
+    fix="use a target that keeps rows for the stream itself, such as PostgreSQL or DuckDB, or "
+    "leave out what needs them: on_finalized",
+):
+    """A part of the stream must store rows with each batch, and the target cannot keep them."""

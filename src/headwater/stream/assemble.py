@@ -62,7 +62,7 @@ class _Released(Protocol):
 
 
 class Assembler:
-    """Makes deliveries of one run's batches."""
+    """Makes deliveries of one run's batches. `shared`: others than the target read them too."""
 
     def __init__(
         self,
@@ -75,6 +75,8 @@ class Assembler:
         dataset: Dataset | None,
         spark: Callable[[], SparkSession],
         clock: Clock,
+        *,
+        shared: bool = False,
     ) -> None:
         self._id = stream_id
         self._portal = portal
@@ -84,6 +86,7 @@ class Assembler:
         self._plan = plan
         self._dataset = dataset
         self._spark = spark
+        self._shared = shared or bool(steps)
         self._watermark = FinalizedWatermark()
         self.progress = ProgressTracker(clock)
         self._held: _Released | None = None
@@ -122,10 +125,10 @@ class Assembler:
             self._plan.query_at(block_range.from_block),
             block_range,
             dataset=self._dataset,
-            reuse=bool(self._steps),
+            reuse=self._shared,
         )
         self._held = span
-        if self._steps or len(self._outputs) > 1:
+        if self._shared or len(self._outputs) > 1:
             report = span.report()
             return span.frames, report.skipped, report.bytes_read
         return {name: CheckedFrame(frame, span) for name, frame in span.frames.items()}, {}, 0

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headwater.core import Answer, Batch, BlockCursor, BlockRange, PipeState, RangeSpec, Span
 from headwater.core.ranges import Latest
 from headwater.errors import NetworkError, PortalHttpError
-from headwater.pipeline import Committed, Event, Raw, RolledBack, Waited
+from headwater.pipeline import Committed, Event, Raw, RolledBack, Settled, Waited
 from headwater.portal import Address, Clock, Dataset, HistorySource, PortalClient
 from headwater.query import merge_queries, plan_requests
 from headwater.stream.assemble import Assembler, Plan
 from headwater.stream.context import StartInfo
+from headwater.stream.parts import Parts, stop_all
 from headwater.targets.base import Delivery
 
 if TYPE_CHECKING:
@@ -42,13 +43,19 @@ class Run:
         self._clock = clock
         self._finalized = finalized
         self._started = False
+        self._parts = Parts([make(stream.id) for make in stream.parts])
         self._source: HistorySource | None = None
         self._assembler: Assembler | None = None
 
     # --- life -------------------------------------------------------------------------------------
 
+    def prepare(self, target: Any) -> None:
+        """Have the target make room for what parts of the stream store, before it recovers."""
+        self._parts.open(target)
+
     def start(self, state: PipeState) -> None:
         """Plan the run from the committed state, and tell the transformers. Nothing is written."""
+        self._parts.start(state)
         dataset = self._check_dataset()
         plan = self._plan(state.cursor)
         watch = replace(plan.requests[0][1], fields=(), filters=())
@@ -70,6 +77,7 @@ class Run:
             dataset,
             self._session,
             self._clock,
+            shared=bool(self._parts),
         )
         self._started = True
         for step in self._stream.steps:
@@ -79,25 +87,28 @@ class Run:
         """Tell the transformers that the run is over, all of them, and release what is held."""
         if self._assembler is not None:
             self._assembler.release()
-        if self._started:
-            self._started = False
-            _stop_all(list(self._stream.steps))
+        steps, self._started = list(self._stream.steps) if self._started else [], False
+        stop_all([self._parts, *steps])
 
     # --- what the loop calls ----------------------------------------------------------------------
 
     def read(self, state: PipeState) -> Generator[Answer | Span, None, None] | None:
-        """Read what follows this state."""
+        """Read what follows this state; at the end of the range parts end their work first."""
         assert self._source is not None, "a run is started before it reads"
-        return self._source.read(state)
+        answers = self._source.read(state)
+        if answers is None:
+            self._parts.finish(state)
+        return answers
 
     def assemble(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Decode and transform a batch."""
         assert self._assembler is not None, "a run is started before it assembles"
-        return self._assembler(batch)
+        return self._parts.add_rows(self._assembler(batch))
 
     def forked(self, state: PipeState) -> None:
-        """Let the transformers roll back, in lockstep with the target."""
+        """Let parts and transformers roll back, in lockstep with the target."""
         assert state.cursor is not None, "a rollback lands on a block"
+        self._parts.rolled_back(state)
         for step in self._stream.steps:
             step.fork(state.cursor)
 
@@ -106,7 +117,7 @@ class Run:
         self._clock.sleep(WAIT_S)
 
     def note(self, event: Event) -> None:
-        """Write one line per batch and per fork."""
+        """Write one line per batch and per fork; tell the parts how far the stream is."""
         if isinstance(event, Committed):
             if self._assembler is not None:
                 self._assembler.release()
@@ -123,6 +134,8 @@ class Run:
                 event.orphaned, cursor, event.orphaned.number - (cursor.number if cursor else 0),
                 event.resolution.rule.value,
             )  # fmt: skip
+        if isinstance(event, Committed | Settled):
+            self._parts.advanced(event.state)
         if isinstance(event, Waited):
             logger.info("replica.behind id=%s at=%s", self._stream.id, event.state.cursor)
 
@@ -170,13 +183,3 @@ class Run:
         from headwater.spark.session import local_session
 
         return local_session()
-
-
-def _stop_all(steps: list[object]) -> None:
-    """Stop every transformer, also if an earlier one fails; the first failure is raised."""
-    while steps:
-        step = steps.pop()
-        try:
-            step.stop()  # type: ignore[attr-defined]
-        finally:
-            _stop_all(steps)

@@ -23,6 +23,7 @@ from headwater.spark.failure import coded_failures
 from headwater.stream.context import StreamBatch
 from headwater.stream.interrupt import Interrupt, StopRequested
 from headwater.stream.owned import AskUser, Handover, OnFork, OwnedTarget
+from headwater.stream.parts import PartMaker
 from headwater.stream.run import Run
 from headwater.stream.transformer import Step
 from headwater.targets.base import Target
@@ -45,6 +46,7 @@ class PortalStream:
     steps: tuple[Step, ...] = ()
     spark: SparkSession | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[PartMaker, ...] = ()
 
     def pipe(self, code: object) -> PortalStream:
         """Add a transform: a function of (data) or (data, ctx), or a transformer object.
@@ -109,6 +111,7 @@ class PortalStream:
             pause=run.pause,
             fork_policy=policy,
             on_fork=run.forked,
+            prepare=lambda: run.prepare(target),
             unbroken=nullcontext if interrupt is None else interrupt.unbroken,
         )
         with coded_failures():

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import MissingExtraError
-from headwater.targets.base import Delivery, Target
+from headwater.targets.base import Delivery, KeepsSideTables, SideTable, Target
 from headwater.targets.memory import MemoryStore, MemoryTarget
 
 if TYPE_CHECKING:
@@ -30,10 +30,12 @@ __all__ = [
     "Delivery",
     "DuckDBSettings",
     "DuckDBTarget",
+    "KeepsSideTables",
     "MemoryStore",
     "MemoryTarget",
     "PostgresSettings",
     "PostgresTarget",
+    "SideTable",
     "Target",
     "duckdb_target",
     "postgres_target",

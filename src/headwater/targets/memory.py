@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from headwater.core import Batch, PipeState
+from headwater.targets.base import Delivery, SideTable
+from headwater.targets.side_rows import KEY, after_key, check_side_table, in_key_order, side_rows
 
 Data = TypeVar("Data")
 
 
 @dataclass(frozen=True, slots=True)
 class Committed(Generic[Data]):
-    """What is stored: the state, and the batches up to its cursor, oldest first."""
+    """What is stored: the state, the batches up to its cursor, oldest first, and side tables."""
 
     state: PipeState = PipeState()  # noqa: RUF009 - immutable
     batches: tuple[Batch[Data], ...] = ()
+    side: Mapping[str, pa.Table] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -31,6 +37,7 @@ class MemoryTarget(Generic[Data]):
 
     def __init__(self, store: MemoryStore[Data] | None = None) -> None:
         self.store: MemoryStore[Data] = MemoryStore() if store is None else store
+        self._side: dict[str, SideTable] = {}
 
     def bind(self, stream_id: str) -> None:
         """Do nothing: a store holds one stream."""
@@ -45,15 +52,65 @@ class MemoryTarget(Generic[Data]):
 
     def commit(self, receipts: Sequence[Batch[Data]], state: PipeState) -> None:
         """Add the batches and replace the state."""
-        self.store.committed = Committed(state, (*self.store.committed.batches, *receipts))
+        held = self.store.committed
+        side = held.side
+        for batch in receipts:
+            if isinstance(batch.data, Delivery) and batch.data.side:
+                side = self._added(side, batch.data.side)
+        self.store.committed = Committed(state, (*held.batches, *receipts), side)
 
     def roll_back(self, state: PipeState) -> None:
-        """Drop the batches above the cursor and replace the state."""
+        """Drop the batches and the side rows above the cursor, and replace the state."""
         number = -1 if state.cursor is None else state.cursor.number
-        kept = tuple(
-            batch for batch in self.store.committed.batches if batch.headers[-1].number <= number
-        )
-        self.store.committed = Committed(state, kept)
+        held = self.store.committed
+        kept = tuple(batch for batch in held.batches if batch.headers[-1].number <= number)
+        side = {name: rows.filter(pc.field(KEY[0]) <= number) for name, rows in held.side.items()}
+        self.store.committed = Committed(state, kept, side)
 
     def close(self) -> None:
         """Do nothing: the store is the caller's."""
+
+    # --- side tables ------------------------------------------------------------------------------
+
+    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
+        """Add empty tables where there are none."""
+        self._side = {one.name: check_side_table(one) for one in tables}
+        held = self.store.committed
+        empty = {one.name: one.columns.empty_table() for one in tables}
+        self.store.committed = replace(held, side={**empty, **held.side})
+
+    def read_side_table(
+        self,
+        name: str,
+        *,
+        after: tuple[int, int] | None = None,
+        up_to_block: int | None = None,
+        limit: int | None = None,
+    ) -> pa.Table:
+        """Return committed rows in the order of their keys."""
+        rows = self.store.committed.side[name]
+        if after is not None:
+            rows = rows.filter(after_key(rows, after))
+        if up_to_block is not None:
+            rows = rows.filter(pc.field(KEY[0]) <= up_to_block)
+        return in_key_order(rows).slice(0, limit)
+
+    def settle_side_rows(
+        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
+    ) -> None:
+        """Swap in tables without the rows up to a key, and with those that moved."""
+        held = self.store.committed
+        rows = held.side[name]
+        side = {**held.side, name: rows.filter(after_key(rows, up_to))}
+        self.store.committed = replace(held, side=self._added(side, moved))
+
+    def _added(
+        self, side: Mapping[str, pa.Table], more: Mapping[str, pa.Table]
+    ) -> dict[str, pa.Table]:
+        """Add rows to tables, leaving out those whose key is there."""
+        made = dict(side)
+        for name, rows in more.items():
+            new = side_rows(self._side[name], rows)
+            new = new.join(made[name].select(KEY), list(KEY), join_type="left anti")
+            made[name] = pa.concat_tables([made[name], side_rows(self._side[name], new)])
+        return made

@@ -14,7 +14,7 @@ is append-only, `balances` has the key (owner, token), `plain` has no key.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from headwater.core import PipeState
 from headwater.errors import HeadwaterError
@@ -36,25 +36,15 @@ from headwater.testing.conformance_model import (
     plain,
     upsert,
 )
+from headwater.testing.conformance_needs import needs
+from headwater.testing.conformance_side import SideTablePromises
 from headwater.testing.conformance_walk import RandomWalk
 from headwater.testing.crash import Crash
 
 __all__ = ["Crash", "TargetConformance", "apply_changes"]
 
-Test = TypeVar("Test", bound=Callable[..., None])
 
-
-def needs(*capabilities: str) -> Callable[[Test], Test]:
-    """Mark a test that only targets with these capabilities can pass."""
-
-    def mark(test: Test) -> Test:
-        test.__dict__["needs"] = capabilities
-        return test
-
-    return mark
-
-
-class TargetConformance:
+class TargetConformance(SideTablePromises):
     """Tests of any target. All of them run in one process, on one place at a time."""
 
     upserts: ClassVar[bool] = True

@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, PipeState
 from headwater.errors import InvalidOptionError, RewindError, UndeclaredTableError
-from headwater.targets.base import Delivery
+from headwater.targets.base import Delivery, SideTable
 from headwater.targets.duckdb.catalog import Catalog
 from headwater.targets.duckdb.session import Session, open_session
 from headwater.targets.duckdb.settings import DuckDBSettings, Table, table
+from headwater.targets.duckdb.side_tables import SideTables
 from headwater.targets.duckdb.sync_table import SyncTable
 from headwater.targets.duckdb.tx import Scope, Tx
 from headwater.targets.duckdb.undo import UndoLog
@@ -97,6 +98,7 @@ class DuckDBTarget:
         self._commits = 0
         self._state = PipeState()
         self._session: Session | None = None
+        self._side_tables: tuple[SideTable, ...] = ()
         self._wants_ctx = on_data is not None and _takes_three(on_data)
 
     def bind(self, stream_id: str) -> None:
@@ -106,10 +108,13 @@ class DuckDBTarget:
         self._id = self._settings.id or stream_id
 
     def recover(self) -> PipeState:
-        """Open the file and return the committed state. A transaction leaves nothing to repair."""
+        """Open the file and return the committed state. A transaction leaves nothing to repair,
+        but somebody may have moved the cursor: side rows above it go.
+        """
         session = self._session or self._open()
         with self._changing(session):
             self._state = self._sync.load()
+            self._side.remove_above(_number(self._state))
         return self._state
 
     def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
@@ -124,6 +129,7 @@ class DuckDBTarget:
             for index, batch in enumerate(receipts, 1):
                 after = state if index == len(receipts) else batch.state
                 self._write(session, batch.data, before, after)
+                self._side.write(batch.data.side)
                 self._sync.append(after, before)
                 before = after
             if not receipts:
@@ -136,7 +142,7 @@ class DuckDBTarget:
     def roll_back(self, state: PipeState) -> None:
         """Restore every table and the state in one transaction."""
         session = self._opened()
-        number = -1 if state.cursor is None else state.cursor.number
+        number = _number(state)
         oldest = next(iter(self._state.landing_points()), None)
         if oldest is not None and number < oldest.number:
             raise RewindError(
@@ -151,6 +157,7 @@ class DuckDBTarget:
                 self._undo.remove(layout, number)
             for layout in layouts:
                 self._undo.restore(layout, number)
+            self._side.remove_above(number)
             self._sync.roll_back(state)
             if self._after_rollback is not None:
                 self._after_rollback(tx, state.cursor)
@@ -161,6 +168,34 @@ class DuckDBTarget:
         session, self._session = self._session, None
         if session is not None:
             session.close()
+
+    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
+        """Open the file, and create what is missing."""
+        self._side_tables = tuple(tables)
+        if self._session is None:
+            self._open()
+        else:
+            with self._changing(self._session):
+                self._side.create(self._side_tables)
+
+    def read_side_table(
+        self,
+        name: str,
+        *,
+        after: tuple[int, int] | None = None,
+        up_to_block: int | None = None,
+        limit: int | None = None,
+    ) -> pa.Table:
+        """Return committed rows of this stream in the order of their keys."""
+        self._opened()
+        return self._side.read(name, after, up_to_block, limit)
+
+    def settle_side_rows(
+        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
+    ) -> None:
+        """Remove rows up to a key and add those that moved, in one transaction."""
+        with self._changing(self._opened()):
+            self._side.settle(name, up_to, moved)
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Read what is committed, also while the stream runs: no other process could."""
@@ -193,10 +228,12 @@ class DuckDBTarget:
             automatic=self._on_data is None,
         )
         self._undo = UndoLog(session, self._id)
+        self._side = SideTables(session, settings.sync.schema, self._id)
         try:
             with self._changing(session):
                 self._sync.create()
                 self._catalog.create()
+                self._side.create(self._side_tables)
                 if self._on_start is not None:
                     self._on_start(Tx(session, self._catalog, self._undo, None))
         except BaseException:
@@ -252,6 +289,10 @@ class DuckDBTarget:
     def _announce(self, sql: str) -> None:
         if self.on_statement is not None:
             self.on_statement(sql)
+
+
+def _number(state: PipeState) -> int:
+    return -1 if state.cursor is None else state.cursor.number
 
 
 def _takes_three(function: OnData) -> bool:

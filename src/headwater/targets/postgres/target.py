@@ -20,11 +20,12 @@ from headwater.errors import (
     RewindError,
     UntrackedTableError,
 )
-from headwater.targets.base import Delivery
+from headwater.targets.base import Delivery, SideTable
 from headwater.targets.postgres.catalog import Catalog
 from headwater.targets.postgres.changes import StateChanges
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.settings import PostgresSettings, Table, table
+from headwater.targets.postgres.side_tables import SideTables
 from headwater.targets.postgres.staging import Staging
 from headwater.targets.postgres.statements import to_table
 from headwater.targets.postgres.sync_table import LEGACY_ID, Newest, SyncTable
@@ -105,6 +106,7 @@ class PostgresTarget:
         self._commits = 0
         self._state = PipeState()
         self._session: Session | None = None
+        self._side_tables: tuple[SideTable, ...] = ()
         self._built = False
         self._wants_ctx = on_data is not None and _takes_three(on_data)
 
@@ -115,12 +117,15 @@ class PostgresTarget:
         self._id = self._settings.id or stream_id
 
     def recover(self) -> PipeState:
-        """Connect and return the committed state. Transactions leave nothing to repair."""
+        """Connect and return the committed state. Transactions leave nothing to repair, but
+        somebody may have moved the cursor: side rows above it go.
+        """
         session = self._session
         if session is None or session.lost:
             session = self._open()
         with session.transaction(isolation_level="repeatable read"):
             self._state, self._changes.stored = self._sync.load(), self._sync.newest()
+            self._side.remove_above(_number(self._state))
         return self._state
 
     def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
@@ -136,6 +141,7 @@ class PostgresTarget:
             for index, batch in enumerate(receipts, 1):
                 after = state if index == len(receipts) else batch.state
                 self._write(batch.data, before, after)
+                self._side.write(batch.data.side)
                 newest = self._sync.append(after, before)
                 before = after
             if not receipts:
@@ -151,7 +157,7 @@ class PostgresTarget:
     def roll_back(self, state: PipeState) -> None:
         """Restore every table and the state in one transaction."""
         session = self._opened()
-        number = -1 if state.cursor is None else state.cursor.number
+        number = _number(state)
         oldest = next(iter(self._state.landing_points()), None)
         if oldest is not None and number < oldest.number:
             raise RewindError(
@@ -164,6 +170,7 @@ class PostgresTarget:
             if self._before_rollback is not None:
                 self._before_rollback(tx, state.cursor)
             self._undo.restore(self._catalog.undoable(), number)
+            self._side.remove_above(number)
             newest = self._sync.roll_back(state)
             if self._after_rollback is not None:
                 self._after_rollback(tx, state.cursor)
@@ -177,6 +184,43 @@ class PostgresTarget:
         if session is not None:
             session.close()
             self._staging.close()
+
+    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
+        """Connect, and create what is missing."""
+        self._side_tables = tuple(tables)
+        self._open()
+
+    def read_side_table(
+        self,
+        name: str,
+        *,
+        after: tuple[int, int] | None = None,
+        up_to_block: int | None = None,
+        limit: int | None = None,
+    ) -> pa.Table:
+        """Return committed rows of this stream in the order of their keys."""
+        found: list[pa.Table] = []
+
+        def read() -> Newest | None:
+            found.append(self._side.read(name, after, up_to_block, limit))
+            return self._changes.stored
+
+        self._opened()
+        self._change(read, self._state)
+        return found[-1]
+
+    def settle_side_rows(
+        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
+    ) -> None:
+        """Remove rows up to a key and add those that moved, in one transaction."""
+
+        def settle() -> Newest | None:
+            self._begin()
+            self._side.settle(name, up_to, moved)
+            return self._changes.stored
+
+        self._opened()
+        self._change(settle, self._state)
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Read what is committed, on a connection of its own."""
@@ -224,6 +268,7 @@ class PostgresTarget:
         )
         self._undo = UndoLog(session, self._id)
         self._temporary = TemporaryTables(session)
+        self._side = SideTables(session, self._temporary, settings.schema, self._id)
         self._staging = Staging(side, self._dsn, stream, settings.schema)
         try:
             session.connect()
@@ -231,6 +276,7 @@ class PostgresTarget:
                 triggers.take_turn()
                 self._sync.create()
                 self._catalog.create()
+                self._side.create(self._side_tables)
                 if settings.id is None and self._id != LEGACY_ID and self._sync.adopt_legacy():
                     logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
                 if self._on_start is not None:
@@ -291,7 +337,7 @@ class PostgresTarget:
             self._temporary,
             self._staging,
             Scope(cursor.number, last, hot),
-            (sync, sync.suffixed("__tables")),
+            (sync, sync.suffixed("__tables"), *self._side.names),
         )
         data: Mapping[str, Any] = delivery.data
         if self._on_data is None:
@@ -327,6 +373,10 @@ class PostgresTarget:
     def _announce(self, sql: str) -> None:
         if self.on_statement is not None:
             self.on_statement(sql)
+
+
+def _number(state: PipeState) -> int:
+    return -1 if state.cursor is None else state.cursor.number
 
 
 def _takes_three(function: OnData) -> bool:

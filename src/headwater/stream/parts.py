@@ -1,0 +1,131 @@
+"""Parts of a stream that keep rows of their own beside the user's, in side tables of the target.
+
+What such a part stores is committed with the batch it comes from and undone with it, so after a
+crash, a fork or a replay it is what the canonical chain says, like everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headwater.core import Batch, PipeState
+from headwater.errors import SideTablesError
+from headwater.targets.base import Delivery, KeepsSideTables, SideTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class StreamPart(Protocol):
+    """One part, made anew for each run. All calls come from one thread of the driver.
+
+    The order is: `start`; then for each batch `rows` and, once it is committed, `advanced`; after a
+    fork `rolled_back`; when the range is read `finish`; in the end, on every exit path, `stop`. The
+    target may be read and settled in all of them but `rows` and `stop`.
+    """
+
+    @property
+    def tables(self) -> Sequence[SideTable]:
+        """The side tables that it needs."""
+        ...
+
+    def start(self, target: KeepsSideTables, state: PipeState) -> None:
+        """Read what is stored. Called after `recover`, before anything is asked of the portal."""
+        ...
+
+    def rows(self, batch: Batch[Delivery]) -> Mapping[str, pa.Table]:
+        """Return the rows that a batch adds, by table. The same batch always gives the same."""
+        ...
+
+    def advanced(self, state: PipeState) -> None:
+        """Take note that a state was committed: a batch arrived, or finality may have moved."""
+        ...
+
+    def rolled_back(self, state: PipeState) -> None:
+        """Take note that everything above the state's cursor is gone, also from the tables."""
+        ...
+
+    def finish(self, state: PipeState) -> None:
+        """Do what is left to do: the range is read. The target is still open."""
+        ...
+
+    def stop(self) -> None:
+        """Release what is held. The target may be closed already."""
+        ...
+
+
+PartMaker = Callable[[str], StreamPart]  # is given the stream's id
+
+
+class Parts:
+    """All parts of one run. Without any, every target will do."""
+
+    def __init__(self, parts: Sequence[StreamPart]) -> None:
+        self._parts = tuple(parts)
+        self._target: KeepsSideTables | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def open(self, target: Any) -> None:
+        """Have the target create the tables. Called before `recover`.
+
+        Raises:
+            SideTablesError: the target cannot keep any.
+        """
+        tables = {table.name: table for part in self._parts for table in part.tables}
+        if not tables:
+            return
+        if not isinstance(target, KeepsSideTables):
+            raise SideTablesError(
+                "the target cannot keep what parts of the stream need to store",
+                target=type(target).__name__,
+                tables=", ".join(sorted(tables)),
+            )
+        self._target = target
+        target.open_side_tables(list(tables.values()))
+
+    def start(self, state: PipeState) -> None:
+        """Start all of them."""
+        if self._target is not None:
+            for part in self._parts:
+                part.start(self._target, state)
+
+    def add_rows(self, batch: Batch[Delivery]) -> Batch[Delivery]:
+        """Return a batch with the rows that the parts add to it."""
+        side: dict[str, pa.Table] = {}
+        for part in self._parts:
+            side.update(part.rows(batch))
+        return batch.with_data(replace(batch.data, side=side)) if side else batch
+
+    def advanced(self, state: PipeState) -> None:
+        """Tell all of them that a state was committed."""
+        for part in self._parts:
+            part.advanced(state)
+
+    def rolled_back(self, state: PipeState) -> None:
+        """Tell all of them that a fork was undone."""
+        for part in self._parts:
+            part.rolled_back(state)
+
+    def finish(self, state: PipeState) -> None:
+        """Let all of them end their work."""
+        for part in self._parts:
+            part.finish(state)
+
+    def stop(self) -> None:
+        """Stop all of them."""
+        parts, self._parts = self._parts, ()
+        stop_all(list(parts))
+
+
+def stop_all(things: list[Any]) -> None:
+    """Stop everything, the last first, also if one fails; the first failure is raised."""
+    while things:
+        thing = things.pop()
+        try:
+            thing.stop()
+        finally:
+            stop_all(things)
