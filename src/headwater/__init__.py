@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headwater.core import BlockCursor, Head, find_rollback_index
+from headwater.core import BlockCursor, Flush, Head, find_rollback_index
 from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _LAZY = {
 
 __all__ = [
     "BlockCursor",
+    "Flush",
     "Head",
     "HeadwaterError",
     "create_target",

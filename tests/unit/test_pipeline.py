@@ -161,6 +161,7 @@ class Run:
         history_cap: int = 1000,
         fork_policy: ForkPolicy = follow_history,
         fails_on_fork: bool = False,
+        **options: Any,
     ) -> None:
         self.calls: list[str] = []
         self.unbroken: list[list[str]] = []
@@ -180,6 +181,7 @@ class Run:
             fork_policy=fork_policy,
             on_fork=self._on_fork,
             unbroken=self._unbroken,
+            **options,
         )
 
     @contextmanager

@@ -8,7 +8,14 @@ from headwater.core.answer import Answer, AtHead, Blocks, Fork, RangeEnd, Span
 from headwater.core.batch import Batch, batches
 from headwater.core.chain import DEFAULT_CAP, Chain
 from headwater.core.cursor import BlockCursor, BlockHeader, Head
-from headwater.core.fork import ForkResolution, ForkRule, find_rollback_index, resolve_fork
+from headwater.core.flush import Flush, FlushRules, Pending
+from headwater.core.fork import (
+    ForkResolution,
+    ForkRule,
+    find_rollback_index,
+    is_behind,
+    resolve_fork,
+)
 from headwater.core.ranges import (
     BlockRange,
     RangeSpec,
@@ -32,10 +39,13 @@ __all__ = [
     "Blocks",
     "Chain",
     "FinalizedWatermark",
+    "Flush",
+    "FlushRules",
     "Fork",
     "ForkResolution",
     "ForkRule",
     "Head",
+    "Pending",
     "PipeState",
     "RangeEnd",
     "RangeSpec",
@@ -47,6 +57,7 @@ __all__ = [
     "final_number",
     "find_rollback_index",
     "hot_cursors",
+    "is_behind",
     "merge_ranges",
     "parse_ranges",
     "resolve_fork",

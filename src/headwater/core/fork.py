@@ -81,7 +81,7 @@ def resolve_fork(
 
     lowest = min(block.number for block in sample)
     highest = max(block.number for block in sample)
-    if patient and _is_behind(state, cursor, sample, highest):
+    if patient and is_behind(state, sample):
         return ForkResolution(cursor, ForkRule.WAIT)
 
     lower = [block for block in state.landing_points() if block.number < cursor.number]
@@ -120,16 +120,17 @@ def _refuse_contradiction(state: PipeState, sample: frozenset[BlockCursor]) -> N
             )
 
 
-def _is_behind(
-    state: PipeState, cursor: BlockCursor, sample: frozenset[BlockCursor], highest: int
-) -> bool:
+def is_behind(state: PipeState, previous_blocks: Iterable[BlockCursor]) -> bool:
     """Tell whether the portal holds our own chain, only shorter, or agrees with our cursor again.
 
     Entries below what we still hold cannot be compared, and do not speak against it.
     """
+    cursor, sample = state.cursor, frozenset(previous_blocks)
+    if cursor is None or not sample:
+        return False
     if cursor in sample:
         return True
-    if highest >= cursor.number:
+    if max(block.number for block in sample) >= cursor.number:
         return False
     if state.is_final(cursor.number):
         return True

@@ -18,6 +18,7 @@ from headwater.core import (
     Blocks,
     Head,
     PipeState,
+    RangeEnd,
     Span,
     clip_ranges,
 )
@@ -121,6 +122,8 @@ class HistorySource:
             yield Span(BlockRange(first, last.number), last, Head(final, final))
             self._size.took(self._clock.monotonic() - started)
             first, before = last.number + 1, last.cursor
+        if first > end == left.to_block:
+            yield RangeEnd(Head(final, final))
 
     def _check_link(self, left: BlockRange, cursor: BlockCursor | None) -> None:
         """Raise `BlockLinkError` if the next block does not name our last one as its parent."""

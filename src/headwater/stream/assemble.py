@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from headwater.core import Batch, BlockCursor, BlockRange, FinalizedWatermark, Head
+from headwater.core import Batch, BlockCursor, BlockRange, FinalizedWatermark, Flush, Head
 from headwater.decode import Output, decode_outputs
 from headwater.pipeline import Raw
 from headwater.portal import Clock, Dataset
@@ -75,6 +75,7 @@ class Assembler:
         dataset: Dataset | None,
         spark: Callable[[], SparkSession],
         clock: Clock,
+        history: Flush,
         *,
         shared: bool = False,
     ) -> None:
@@ -89,34 +90,36 @@ class Assembler:
         self._shared = shared or bool(steps)
         self._watermark = FinalizedWatermark()
         self.progress = ProgressTracker(clock)
-        self._held: _Released | None = None
+        self._history = history
+        self._held: list[_Released] = []
 
     def __call__(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Return the batch with the rows that user code made of it."""
-        self.release()
         if isinstance(batch.data, BlockRange):
-            made, skipped, size = self._fetch(batch.data)
+            made, skipped, size, rows = self._fetch(batch.data)
         else:
             decoded = decode_outputs(self._outputs, batch.data, self._plan.ranges)
             made, skipped = frames(decoded.tables, self._spark), decoded.skipped
             size = sum(map(len, batch.data))
-        ctx = self._context(batch, BatchInfo(_blocks(batch), size, skipped))
+            rows = sum(table.num_rows for table in decoded.tables.values())
+        ctx = self._context(batch, BatchInfo(_blocks(batch), size, skipped, rows))
         for step in self._steps:
             made = step.transform(made, ctx)
         return batch.with_data(Delivery(made, ctx))
 
     def release(self) -> None:
-        """Let go of what the last span keeps on the executors."""
-        if self._held is not None:
-            self._held.release()
-            self._held = None
+        """Let go of what spans keep on the executors. Called when they are committed or dropped."""
+        while self._held:
+            self._held.pop().release()
 
-    def _fetch(self, block_range: BlockRange) -> tuple[Frames, Mapping[str, int], int]:
+    def _fetch(self, block_range: BlockRange) -> tuple[Frames, Mapping[str, int], int, int]:
         """Let executors read a span. What several readers share is read now, and checked whole.
 
         A single output that nobody transforms is read when the target takes it, and checked then:
-        the rows do not pass through Spark's cache.
+        the rows do not pass through Spark's cache. Spans that wait for others are read now too:
+        else a flush would read them all at once.
         """
+        grouped = not self._history.at_once
         span = read_span(
             self._spark(),
             self._portal,
@@ -125,13 +128,15 @@ class Assembler:
             self._plan.query_at(block_range.from_block),
             block_range,
             dataset=self._dataset,
-            reuse=self._shared,
+            reuse=self._shared or grouped,
         )
-        self._held = span
-        if self._shared or len(self._outputs) > 1:
+        self._held.append(span)
+        if self._shared or len(self._outputs) > 1 or grouped:
             report = span.report()
-            return span.frames, report.skipped, report.bytes_read
-        return {name: CheckedFrame(frame, span) for name, frame in span.frames.items()}, {}, 0
+            counted = span.frames.values() if self._history.rows is not None else ()
+            rows = sum(frame.count() for frame in counted)
+            return span.frames, report.skipped, report.bytes_read, rows
+        return {name: CheckedFrame(frame, span) for name, frame in span.frames.items()}, {}, 0, 0
 
     def _context(self, batch: Batch[Raw], info: BatchInfo) -> BatchContext:
         current = batch.headers[-1].cursor

@@ -60,11 +60,16 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """This batch. `bytes_size` is 0 where executors fetched it; `skipped`: undecodable rows."""
+    """This batch. `bytes_size` is 0 where executors fetched it; `skipped`: undecodable rows.
+
+    `rows_count` counts what was decoded, before any transform; 0 where executors hold the rows,
+    unless `flush_history` asks for their number.
+    """
 
     blocks_count: int
     bytes_size: int
     skipped: Mapping[str, int]
+    rows_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

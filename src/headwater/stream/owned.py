@@ -57,7 +57,7 @@ class Handover:
 
     def __init__(self, cursor: BlockCursor | None) -> None:
         self._start = PipeState(cursor, None, () if cursor is None else (cursor,))
-        self._batch: StreamBatch | None = None
+        self._batches: list[StreamBatch] = []
 
     def bind(self, stream_id: str) -> None:
         """Need no id: nothing is stored."""
@@ -71,15 +71,13 @@ class Handover:
         return batch
 
     def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
-        """Keep the batch for whoever iterates."""
-        for batch in receipts:
-            self._batch = StreamBatch(batch.data.data, batch.data.ctx)
+        """Keep the batches for whoever iterates."""
+        self._batches += [StreamBatch(batch.data.data, batch.data.ctx) for batch in receipts]
 
-    def take(self) -> StreamBatch:
-        """Return the batch that was just committed."""
-        assert self._batch is not None, "a batch is taken after each commit"
-        batch, self._batch = self._batch, None
-        return batch
+    def take(self) -> list[StreamBatch]:
+        """Return the batches that were just committed."""
+        batches, self._batches = self._batches, []
+        return batches
 
     def roll_back(self, state: PipeState) -> None:
         """Leave the undo to the user, who has done it in the fork callback."""

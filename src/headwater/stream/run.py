@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headwater.core import Answer, Batch, BlockCursor, BlockRange, PipeState, RangeSpec, Span
 from headwater.core.ranges import Latest
 from headwater.errors import NetworkError, PortalHttpError
-from headwater.pipeline import Committed, Event, Raw, RolledBack, Settled, Waited
+from headwater.pipeline import Committed, Discarded, Event, Raw, RolledBack, Settled, Waited
 from headwater.portal import Address, Clock, Dataset, HistorySource, PortalClient
 from headwater.query import merge_queries, plan_requests
 from headwater.stream.assemble import Assembler, Plan
@@ -77,6 +77,7 @@ class Run:
             dataset,
             self._session,
             self._clock,
+            self._stream.flush.history,
             shared=bool(self._parts),
         )
         self._started = True
@@ -112,6 +113,10 @@ class Run:
         for step in self._stream.steps:
             step.fork(state.cursor)
 
+    def now(self) -> float:
+        """Return the time by which flushes are due."""
+        return self._clock.monotonic()
+
     def pause(self) -> None:
         """Wait for a replica that is behind."""
         self._clock.sleep(WAIT_S)
@@ -136,6 +141,14 @@ class Run:
             )  # fmt: skip
         if isinstance(event, Committed | Settled):
             self._parts.advanced(event.state)
+        if isinstance(event, Discarded):
+            if self._assembler is not None:
+                self._assembler.release()
+                self._assembler.progress.went_back()
+            logger.info(
+                "fork.discarded id=%s from=%s to=%s blocks=%d", self._stream.id, event.orphaned,
+                event.state.cursor, event.blocks,
+            )  # fmt: skip
         if isinstance(event, Waited):
             logger.info("replica.behind id=%s at=%s", self._stream.id, event.state.cursor)
 

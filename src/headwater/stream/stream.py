@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from headwater.core import BlockCursor
+from headwater.core import BlockCursor, Flush, FlushRules
 from headwater.decode import Output
 from headwater.errors import InvalidOptionError, NetworkError, StreamIdError
 from headwater.pipeline import Committed, Event, ForkPolicy, Pipeline, Recovered, follow_history
@@ -47,6 +47,7 @@ class PortalStream:
     spark: SparkSession | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[PartMaker, ...] = ()
+    flush: FlushRules = FlushRules()  # noqa: RUF009 - immutable
 
     def pipe(self, code: object) -> PortalStream:
         """Add a transform: a function of (data) or (data, ctx), or a transformer object.
@@ -89,7 +90,7 @@ class PortalStream:
             target = Handover(cursor)
             for event in self._steps(run, target, AskUser(on_fork), None):
                 if isinstance(event, Committed):
-                    yield target.take()
+                    yield from target.take()
 
     @contextmanager
     def _opened(self, *, finalized: bool = False) -> Iterator[Run]:
@@ -113,6 +114,9 @@ class PortalStream:
             on_fork=run.forked,
             prepare=lambda: run.prepare(target),
             unbroken=nullcontext if interrupt is None else interrupt.unbroken,
+            flush=self.flush,
+            now=run.now,
+            count_rows=lambda batch: batch.data.ctx.batch.rows_count,
         )
         with coded_failures():
             for event in pipeline.steps():
@@ -128,6 +132,8 @@ def portal_stream(
     portal: str,
     outputs: Mapping[str, Output],
     spark: SparkSession | None = None,
+    flush: Flush | None = None,
+    flush_history: Flush | None = None,
     **options: Any,
 ) -> PortalStream:
     """Define a stream.
@@ -137,6 +143,9 @@ def portal_stream(
         portal: the address of a dataset.
         outputs: the tables to fill, by name; all are fetched together.
         spark: your session, used as it is; without one a local session is made when needed.
+        flush: when to commit hot blocks: `Flush(blocks=…, rows=…, seconds=…)`, whichever comes
+            first; left out, each block at once. What waits is dropped by a fork or a stop.
+        flush_history: the same for final blocks; left out, each span of history at once.
         options: `far` (blocks behind the finalized head at which executors take over),
             `first_span`, `largest_span`, `span_seconds` (how history is cut), `poll_interval_s`
             (how often the head is asked for), `max_bytes` (of block lines held at once).
@@ -163,7 +172,11 @@ def portal_stream(
         raise InvalidOptionError(
             f"options are {', '.join(sorted(Run.OPTIONS))}", unknown=", ".join(unknown)
         )
-    return PortalStream(id, portal, dict(outputs), (), spark, options)
+    for rule in (flush, flush_history):
+        if rule is not None and not isinstance(rule, Flush):
+            raise InvalidOptionError("flush rules are Flush(blocks=…)", got=repr(rule))
+    rules = FlushRules(flush or Flush(), flush_history or Flush())
+    return PortalStream(id, portal, dict(outputs), (), spark, options, flush=rules)
 
 
 def pipe_to_iterator(

@@ -20,6 +20,7 @@ from headwater.core import PipeState
 from headwater.errors import HeadwaterError
 from headwater.targets.base import Delivery, Target
 from headwater.testing.conformance_crash import Script, StagesTwice, run_crashing
+from headwater.testing.conformance_flush import check_flushes
 from headwater.testing.conformance_model import (
     BALANCES,
     LARGEST,
@@ -213,6 +214,10 @@ class TargetConformance(SideTablePromises):
         rig.check()
         rig.target.close()
 
+    def test_the_batches_of_one_commit_are_undone_one_by_one(self) -> None:
+        """Whatever they do, at the beginning of a stream, and while finality moves."""
+        check_flushes(self)
+
     # --- rows with a key --------------------------------------------------------------------------
 
     @needs("upserts")
@@ -384,5 +389,8 @@ class TargetConformance(SideTablePromises):
         def block(number: int, branch: str = "a") -> Callable[[Rig], None]:
             return lambda rig: rig.block(number, *self.everything(number), branch=branch, final=1)
 
+        def flush(rig: Rig) -> None:
+            rig.flush([(number, self.everything(number)) for number in (3, 4)], final=1)
+
         settle_and_fork = [lambda rig: rig.settle(2), lambda rig: rig.roll_back(2)]
-        return [*map(block, (1, 2, 3, 4)), *settle_and_fork, block(3, "b")]
+        return [*map(block, (1, 2)), flush, *settle_and_fork, block(3, "b")]

@@ -197,8 +197,12 @@ class Rig:
         *,
         branch: str = "a",
         final: int = -1,
+        settled: int = -1,
     ) -> None:
-        """Commit several blocks, each a batch, in one step."""
+        """Commit several blocks, each a batch, in one step.
+
+        `settled` is how far finality has come before they are committed.
+        """
         made, receipts, state = [], [], self.state
         for number, changes in blocks:
             head = self._head(final, branch)
@@ -208,6 +212,9 @@ class Rig:
             batch = Batch((header,), head, state, hot_cursors([header], final), tuple(changes))
             receipts.append(self.stage(batch))
             made.append((changes, state))
+        if settled >= 0:
+            state = state.settle(Head(BlockCursor(settled, f"{branch}{settled}")), confirmed=True)
+            made[-1] = (made[-1][0], state)
         self.target.commit(receipts, state)
         for changes, after in made:
             self.model.commit(changes, after)

@@ -7,7 +7,7 @@ tables are compared with the model, and now and then the process dies and recove
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headwater.core import (
     BlockCursor,
@@ -15,6 +15,7 @@ from headwater.core import (
     Blocks,
     ForkRule,
     Head,
+    PipeState,
     batches,
     resolve_fork,
 )
@@ -97,14 +98,21 @@ class RandomWalk:
                 rig.model.settle(settled)
             return
         answer = Blocks(tuple(map(_header, blocks)), tuple(b"" for _ in blocks), self._head())
+        receipts: list[Any] = []
+        held: list[tuple[list[Change], PipeState]] = []
         for batch in batches(rig.state, answer):
             numbers = {header.number for header in batch.headers}
             changes = [
                 change for one in blocks if one.number in numbers for change in self._changes(one)
             ]
-            receipt = rig.stage(batch.with_data(tuple(changes)))
-            rig.target.commit([receipt], batch.state)
-            rig.model.commit(changes, batch.state)
+            receipts.append(rig.stage(batch.with_data(tuple(changes))))
+            held.append((changes, batch.state))
+            if batch.headers[-1].number < blocks[-1].number and self._dice.random() < 0.4:
+                continue  # it waits for the next one, to be committed with it
+            rig.target.commit(receipts, batch.state)
+            for one, after in held:
+                rig.model.commit(one, after)
+            receipts, held = [], []
             rig.check()
 
     def _on_chain(self, cursor: BlockCursor) -> bool:

@@ -23,7 +23,7 @@ from headwater.testing.crash import Crash, CrashingTarget
 from headwater.testing.oracle import DisagreementError, Row, Rows
 from headwater.testing.portal import PortalSim
 from headwater.testing.replicas import Balance, Finality
-from headwater.testing.scenario import Scenario
+from headwater.testing.scenario import Flow, Scenario
 from headwater.testing.settings import ContentSettings
 from headwater.testing.situations import Situation, Tally
 from headwater.testing.stream_plan import Behind
@@ -44,6 +44,7 @@ class History:
         self._actions = actions
         start_block = dice.choice([0, 0, 1000])
         self._on = on = Scenario.draw(dice, start_block)
+        self._flow = Flow.draw(Random(f"flow {seed}"))
         self._depth = dice.choice([2, 6, 12, 20])
         self.chain = ChainSim(
             seed,
@@ -234,6 +235,9 @@ class History:
             pause=lambda: self._clock.sleep(1.0),
             patience=PATIENCE,
             history_cap=on.history_cap,
+            flush=self._flow.flush,
+            now=self._clock.monotonic,
+            count_rows=lambda batch: sum(map(len, batch.data.values())),
         ).steps()
 
     def _source(self, client: PortalClient) -> Source:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from headwater.core import BlockRange
+from headwater.core import BlockRange, Flush, FlushRules
 from headwater.query import EvmQuery, Query, SolanaQuery
 from headwater.testing.chain import ChainSim, Network
 from headwater.testing.faults import Asked, FaultPlan
@@ -18,6 +18,23 @@ TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 TOKEN_PROGRAM = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA"
 EVM_FIELDS = ("logIndex", "transactionIndex", "address", "data", "topics")
 SOLANA_FIELDS = ("transactionIndex", "instructionAddress", "programId", "data")
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """How blocks flow into the target: when they are committed."""
+
+    flush: FlushRules
+
+    @classmethod
+    def draw(cls, dice: Random) -> Flow:
+        """Draw one; what waits is committed after some seconds in any case."""
+        return cls(FlushRules(_draw_flush(dice), _draw_flush(dice)))
+
+
+def _draw_flush(dice: Random) -> Flush:
+    limits = (dice.choice([None, 2, 5, 20]), dice.choice([None, 3, 30]), dice.choice([1, 10.0, 60]))
+    return Flush(*limits) if dice.random() < 0.5 else Flush()
 
 
 @dataclass(frozen=True, slots=True)

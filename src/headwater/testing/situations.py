@@ -11,7 +11,15 @@ from enum import StrEnum
 
 from headwater.core import ForkRule, PipeState
 from headwater.errors import REGISTRY, HeadwaterError
-from headwater.pipeline import Event, RolledBack, Settled, Waited
+from headwater.pipeline import (
+    Committed,
+    Discarded,
+    Event,
+    RolledBack,
+    Settled,
+    Staged,
+    Waited,
+)
 from headwater.testing.faults import CATALOGUE
 
 
@@ -46,6 +54,8 @@ class Situation(StrEnum):
     SPAN = "a span of final blocks taken at once"
     FELL_BEHIND = "a span after reading near the head: it had fallen behind"
     BEFORE_DATASET = "a range that begins before the dataset"
+    FLUSHED_TOGETHER = "several batches committed in one step"
+    FORK_BEFORE_FLUSH = "fork that took what was not committed yet"
 
 
 class Tally:
@@ -57,6 +67,7 @@ class Tally:
         self.errors: Counter[str] = Counter()
         self._conflicts = 0
         self._waits = 0
+        self._staged = False
 
     def meet(self, situation: Situation) -> None:
         """Count one occurrence."""
@@ -85,6 +96,14 @@ class Tally:
                 self._conflicts = self._waits = 0
                 if state.finalized != before.finalized:
                     self.meet(Situation.SETTLED_WHILE_IDLE)
+            case Discarded():
+                self.meet(Situation.FORK_BEFORE_FLUSH)
+            case Staged():
+                self._staged = True
+            case Committed() if self._staged:
+                self._conflicts = self._waits = 0
+                self._staged = False
+                self.meet(Situation.FLUSHED_TOGETHER)
             case _:
                 self._conflicts = self._waits = 0
 
