@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,12 @@ from headwater.targets.postgres import (
     PostgresSettings,
     Tx,
     postgres_target,
-    stage_writer,
+    sender,
     staging,
     table,
 )
+from headwater.targets.postgres.relay import ATTEMPT_BYTES, RECEIVED, SIZE_BYTES, Relay
+from headwater.targets.postgres.transfer import plan_transfer
 from headwater.testing import simulated_portal
 from tests.stream.truth import COLUMNS, transfers
 from tests.targets.postgres_places import Stream, database
@@ -34,7 +38,7 @@ from tests.targets.postgres_places import Stream, database
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 ROWS, PARTS = 4000, 4
-STAGES = "SELECT count(*) AS n FROM pg_tables WHERE tablename LIKE 'headwater_stage%'"
+TABLES = "SELECT tablename AS t FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"
 LOG = table("log", append_only=True, types={"value": "numeric(78,0)", "sender": "bytea"})
 
 
@@ -72,10 +76,9 @@ def check(s: Stream, rows: int = ROWS, name: str = "log") -> None:
     )[0]
     assert (got["n"], got["d"], got["right"]) == (rows, rows, rows)
     assert int(float(got["v"])) == rows * (rows - 1) // 2
-    assert s.rows(STAGES) == [{"n": 0}]
 
 
-def test_executors_copy_and_the_driver_publishes(spark: SparkSession, dsn: str) -> None:
+def test_executors_encode_and_the_driver_publishes(spark: SparkSession, dsn: str) -> None:
     calls: list[int] = []
 
     def write(tx: Tx, data: Mapping[str, DataFrame]) -> None:
@@ -86,11 +89,11 @@ def test_executors_copy_and_the_driver_publishes(spark: SparkSession, dsn: str) 
 
     types = {"value": "numeric(78,0)", "sender": "bytea"}
     s = started(dsn, write, LOG, table("keyed", key=["n"], types=types))
-    statements: list[str] = []
-    s.target.on_statement = statements.append
+    copied: list[str] = []
+    s.target.on_statement = lambda sql: copied.append(sql) if sql.startswith("COPY") else None
     s.block(9, {"rows": numbers(spark)}, final=9)
     assert len(calls) == 1, "nothing had to be tried again"
-    assert sum("UNLOGGED" in one for one in statements) == 3
+    assert len(copied) == 3
     check(s)
     assert s.rows("SELECT count(*) AS n, min(n) AS low FROM keyed") == [{"n": 50, "low": 50}]
     s.target.close()
@@ -147,7 +150,7 @@ def test_a_task_that_is_tried_again_counts_once(
     s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
     rows = numbers(spark)
     schema = "block_number long, n long, value string, sender string, at timestamp"
-    failing = stage_writer.map_in_arrow(rows, FailsOnce(tmp_path / "failed"), schema)
+    failing = sender.map_in_arrow(rows, FailsOnce(tmp_path / "failed"), schema)
     s.block(9, {"rows": failing}, final=9)
     assert (tmp_path / "failed").exists()
     check(s)
@@ -155,15 +158,15 @@ def test_a_task_that_is_tried_again_counts_once(
 
 
 class Killed:
-    """Does what `StageWriter` does, but the worker is killed once: in its COPY, or after it."""
+    """Does what `RowSender` does, but the worker is killed once: while it sends, or after it."""
 
-    def __init__(self, writer: Any, marker: Path, *, after: bool) -> None:
-        self.writer = writer
+    def __init__(self, sender: Any, marker: Path, *, after: bool) -> None:
+        self.sender = sender
         self.marker = marker
         self.after = after
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        receipts = list(self.writer(batches if self.after else self.dying(batches)))
+        receipts = list(self.sender(batches if self.after else self.dying(batches)))
         if self.after:
             self.die()
         yield from receipts
@@ -186,25 +189,22 @@ class Killed:
 def test_a_worker_that_is_killed_leaves_nothing_that_counts(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
-    """kill -9 in the middle of a COPY, and after its commit but before Spark hears of it."""
-    marker, real = tmp_path / "killed", stage_writer.StageWriter
+    """kill -9 while rows are sent, and when all are but Spark has not heard of it."""
+    marker, real, keep = tmp_path / "killed", sender.RowSender, Relay.keep
+    complete: list[int] = []
+
+    def noted(relay: Relay, attempt: int, file: Any) -> None:
+        complete.append(attempt)
+        keep(relay, attempt, file)
+
+    monkeypatch.setattr(Relay, "keep", noted)
     monkeypatch.setattr(
-        staging, "StageWriter", lambda *args: Killed(real(*args), marker, after=after)
+        staging, "RowSender", lambda *args: Killed(real(*args), marker, after=after)
     )
-    attempts: list[int] = []
-
-    def write(tx: Tx, data: Mapping[str, DataFrame]) -> None:
-        tx.insert("log", data["rows"])
-        stage = s.rows(
-            "SELECT tablename AS t FROM pg_tables WHERE tablename LIKE 'headwater_stage%'"
-        )
-        count = "SELECT count(DISTINCT attempt) AS n FROM " + stage[0]["t"]
-        attempts.append(s.rows(count)[0]["n"])
-
-    s = started(dsn, write)
+    s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
     s.block(9, {"rows": numbers(spark)}, final=9)
     assert marker.exists()
-    assert attempts == [PARTS + after], "what was committed and not counted is there, unused"
+    assert len(complete) == PARTS + after, "what was sent and not counted was there"
     check(s)
     s.target.close()
 
@@ -215,19 +215,49 @@ def test_a_value_that_does_not_fit_is_a_coded_error_and_leaves_nothing(
     s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
     with pytest.raises(PostgresTableError, match="not an integer"):
         s.block(9, {"rows": numbers(spark, 100).withColumn("value", F.lit("1.5"))}, final=9)
-    assert s.rows(STAGES) == [{"n": 0}]
     s.block(9, {"rows": numbers(spark)}, final=9)
     check(s)
     s.target.close()
 
 
-def test_stages_of_a_run_that_died_are_dropped_and_others_left(
-    spark: SparkSession, dsn: str
+def test_a_conflict_costs_no_second_computation(
+    spark: SparkSession, dsn: str, tmp_path: Path
 ) -> None:
+    """What executors have sent is kept until the commit."""
+    tries: list[int] = []
+
+    def write(tx: Tx, data: Mapping[str, DataFrame]) -> None:
+        tx.insert("log", data["rows"])
+        tries.append(1)
+        if len(tries) < 3:
+            tx.execute("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; END $$")
+
+    s = started(dsn, write)
+    schema = "block_number long, n long, value string, sender string, at timestamp"
+    s.block(9, {"rows": sender.map_in_arrow(numbers(spark), Counted(tmp_path), schema)}, final=9)
+    assert len(tries) == 3
+    assert len(list(tmp_path.iterdir())) == PARTS
+    check(s)
+    s.target.close()
+
+
+class Counted:
+    """Rows that leave a file each time one of their partitions is computed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        (self.folder / os.urandom(8).hex()).touch()
+        yield from batches
+
+
+def test_a_run_that_died_leaves_nothing(spark: SparkSession, dsn: str) -> None:
     class Died(BaseException):
         pass
 
     s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
+    before = s.rows(TABLES)
 
     def die(sql: str) -> None:
         if sql.startswith('INSERT INTO "public"."sync" '):  # the state: everything before is done
@@ -236,15 +266,38 @@ def test_stages_of_a_run_that_died_are_dropped_and_others_left(
     s.target.on_statement = die
     with pytest.raises(Died):
         s.block(9, {"rows": numbers(spark, 100)}, final=9)
-    assert s.rows(STAGES) == [{"n": 1}]
+    assert s.rows(TABLES) == before
     s.target.close()
-    s.sql("CREATE TABLE headwater_stage_of_somebody_else (a int)")
     s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
-    assert s.rows(STAGES) == [{"n": 1}]
-    s.sql("DROP TABLE headwater_stage_of_somebody_else")
     s.block(9, {"rows": numbers(spark)}, final=9)
     check(s)
     s.target.close()
+
+
+def test_strangers_and_broken_attempts_are_not_heard() -> None:
+    with Relay("127.0.0.1", 0) as relay:
+        attempt = (7).to_bytes(ATTEMPT_BYTES)
+        whole = (3).to_bytes(SIZE_BYTES) + b"abc" + bytes(SIZE_BYTES)
+        for said in (
+            bytes(32) + attempt + whole,  # another secret
+            relay.token + attempt + (3).to_bytes(SIZE_BYTES) + b"ab",  # breaks off
+            relay.token[:5],
+        ):
+            with socket.create_connection(("127.0.0.1", relay.port)) as connection:
+                connection.sendall(said)
+                connection.shutdown(socket.SHUT_WR)
+                with suppress(ConnectionResetError):
+                    assert connection.recv(1) == b""
+        with socket.create_connection(("127.0.0.1", relay.port)) as connection:
+            connection.sendall(relay.token + attempt + whole)
+            assert connection.recv(1) == RECEIVED
+        relay.end()
+        arrived = [(number, b"".join(spool.read())) for number, spool in relay.arriving()]
+        assert arrived == [(7, b"abc")]
+        relay.take([])
+    assert relay.token.hex() not in repr(
+        sender.RowSender(("h", 1), relay.token, plan_transfer(pa.schema([]), None))
+    )
 
 
 @pytest.mark.parametrize("defer_indexes", [False, True])

@@ -51,9 +51,12 @@ _LONG_NAMES = {
 def is_distributed(frame: Any) -> bool:
     """Tell whether the rows of a frame lie on executors: it is a DataFrame of Spark's.
 
-    The class is asked, not the object: a frame that only acts like a DataFrame would make one.
+    The class is asked, not the object: a frame that only acts like a DataFrame would make one. Of
+    Spark Connect the executors may not reach this process; its rows are collected.
     """
-    return hasattr(type(frame), "mapInArrow")
+    return hasattr(type(frame), "mapInArrow") and not type(frame).__module__.startswith(
+        "pyspark.sql.connect"
+    )
 
 
 def to_arrow(frame: Any) -> pa.Table:

@@ -1,8 +1,8 @@
 """One connection of a target: its lock, its transactions, and what went wrong on it.
 
-A transaction begins with its first statement, not before: rows that executors stage must be visible
-to it. The session-level lock outlives transactions and dies with the server process behind the
-connection. So whoever holds it knows that no commit of an earlier connection is still under way.
+A transaction begins with its first statement, not before. The session-level lock outlives
+transactions and dies with the server process behind the connection. So whoever holds it knows that
+no commit of an earlier connection is still under way.
 """
 
 from __future__ import annotations
@@ -107,13 +107,6 @@ class Session:
         """Run a statement and return the cursor, for those who need its description."""
         return self._execute(sql, params, False)
 
-    def bytes(self, sql: str, params: Sequence[object]) -> bytes:
-        """Run a query for one value of bytes, which travel as they are."""
-        self._statement(sql)
-        with self._watched():
-            row = self._cursor().execute(sql.encode(), params, binary=True).fetchone()
-        return b"" if row is None else bytes(row[0])
-
     def copy(self, sql: str, chunks: Iterable[Chunk]) -> None:
         """Feed a COPY."""
         self._statement(sql)
@@ -193,7 +186,7 @@ class Session:
 
 
 def connect(dsn: str, *, name: str = "headwater") -> psycopg.Connection[Row]:
-    """Connect to a server; runs on the driver and on executors.
+    """Connect to a server; runs on the driver.
 
     Raises:
         PostgresConnectionError: it cannot be reached; the password is not shown.

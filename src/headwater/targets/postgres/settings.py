@@ -85,7 +85,8 @@ class PostgresSettings:
     below the finalized one. A transaction that meets a conflict or loses its connection is tried
     `attempts` times. `lock_wait_s` is how long a writer waits for the one before it to be gone.
     With `defer_indexes`, tables that the target creates get their keys and indexes when the stream
-    first comes near the head, or when a write needs them.
+    first comes near the head, or when a write needs them. Executors send their rows to the driver,
+    to `relay_port`, or to any free port if it is 0.
     """
 
     id: str | None = None
@@ -96,6 +97,7 @@ class PostgresSettings:
     attempts: int = 8
     lock_wait_s: float = 5.0
     defer_indexes: bool = False
+    relay_port: int = 0
 
     def __post_init__(self) -> None:
         if self.unfinalized_blocks_retention <= 0:

@@ -129,7 +129,7 @@ class PostgresTarget:
         return self._state
 
     def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
-        """Hold the batch until it is committed: what executors hold is staged by its `tx` calls."""
+        """Hold the batch until it is committed; its `tx` calls fetch what executors hold."""
         return batch
 
     def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
@@ -183,7 +183,7 @@ class PostgresTarget:
         session, self._session = self._session, None
         if session is not None:
             session.close()
-            self._staging.close()
+            self._staging.clear()
 
     def open_side_tables(self, tables: Sequence[SideTable]) -> None:
         """Connect, and create what is missing."""
@@ -245,8 +245,7 @@ class PostgresTarget:
         settings = self._settings
         stream = f"{settings.schema}.{settings.table}/{self._id}"
         session = Session(self._dsn, stream, settings.lock_wait_s, settings.isolation_level)
-        side = Session(self._dsn, None, 0, "read committed")
-        session.on_statement = side.on_statement = self._announce
+        session.on_statement = self._announce
         self._sync = SyncTable(session, settings.sync, self._id)
         triggers = Triggers(session, self._id, settings.schema)
         self._catalog = Catalog(
@@ -269,7 +268,7 @@ class PostgresTarget:
         self._undo = UndoLog(session, self._id)
         self._temporary = TemporaryTables(session)
         self._side = SideTables(session, self._temporary, settings.schema, self._id)
-        self._staging = Staging(side, self._dsn, stream, settings.schema)
+        self._staging = Staging(settings.relay_port)
         try:
             session.connect()
             with session.transaction(isolation_level="read committed"):
@@ -283,10 +282,8 @@ class PostgresTarget:
                     self._on_start(Tx(session, self._catalog, self._temporary))
                 self._catalog.forget()
                 self._catalog.install()
-            self._staging.sweep()
         except BaseException:
             session.close()
-            side.close()
             raise
         self._session = session
         self._commits = 0

@@ -1,62 +1,54 @@
-"""What a task does with its rows: encode them, copy them into the stage, return a receipt.
+"""What a task does with its rows: encode them, send them to the driver, return a receipt.
 
-Runs on executors, which need to reach the database. An attempt that is repeated has another number,
-so its rows do not mix with earlier ones.
+Runs on executors, which reach the driver as they do for Spark itself, and never the database. An
+attempt that is repeated has another number, so its rows do not mix with earlier ones.
 """
 
 from __future__ import annotations
 
 import secrets
+import socket
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.targets.postgres.encode import HEADER, TRAILER
-from headwater.targets.postgres.session import connect
-from headwater.targets.postgres.sql import TableName, compose
+from headwater.targets.postgres.relay import ATTEMPT_BYTES, RECEIVED, SIZE_BYTES
 from headwater.targets.postgres.transfer import Transfer
 
-_NAMES = ("attempt", "pieces", "rows", "lowest", "highest", "nulls")
+_NAMES = ("attempt", "rows", "lowest", "highest", "nulls")
 RECEIPT = pa.schema([(name, pa.int64()) for name in _NAMES])
 RECEIPT_COLUMNS = ", ".join(f"`{name}` bigint" for name in _NAMES)
 
 
 @dataclass(frozen=True, slots=True)
-class StageWriter:
-    """Copies the rows of a partition in one transaction. It pickles."""
+class RowSender:
+    """Sends the rows of a partition over one connection. It pickles."""
 
-    dsn: str
-    stage: TableName
+    address: tuple[str, int]
+    token: bytes = field(repr=False)
     transfer: Transfer
     block_column: str = ""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Copy, and yield the receipt."""
+        """Send, and yield the receipt."""
         attempt, seen = secrets.randbits(62), _Seen(self.block_column)
         remaining = (batch for batch in batches if batch.num_rows)
         first = next(remaining, None)
         if first is not None:
             rows = self.transfer.encode(first.schema, seen.through(chain([first], remaining)))
-            sql = compose(
-                "COPY {stage} (attempt, place, rows) FROM STDIN (FORMAT binary)", stage=self.stage
-            )
-            with (
-                connect(self.dsn, name="headwater executor") as connection,
-                connection.cursor() as cursor,
-                cursor.copy(sql.encode()) as copy,
-            ):
-                copy.write(HEADER)
+            with socket.create_connection(self.address) as connection:
+                connection.sendall(self.token + attempt.to_bytes(ATTEMPT_BYTES))
                 for chunk in rows:
-                    sizes = [one.to_bytes(4) for one in (8, 4, seen.pieces, len(chunk))]
-                    copy.write(b"\x00\x03" + sizes[0] + attempt.to_bytes(8) + b"".join(sizes[1:]))
-                    copy.write(chunk)
-                    seen.pieces += 1
-                copy.write(TRAILER)
+                    connection.sendall(len(chunk).to_bytes(SIZE_BYTES))
+                    connection.sendall(chunk)
+                connection.sendall(bytes(SIZE_BYTES))
+                if connection.recv(1) != RECEIVED:
+                    raise ConnectionResetError("the driver did not take the rows")
         yield seen.receipt(attempt)
 
 
@@ -64,7 +56,6 @@ class _Seen:
     """Counts the rows that pass, and notes between which blocks they lie."""
 
     def __init__(self, block_column: str) -> None:
-        self.pieces = 0
         self._column = block_column
         self._rows = self._nulls = 0
         self._blocks: list[int] = []
@@ -85,7 +76,7 @@ class _Seen:
     def receipt(self, attempt: int) -> pa.RecordBatch:
         """Return what the driver is told."""
         lowest, highest = self._blocks or (None, None)
-        facts = (attempt, self.pieces, self._rows, lowest, highest, self._nulls)
+        facts = (attempt, self._rows, lowest, highest, self._nulls)
         return pa.RecordBatch.from_pylist([dict(zip(_NAMES, facts, strict=True))], schema=RECEIPT)
 
 
