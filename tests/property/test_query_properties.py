@@ -1,7 +1,6 @@
 """The algebra of queries: union, planning, and the request as JSON, over arbitrary queries."""
 
 import json
-from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
@@ -9,13 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core import BlockRange
-from headwater.query import EVM, SOLANA, EvmQuery, Filter, Query, SolanaQuery
+from headwater.query import (
+    BitcoinQuery,
+    EvmQuery,
+    Filter,
+    HyperliquidQuery,
+    Query,
+    SolanaQuery,
+    SubstrateQuery,
+    TronQuery,
+)
 from headwater.query import merge_queries as merge
 from headwater.query import plan_requests as plan
 from headwater.query.catalog import Condition, Family, Network, ValueKind
 
 BOUND = 30  # ranges end below it or never
 
+BITCOIN_ADDRESSES = (
+    "1A1zP1eP5QGefi2DMPTfTL5SLmv7DivfNa",
+    "bc1qw508d6qejxtdg4y5r3zarvary0c5xw7kv8f3t4",
+)
+TRON_ADDRESSES = (
+    "TR7NHqjeKQxGTCi8q8ZY4pL8otSzgjLj6t",
+    "41A614F803B6FD780986A42C78EC9C7F77E6DED13C",
+    "0x39dd12a54e2bab7c82aa14a1e158b34263d2d510",
+)
 PUBKEYS = ("1" * 32, "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA")
 
 
@@ -24,8 +41,18 @@ def items_of(condition: Condition) -> st.SearchStrategy[object]:
         case ValueKind.HEX:
             digits = st.sampled_from("0aB9").map(lambda digit: "0x" + digit * 2 * condition.width)
             return digits | st.sampled_from(condition.choices) if condition.choices else digits
+        case ValueKind.BARE_HEX:
+            return st.sampled_from("0aB9").map(lambda digit: digit * 2 * condition.width)
         case ValueKind.PUBKEY:
             return st.sampled_from(PUBKEYS)
+        case ValueKind.BITCOIN_ADDRESS:
+            return st.sampled_from(BITCOIN_ADDRESSES)
+        case ValueKind.TRON_ADDRESS:
+            return st.sampled_from(TRON_ADDRESSES)
+        case ValueKind.QUALIFIED_NAME:
+            return st.sampled_from(["Balances.Transfer", "EVM.Log"])
+        case ValueKind.TEXT:
+            return st.text(min_size=1, max_size=5)
         case ValueKind.NUMBER:
             return st.integers(0, 3)
         case ValueKind.CHOICE:
@@ -36,7 +63,8 @@ def items_of(condition: Condition) -> st.SearchStrategy[object]:
 
 @st.composite
 def arguments_of(draw: st.DrawFn, family: Family) -> dict[str, object]:
-    chosen = draw(st.lists(st.sampled_from(family.conditions), max_size=3, unique=True))
+    some = st.lists(st.sampled_from(family.conditions or [None]), max_size=3, unique=True)
+    chosen = [item for item in draw(some) if item is not None]
     widths = [item for item in chosen if item.wire in family.discriminators]
     arguments: dict[str, object] = {}
     for condition in chosen:
@@ -52,7 +80,8 @@ def arguments_of(draw: st.DrawFn, family: Family) -> dict[str, object]:
 
 
 @st.composite
-def queries_on(draw: st.DrawFn, make: Callable[..., Query], network: Network) -> Query:
+def queries_on(draw: st.DrawFn, make: type[Query]) -> Query:
+    network: Network = make.network
     query = make(include_all_blocks=draw(st.booleans()))
     for entity in draw(st.lists(st.sampled_from(network.entities), max_size=2)):
         names = [field.name for field in entity.fields]
@@ -62,8 +91,9 @@ def queries_on(draw: st.DrawFn, make: Callable[..., Query], network: Network) ->
     return query
 
 
-EVM_QUERIES = queries_on(EvmQuery, EVM)
-QUERIES = EVM_QUERIES | queries_on(SolanaQuery, SOLANA)
+EVM_QUERIES = queries_on(EvmQuery)
+BUILDERS = (EvmQuery, SolanaQuery, BitcoinQuery, TronQuery, HyperliquidQuery, SubstrateQuery)
+QUERIES = st.sampled_from(BUILDERS).flatmap(queries_on)
 LISTS = st.lists(EVM_QUERIES, min_size=1, max_size=4)
 RANGES = st.builds(
     lambda first, more: BlockRange(first, None if more is None else min(first + more, BOUND - 1)),

@@ -1,7 +1,7 @@
 """The shape of a network's catalogue: what can be selected, filtered and joined.
 
-A network is data (`EVM`, `SOLANA`); builders, validation, documentation, the portal simulator and
-the decoders all read the same data. Adding a network is adding a catalogue. All names here are the
+A network is data (`EVM`, `SOLANA`, `BITCOIN`, …); builders, validation, documentation and the
+decoders all read the same data. Adding a network is adding a catalogue. All names here are the
 wire's; `name` gives ours.
 """
 
@@ -17,9 +17,15 @@ class WireType(StrEnum):
     """How a value is written in the portal's JSON."""
 
     NUMBER = "number"  # a JSON integer, not negative, exact in a double
+    SECONDS = "seconds"  # a JSON integer: a time, counted from 1970
+    MILLISECONDS = "milliseconds"  # likewise
+    FLOAT = "float"  # a JSON number, a double on the server
+    BITCOINS = "bitcoins"  # a JSON number with at most 8 decimals
     HEX = "hex"  # "0x…", whole bytes
+    BARE_HEX = "bare hex"  # hex without 0x, whole bytes
     QUANTITY = "quantity"  # "0x…", an integer of up to 256 bits
-    DECIMAL = "decimal"  # an integer as a decimal string
+    DECIMAL = "decimal"  # an integer of up to 64 bits as a decimal string
+    WIDE_DECIMAL = "wide decimal"  # an integer of up to 128 bits as a decimal string
     NUMBER_OR_DECIMAL = "number or decimal"  # a JSON integer or a decimal string
     NUMBER_OR_STRING = "number or string"  # Solana's transaction version: 0 or "legacy"
     BASE58 = "base58"
@@ -43,6 +49,7 @@ class Field:
 
     A trace is selected by flat keys but arrives nested, and what `action` holds depends on the
     trace's `type`: `nested` is the path in the result, `variant` the type that has the field.
+    `prefix` is what columns put before the wire's text, where the wire leaves it out.
     """
 
     wire: str
@@ -52,6 +59,7 @@ class Field:
     members: tuple[Field, ...] = ()
     nested: tuple[str, ...] = ()
     variant: str | None = None
+    prefix: str = ""
 
     @property
     def name(self) -> str:
@@ -86,7 +94,12 @@ class ValueKind(StrEnum):
     """What a filter compares with."""
 
     HEX = "hex"  # "0x…" of exactly `width` bytes, or one of `choices`
+    BARE_HEX = "bare hex"  # the same, sent without 0x
     PUBKEY = "pubkey"  # base58 of 32 bytes
+    BITCOIN_ADDRESS = "bitcoin address"  # base58 or bech32, both with a checksum
+    TRON_ADDRESS = "tron address"  # "T…" or hex, sent as hex of `width` bytes: 21 with 41, or 20
+    QUALIFIED_NAME = "qualified name"  # "Pallet.name"
+    TEXT = "text"  # any text but none
     NUMBER = "number"
     CHOICE = "choice"  # one of `choices`
     BOOL = "bool"
@@ -94,13 +107,20 @@ class ValueKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One key of a filter: a list of accepted values or, with `is_list` false, a single value."""
+    """One key of a filter: a list of accepted values or, with `is_list` false, a single value.
+
+    `at` says where the value stands that it compares with, if that is not the field of the same
+    name: the field, then keys inside its JSON. Of several places the first that there is counts.
+    With `is_prefix` the value need only begin with the one given.
+    """
 
     wire: str
     kind: ValueKind
     width: int = 0
     choices: tuple[str, ...] = ()
     is_list: bool = True
+    at: tuple[tuple[str, ...], ...] = ()
+    is_prefix: bool = False
 
     @property
     def name(self) -> str:
@@ -125,7 +145,8 @@ class Relation:
 class Family:
     """Filters over one entity. A filter is AND over its keys; the filters of a family are OR-ed.
 
-    `discriminators` are the keys of which one filter may use only one.
+    `discriminators` are the keys of which one filter may use only one. `implied` is a field and the
+    values that the portal itself demands of it, where a family serves some items of its entity.
     """
 
     wire: str
@@ -133,6 +154,7 @@ class Family:
     conditions: tuple[Condition, ...]
     relations: tuple[Relation, ...] = ()
     discriminators: tuple[str, ...] = ()
+    implied: tuple[str, tuple[str, ...]] | None = None
 
     @property
     def name(self) -> str:
@@ -151,3 +173,7 @@ class Network:
     def entity(self, wire: str) -> Entity:
         """Return the entity of this wire name."""
         return next(entity for entity in self.entities if entity.wire == wire)
+
+    def family(self, wire: str) -> Family:
+        """Return the family of this wire name."""
+        return next(family for family in self.families if family.wire == wire)

@@ -34,7 +34,7 @@ _BLOCK = (
     Field("number", _NUMBER),
     Field("hash", _HEX),
     Field("parentHash", _HEX),
-    Field("timestamp", _NUMBER),  # seconds
+    Field("timestamp", WireType.SECONDS),
     Field("transactionsRoot", _HEX),
     Field("receiptsRoot", _HEX),
     Field("stateRoot", _HEX),
@@ -88,7 +88,7 @@ _TRANSACTION = (
     Field("blobVersionedHashes", _HEX, _OPTIONAL, is_list=True),
     Field("accessList", _OBJECT, _OPTIONAL, is_list=True, members=_ACCESS),
     Field("l1Fee", _QUANTITY, _OPTIONAL),
-    Field("l1FeeScalar", _NUMBER, _OPTIONAL),
+    Field("l1FeeScalar", WireType.FLOAT, _OPTIONAL),
     Field("l1GasPrice", _QUANTITY, _OPTIONAL),
     Field("l1GasUsed", _QUANTITY, _OPTIONAL),
     Field("l1BlobBaseFee", _QUANTITY, _OPTIONAL),

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headwater.query.bitcoin import BITCOIN
 from headwater.query.catalog import Condition, Entity, Family, Field, Network, Presence
 from headwater.query.evm import EVM
+from headwater.query.hyperliquid import HYPERLIQUID
 from headwater.query.solana import SOLANA
+from headwater.query.substrate import SUBSTRATE
+from headwater.query.tron import TRON
 from headwater.query.values import describe_item
+
+NETWORKS = (EVM, SOLANA, BITCOIN, TRON, HYPERLIQUID, SUBSTRATE)
+"""Every type of network that a portal serves and Headwater knows."""
 
 _INTRODUCTION = """\
 # Queries
@@ -40,6 +47,26 @@ request = query.body(from_block=20_000_000, to_block=20_000_099)
 - A portal accepts 100 filters and 256 KiB per request; more is refused before it is sent. A list of
   5000 addresses is one filter.
 
+The other networks have builders of the same kind: `SolanaQuery`, `BitcoinQuery`, `TronQuery`,
+`HyperliquidQuery`, `SubstrateQuery`. Addresses are checked, and sent in the form that a portal
+compares:
+
+```python
+from headwater.query import BitcoinQuery, HyperliquidQuery, SubstrateQuery, TronQuery
+
+requests = [
+    BitcoinQuery()
+    .add_fields(output=["value", "script_pub_key_address"])
+    .add_outputs(script_pub_key_address=["1A1zP1eP5QGefi2DMPTfTL5SLmv7DivfNa"]),
+    TronQuery()
+    .add_fields(log=["topics", "data"])
+    .add_logs(address=["TR7NHqjeKQxGTCi8q8ZY4pL8otSzgjLj6t"]),
+    HyperliquidQuery().add_fields(fill=["px", "sz"]).add_fills(coin=["BTC"]),
+    SubstrateQuery().add_fields(event=["args"]).add_events(name=["Balances.Transfer"]),
+]
+sent = [query.body(from_block=0) for query in requests]
+```
+
 Names are given in Python's spelling; the wire uses camelCase.
 """
 
@@ -49,9 +76,13 @@ _TYPES = """\
 | type | on the wire |
 |---|---|
 | number | integer |
+| seconds, milliseconds | integer: a time, counted from 1970 |
+| float | a number, a double on the portal's server |
+| bitcoins | a number with at most 8 decimals |
 | hex | `"0x…"`, whole bytes |
+| bare hex | hex without `0x`, whole bytes |
 | quantity | `"0x…"`, an integer of up to 256 bits |
-| decimal | an integer as a decimal string |
+| decimal, wide decimal | an integer of up to 64 or 128 bits as a decimal string |
 | base58, string, bool | as named |
 | json | any value |
 
@@ -61,7 +92,7 @@ _TYPES = """\
 
 def reference_page() -> str:
     """Return the text of `docs/queries.md`: an introduction, then every field and every filter."""
-    return "\n".join([_INTRODUCTION, _TYPES, *(_network(item) for item in (EVM, SOLANA))])
+    return "\n".join([_INTRODUCTION, _TYPES, *(_network(item) for item in NETWORKS)])
 
 
 def _network(network: Network) -> str:
@@ -97,7 +128,11 @@ def _family(family: Family, network: Network) -> str:
             for item in family.relations
         ),
     ]
-    return f"### add_{family.name}\n\n{_table(['key', 'takes'], rows)}"
+    title = f"### add_{family.name}\n"
+    if family.implied is not None:
+        values = " or ".join(f"`{one}`" for one in family.implied[1])
+        title += f"\nOf the {family.entity} whose `{family.implied[0]}` is {values}.\n"
+    return f"{title}\n{_table(['key', 'takes'], rows)}"
 
 
 def _type(field: Field) -> str:

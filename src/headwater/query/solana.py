@@ -24,7 +24,7 @@ _BLOCK = (
     Field("height", _NUMBER),
     Field("parentNumber", _NUMBER),
     Field("parentHash", _BASE58),
-    Field("timestamp", _NUMBER),  # seconds
+    Field("timestamp", WireType.SECONDS),
 )
 
 _LOOKUP = (

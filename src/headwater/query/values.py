@@ -13,14 +13,17 @@ from typing import TypeAlias
 
 from headwater.errors import QueryError
 from headwater.query.catalog import Condition, ValueKind
+from headwater.query.checksums import decode_base58, decode_base58_check, is_bech32
 
 Item: TypeAlias = str | int
 Value: TypeAlias = Item | tuple[Item, ...]
 
 _HEX = re.compile(r"0x[0-9a-f]*")
-_ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-_BASE58 = {digit: index for index, digit in enumerate(_ALPHABET)}
+_BARE_HEX = re.compile(r"(?:0x)?([0-9a-f]*)")
+_TRON = re.compile(r"(?:0x)?(?:41)?([0-9a-f]{40})")
+_NAME = re.compile(r"\w+\.\w+", re.ASCII)
 _PUBKEY_BYTES = 32
+_BITCOIN_BYTES, _TRON_BYTES = 21, 21  # a byte for the kind of address, and 20 of a hash
 _MAX_NUMBER = 2**53 - 1  # beyond it JSON readers round
 
 
@@ -50,8 +53,18 @@ def describe_item(condition: Condition) -> str:
         case ValueKind.HEX:
             plural = "" if condition.width == 1 else "s"
             return " or ".join([*choices, f"0x-hex of {condition.width} byte{plural}"])
+        case ValueKind.BARE_HEX:
+            return f"hex of {condition.width} bytes"
         case ValueKind.PUBKEY:
             return "base58 of 32 bytes"
+        case ValueKind.BITCOIN_ADDRESS:
+            return "Bitcoin address"
+        case ValueKind.TRON_ADDRESS:
+            return "Tron address: T… or hex of 21 bytes (41…)"
+        case ValueKind.QUALIFIED_NAME:
+            return "name with its pallet, as in Balances.Transfer"
+        case ValueKind.TEXT:
+            return "text"
         case ValueKind.NUMBER:
             return "non-negative integer"
         case ValueKind.CHOICE:
@@ -80,13 +93,41 @@ def _hex(condition: Condition, item: object) -> str | None:
 def _pubkey(_: Condition, item: object) -> str | None:
     if not isinstance(item, str):
         return None
-    number = 0
-    for digit in item:
-        if digit not in _BASE58:
-            return None
-        number = number * 58 + _BASE58[digit]
-    zeros = len(item) - len(item.lstrip("1"))  # a leading "1" is a leading zero byte
-    return item if zeros + (number.bit_length() + 7) // 8 == _PUBKEY_BYTES else None
+    raw = decode_base58(item)
+    return item if raw is not None and len(raw) == _PUBKEY_BYTES else None
+
+
+def _bare_hex(condition: Condition, item: object) -> str | None:
+    found = _BARE_HEX.fullmatch(item.lower()) if isinstance(item, str) else None
+    return found[1] if found and len(found[1]) == 2 * condition.width else None
+
+
+def _bitcoin_address(_: Condition, item: object) -> str | None:
+    if not isinstance(item, str):
+        return None
+    if item in (item.lower(), item.upper()) and is_bech32(item.lower()):
+        return item.lower()
+    raw = decode_base58_check(item)
+    return item if raw is not None and len(raw) == _BITCOIN_BYTES else None
+
+
+def _tron_address(condition: Condition, item: object) -> str | None:
+    if not isinstance(item, str):
+        return None
+    raw = decode_base58_check(item)
+    text = raw.hex() if raw is not None and len(raw) == _TRON_BYTES else item.lower()
+    found = _TRON.fullmatch(text)
+    if found is None:
+        return None
+    return found[1] if condition.width < _TRON_BYTES else f"41{found[1]}"
+
+
+def _qualified_name(_: Condition, item: object) -> str | None:
+    return item if isinstance(item, str) and _NAME.fullmatch(item) else None
+
+
+def _text(_: Condition, item: object) -> str | None:
+    return item if isinstance(item, str) and item else None
 
 
 def _number(_: Condition, item: object) -> int | None:
@@ -105,7 +146,12 @@ def _bool(_: Condition, item: object) -> bool | None:
 
 _CHECKS: Mapping[ValueKind, Callable[[Condition, object], Item | None]] = {
     ValueKind.HEX: _hex,
+    ValueKind.BARE_HEX: _bare_hex,
     ValueKind.PUBKEY: _pubkey,
+    ValueKind.BITCOIN_ADDRESS: _bitcoin_address,
+    ValueKind.TRON_ADDRESS: _tron_address,
+    ValueKind.QUALIFIED_NAME: _qualified_name,
+    ValueKind.TEXT: _text,
     ValueKind.NUMBER: _number,
     ValueKind.CHOICE: _choice,
     ValueKind.BOOL: _bool,

@@ -4,17 +4,41 @@ from typing import get_type_hints
 
 import pytest
 
-from headwater.query import EVM, SOLANA, Entity, Network, Presence, WireType, networks
+from headwater.query import (
+    BITCOIN,
+    EVM,
+    HYPERLIQUID,
+    NETWORKS,
+    SOLANA,
+    SUBSTRATE,
+    TRON,
+    Entity,
+    Network,
+    Presence,
+    WireType,
+    bitcoin,
+    hyperliquid,
+    networks,
+    substrate,
+    tron,
+)
 from headwater.query.names import argument_name, snake_name
 
-BOTH = pytest.mark.parametrize("network", [EVM, SOLANA], ids=["evm", "solana"])
+EACH = pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.type)
+
+BUILDERS = {
+    "bitcoin": bitcoin,
+    "tron": tron,
+    "hyperliquidFills": hyperliquid,
+    "substrate": substrate,
+}
 
 
 def field_names(network: Network, entity: str) -> list[str]:
     return [field.wire for field in network.entity(entity).fields]
 
 
-@BOTH
+@EACH
 def test_every_name_of_the_catalogue_is_unique_where_it_is_used(network: Network) -> None:
     entities = [entity.name for entity in network.entities]
     assert len(set(entities)) == len(entities)
@@ -26,37 +50,42 @@ def test_every_name_of_the_catalogue_is_unique_where_it_is_used(network: Network
         assert len(set(keys)) == len(keys)
 
 
-@BOTH
+@EACH
 def test_families_and_relations_point_to_entities_that_exist(network: Network) -> None:
     known = {entity.wire for entity in network.entities}
     for family in network.families:
         assert family.entity in known
-        assert network.entity(family.entity).collection == family.wire
+        is_main = network.entity(family.entity).collection == family.wire
+        assert is_main == (family.implied is None)
+        fields = {field.wire for field in network.entity(family.entity).fields}
+        assert family.implied is None or family.implied[0] in fields
+        assert {place[0] for item in family.conditions for place in item.at} <= fields
         assert {relation.entity for relation in family.relations} <= known
 
 
-@BOTH
+@EACH
 def test_forced_fields_are_fields_and_the_block_comes_first(network: Network) -> None:
     assert network.entities[0].wire == "block"
     for entity in network.entities:
         assert set(entity.forced) <= {field.wire for field in entity.fields}
 
 
-@BOTH
+@EACH
 def test_objects_and_only_objects_have_members(network: Network) -> None:
     for entity in network.entities:
         for field in entity.fields:
             assert (field.type is WireType.OBJECT) == bool(field.members)
 
 
-@BOTH
+@EACH
 def test_the_typed_builders_name_exactly_the_keys_of_the_catalogue(network: Network) -> None:
     for family in network.families:
-        title = "".join(part.capitalize() for part in [network.type, *family.name.split("_")])
-        hints = get_type_hints(getattr(networks, title))
+        prefix = network.type.removesuffix("Fills")
+        title = "".join(part.capitalize() for part in [prefix, *family.name.split("_")])
+        hints = get_type_hints(getattr(BUILDERS.get(network.type, networks), title))
         keys = [item.name for item in family.conditions] + [item.name for item in family.relations]
         assert list(hints) == keys
-        flags = {item.name for item in family.relations} | {"is_committed"}
+        flags = {item.name for item in family.relations} | {"is_committed", "prevout_generated"}
         assert {name for name, hint in hints.items() if hint is bool} == flags & set(keys)
 
 
@@ -76,8 +105,12 @@ def test_the_typed_builders_name_exactly_the_keys_of_the_catalogue(network: Netw
                 "reward": 5,
             },
         ),
+        (BITCOIN, {"block": 15, "transaction": 9, "input": 18, "output": 8}),
+        (TRON, {"block": 8, "transaction": 29, "log": 5, "internalTransaction": 9}),
+        (HYPERLIQUID, {"block": 4, "fill": 20}),
+        (SUBSTRATE, {"block": 12, "extrinsic": 8, "call": 7, "event": 7}),
     ],
-    ids=["evm", "solana"],
+    ids=lambda one: one.type if isinstance(one, Network) else "",
 )
 def test_no_field_is_lost(network: Network, counts: dict[str, int]) -> None:
     assert {entity.wire: len(entity.fields) for entity in network.entities} == counts

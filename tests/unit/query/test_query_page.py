@@ -3,8 +3,9 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
-from headwater.query import EVM, SOLANA, reference_page
+from headwater.query import NETWORKS, reference_page
 
 PAGE = Path(__file__).parents[3] / "docs" / "queries.md"
 
@@ -14,19 +15,19 @@ def test_the_committed_page_is_the_generated_one() -> None:
     assert written == reference_page(), "run scripts/make_query_docs.py"
 
 
-def test_the_example_on_the_page_runs() -> None:
-    example = re.search(r"```python\n(.*?)```", reference_page(), re.DOTALL)
-    assert example is not None
-    names: dict[str, object] = {}
-    exec(example.group(1), names)
-    request = names["request"]
-    assert isinstance(request, bytes)
-    assert json.loads(request)["logs"][0]["transaction"] is True
+def test_the_examples_on_the_page_run() -> None:
+    names: dict[str, Any] = {}
+    for example in re.findall(r"```python\n(.*?)```", reference_page(), re.DOTALL):
+        exec(example, names)
+    assert json.loads(names["request"])["logs"][0]["transaction"] is True
+    sent = [json.loads(body) for body in names["sent"]]
+    assert [body["type"] for body in sent] == ["bitcoin", "tron", "hyperliquidFills", "substrate"]
+    assert sent[1]["logs"] == [{"address": ["a614f803b6fd780986a42c78ec9c7f77e6ded13c"]}]
 
 
 def test_the_page_names_every_field_and_every_key() -> None:
     page = reference_page()
-    for network in (EVM, SOLANA):
+    for network in NETWORKS:
         for entity in network.entities:
             assert all(f"| `{field.name}` |" in page for field in entity.fields)
         for family in network.families:

@@ -1,0 +1,99 @@
+"""The catalogue of fills on Hyperliquid, and `HyperliquidQuery`.
+
+Times are milliseconds. Prices, sizes and fees are doubles on the portal's server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Self, TypedDict, Unpack
+
+from headwater.query.catalog import (
+    Condition,
+    Entity,
+    Family,
+    Field,
+    Network,
+    Presence,
+    ValueKind,
+    WireType,
+)
+from headwater.query.query import Query
+
+_NUMBER, _HEX, _STRING = WireType.NUMBER, WireType.HEX, WireType.STRING
+_FLOAT, _OPTIONAL = WireType.FLOAT, Presence.OPTIONAL
+
+_BLOCK = (
+    Field("number", _NUMBER),
+    Field("hash", _HEX),
+    Field("parentHash", _HEX),
+    Field("timestamp", WireType.MILLISECONDS),
+)
+
+_FILL = (
+    Field("fillIndex", _NUMBER),
+    Field("user", _HEX),
+    Field("coin", _STRING),
+    Field("px", _FLOAT),
+    Field("sz", _FLOAT),
+    Field("side", _STRING),  # "A" ask, "B" bid
+    Field("time", WireType.MILLISECONDS),
+    Field("startPosition", _FLOAT),
+    Field("dir", _STRING),
+    Field("closedPnl", _FLOAT),
+    Field("hash", _HEX),
+    Field("oid", _NUMBER),
+    Field("crossed", WireType.BOOL),
+    Field("fee", _FLOAT),
+    Field("builderFee", _FLOAT, _OPTIONAL),
+    Field("tid", _NUMBER),
+    Field("cloid", _HEX, _OPTIONAL),
+    Field("feeToken", _STRING),
+    Field("builder", _HEX, _OPTIONAL),
+    Field("twapId", _NUMBER, _OPTIONAL),
+)
+
+HYPERLIQUID = Network(
+    "hyperliquidFills",
+    (
+        Entity("block", "header", _BLOCK, forced=("number", "hash", "parentHash", "timestamp")),
+        Entity("fill", "fills", _FILL),
+    ),
+    (
+        Family(
+            "fills",
+            "fill",
+            (
+                Condition("user", ValueKind.HEX, width=20),
+                Condition("coin", ValueKind.TEXT),
+                Condition("dir", ValueKind.TEXT),
+                Condition("cloid", ValueKind.HEX, width=16),
+                Condition("feeToken", ValueKind.TEXT),
+                Condition("builder", ValueKind.HEX, width=20),
+            ),
+        ),
+    ),
+)
+
+
+class HyperliquidFills(TypedDict, total=False):
+    """Keys of `add_fills`."""
+
+    user: Iterable[str]
+    coin: Iterable[str]
+    dir: Iterable[str]
+    cloid: Iterable[str]
+    fee_token: Iterable[str]
+    builder: Iterable[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class HyperliquidQuery(Query):
+    """What to ask of the fills on Hyperliquid."""
+
+    network: ClassVar[Network] = HYPERLIQUID
+
+    def add_fills(self, **keys: Unpack[HyperliquidFills]) -> Self:
+        """Add a filter on fills."""
+        return self.add_filter("fills", **keys)

@@ -1,0 +1,282 @@
+"""The catalogue of Substrate networks, and `SubstrateQuery`.
+
+Times are milliseconds; a block that sets none (the first one) has none. Names are qualified by the
+pallet: `Balances.Transfer`. Some families are of one event or call, and look into its `args`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Self, TypedDict, Unpack
+
+from headwater.query.catalog import (
+    Condition,
+    Entity,
+    Family,
+    Field,
+    Network,
+    Presence,
+    Relation,
+    ValueKind,
+    WireType,
+)
+from headwater.query.query import Query
+
+_NUMBER, _HEX, _STRING, _JSON = WireType.NUMBER, WireType.HEX, WireType.STRING, WireType.JSON
+_WIDE, _BOOL, _OPTIONAL = WireType.WIDE_DECIMAL, WireType.BOOL, Presence.OPTIONAL
+
+_BLOCK = (
+    Field("number", _NUMBER),
+    Field("hash", _HEX),
+    Field("parentHash", _HEX),
+    Field("stateRoot", _HEX),
+    Field("extrinsicsRoot", _HEX),
+    Field("digest", _JSON),
+    Field("specName", _STRING),
+    Field("specVersion", _NUMBER),
+    Field("implName", _STRING),
+    Field("implVersion", _NUMBER),
+    Field("timestamp", WireType.MILLISECONDS, _OPTIONAL),
+    Field("validator", _HEX, _OPTIONAL),
+)
+
+_EXTRINSIC = (
+    Field("index", _NUMBER),
+    Field("version", _NUMBER),
+    Field("success", _BOOL, _OPTIONAL),
+    Field("hash", _HEX, _OPTIONAL),
+    Field("fee", _WIDE, _OPTIONAL),
+    Field("tip", _WIDE, _OPTIONAL),
+    Field("signature", _JSON, _OPTIONAL),
+    Field("error", _JSON, _OPTIONAL),
+)
+
+_CALL = (
+    Field("extrinsicIndex", _NUMBER),
+    Field("address", _NUMBER, is_list=True),
+    Field("name", _STRING),
+    Field("success", _BOOL, _OPTIONAL),
+    Field("args", _JSON, _OPTIONAL),
+    Field("origin", _JSON, _OPTIONAL),
+    Field("error", _JSON, _OPTIONAL),
+)
+
+_EVENT = (
+    Field("index", _NUMBER),
+    Field("extrinsicIndex", _NUMBER, _OPTIONAL),
+    Field("name", _STRING),
+    Field("phase", _STRING),
+    Field("callAddress", _NUMBER, _OPTIONAL, is_list=True),
+    Field("topics", _HEX, _OPTIONAL, is_list=True),
+    Field("args", _JSON, _OPTIONAL),
+)
+
+_OF_AN_EVENT = (
+    Relation("extrinsic", "extrinsic"),
+    Relation("call", "call"),
+    Relation("stack", "call"),
+)
+_OF_A_CALL = (
+    Relation("extrinsic", "extrinsic"),
+    Relation("stack", "call"),
+    Relation("events", "event"),
+)
+
+
+def _inside(wire: str, width: int, *places: str, is_prefix: bool = False) -> Condition:
+    """Return the filter on a value inside `args`; places are keys with dots between them."""
+    at = tuple(("args", *place.split(".")) for place in places)
+    return Condition(wire, ValueKind.HEX, width=width, at=at, is_prefix=is_prefix)
+
+
+def _topics(*places: str) -> tuple[Condition, ...]:
+    return tuple(
+        _inside(f"topic{at}", 32, *(f"{place}.{at}" for place in places)) for at in range(4)
+    )
+
+
+_ACTIONS = ("transaction.value.action", "transaction.value.destination", "transaction.action")
+_INPUTS = ("transaction.value.input", "transaction.value.data", "transaction.input")
+
+
+def _events(wire: str, names: tuple[str, ...], *conditions: Condition) -> Family:
+    return Family(wire, "event", conditions, _OF_AN_EVENT, implied=("name", names))
+
+
+SUBSTRATE = Network(
+    "substrate",
+    (
+        Entity("block", "header", _BLOCK, forced=("number", "hash", "parentHash", "timestamp")),
+        Entity("extrinsic", "extrinsics", _EXTRINSIC),
+        Entity("call", "calls", _CALL),
+        Entity("event", "events", _EVENT),
+    ),
+    (
+        Family("events", "event", (Condition("name", ValueKind.QUALIFIED_NAME),), _OF_AN_EVENT),
+        Family(
+            "calls",
+            "call",
+            (Condition("name", ValueKind.QUALIFIED_NAME),),
+            (Relation("subcalls", "call"), *_OF_A_CALL),
+        ),
+        _events(
+            "evmLogs",
+            ("EVM.Log",),
+            _inside("address", 20, "log.address", "address"),
+            *_topics("log.topics", "topics"),
+        ),
+        Family(
+            "ethereumTransactions",
+            "call",
+            (
+                _inside("to", 20, *(f"{place}.value" for place in _ACTIONS)),
+                _inside("sighash", 4, *_INPUTS, is_prefix=True),
+            ),
+            _OF_A_CALL,
+            implied=("name", ("Ethereum.transact",)),
+        ),
+        _events(
+            "contractsEvents",
+            ("Contracts.ContractEmitted",),
+            _inside("contractAddress", 32, "contract"),
+        ),
+        _events(
+            "gearMessagesEnqueued",
+            ("Gear.MessageQueued", "Gear.UserMessageEnqueued"),
+            _inside("programId", 32, "destination"),
+        ),
+        _events(
+            "gearUserMessagesSent",
+            ("Gear.UserMessageSent",),
+            _inside("programId", 32, "message.source"),
+        ),
+        _events(
+            "reviveContractEmitted",
+            ("Revive.ContractEmitted",),
+            _inside("contract", 20, "contract"),
+            *_topics("topics"),
+        ),
+    ),
+)
+
+
+class SubstrateEvents(TypedDict, total=False):
+    """Keys of `add_events`."""
+
+    name: Iterable[str]
+    extrinsic: bool
+    call: bool
+    stack: bool
+
+
+class SubstrateCalls(TypedDict, total=False):
+    """Keys of `add_calls`."""
+
+    name: Iterable[str]
+    subcalls: bool
+    extrinsic: bool
+    stack: bool
+    events: bool
+
+
+class SubstrateEvmLogs(TypedDict, total=False):
+    """Keys of `add_evm_logs`."""
+
+    address: Iterable[str]
+    topic0: Iterable[str]
+    topic1: Iterable[str]
+    topic2: Iterable[str]
+    topic3: Iterable[str]
+    extrinsic: bool
+    call: bool
+    stack: bool
+
+
+class SubstrateEthereumTransactions(TypedDict, total=False):
+    """Keys of `add_ethereum_transactions`."""
+
+    to: Iterable[str]
+    sighash: Iterable[str]
+    extrinsic: bool
+    stack: bool
+    events: bool
+
+
+class SubstrateContractsEvents(TypedDict, total=False):
+    """Keys of `add_contracts_events`."""
+
+    contract_address: Iterable[str]
+    extrinsic: bool
+    call: bool
+    stack: bool
+
+
+class SubstrateGearMessagesEnqueued(TypedDict, total=False):
+    """Keys of `add_gear_messages_enqueued`."""
+
+    program_id: Iterable[str]
+    extrinsic: bool
+    call: bool
+    stack: bool
+
+
+class SubstrateGearUserMessagesSent(TypedDict, total=False):
+    """Keys of `add_gear_user_messages_sent`."""
+
+    program_id: Iterable[str]
+    extrinsic: bool
+    call: bool
+    stack: bool
+
+
+class SubstrateReviveContractEmitted(TypedDict, total=False):
+    """Keys of `add_revive_contract_emitted`."""
+
+    contract: Iterable[str]
+    topic0: Iterable[str]
+    topic1: Iterable[str]
+    topic2: Iterable[str]
+    topic3: Iterable[str]
+    extrinsic: bool
+    call: bool
+    stack: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SubstrateQuery(Query):
+    """What to ask of a Substrate network. Extrinsics come with the flag `extrinsic` alone."""
+
+    network: ClassVar[Network] = SUBSTRATE
+
+    def add_events(self, **keys: Unpack[SubstrateEvents]) -> Self:
+        """Add a filter on events."""
+        return self.add_filter("events", **keys)
+
+    def add_calls(self, **keys: Unpack[SubstrateCalls]) -> Self:
+        """Add a filter on calls, outer and inner alike."""
+        return self.add_filter("calls", **keys)
+
+    def add_evm_logs(self, **keys: Unpack[SubstrateEvmLogs]) -> Self:
+        """Add a filter on `EVM.Log` events."""
+        return self.add_filter("evm_logs", **keys)
+
+    def add_ethereum_transactions(self, **keys: Unpack[SubstrateEthereumTransactions]) -> Self:
+        """Add a filter on `Ethereum.transact` calls."""
+        return self.add_filter("ethereum_transactions", **keys)
+
+    def add_contracts_events(self, **keys: Unpack[SubstrateContractsEvents]) -> Self:
+        """Add a filter on `Contracts.ContractEmitted` events."""
+        return self.add_filter("contracts_events", **keys)
+
+    def add_gear_messages_enqueued(self, **keys: Unpack[SubstrateGearMessagesEnqueued]) -> Self:
+        """Add a filter on messages that wait for a Gear program."""
+        return self.add_filter("gear_messages_enqueued", **keys)
+
+    def add_gear_user_messages_sent(self, **keys: Unpack[SubstrateGearUserMessagesSent]) -> Self:
+        """Add a filter on messages that a Gear program sent."""
+        return self.add_filter("gear_user_messages_sent", **keys)
+
+    def add_revive_contract_emitted(self, **keys: Unpack[SubstrateReviveContractEmitted]) -> Self:
+        """Add a filter on `Revive.ContractEmitted` events."""
+        return self.add_filter("revive_contract_emitted", **keys)

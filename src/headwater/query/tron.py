@@ -1,0 +1,284 @@
+"""The catalogue of Tron, and `TronQuery`.
+
+Hex has no `0x` here, times are milliseconds. Addresses have 21 bytes and begin with 41, but those
+of logs have 20 and lack it. What a transaction does is in its `parameter`, whose form follows from
+its `type`; three types have filters of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Self, TypedDict, Unpack
+
+from headwater.query.catalog import (
+    Condition,
+    Entity,
+    Family,
+    Field,
+    Network,
+    Presence,
+    Relation,
+    ValueKind,
+    WireType,
+)
+from headwater.query.query import Query
+
+_NUMBER, _HEX, _STRING = WireType.NUMBER, WireType.BARE_HEX, WireType.STRING
+_DECIMAL, _JSON, _MILLISECONDS = WireType.DECIMAL, WireType.JSON, WireType.MILLISECONDS
+_OPTIONAL = Presence.OPTIONAL
+
+_CONTRACTS = (
+    "AccountCreate Transfer TransferAsset VoteAsset VoteWitness WitnessCreate AssetIssue "
+    "WitnessUpdate ParticipateAssetIssue AccountUpdate FreezeBalance UnfreezeBalance "
+    "WithdrawBalance UnfreezeAsset UpdateAsset ProposalCreate ProposalApprove ProposalDelete "
+    "SetAccountId Custom Get UpdateSetting ExchangeCreate ExchangeInject ExchangeWithdraw "
+    "ExchangeTransaction UpdateEnergyLimit AccountPermissionUpdate ClearABI UpdateBrokerage "
+    "ShieldedTransfer MarketSellAsset MarketCancelOrder FreezeBalanceV2 UnfreezeBalanceV2 "
+    "WithdrawExpireUnfreeze DelegateResource UnDelegateResource CancelAllUnfreezeV2 "
+    "CreateSmart TriggerSmart"
+)
+CONTRACT_TYPES = tuple(f"{name}Contract" for name in _CONTRACTS.split())
+"""What transactions do, in the names of Tron's own protocol."""
+
+_BLOCK = (
+    Field("number", _NUMBER),
+    Field("hash", _HEX),
+    Field("parentHash", _HEX),
+    Field("txTrieRoot", _HEX),
+    Field("version", _NUMBER, _OPTIONAL),
+    Field("timestamp", _MILLISECONDS),
+    Field("witnessAddress", _HEX),
+    Field("witnessSignature", _HEX, _OPTIONAL),
+)
+
+_TRANSACTION = (
+    Field("transactionIndex", _NUMBER),
+    Field("hash", _HEX),
+    Field("ret", _JSON, _OPTIONAL),
+    Field("signature", _HEX, _OPTIONAL, is_list=True),
+    Field("type", _STRING),
+    Field("parameter", _JSON),
+    Field("permissionId", _NUMBER, _OPTIONAL),
+    Field("refBlockBytes", _HEX, _OPTIONAL),
+    Field("refBlockHash", _HEX, _OPTIONAL),
+    Field("feeLimit", _DECIMAL, _OPTIONAL),
+    Field("expiration", _MILLISECONDS, _OPTIONAL),
+    Field("timestamp", _MILLISECONDS, _OPTIONAL),
+    Field("rawDataHex", _HEX),
+    Field("fee", _DECIMAL, _OPTIONAL),
+    Field("contractResult", _HEX, _OPTIONAL),
+    Field("contractAddress", _HEX, _OPTIONAL),
+    Field("resMessage", _HEX, _OPTIONAL),
+    Field("withdrawAmount", _DECIMAL, _OPTIONAL),
+    Field("unfreezeAmount", _DECIMAL, _OPTIONAL),
+    Field("withdrawExpireAmount", _DECIMAL, _OPTIONAL),
+    Field("cancelUnfreezeV2Amount", _JSON, _OPTIONAL),
+    Field("result", _STRING, _OPTIONAL),
+    Field("energyFee", _DECIMAL, _OPTIONAL),
+    Field("energyUsage", _DECIMAL, _OPTIONAL),
+    Field("energyUsageTotal", _DECIMAL, _OPTIONAL),
+    Field("netUsage", _DECIMAL, _OPTIONAL),
+    Field("netFee", _DECIMAL, _OPTIONAL),
+    Field("originEnergyUsage", _DECIMAL, _OPTIONAL),
+    Field("energyPenaltyTotal", _DECIMAL, _OPTIONAL),
+)
+
+_LOG = (
+    Field("transactionIndex", _NUMBER),
+    Field("logIndex", _NUMBER),
+    Field("address", _HEX, prefix="41"),
+    Field("data", _HEX, _OPTIONAL),
+    Field("topics", _HEX, _OPTIONAL, is_list=True),
+)
+
+_INTERNAL_TRANSACTION = (
+    Field("transactionIndex", _NUMBER),
+    Field("internalTransactionIndex", _NUMBER),
+    Field("hash", _HEX),
+    Field("callerAddress", _HEX),
+    Field("transferToAddress", _HEX, _OPTIONAL),
+    Field("callValueInfo", _JSON),
+    Field("note", _HEX),
+    Field("rejected", WireType.BOOL, _OPTIONAL),
+    Field("extra", _HEX, _OPTIONAL),
+)
+
+
+def _account(wire: str, key: str) -> Condition:
+    """Return the filter on an address in the parameter of a transaction."""
+    return Condition(wire, ValueKind.TRON_ADDRESS, width=21, at=(("parameter", "value", key),))
+
+
+_OWNER, _TO = _account("owner", "owner_address"), _account("to", "to_address")
+_OF_THE_TRANSACTION = (
+    Relation("logs", "log"),
+    Relation("internalTransactions", "internalTransaction"),
+)
+
+TRON = Network(
+    "tron",
+    (
+        Entity("block", "header", _BLOCK, forced=("number", "hash", "parentHash", "timestamp")),
+        Entity("transaction", "transactions", _TRANSACTION),
+        Entity("log", "logs", _LOG),
+        Entity("internalTransaction", "internalTransactions", _INTERNAL_TRANSACTION),
+    ),
+    (
+        Family(
+            "transactions",
+            "transaction",
+            (Condition("type", ValueKind.CHOICE, choices=CONTRACT_TYPES),),
+            _OF_THE_TRANSACTION,
+        ),
+        Family(
+            "transferTransactions",
+            "transaction",
+            (_OWNER, _TO),
+            _OF_THE_TRANSACTION,
+            implied=("type", ("TransferContract",)),
+        ),
+        Family(
+            "transferAssetTransactions",
+            "transaction",
+            (
+                _OWNER,
+                _TO,
+                Condition("asset", ValueKind.TEXT, at=(("parameter", "value", "asset_name"),)),
+            ),
+            _OF_THE_TRANSACTION,
+            implied=("type", ("TransferAssetContract",)),
+        ),
+        Family(
+            "triggerSmartContractTransactions",
+            "transaction",
+            (
+                _OWNER,
+                _account("contract", "contract_address"),
+                Condition(
+                    "sighash",
+                    ValueKind.BARE_HEX,
+                    width=4,
+                    at=(("parameter", "value", "data"),),
+                    is_prefix=True,
+                ),
+            ),
+            _OF_THE_TRANSACTION,
+            implied=("type", ("TriggerSmartContract",)),
+        ),
+        Family(
+            "logs",
+            "log",
+            (
+                Condition("address", ValueKind.TRON_ADDRESS, width=20),
+                *(
+                    Condition(f"topic{at}", ValueKind.BARE_HEX, width=32, at=(("topics", str(at)),))
+                    for at in range(4)
+                ),
+            ),
+            (Relation("transaction", "transaction"),),
+        ),
+        Family(
+            "internalTransactions",
+            "internalTransaction",
+            (
+                Condition("caller", ValueKind.TRON_ADDRESS, width=21, at=(("callerAddress",),)),
+                Condition(
+                    "transferTo", ValueKind.TRON_ADDRESS, width=21, at=(("transferToAddress",),)
+                ),
+            ),
+            (Relation("transaction", "transaction"),),
+        ),
+    ),
+)
+
+
+class TronTransactions(TypedDict, total=False):
+    """Keys of `add_transactions` on Tron."""
+
+    type: Iterable[str]
+    logs: bool
+    internal_transactions: bool
+
+
+class TronTransferTransactions(TypedDict, total=False):
+    """Keys of `add_transfer_transactions`."""
+
+    owner: Iterable[str]
+    to: Iterable[str]
+    logs: bool
+    internal_transactions: bool
+
+
+class TronTransferAssetTransactions(TypedDict, total=False):
+    """Keys of `add_transfer_asset_transactions`."""
+
+    owner: Iterable[str]
+    to: Iterable[str]
+    asset: Iterable[str]
+    logs: bool
+    internal_transactions: bool
+
+
+class TronTriggerSmartContractTransactions(TypedDict, total=False):
+    """Keys of `add_trigger_smart_contract_transactions`."""
+
+    owner: Iterable[str]
+    contract: Iterable[str]
+    sighash: Iterable[str]
+    logs: bool
+    internal_transactions: bool
+
+
+class TronLogs(TypedDict, total=False):
+    """Keys of `add_logs` on Tron."""
+
+    address: Iterable[str]
+    topic0: Iterable[str]
+    topic1: Iterable[str]
+    topic2: Iterable[str]
+    topic3: Iterable[str]
+    transaction: bool
+
+
+class TronInternalTransactions(TypedDict, total=False):
+    """Keys of `add_internal_transactions`."""
+
+    caller: Iterable[str]
+    transfer_to: Iterable[str]
+    transaction: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TronQuery(Query):
+    """What to ask of Tron."""
+
+    network: ClassVar[Network] = TRON
+
+    def add_transactions(self, **keys: Unpack[TronTransactions]) -> Self:
+        """Add a filter on transactions of any type."""
+        return self.add_filter("transactions", **keys)
+
+    def add_transfer_transactions(self, **keys: Unpack[TronTransferTransactions]) -> Self:
+        """Add a filter on transfers of TRX."""
+        return self.add_filter("transfer_transactions", **keys)
+
+    def add_transfer_asset_transactions(
+        self, **keys: Unpack[TronTransferAssetTransactions]
+    ) -> Self:
+        """Add a filter on transfers of TRC-10 tokens."""
+        return self.add_filter("transfer_asset_transactions", **keys)
+
+    def add_trigger_smart_contract_transactions(
+        self, **keys: Unpack[TronTriggerSmartContractTransactions]
+    ) -> Self:
+        """Add a filter on calls of contracts."""
+        return self.add_filter("trigger_smart_contract_transactions", **keys)
+
+    def add_logs(self, **keys: Unpack[TronLogs]) -> Self:
+        """Add a filter on event logs."""
+        return self.add_filter("logs", **keys)
+
+    def add_internal_transactions(self, **keys: Unpack[TronInternalTransactions]) -> Self:
+        """Add a filter on what contracts send and call."""
+        return self.add_filter("internal_transactions", **keys)
