@@ -18,7 +18,8 @@ from headwater.testing.evm_scenes import APPROVAL, SWAP, TRANSFER
 from headwater.testing.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
 from headwater.testing.select import Selection
 from headwater.testing.solana_scenes import system_transfer_data, token_transfer_data
-from headwater.testing.surface import SURFACES, TRACE_FIELDS
+from headwater.testing.surface import TRACE_FIELDS
+from headwater.testing.surfaces import SURFACES
 
 networks = st.sampled_from(list(Network))
 steps = st.lists(
@@ -213,6 +214,34 @@ VALUES: dict[Network, dict[str, dict[str, list[Any]]]] = {
         "tokenBalances": {"preMint": list(CAST.tokens), "postOwner": list(CAST.accounts)},
         "rewards": {"pubkey": list(CAST.producers)},
     },
+    Network.BITCOIN: {
+        "transactions": {},
+        "inputs": {
+            "type": ["tx", "coinbase"],
+            "prevoutScriptPubKeyAddress": list(CHAINS[Network.BITCOIN].population.accounts),
+        },
+        "outputs": {"scriptPubKeyType": ["pubkeyhash", "scripthash", "nulldata"]},
+    },
+    Network.TRON: {
+        "transactions": {"type": ["TransferContract", "TriggerSmartContract"]},
+        "transferTransactions": {"owner": list(CHAINS[Network.TRON].population.accounts)},
+        "triggerSmartContractTransactions": {"sighash": ["a9059cbb"]},
+        "logs": {"address": [one[2:] for one in CHAINS[Network.TRON].population.tokens]},
+        "internalTransactions": {"caller": list(CHAINS[Network.TRON].population.tokens)},
+    },
+    Network.HYPERLIQUID: {
+        "fills": {
+            "coin": ["BTC", "ETH"],
+            "user": list(CHAINS[Network.HYPERLIQUID].population.accounts),
+        },
+    },
+    Network.SUBSTRATE: {
+        "events": {"name": ["Balances.Transfer", "EVM.Log"]},
+        "calls": {"name": ["Utility.batch", "Balances.transfer_keep_alive"]},
+        "evmLogs": {"address": list(CHAINS[Network.SUBSTRATE].population.tokens)},
+        "ethereumTransactions": {"sighash": ["0xa9059cbb"]},
+        "gearUserMessagesSent": {"programId": list(CHAINS[Network.SUBSTRATE].population.producers)},
+    },
 }
 
 
@@ -220,7 +249,7 @@ VALUES: dict[Network, dict[str, dict[str, list[Any]]]] = {
 def filters(draw: st.DrawFn, network: Network) -> tuple[str, dict[str, Any]]:
     family = draw(st.sampled_from(sorted(VALUES[network])))
     values = VALUES[network][family]
-    keys = draw(st.sets(st.sampled_from(sorted(values))))
+    keys = draw(st.sets(st.sampled_from(sorted(values)))) if values else set()
     chosen: dict[str, Any] = {
         key: draw(st.lists(st.sampled_from(values[key]), min_size=1, max_size=6)) for key in keys
     }

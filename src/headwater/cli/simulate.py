@@ -15,25 +15,13 @@ from rich.text import Text
 
 from headwater.testing import ChainSim, LiveChain, Network, PortalServer, PortalSim
 
-_QUERIES: dict[Network, dict[str, object]] = {
-    Network.EVM: {
-        "type": "evm",
-        "fromBlock": 0,
-        "fields": {
-            "block": {"number": True, "hash": True, "timestamp": True},
-            "log": {"address": True, "topics": True, "data": True},
-        },
-        "logs": [{}],
-    },
-    Network.SOLANA: {
-        "type": "solana",
-        "fromBlock": 0,
-        "fields": {
-            "block": {"number": True, "hash": True, "timestamp": True},
-            "instruction": {"programId": True, "accounts": True, "data": True},
-        },
-        "instructions": [{}],
-    },
+_TRIES: dict[Network, tuple[str, str, tuple[str, ...]]] = {
+    Network.EVM: ("logs", "log", ("address", "topics", "data")),
+    Network.SOLANA: ("instructions", "instruction", ("programId", "accounts", "data")),
+    Network.BITCOIN: ("outputs", "output", ("value", "scriptPubKeyAddress")),
+    Network.TRON: ("transactions", "transaction", ("hash", "type", "parameter")),
+    Network.HYPERLIQUID: ("fills", "fill", ("user", "coin", "px", "sz")),
+    Network.SUBSTRATE: ("events", "event", ("name", "args")),
 }
 _SHOWN_FORKS = 8
 
@@ -89,7 +77,17 @@ def simulate(
 
 
 def _introduce(console: Console, server: PortalServer) -> None:
-    query = json.dumps(_QUERIES[server.chain.network], separators=(",", ":"))
+    network = server.chain.network
+    family, entity, names = _TRIES[network]
+    block = dict.fromkeys(("number", "hash", "timestamp"), True)
+    fields = {"block": block, entity: dict.fromkeys(names, True)}
+    document: dict[str, object] = {
+        "type": network.value,
+        "fromBlock": 0,
+        "fields": fields,
+        family: [{}],
+    }
+    query = json.dumps(document, separators=(",", ":"))
     console.print(Text(f"portal   {server.url}"))
     console.print(Text(f"control  {server.base_url}/control/state"))
     console.print(

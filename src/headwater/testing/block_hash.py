@@ -17,6 +17,7 @@ SIZE = 32
 
 _DIGEST = 24
 _LIMIT = 1 << 63
+_BARE = (Network.BITCOIN, Network.TRON)
 
 
 def derive(parent: bytes, number: int, salt: int) -> bytes:
@@ -47,8 +48,10 @@ def number_of(raw: bytes) -> int | None:
 
 
 def to_text(raw: bytes, network: Network) -> str:
-    """Write a hash as the network does: `0x` and hex digits, or base58."""
-    return "0x" + raw.hex() if network is Network.EVM else base58.encode(raw)
+    """Write a hash as the network does: hex digits with or without `0x`, or base58."""
+    if network is Network.SOLANA:
+        return base58.encode(raw)
+    return raw.hex() if network in _BARE else "0x" + raw.hex()
 
 
 def from_text(text: str, network: Network) -> bytes | None:
@@ -56,6 +59,8 @@ def from_text(text: str, network: Network) -> bytes | None:
     try:
         if network is Network.SOLANA:
             return base58.decode(text)
+        if network in _BARE:
+            return bytes.fromhex(text)
         return bytes.fromhex(text[2:]) if text[:2] in ("0x", "0X") else None
     except ValueError:
         return None

@@ -24,6 +24,15 @@ from headwater.testing.settings import ContentSettings, Network
 
 __all__ = ["ChainSim", "ContentSettings", "ForkRecord", "Network", "SimBlock"]
 
+_BLOCK_TIMES = {
+    Network.EVM: 12,
+    Network.SOLANA: 0.4,
+    Network.BITCOIN: 600,
+    Network.TRON: 3,
+    Network.HYPERLIQUID: 0.1,
+    Network.SUBSTRATE: 6,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class SimBlock:
@@ -79,18 +88,19 @@ class ChainSim:
             raise InvalidOptionError("block_time_s must be 0 or more", got=block_time_s)
         self.seed = seed
         self.network = Network(network)
-        evm = self.network is Network.EVM
+        has_gaps = self.network is Network.SOLANA
         self.start_block = start_block
         self.genesis_time = genesis_time
         self.content = content or ContentSettings()
         self.population: Population = populate(seed, self.network, self.content)
         self.forks: list[ForkRecord] = []
         self.lock = RLock()
-        usual_time_s = 12 if evm else 0.4
+        usual_time_s = _BLOCK_TIMES[self.network]
         self._time_ms = round(1000 * (usual_time_s if block_time_s is None else block_time_s))
-        self._first_height = start_block if evm else start_block - start_block // 20
+        self._first_height = start_block - start_block // 20 if has_gaps else start_block
         # A gap holds 1 to 4 slots, 2.5 on average; this is the chance of one, in 65536ths.
-        self._gap_chance = 0 if evm else round(65536 * skipped_share / (1 - skipped_share) / 2.5)
+        chance = round(65536 * skipped_share / (1 - skipped_share) / 2.5)
+        self._gap_chance = chance if has_gaps else 0
         self._root = hashes.root(seed, self.network, start_block)
         self._hashes = bytearray()
         self._numbers = array("q")

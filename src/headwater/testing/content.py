@@ -6,12 +6,17 @@ a chain of millions of blocks costs nothing until it is read, and calling order 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol
 
 from headwater.testing.chain import ChainSim, SimBlock
+from headwater.testing.content_bitcoin import BitcoinContent
 from headwater.testing.content_evm import EvmContent
+from headwater.testing.content_hyperliquid import HyperliquidContent
 from headwater.testing.content_solana import SolanaContent
+from headwater.testing.content_substrate import SubstrateContent
+from headwater.testing.content_tron import TronContent
 from headwater.testing.population import populate
 from headwater.testing.settings import ContentSettings, Network
 
@@ -25,6 +30,10 @@ FAMILIES: dict[Network, tuple[str, ...]] = {
         "tokenBalances",
         "rewards",
     ),
+    Network.BITCOIN: ("transactions", "inputs", "outputs"),
+    Network.TRON: ("transactions", "logs", "internalTransactions"),
+    Network.HYPERLIQUID: ("fills",),
+    Network.SUBSTRATE: ("extrinsics", "calls", "events"),
 }
 """The item families of a line, in the order in which lines hold them."""
 
@@ -65,7 +74,16 @@ def _make(
     people = populate(seed, network, settings)
     if network is Network.EVM:
         return EvmContent(seed, block, block.number - start_block, people, settings)
-    return SolanaContent(seed, block, people, settings)
+    return _CONTENTS[network](seed, block, people, settings)
+
+
+_CONTENTS: dict[Network, Callable[..., BlockContent]] = {
+    Network.SOLANA: SolanaContent,
+    Network.BITCOIN: BitcoinContent,
+    Network.TRON: TronContent,
+    Network.HYPERLIQUID: HyperliquidContent,
+    Network.SUBSTRATE: SubstrateContent,
+}
 
 
 _cached = lru_cache(maxsize=256)(_make)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any
 
 from headwater.testing import base58, solana_balances
 from headwater.testing.chain import SimBlock
 from headwater.testing.draw import Draw
 from headwater.testing.population import Population
+from headwater.testing.recurring import transaction_keys
 from headwater.testing.settings import ContentSettings
 from headwater.testing.solana_scenes import SolanaScene, Step, play
 
@@ -113,19 +113,8 @@ class SolanaContent:
 
     @cached_property
     def _keys(self) -> list[str]:
-        """What names each transaction, in block order.
-
-        Recurring ones are named by the slot, all others by the block; the order is the block's.
-        """
-        average, share = self._settings.transactions_per_block, self._settings.recurring_share
-        recurring = f"{self._seed}/{self._block.number}"
-        keys = [
-            f"{name}/{index}"
-            for name, part in ((self._salt, average * (1 - share)), (recurring, average * share))
-            for index in range(Draw(name, "count").count(part))
-        ]
-        salt = self._block.hash.encode()
-        return sorted(keys, key=lambda key: blake2b(key.encode() + salt).digest())
+        """What names each transaction, in block order."""
+        return transaction_keys(self._seed, self._block, self._settings)
 
 
 _FAMILIES = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 
 from headwater.testing import base58
 from headwater.testing.draw import Draw
@@ -29,8 +30,8 @@ class Pair:
 class Population:
     """The cast of a chain. What a network does not have is empty.
 
-    `tokens` are ERC-20 contracts or SPL mints; `collections` are ERC-721 contracts. `pairs` are
-    announced by the `factory` one by one, pair k in the block k + 1 after the first; they trade
+    `tokens` are ERC-20 contracts, SPL mints or coins; `collections` are ERC-721 contracts. `pairs`
+    are announced by the `factory` one by one, pair k in the block k + 1 after the first; they trade
     only afterwards. `program` is an Anchor-like program.
     """
 
@@ -54,6 +55,8 @@ def populate(seed: int, network: Network, settings: ContentSettings) -> Populati
             producers=_keys(seed, "validator", 4),
             program=_keys(seed, "program", 1)[0],
         )
+    if network is not Network.EVM:
+        return _others(seed, network, settings)
     tokens = _addresses(seed, "token", settings.tokens)
     pools = _addresses(seed, "pair", settings.tokens)
     return Population(
@@ -68,6 +71,35 @@ def populate(seed: int, network: Network, settings: ContentSettings) -> Populati
         factory=_addresses(seed, "factory", 1)[0],
         producers=_addresses(seed, "producer", 4),
     )
+
+
+def _others(seed: int, network: Network, settings: ContentSettings) -> Population:
+    """Return the cast of a chain without pools and programs."""
+    roles = {"account": settings.accounts, "token": settings.tokens, "producer": 4}
+
+    def cast(role: str, size: int, prefix: str = "0x") -> tuple[str, ...]:
+        draws = [Draw(seed, role, index) for index in range(roles[role])]
+        return tuple(prefix + draw.octets(size).hex() for draw in draws)
+
+    match network:
+        case Network.BITCOIN:
+            draws = [Draw(seed, "account", index) for index in range(settings.accounts)]
+            return Population(accounts=tuple(map(bitcoin_address, draws)), tokens=())
+        case Network.TRON:
+            accounts, tokens, producers = (cast(role, 20, "41") for role in roles)
+        case Network.HYPERLIQUID:
+            accounts, producers = cast("account", 20), cast("producer", 20)
+            tokens = (*("BTC", "ETH", "SOL", "HYPE", "@107"), *cast("token", 2))[: settings.tokens]
+        case _:
+            accounts, producers = cast("account", 32), cast("producer", 32)
+            tokens = cast("token", 20)
+    return Population(accounts=accounts, tokens=tokens, producers=producers)
+
+
+def bitcoin_address(draw: Draw) -> str:
+    """Draw an address with a right checksum: of a key, or now and then of a script."""
+    raw = (b"\x05" if draw.chance(0.3) else b"\x00") + draw.octets(20)
+    return base58.encode(raw + sha256(sha256(raw).digest()).digest()[:4])
 
 
 def pair_of(address: str, token: str, other: str) -> Pair:

@@ -10,15 +10,8 @@ from typing import Any
 import msgspec
 
 from headwater.testing.settings import Network
-from headwater.testing.surface import (
-    HIGHEST,
-    LOWEST,
-    SURFACES,
-    Family,
-    Getter,
-    Relation,
-    Surface,
-)
+from headwater.testing.surface import HIGHEST, LOWEST, Family, Getter, Relation, Surface
+from headwater.testing.surfaces import SURFACES
 
 MAX_ITEMS = 100
 """How many filter objects a request may hold, over all families."""
@@ -57,7 +50,8 @@ def read_request(network: Network, body: Mapping[str, Any]) -> Request:
     if body.get("type") != network.value:
         raise BadRequest(f"unknown query type {body.get('type')!r}, expected `{network.value}`")
     surface = SURFACES[network]
-    known = {"type", "fields", "includeAllBlocks", *_POSITION, *surface.families}
+    asked = [name for name, family in surface.families.items() if family.is_asked]
+    known = {"type", "fields", "includeAllBlocks", *_POSITION, *asked}
     for name in body:
         if name not in known:
             raise BadRequest(_unknown(name, "the request", known))
@@ -159,7 +153,9 @@ def _read_filter(name: str, family: Family, given: Any) -> tuple[FilterObject, d
         raise BadRequest(
             f"a filter in `{name}` mixes discriminators of several widths: {', '.join(widths)}"
         )
-    return FilterObject(name, tuple(tests), tuple(relations)), text
+    if family.implied is not None:
+        tests.append(family.implied)
+    return FilterObject(family.items or name, tuple(tests), tuple(relations)), text
 
 
 def _read_bound(place: str, kind: str, given: Any) -> range:

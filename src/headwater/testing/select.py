@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 
 from headwater.testing.chain import ChainSim, SimBlock
-from headwater.testing.content import BlockContent, content_of
+from headwater.testing.content import FAMILIES, BlockContent, content_of
 from headwater.testing.request import BadRequest, FilterObject, read_request
 from headwater.testing.settings import Network
-from headwater.testing.surface import ABOVE, BELOW, SURFACES, TRACE_FIELDS, TRANSACTION, Relation
+from headwater.testing.surface import ABOVE, BELOW, TRACE_FIELDS, TRANSACTION, Relation, Surface
+from headwater.testing.surfaces import SURFACES
 
 __all__ = ["BadRequest", "Selection"]
 
@@ -45,16 +46,19 @@ class Selection:
 
     def __init__(self, network: Network, body: Mapping[str, Any]) -> None:
         request = read_request(network, body)
-        surface = SURFACES[network]
+        self._surface = SURFACES[network]
         self.network = network
         self.key = request.key
         self.include_all_blocks = request.include_all_blocks
         self._filters = request.filters
         self._header_fields = request.fields["block"]
-        self._linked_header = _LINKS.keys() >= set(self._header_fields)
+        known_early = network in (Network.EVM, Network.SOLANA)  # others count time otherwise
+        self._linked_header = known_early and _LINKS.keys() >= set(self._header_fields)
         self._projections = {
-            family: _Projection.of(family, network, request.fields[surface.families[family].entity])
-            for family in surface.families
+            family: _Projection.of(
+                family, network, request.fields[self._surface.families[family].entity]
+            )
+            for family in FAMILIES[network]
         }
 
     def line(self, chain: ChainSim, block: SimBlock, *, boundary: bool = False) -> bytes | None:
@@ -91,7 +95,7 @@ class Selection:
                 continue
             matched.setdefault(wanted.family, set()).update(positions)
             for relation in wanted.relations:
-                related = _related(wanted.family, positions, relation, content)
+                related = _related(wanted.family, positions, relation, content, self._surface)
                 if related:
                     matched.setdefault(relation.target, set()).update(related)
         return matched
@@ -139,32 +143,35 @@ def _positions(wanted: FilterObject, rows: list[Row]) -> set[int]:
 
 
 def _related(
-    family: str, positions: set[int], relation: Relation, content: BlockContent
+    family: str, positions: set[int], relation: Relation, content: BlockContent, surface: Surface
 ) -> set[int]:
     """Return the positions, in the relation's target family, of what belongs to matched rows."""
     source, target = content.rows(family), content.rows(relation.target)
+    own, other = surface.owner(family), surface.owner(relation.target)
     if relation.by == TRANSACTION:
-        owners = {source[position]["transactionIndex"] for position in positions}
-        return {
-            position for position, row in enumerate(target) if row["transactionIndex"] in owners
-        }
-    addresses = {_address(source[position]) for position in positions}
+        owners = {source[position][own] for position in positions} - {None}
+        return {position for position, row in enumerate(target) if row[other] in owners}
+    addresses = {_address(source[position], own) for position in positions} - {None}
+    places = [_address(row, other) for row in target]
     if relation.by == BELOW:
         return {
             position
-            for position, row in enumerate(target)
-            if any(prefix in addresses for prefix in _prefixes(_address(row)))
+            for position, place in enumerate(places)
+            if place and any(prefix in addresses for prefix in _prefixes(place))
         }
     if relation.by == ABOVE:
-        above = {prefix for address in addresses for prefix in _prefixes(address)}
-        return {position for position, row in enumerate(target) if _address(row) in above}
-    return {position for position, row in enumerate(target) if _address(row) in addresses}
+        above = {prefix for address in addresses if address for prefix in _prefixes(address)}
+        return {position for position, place in enumerate(places) if place in above}
+    return {position for position, place in enumerate(places) if place in addresses}
 
 
-def _address(row: Row) -> tuple[int, ...]:
-    """Return a row's place in its block: its transaction, then its trace or instruction address."""
-    path = row["traceAddress"] if "traceAddress" in row else row["instructionAddress"]
-    return (row["transactionIndex"], *path)
+def _address(row: Row, owner: str) -> tuple[int, ...] | None:
+    """Return a row's place in its block: its transaction, then the address of its call."""
+    for name in ("traceAddress", "instructionAddress", "callAddress", "address"):
+        if name in row:
+            path = row[name]
+            return None if path is None else (row[owner], *path)
+    return None
 
 
 def _prefixes(address: tuple[int, ...]) -> list[tuple[int, ...]]:

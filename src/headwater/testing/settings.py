@@ -13,6 +13,10 @@ class Network(StrEnum):
 
     EVM = "evm"
     SOLANA = "solana"
+    BITCOIN = "bitcoin"
+    TRON = "tron"
+    HYPERLIQUID = "hyperliquidFills"
+    SUBSTRATE = "substrate"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The query surface of the simulated portal: fields, filters and relations of each network.
+"""The query surface of the simulated portal: what it is made of, and those of EVM and Solana.
 
 Written from the wire's own description and apart from `headwater.query`, which builds requests: the
 simulator is where requests are judged, so a mistake in one must not be hidden by the other.
@@ -7,10 +7,8 @@ simulator is where requests are judged, so a mistake in one must not be hidden b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-from headwater.testing.settings import Network
 
 Row = dict[str, Any]
 Getter = Callable[[Row], Any]
@@ -34,12 +32,19 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family of items: the name of its fields' entity, its fields, filters and relations."""
+    """One family of items: the name of its fields' entity, its fields, filters and relations.
+
+    Some families ask for items of another (`items`), those of which a value is `implied`. Items
+    that are not `is_asked` for come by relations alone.
+    """
 
     entity: str
     fields: tuple[str, ...]
     filters: dict[str, Filter]
     relations: dict[str, Relation]
+    items: str | None = None
+    implied: tuple[Getter, frozenset[str]] | None = None
+    is_asked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,11 @@ class Surface:
 
     block_fields: tuple[str, ...]
     families: dict[str, Family]
+    owners: dict[str, str] = field(default_factory=dict)
+
+    def owner(self, family: str) -> str:
+        """Return the key by which rows of a family name their transaction."""
+        return self.owners.get(family, "transactionIndex")
 
 
 TRANSACTION = "transaction"
@@ -97,9 +107,11 @@ def _column(name: str) -> Getter:
     return lambda row: row[name]
 
 
-def _item(name: str, position: int) -> Getter:
+def item(name: str, position: int) -> Getter:
+    """Return what reads one item of a list; nothing where it is shorter."""
+
     def get(row: Row) -> Any:
-        items = row[name]
+        items = row[name] or ()
         return items[position] if position < len(items) else None
 
     return get
@@ -114,20 +126,23 @@ def _nonce(row: Row) -> int:
     return int(row["nonce"])
 
 
-def _columns(kind: str, *names: str) -> dict[str, Filter]:
+def columns(kind: str, *names: str) -> dict[str, Filter]:
+    """Return filters on fields of the same names."""
     return {name: Filter(kind, _column(name)) for name in names}
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a text."""
     return tuple(text.split())
 
 
-def _related(by: str = TRANSACTION, **flags: str) -> dict[str, Relation]:
+def related(by: str = TRANSACTION, **flags: str) -> dict[str, Relation]:
+    """Return flags that pull in these families."""
     return {flag: Relation(target, by) for flag, target in flags.items()}
 
 
 EVM = Surface(
-    block_fields=_words(
+    block_fields=words(
         "number hash parentHash timestamp transactionsRoot receiptsRoot stateRoot logsBloom "
         "sha3Uncles extraData miner nonce mixHash size gasLimit gasUsed difficulty "
         "totalDifficulty baseFeePerGas blobGasUsed excessBlobGas l1BlockNumber uncles "
@@ -136,24 +151,24 @@ EVM = Surface(
     families={
         "transactions": Family(
             "transaction",
-            _words(
+            words(
                 "transactionIndex hash nonce from to input value gas gasPrice maxFeePerGas "
                 "maxPriorityFeePerGas v r s yParity chainId sighash contractAddress gasUsed "
                 "cumulativeGasUsed effectiveGasPrice type status logsBloom blobVersionedHashes "
                 "accessList l1Fee l1FeeScalar l1GasPrice l1GasUsed l1BlobBaseFee "
                 "l1BlobBaseFeeScalar l1BaseFeeScalar"
             ),
-            _columns("hex", "to", "from", "sighash")
-            | _columns("number", "type")
+            columns("hex", "to", "from", "sighash")
+            | columns("number", "type")
             | {"firstNonce": Filter(LOWEST, _nonce), "lastNonce": Filter(HIGHEST, _nonce)},
-            _related(logs="logs", traces="traces", stateDiffs="stateDiffs"),
+            related(logs="logs", traces="traces", stateDiffs="stateDiffs"),
         ),
         "logs": Family(
             "log",
-            _words("logIndex transactionIndex transactionHash address data topics"),
-            _columns("hex", "address")
-            | {f"topic{index}": Filter("hex", _item("topics", index)) for index in range(4)},
-            _related(
+            words("logIndex transactionIndex transactionHash address data topics"),
+            columns("hex", "address")
+            | {f"topic{index}": Filter("hex", item("topics", index)) for index in range(4)},
+            related(
                 transaction="transactions",
                 transactionTraces="traces",
                 transactionLogs="logs",
@@ -163,95 +178,92 @@ EVM = Surface(
         "traces": Family(
             "trace",
             (
-                *_words("transactionIndex traceAddress subtraces type error revertReason"),
+                *words("transactionIndex traceAddress subtraces type error revertReason"),
                 *TRACE_FIELDS,
             ),
-            _columns("text", "type")
+            columns("text", "type")
             | {
                 key: Filter("hex", _trace(key))
-                for key in _words(
+                for key in words(
                     "createFrom createResultAddress callTo callFrom callSighash "
                     "suicideRefundAddress rewardAuthor"
                 )
             },
-            _related(transaction="transactions", transactionLogs="logs")
-            | _related(BELOW, subtraces="traces")
-            | _related(ABOVE, parents="traces"),
+            related(transaction="transactions", transactionLogs="logs")
+            | related(BELOW, subtraces="traces")
+            | related(ABOVE, parents="traces"),
         ),
         "stateDiffs": Family(
             "stateDiff",
-            _words("transactionIndex address key kind prev next"),
-            _columns("hex", "address", "key") | _columns("text", "kind"),
-            _related(transaction="transactions"),
+            words("transactionIndex address key kind prev next"),
+            columns("hex", "address", "key") | columns("text", "kind"),
+            related(transaction="transactions"),
         ),
     },
 )
 
 SOLANA = Surface(
-    block_fields=_words("number hash height parentNumber parentHash timestamp"),
+    block_fields=words("number hash height parentNumber parentHash timestamp"),
     families={
         "transactions": Family(
             "transaction",
-            _words(
+            words(
                 "transactionIndex version accountKeys addressTableLookups "
                 "numReadonlySignedAccounts numReadonlyUnsignedAccounts numRequiredSignatures "
                 "recentBlockhash signatures err computeUnitsConsumed fee loadedAddresses "
                 "hasDroppedLogMessages"
             ),
-            {"feePayer": Filter("text", _item("accountKeys", 0))},
-            _related(instructions="instructions", logs="logs"),
+            {"feePayer": Filter("text", item("accountKeys", 0))},
+            related(instructions="instructions", logs="logs"),
         ),
         "instructions": Family(
             "instruction",
-            _words(
+            words(
                 "transactionIndex instructionAddress programId accounts data "
                 "computeUnitsConsumed error isCommitted hasDroppedLogMessages d1 d2 d4 d8"
             ),
-            _columns("text", "programId")
+            columns("text", "programId")
             | {f"d{width}": Filter(f"bytes{width}", _column(f"d{width}")) for width in (1, 2, 4, 8)}
-            | {f"a{index}": Filter("text", _item("accounts", index)) for index in range(16)}
+            | {f"a{index}": Filter("text", item("accounts", index)) for index in range(16)}
             | {"isCommitted": Filter("flag", _column("isCommitted"))},
-            _related(
+            related(
                 transaction="transactions",
                 transactionBalances="balances",
                 transactionTokenBalances="tokenBalances",
                 transactionInstructions="instructions",
             )
-            | _related(INSTRUCTION, logs="logs")
-            | _related(BELOW, innerInstructions="instructions"),
+            | related(INSTRUCTION, logs="logs")
+            | related(BELOW, innerInstructions="instructions"),
         ),
         "logs": Family(
             "log",
-            _words("transactionIndex logIndex instructionAddress programId kind message"),
-            _columns("text", "programId", "kind"),
-            _related(transaction="transactions")
-            | _related(INSTRUCTION, instruction="instructions"),
+            words("transactionIndex logIndex instructionAddress programId kind message"),
+            columns("text", "programId", "kind"),
+            related(transaction="transactions") | related(INSTRUCTION, instruction="instructions"),
         ),
         "balances": Family(
             "balance",
-            _words("transactionIndex account pre post"),
-            _columns("text", "account"),
-            _related(transaction="transactions", transactionInstructions="instructions"),
+            words("transactionIndex account pre post"),
+            columns("text", "account"),
+            related(transaction="transactions", transactionInstructions="instructions"),
         ),
         "tokenBalances": Family(
             "tokenBalance",
-            _words(
+            words(
                 "transactionIndex account preProgramId preMint preDecimals preOwner preAmount "
                 "postProgramId postMint postDecimals postOwner postAmount"
             ),
-            _columns(
+            columns(
                 "text",
-                *_words("account preProgramId postProgramId preMint postMint preOwner postOwner"),
+                *words("account preProgramId postProgramId preMint postMint preOwner postOwner"),
             ),
-            _related(transaction="transactions", transactionInstructions="instructions"),
+            related(transaction="transactions", transactionInstructions="instructions"),
         ),
         "rewards": Family(
             "reward",
-            _words("pubkey lamports postBalance rewardType commission"),
-            _columns("text", "pubkey"),
+            words("pubkey lamports postBalance rewardType commission"),
+            columns("text", "pubkey"),
             {},
         ),
     },
 )
-
-SURFACES = {Network.EVM: EVM, Network.SOLANA: SOLANA}

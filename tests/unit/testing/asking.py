@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headwater.portal.transport import Request
-from headwater.testing import ChainSim, Network, PortalSim, SimAnswer
+from headwater.testing import ChainSim, PortalSim, SimAnswer
 
 FIELDS = {"block": {"number": True, "hash": True, "parentHash": True, "timestamp": True}}
 
@@ -36,7 +36,7 @@ def ask(
 
 def request(portal: PortalSim, from_block: int, *, route: str = "stream", **query: Any) -> Request:
     """Build a request for blocks."""
-    kind = "evm" if portal.chain.network is Network.EVM else "solana"
+    kind = portal.chain.network.value
     body = {"type": kind, "fields": FIELDS, "fromBlock": from_block, "includeAllBlocks": True}
     return Request("POST", route, json.dumps({**body, **query}).encode())
 

@@ -13,10 +13,10 @@ from headwater.testing.content import FAMILIES, contents
 from headwater.testing.evm_scenes import APPROVAL, SWAP, TRANSFER
 from headwater.testing.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
 from headwater.testing.select import BadRequest, Selection
-from headwater.testing.surface import SURFACES
+from headwater.testing.surfaces import SURFACES
 
 Row = dict[str, Any]
-BOTH = pytest.mark.parametrize("network", list(Network))
+EACH = pytest.mark.parametrize("network", list(Network))
 
 CHAINS = {
     network: ChainSim(21, network=network, content=ContentSettings(transactions_per_block=12))
@@ -39,6 +39,14 @@ SOLANA_FIELDS = {
     "balance": {**INDEX, "account": True},
     "tokenBalance": {**INDEX, "account": True},
     "reward": {"pubkey": True, "rewardType": True},
+}
+NOTHING = {
+    Network.EVM: ("logs", "address"),
+    Network.SOLANA: ("logs", "programId"),
+    Network.BITCOIN: ("inputs", "type"),
+    Network.TRON: ("transactions", "type"),
+    Network.HYPERLIQUID: ("fills", "coin"),
+    Network.SUBSTRATE: ("events", "name"),
 }
 KEYS = {Network.EVM: EVM_FIELDS, Network.SOLANA: SOLANA_FIELDS}
 
@@ -88,30 +96,30 @@ def everything(network: Network) -> Row:
 # --- lines ----------------------------------------------------------------------------------------
 
 
-@BOTH
+@EACH
 def test_asking_for_everything_gives_the_complete_contents(network: Network) -> None:
-    selection = select(network, everything(network), **{f: [{}] for f in FAMILIES[network]})
+    asked: Row = {f: [{}] for f in FAMILIES[network] if SURFACES[network].families[f].is_asked}
+    if network is Network.SUBSTRATE:
+        asked["calls"] = [{"extrinsic": True}]
+    selection = select(network, everything(network), **asked)
     for block in CHAINS[network].canonical():
         full = contents(CHAINS[network], block)
         line = read(selection, block, boundary=True)
         assert line == {key: value for key, value in full.items() if value}
 
 
-@BOTH
+@EACH
 def test_number_and_hash_are_always_sent(network: Network) -> None:
     block = CHAINS[network].head
     line = read(select(network), block, boundary=True)
     assert line == {"header": {"number": block.number, "hash": block.hash}}
 
 
-@BOTH
+@EACH
 def test_a_block_without_a_match_is_left_out_unless_it_must_be_sent(network: Network) -> None:
     chain = CHAINS[network]
-    nothing = (
-        select(network, {"log": {"logIndex": True}}, logs=[{"address": []}])
-        if (network is Network.EVM)
-        else select(network, {"log": {"logIndex": True}}, logs=[{"programId": []}])
-    )
+    family, key = NOTHING[network]
+    nothing = select(network, {}, **{family: [{key: []}]})
     assert nothing.line(chain, chain.head) is None
     assert read(nothing, chain.head, boundary=True).keys() == {"header"}
     all_blocks = select(network, includeAllBlocks=True)
@@ -508,7 +516,17 @@ def test_a_hundred_filters_and_every_known_name_are_accepted() -> None:
         fields = everything(network)
         filters: Row = {}
         for name, family in SURFACES[network].families.items():
-            single = ("isCommitted", "d2", "d4", "d8", "firstNonce", "lastNonce")
+            if not family.is_asked:
+                continue
+            single = (
+                "isCommitted",
+                "prevoutGenerated",
+                "d2",
+                "d4",
+                "d8",
+                "firstNonce",
+                "lastNonce",
+            )
             one: Row = {key: [] for key in family.filters if key not in single}
             filters[name] = [{**one, **dict.fromkeys(family.relations, True)}]
         select(network, fields, fromBlock=1, toBlock=1, parentBlockHash="x", **filters)
