@@ -16,18 +16,22 @@ from headwater.core import BlockCursor, Flush, Head, find_rollback_index
 from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
-    from headwater.decode import evm, solana
+    from headwater.decode import bitcoin, evm, hyperliquid, solana, substrate, tron
     from headwater.stream import create_target, pipe_to_iterator, portal_stream
 
 __version__ = "0.1.0"
 
 # Names whose modules are heavy (Arrow, Spark) and imported at their first use.
 _LAZY = {
+    "bitcoin": "headwater.decode",
     "create_target": "headwater.stream",
     "evm": "headwater.decode",
+    "hyperliquid": "headwater.decode",
     "pipe_to_iterator": "headwater.stream",
     "portal_stream": "headwater.stream",
     "solana": "headwater.decode",
+    "substrate": "headwater.decode",
+    "tron": "headwater.decode",
 }
 
 __all__ = [
@@ -35,12 +39,16 @@ __all__ = [
     "Flush",
     "Head",
     "HeadwaterError",
+    "bitcoin",
     "create_target",
     "evm",
     "find_rollback_index",
+    "hyperliquid",
     "pipe_to_iterator",
     "portal_stream",
     "solana",
+    "substrate",
+    "tron",
 ]
 
 

@@ -15,10 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.core import BlockRange
-from headwater.decode import Output, decode_outputs, evm, solana
+from headwater.decode import (
+    Output,
+    bitcoin,
+    decode_outputs,
+    evm,
+    hyperliquid,
+    solana,
+    substrate,
+    tron,
+)
 from headwater.query import plan_requests
 from headwater.testing import ChainSim, Network, Selection
 from headwater.testing.chain import SimBlock
+from headwater.testing.population import Population
 
 BLOCKS = 24
 
@@ -143,6 +153,90 @@ def solana_outputs(draw: st.DrawFn) -> Output:
     return solana.rewards() if committed else solana.blocks()
 
 
+def filtered(draw: st.DrawFn, choices: dict[Any, dict[str, list[Any]]], **options: Any) -> Output:
+    """One of some tables, with some of the filters that it has."""
+    make = draw(st.sampled_from(list(choices)))
+    filters = {name: draw(some(values)) for name, values in choices[make].items()
+               if draw(st.booleans())}  # fmt: skip
+    output: Output = make(**filters, **options)
+    return output
+
+
+def people(network: Network) -> Population:
+    return chain_of(network)[0].population
+
+
+@st.composite
+def bitcoin_outputs(draw: st.DrawFn) -> Output:
+    accounts = list(people(Network.BITCOIN).accounts)
+    scripts = ["pubkeyhash", "scripthash", "nulldata"]
+    return filtered(draw, {
+        bitcoin.blocks: {},
+        bitcoin.transactions: {},
+        bitcoin.inputs: {"type": ["tx", "coinbase"], "prevout_script_pub_key_address": accounts,
+                         "prevout_script_pub_key_type": scripts},
+        bitcoin.outputs: {"script_pub_key_address": accounts, "script_pub_key_type": scripts},
+    })  # fmt: skip
+
+
+@st.composite
+def tron_outputs(draw: st.DrawFn) -> Output:
+    cast = people(Network.TRON)
+    accounts, contracts = list(cast.accounts), list(cast.tokens)
+    return filtered(draw, {
+        tron.blocks: {},
+        tron.transactions: {"type": ["TransferContract", "VoteWitnessContract"]},
+        tron.transfers: {"owner": accounts, "to": accounts},
+        tron.asset_transfers: {"owner": accounts, "asset": ["31303030323236"]},
+        tron.contract_calls: {"owner": accounts, "contract": contracts, "sighash": ["a9059cbb"]},
+        tron.logs: {"address": contracts, "topic2": ["00" * 12 + one[2:] for one in accounts]},
+        tron.internal_transactions: {"caller": contracts, "transfer_to": accounts},
+    })  # fmt: skip
+
+
+@st.composite
+def hyperliquid_outputs(draw: st.DrawFn) -> Output:
+    cast = people(Network.HYPERLIQUID)
+    return filtered(draw, {
+        hyperliquid.blocks: {},
+        hyperliquid.fills: {"user": list(cast.accounts), "coin": list(cast.tokens),
+                            "dir": ["Buy", "Open Long"], "fee_token": ["USDC"],
+                            "builder": list(cast.producers)},
+    })  # fmt: skip
+
+
+@st.composite
+def substrate_outputs(draw: st.DrawFn) -> Output:
+    cast = people(Network.SUBSTRATE)
+    contracts, programs = list(cast.tokens), list(cast.producers)
+    return filtered(draw, {
+        substrate.blocks: {},
+        substrate.extrinsics: {},
+        substrate.calls: {"name": ["Utility.batch", "Balances.transfer_keep_alive"]},
+        substrate.ethereum_transactions: {"to": contracts, "sighash": ["0xa9059cbb"]},
+        substrate.events: {"name": ["Balances.Transfer", "EVM.Log"]},
+        substrate.evm_logs: {"address": contracts, "topic0": [substrate_topic()]},
+        substrate.contracts_events: {"contract_address": programs},
+        substrate.gear_messages_enqueued: {"program_id": programs},
+        substrate.gear_user_messages_sent: {"program_id": programs},
+        substrate.revive_contract_emitted: {"contract": contracts, "topic0": [substrate_topic()]},
+    })  # fmt: skip
+
+
+def substrate_topic() -> str:
+    return "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
+
+
+MAKERS = {
+    Network.EVM: evm_outputs,
+    Network.SOLANA: solana_outputs,
+    Network.BITCOIN: bitcoin_outputs,
+    Network.TRON: tron_outputs,
+    Network.HYPERLIQUID: hyperliquid_outputs,
+    Network.SUBSTRATE: substrate_outputs,
+}
+
+
 @st.composite
 def ranges_of(draw: st.DrawFn, network: Network) -> list[BlockRange]:
     _, blocks = chain_of(network)
@@ -157,8 +251,7 @@ def ranges_of(draw: st.DrawFn, network: Network) -> list[BlockRange]:
 def test_an_output_gives_beside_others_what_it_gives_alone(
     network: Network, data: st.DataObject
 ) -> None:
-    make = evm_outputs if network is Network.EVM else solana_outputs
-    listed = data.draw(st.lists(make(), min_size=1, max_size=4))
+    listed = data.draw(st.lists(MAKERS[network](), min_size=1, max_size=4))
     outputs = {f"o{at}": one for at, one in enumerate(listed)}
     ranges = {name: data.draw(ranges_of(network)) for name in outputs}
     together = decode_outputs(outputs, lines_of(outputs, network, ranges), ranges).tables

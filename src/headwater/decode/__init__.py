@@ -1,10 +1,11 @@
 """Block lines to Arrow columns, vectorised: events, calls, instructions and raw tables.
 
-`evm` and `solana` define outputs; `decode_outputs` turns the lines of a batch into one table per
-output. Runs on the driver and on Spark executors; pure, so a retry gives the same rows.
+`evm`, `solana` and the modules of the other networks define outputs; `decode_outputs` turns the
+lines of a batch into one table per output. Runs on the driver and on Spark executors; pure, so a
+retry gives the same rows.
 """
 
-from headwater.decode import evm, solana
+from headwater.decode import bitcoin, evm, hyperliquid, solana, substrate, tron
 from headwater.decode.abi import Event, Parameter, parse_event
 from headwater.decode.abi_file import Abi
 from headwater.decode.anchor_events import AnchorEventsOutput
@@ -36,11 +37,15 @@ __all__ = [
     "Output",
     "Parameter",
     "TableOutput",
+    "bitcoin",
     "decode_outputs",
     "evm",
+    "hyperliquid",
     "load_idl",
     "parse_event",
     "parse_function",
     "parse_logs",
     "solana",
+    "substrate",
+    "tron",
 ]

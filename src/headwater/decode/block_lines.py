@@ -18,6 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.errors import BlockContentError
+from headwater.query import EVM, Field, Presence, WireType
+
+EVM_TIMESTAMP = next(one for one in EVM.entity("block").fields if one.wire == "timestamp")
+TICKS = {WireType.SECONDS: 1_000_000, WireType.MILLISECONDS: 1000}
+"""Microseconds in the unit of a time."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 HEADER_FIELDS = (
@@ -27,17 +32,17 @@ HEADER_FIELDS = (
 )
 
 _SLICE_BYTES = 8 << 20  # read at once: small beside the caches, large beside the cost of calls
-_LAST_SECOND = 253_402_300_799  # 9999-12-31, the last that calendars of all targets can hold
+LAST_MICROSECOND = 253_402_300_800_000_000 - 1  # of 9999: all that the calendars of targets hold
 _MAX_NUMBER = 2**63 - 1
 _NUMBER = re.compile(rb'"header"\s*:\s*\{[^{}]*?"number"\s*:\s*(\d{1,19})')
 
 
 class Header(msgspec.Struct, gc=False):
-    """What every row repeats of its block."""
+    """What every row repeats of its block. `read_lines` turns the timestamp into microseconds."""
 
     number: int
     hash: str
-    timestamp: int
+    timestamp: int | None = None
 
 
 class Line(msgspec.Struct, gc=False):
@@ -60,14 +65,17 @@ def _decoder(shape: type[Line]) -> msgspec.json.Decoder[Line]:
     return msgspec.json.Decoder(shape)
 
 
-def read_lines(lines: Sequence[bytes], shape: type[Line]) -> list[Line]:
-    """Return the headers and arrays of these lines.
+def read_lines(
+    lines: Sequence[bytes], shape: type[Line], timestamp: Field = EVM_TIMESTAMP
+) -> list[Line]:
+    """Return the headers and arrays of these lines; timestamps are in the unit of their field.
 
     Raises:
         BlockContentError: a line is no block, or its number or timestamp is impossible.
     """
     decode = _decoder(shape).decode
-    return [_read_line(line, decode) for line in lines]
+    tick, is_optional = TICKS[timestamp.type], timestamp.presence is Presence.OPTIONAL
+    return [_read_line(line, decode, tick, is_optional) for line in lines]
 
 
 def slices(lines: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
@@ -85,17 +93,17 @@ def slices(lines: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 def header_columns(headers: Sequence[Header], counts: npt.NDArray[np.int64]) -> list[pa.Array]:
     """Repeat each block's number, hash and timestamp for each of its items."""
     numbers = np.array([header.number for header in headers], dtype=np.int64)
-    seconds = np.array([header.timestamp for header in headers], dtype=np.int64)
+    times = pa.array([header.timestamp for header in headers], TIMESTAMP)
     hashes = pa.array([header.hash for header in headers], pa.string())
     which = pa.array(np.repeat(np.arange(len(headers), dtype=np.int32), counts))
     return [
         pa.array(np.repeat(numbers, counts)),
         hashes.take(which),
-        pa.array(np.repeat(seconds * 1_000_000, counts)).cast(TIMESTAMP),
+        times.take(which),
     ]
 
 
-def _read_line(line: bytes, decode: Any) -> Line:
+def _read_line(line: bytes, decode: Any, tick: int, is_optional: bool) -> Line:
     try:
         block: Line = decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -103,10 +111,15 @@ def _read_line(line: bytes, decode: Any) -> Line:
         facts = {"block": int(found[1])} if found else {}
         raise BlockContentError(f"a line is not a block: {error}", **facts) from error
     header = block.header
-    if not 0 <= header.number <= _MAX_NUMBER or not 0 <= header.timestamp <= _LAST_SECOND:
+    if header.timestamp is not None:
+        header.timestamp *= tick
+        is_known = 0 <= header.timestamp <= LAST_MICROSECOND
+    else:
+        is_known = is_optional
+    if not 0 <= header.number <= _MAX_NUMBER or not is_known:
         raise BlockContentError(
             "a block has an impossible number or timestamp",
             block=header.number,
-            timestamp=header.timestamp,
+            timestamp=header.timestamp and header.timestamp // tick,
         )
     return block

@@ -49,9 +49,10 @@ def read_entities(
     collections = {name: network.entity(name).collection for name in wanted if name != BLOCK}
     header = header_type(_extra(wanted[BLOCK].fields)) if BLOCK in wanted else Header
     shape = line_type(tuple(collections.values()), header)
+    timestamp = next(one for one in network.entity(BLOCK).fields if one.wire == "timestamp")
     batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in wanted}
     for part in slices(lines):
-        blocks = read_lines(part, shape)
+        blocks = read_lines(part, shape, timestamp)
         for name, one in wanted.items():
             inside = _inside(blocks, one.ranges)
             if inside:

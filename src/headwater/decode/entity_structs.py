@@ -32,10 +32,16 @@ Fields = tuple[Field, ...]
 _Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _BOTH = int | str | None
 _PYTHON: dict[WireType, Any] = {
-    WireType.NUMBER: _Int | float | None,
+    WireType.NUMBER: _Int | None,
+    WireType.SECONDS: _Int | None,
+    WireType.MILLISECONDS: _Int | None,
+    WireType.FLOAT: float | None,
+    WireType.BITCOINS: float | None,
     WireType.HEX: str | None,
+    WireType.BARE_HEX: str | None,
     WireType.QUANTITY: str | None,
     WireType.DECIMAL: _BOTH,
+    WireType.WIDE_DECIMAL: _BOTH,
     WireType.NUMBER_OR_DECIMAL: _BOTH,
     WireType.NUMBER_OR_STRING: _BOTH,
     WireType.BASE58: str | None,
@@ -43,15 +49,24 @@ _PYTHON: dict[WireType, Any] = {
     WireType.BOOL: bool | None,
 }
 _NULL = msgspec.Raw(b"null")
-_FRACTIONS = frozenset(("l1FeeScalar",))  # the one number of a catalogue that has decimals
+_INTEGERS = (WireType.NUMBER, WireType.SECONDS, WireType.MILLISECONDS)
+_FLOATS = (WireType.FLOAT, WireType.BITCOINS)
+_TEXTS = (
+    WireType.DECIMAL,
+    WireType.WIDE_DECIMAL,
+    WireType.NUMBER_OR_DECIMAL,
+    WireType.NUMBER_OR_STRING,
+)
 
 
 def wire_type(field: Field) -> pa.DataType:
     """Return the Arrow type in which a field's wire form is kept."""
     if field.members:
         kind: pa.DataType = pa.struct([pa.field(one.wire, wire_type(one)) for one in field.members])
-    elif field.type is WireType.NUMBER:
-        kind = pa.float64() if field.wire in _FRACTIONS else pa.int64()
+    elif field.type in _INTEGERS:
+        kind = pa.int64()
+    elif field.type in _FLOATS:
+        kind = pa.float64()
     else:
         kind = pa.bool_() if field.type is WireType.BOOL else pa.string()
     return pa.list_(kind) if field.is_list else kind
@@ -59,7 +74,12 @@ def wire_type(field: Field) -> pa.DataType:
 
 def entity_schema(fields: Fields) -> pa.Schema:
     """Return the columns of an entity's table: the block's, then one per field, in wire names."""
-    return pa.schema([*HEADER_FIELDS, *(pa.field(one.wire, wire_type(one)) for one in fields)])
+    return pa.schema([*HEADER_FIELDS, *(pa.field(held_as(one), wire_type(one)) for one in fields)])
+
+
+def held_as(field: Field) -> str:
+    """Return the name of a field's column here: the wire's, unless the block's is the same."""
+    return "own timestamp" if field.wire == "timestamp" else field.wire
 
 
 @cache
@@ -149,8 +169,6 @@ def _python_type(field: Field) -> Any:
         kind: Any = msgspec.defstruct("Part", part, rename=_key, gc=False)
     else:
         kind = _PYTHON[field.type]
-        if field.type is WireType.NUMBER and field.wire not in _FRACTIONS:
-            kind = _Int | None
     return (list[kind] | None) if field.is_list else (kind | None)
 
 
@@ -202,8 +220,9 @@ def _scalars(field: Field, values: list[Any]) -> pa.Array:
     if field.type is WireType.JSON:
         texts = [bytes(value).decode(errors="replace") for value in values]  # lines are UTF-8
         return pa.array([None if one == "null" else one for one in texts], pa.string())
-    if field.type in (WireType.DECIMAL, WireType.NUMBER_OR_DECIMAL, WireType.NUMBER_OR_STRING):
+    if field.type in _TEXTS:
         values = [str(value) if isinstance(value, int) else value for value in values]
     kind = wire_type(field)
     column = pa.array(values, kind.value_type if field.is_list else kind)
-    return pc.ascii_lower(column) if field.type is WireType.HEX else column  # filters compare text
+    is_hex = field.type in (WireType.HEX, WireType.BARE_HEX)
+    return pc.ascii_lower(column) if is_hex else column  # filters compare text

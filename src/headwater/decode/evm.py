@@ -146,7 +146,7 @@ def blocks(*, fields: Iterable[str] | None = None, range: object = None,
         QueryError: a field is not known.
     """
     query = EvmQuery(include_all_blocks=True)
-    return make_table(query, "block", fields, {}, range, decimals)
+    return make_table(query, "blocks", fields, {}, range, decimals)
 
 
 def transactions(*, fields: Iterable[str] | None = None, range: object = None,
@@ -157,7 +157,7 @@ def transactions(*, fields: Iterable[str] | None = None, range: object = None,
     Raises:
         QueryError: a field or filter is not known, or a value is of the wrong kind.
     """
-    return make_table(EvmQuery(), "transaction", fields, filters, range, decimals)
+    return make_table(EvmQuery(), "transactions", fields, filters, range, decimals)
 
 
 def logs(*, fields: Iterable[str] | None = None, range: object = None,
@@ -167,7 +167,7 @@ def logs(*, fields: Iterable[str] | None = None, range: object = None,
     Raises:
         QueryError: a field or filter is not known, or a value is of the wrong kind.
     """
-    return make_table(EvmQuery(), "log", fields, filters, range)
+    return make_table(EvmQuery(), "logs", fields, filters, range)
 
 
 def traces(*, fields: Iterable[str] | None = None, range: object = None,
@@ -179,7 +179,7 @@ def traces(*, fields: Iterable[str] | None = None, range: object = None,
     Raises:
         QueryError: a field or filter is not known, or a value is of the wrong kind.
     """
-    return make_table(EvmQuery(), "trace", fields, filters, range, decimals)
+    return make_table(EvmQuery(), "traces", fields, filters, range, decimals)
 
 
 def state_diffs(*, fields: Iterable[str] | None = None, range: object = None,
@@ -189,7 +189,7 @@ def state_diffs(*, fields: Iterable[str] | None = None, range: object = None,
     Raises:
         QueryError: a field or filter is not known, or a value is of the wrong kind.
     """
-    return make_table(EvmQuery(), "stateDiff", fields, filters, range)
+    return make_table(EvmQuery(), "state_diffs", fields, filters, range)
 
 
 # --- checks ---------------------------------------------------------------------------------------

@@ -15,38 +15,54 @@ import pyarrow.compute as pc
 from headwater.core import BlockRange
 from headwater.decode.base58 import decode_base58
 from headwater.decode.event_filter import in_ranges, is_one_of, keep_rows
+from headwater.decode.inside import check_inside
 from headwater.decode.malformed import MalformedRowsError
 from headwater.decode.types import DECIMAL
 from headwater.decode.wire_columns import over_valid
 from headwater.errors import BlockContentError
-from headwater.query import EVM, Network
+from headwater.query import EVM, Family, Network
 from headwater.query.values import Value  # the values of a checked filter
 
 _INTEGER = r"^[0-9]{1,38}$"
 
 
+Conditions = Sequence[tuple[str, Value]]
+
+
 def select_rows(
     batch: pa.RecordBatch,
-    conditions: Sequence[tuple[str, Value]],
+    conditions: Conditions,
     ranges: Sequence[BlockRange],
+    family: Family | None = None,
 ) -> pa.RecordBatch:
     """Return the rows of these blocks that meet these conditions, in wire names.
 
-    Called by outputs with tables of `read_entities`; null meets no condition.
+    Called by outputs with tables of `read_entities`; null meets no condition. `family` is that of
+    the conditions, where it says itself where their values stand.
     """
     if not batch.num_rows:
         return batch
     batch = keep_rows(batch, in_ranges(batch.column("block_number"), ranges))
+    known = {} if family is None else {one.wire: one for one in family.conditions}
+    if family is not None and family.implied is not None:
+        field, values = family.implied
+        batch = keep_rows(batch, [is_one_of(batch.column(field), values)])
     for wire, value in conditions:
-        if batch.num_rows:
+        if not batch.num_rows:
+            break
+        if wire in known and known[wire].at:
+            batch = keep_rows(batch, [check_inside(batch, known[wire], value)])
+        else:
             batch = keep_rows(batch, [_check(batch, wire, value)])
     return batch
 
 
-def fields_to_check(network: Network, entity: str, conditions: Sequence[str]) -> list[str]:
+def fields_to_check(network: Network, family: Family, conditions: Sequence[str]) -> list[str]:
     """Return our names of the fields that must be selected to re-check these conditions."""
-    known = {field.wire: field.name for field in network.entity(entity).fields}
-    return [known[_source(network, entity, wire)] for wire in conditions]
+    known = {field.wire: field.name for field in network.entity(family.entity).fields}
+    places = {one.wire: one.at[0][0] for one in family.conditions if one.at}
+    wires = [places.get(wire) or _source(network, family.entity, wire) for wire in conditions]
+    return [known[wire] for wire in [*wires, *(family.implied or ())[:1]]]
 
 
 def _source(network: Network, entity: str, wire: str) -> str:

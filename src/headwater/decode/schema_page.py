@@ -12,11 +12,22 @@ import pyarrow as pa
 
 from headwater.decode import evm, solana
 from headwater.decode import types as abi_types
+from headwater.decode.column_types import column_type, decimal_type
 from headwater.decode.output import Output
 from headwater.decode.programs import PROGRAMS
-from headwater.decode.vocabulary import FORMS, HEADER, TableForm, column_name, transaction_name
-from headwater.decode.wire_columns import column_type, is_wide_quantity
-from headwater.query import EVM, SOLANA, Network, Presence
+from headwater.decode.table_forms import FORMS, TableForm
+from headwater.decode.vocabulary import HEADER, column_name, transaction_name
+from headwater.query import (
+    BITCOIN,
+    EVM,
+    HYPERLIQUID,
+    SOLANA,
+    SUBSTRATE,
+    TRON,
+    Network,
+    Presence,
+    WireType,
+)
 
 _INTRODUCTION = """\
 # Tables and columns
@@ -28,17 +39,37 @@ The same thing has the same name in every table of every network.
 | `block_number` | int64 | the block; on Solana the slot |
 | `block_hash` | string | its hash |
 | `timestamp` | timestamp[us, UTC] | its time |
-| `transaction_hash` | string | the transaction (EVM) |
+| `transaction_hash` | string | the transaction; on Bitcoin its txid, on Substrate the extrinsic |
 | `signature` | string | the transaction (Solana): its first signature |
 | `transaction_index` | int32 | its place in the block |
-| `log_index` | int32 | the log's place in the block; on Solana in the transaction |
+| `log_index` | int32 | its place in the block; on Solana and Tron in the transaction |
 | `trace_address` | list<int32> | the call's place in the transaction: `[]` is the outermost |
 | `instruction_address` | list<int32> | its place: `[2]` is top-level, `[2, 0]` called by it |
 | `address` | string | the contract of a log or call |
 | `program_id` | string | the program of an instruction |
+| `call_address` | list<int32> | its place in the extrinsic: `[]` is the outermost (Substrate) |
+| `event_index`, `fill_index` | int32 | its place in the block |
+| `input_index`, `output_index` | int32 | its place in the transaction (Bitcoin) |
+| `internal_transaction_index` | int32 | its place in the transaction (Tron) |
 
-Hashes, addresses and keys are text as the chain writes them: `0x` and lower-case hex, or base58.
-Contents (`input`, `data`, code, blooms) are binary.
+Hashes, addresses and keys are text as the portal writes them, hex in lower case: `0x…` on EVM,
+Hyperliquid and Substrate, without `0x` on Bitcoin and Tron, base58 on Solana. Addresses of Tron
+have 21 bytes, `41…`, in every table. Contents (`input`, `data`, code, scripts) are binary.
+
+## Time and money
+
+Every column of time is a timestamp with microseconds in UTC, whatever the network counts in:
+
+| network | a portal sends | the column |
+|---|---|---|
+{{times}}
+
+A block without a time (the first of a Substrate network) has null. So has an optional time that no
+calendar holds: senders on Tron may write any number into `transaction_timestamp`.
+
+Amounts are whole numbers of the smallest coin: wei, lamports, sun, and satoshis, though a portal
+sends bitcoins (`5.56` becomes `556000000`). Hyperliquid's prices, sizes and fees are doubles on the
+portal's server; with `decimals=["px", "sz"]` they become `decimal(38,18)`, exactly as written.
 
 ## Numbers
 
@@ -56,9 +87,20 @@ _ABI_WIDE = ("uint64", "uint96", "uint112", "uint128", "int128", "uint256")
 
 def schema_page() -> str:
     """Return the whole page. Pure; a test holds docs/schema.md to it."""
-    parts = [_INTRODUCTION + "\n".join(_abi_rows()), _borsh_rows()]
-    parts += [_network(EVM, "EVM", _EVM_OUTPUTS), _network(SOLANA, "Solana", _SOLANA_OUTPUTS)]
+    introduction = _INTRODUCTION.replace("{{times}}", "\n".join(_time_rows()))
+    parts = [introduction + "\n".join(_abi_rows()), _borsh_rows()]
+    parts += [_network(network, *_TITLES[network.type]) for network in _NETWORKS]
     return "\n\n".join(parts) + "\n"
+
+
+def _time_rows() -> Iterable[str]:
+    for network in _NETWORKS:
+        title = _TITLES[network.type][0]
+        for entity in network.entities:
+            for field in entity.fields:
+                if field.type in (WireType.SECONDS, WireType.MILLISECONDS):
+                    name = column_name(network, entity.wire, field.name)
+                    yield f"| {title} | `{entity.wire}.{field.wire}`: {field.type} | `{name}` |"
 
 
 def _abi_rows() -> Iterable[str]:
@@ -102,21 +144,21 @@ _SOLANA_OUTPUTS: Mapping[str, Callable[[], Output]] = {
         program=solana.SYSTEM, layouts={"x": {"discriminator": "0x00"}}
     ),
 }
-_FUNCTIONS = {
-    "block": "blocks",
-    "transaction": "transactions",
-    "log": "logs",
-    "trace": "traces",
-    "stateDiff": "state_diffs",
-    "instruction": "instructions_raw",
-    "balance": "balances",
-    "tokenBalance": "token_balances",
-    "reward": "rewards",
+_NETWORKS = (EVM, SOLANA, BITCOIN, TRON, HYPERLIQUID, SUBSTRATE)
+_TITLES: Mapping[str, tuple[str, str, Mapping[str, Callable[[], Output]]]] = {
+    EVM.type: ("EVM", "evm", _EVM_OUTPUTS),
+    SOLANA.type: ("Solana", "solana", _SOLANA_OUTPUTS),
+    BITCOIN.type: ("Bitcoin", "bitcoin", {}),
+    TRON.type: ("Tron", "tron", {}),
+    HYPERLIQUID.type: ("Hyperliquid", "hyperliquid", {}),
+    SUBSTRATE.type: ("Substrate", "substrate", {}),
 }
 
 
-def _network(network: Network, title: str, outputs: Mapping[str, Callable[[], Output]]) -> str:
-    parts = [f"## {title}: decoded"]
+def _network(
+    network: Network, title: str, prefix: str, outputs: Mapping[str, Callable[[], Output]]
+) -> str:
+    parts = [f"## {title}: decoded"] if outputs else []
     for name, make in outputs.items():
         schema = make().schema
         columns = ", ".join(f"`{one.name}` {_shown(one.type)}" for one in schema)
@@ -129,30 +171,35 @@ def _network(network: Network, title: str, outputs: Mapping[str, Callable[[], Ou
         )
         parts.append(f"Built in: {listed}. `token_2022.…` has what `spl_token.…` has.")
     parts.append(f"## {title}: raw tables")
-    parts += [_table(network, form) for form in FORMS[network.type].values()]
+    forms: dict[str, list[TableForm]] = {}
+    for form in FORMS[network.type].values():
+        forms.setdefault(form.entity, []).append(form)
+    parts += [_table(network, prefix, alike) for alike in forms.values()]
     return "\n\n".join(parts)
 
 
-def _table(network: Network, form: TableForm) -> str:
-    prefix = "evm" if network is EVM else "solana"
-    names = [*HEADER, *([transaction_name(network)[0]] if form.joined else [])]
-    names += [column_name(form.entity, one) for one in form.identity]
+def _table(network: Network, prefix: str, alike: list[TableForm]) -> str:
+    """Return the section of tables that hold the same items, filtered in different ways."""
+    form = alike[0]
+    names = [*HEADER, *([transaction_name(network).column] if form.joined else [])]
+    names += [column_name(network, form.entity, one) for one in form.identity]
     rows = []
     for field in network.entity(form.entity).fields:
-        name = column_name(form.entity, field.name)
+        name = column_name(network, form.entity, field.name)
         if name in HEADER:
             continue
         null = "" if field.presence is Presence.REQUIRED and field.variant is None else "yes"
         chosen = "always" if field.name in form.identity else ""
         chosen = chosen or ("default" if field.name in form.default else "")
-        wide = " (decimal on request)" if is_wide_quantity(field) else ""
-        rows.append(f"| `{name}` | {_shown(column_type(field))}{wide} | {null} | {chosen} |")
+        wide = " (decimal on request)" if decimal_type(field) is not None else ""
+        field_name = "" if field.name == name else f" (field `{field.name}`)"
+        rows.append(
+            f"| `{name}`{field_name} | {_shown(column_type(field))}{wide} | {null} | {chosen} |"
+        )
     head = "| column | type | may be null | selected |\n|---|---|---|---|\n"
     listed = ", ".join(f"`{name}`" for name in names)
-    return (
-        f"### {prefix}.{_FUNCTIONS[form.entity]}\n\nEvery row begins with {listed}.\n\n{head}"
-        + "\n".join(rows)
-    )
+    title = ", ".join(f"{prefix}.{one.name}" for one in alike)
+    return f"### {title}\n\nEvery row begins with {listed}.\n\n{head}" + "\n".join(rows)
 
 
 def _shown(kind: pa.DataType) -> str:

@@ -175,7 +175,7 @@ def blocks(*, fields: Iterable[str] | None = None, range: object = None) -> Tabl
     Raises:
         QueryError: a field is not known.
     """
-    return make_table(SolanaQuery(include_all_blocks=True), "block", fields, {}, range)
+    return make_table(SolanaQuery(include_all_blocks=True), "blocks", fields, {}, range)
 
 
 def transactions(*, fields: Iterable[str] | None = None, range: object = None,
@@ -185,7 +185,7 @@ def transactions(*, fields: Iterable[str] | None = None, range: object = None,
     Raises:
         QueryError: a field or filter is not known, or a value is of the wrong kind.
     """
-    return make_table(SolanaQuery(), "transaction", fields, filters, range)
+    return make_table(SolanaQuery(), "transactions", fields, filters, range)
 
 
 def instructions_raw(*, fields: Iterable[str] | None = None, range: object = None,
@@ -195,7 +195,7 @@ def instructions_raw(*, fields: Iterable[str] | None = None, range: object = Non
     Raises:
         QueryError: a field or filter is not known, or a value is of the wrong kind.
     """
-    return make_table(SolanaQuery(), "instruction", fields, filters, range)
+    return make_table(SolanaQuery(), "instructions_raw", fields, filters, range)
 
 
 def logs(*, fields: Iterable[str] | None = None, range: object = None,
@@ -205,7 +205,7 @@ def logs(*, fields: Iterable[str] | None = None, range: object = None,
     Raises:
         QueryError: a field or filter is not known, or a value is of the wrong kind.
     """
-    return make_table(SolanaQuery(), "log", fields, filters, range)
+    return make_table(SolanaQuery(), "logs", fields, filters, range)
 
 
 def balances(*, fields: Iterable[str] | None = None, range: object = None,
@@ -215,7 +215,7 @@ def balances(*, fields: Iterable[str] | None = None, range: object = None,
     Raises:
         QueryError: a field or filter is not known, or a value is of the wrong kind.
     """
-    return make_table(SolanaQuery(), "balance", fields, filters, range)
+    return make_table(SolanaQuery(), "balances", fields, filters, range)
 
 
 def token_balances(*, fields: Iterable[str] | None = None, range: object = None,
@@ -225,7 +225,7 @@ def token_balances(*, fields: Iterable[str] | None = None, range: object = None,
     Raises:
         QueryError: a field or filter is not known, or a value is of the wrong kind.
     """
-    return make_table(SolanaQuery(), "tokenBalance", fields, filters, range)
+    return make_table(SolanaQuery(), "token_balances", fields, filters, range)
 
 
 def rewards(*, fields: Iterable[str] | None = None, range: object = None,
@@ -235,7 +235,7 @@ def rewards(*, fields: Iterable[str] | None = None, range: object = None,
     Raises:
         QueryError: a field or filter is not known, or a value is of the wrong kind.
     """
-    return make_table(SolanaQuery(), "reward", fields, filters, range)
+    return make_table(SolanaQuery(), "rewards", fields, filters, range)
 
 
 # --- checks ---------------------------------------------------------------------------------------

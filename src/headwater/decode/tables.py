@@ -15,18 +15,20 @@ import pyarrow.compute as pc
 
 from headwater.core import BlockRange, RangeSpec, parse_ranges
 from headwater.decode.block_lines import HEADER_FIELDS
+from headwater.decode.column_types import column_type, decimal_type
 from headwater.decode.entities import Entities
+from headwater.decode.entity_structs import held_as
 from headwater.decode.log_columns import TOPICS
 from headwater.decode.malformed import MalformedRowsError, refuse
 from headwater.decode.output import DecodedRows
-from headwater.decode.row_filter import fields_to_check, select_rows
+from headwater.decode.row_filter import Conditions, fields_to_check, select_rows
+from headwater.decode.table_forms import FORMS, TableForm
 from headwater.decode.transaction_names import look_up
-from headwater.decode.types import DECIMAL
-from headwater.decode.vocabulary import FORMS, HEADER, TableForm, column_name, transaction_name
-from headwater.decode.wire_columns import as_decimals, column_type, convert, is_wide_quantity
+from headwater.decode.vocabulary import HEADER, column_name, transaction_name
+from headwater.decode.wire_columns import as_decimals, convert
 from headwater.decode.words import fixed_width_array
 from headwater.errors import BlockContentError, ParameterError, QueryError
-from headwater.query import EVM, Field, Presence, Query
+from headwater.query import EVM, Family, Field, Network, Presence, Query
 
 _PREFIX = np.frombuffer(b"0x", np.uint8)
 
@@ -36,10 +38,10 @@ class TableOutput:
     """The items of one entity that match one filter. `columns` are fields; `decimals` some of them.
 
     Columns: those of the block, those that name the item, then the chosen fields, all as
-    docs/schema.md lists them.
+    docs/schema.md lists them. `name` is that of the function that made it.
     """
 
-    entity: str
+    name: str
     query: Query
     ranges: tuple[RangeSpec, ...]
     columns: tuple[Field, ...]
@@ -48,19 +50,25 @@ class TableOutput:
     @property
     def schema(self) -> pa.Schema:
         """The columns of the table."""
-        fields = list(HEADER_FIELDS)
+        network, fields = self.query.network, list(HEADER_FIELDS)
         if self._form.joined:
-            fields.append(pa.field(transaction_name(self.query.network)[0], pa.string()))
+            fields.append(pa.field(transaction_name(network).column, pa.string()))
         for one in self.columns:
-            kind = DECIMAL if one.name in self.decimals else column_type(one)
-            fields.append(pa.field(column_name(self.entity, one.name), kind))
+            kind = decimal_type(one) if one.name in self.decimals else column_type(one)
+            fields.append(pa.field(column_name(network, self.entity, one.name), kind))
         return pa.schema(fields)
+
+    @property
+    def entity(self) -> str:
+        """The kind of its items, in the wire's name."""
+        return self._form.entity
 
     @property
     def entities(self) -> tuple[str, ...]:
         """The table's own entity, and transactions if their names are looked up."""
-        if self._form.joined and self.entity != "transaction":
-            return (self.entity, "transaction")
+        owner = transaction_name(self.query.network).entity
+        if self._form.joined and self.entity != owner:
+            return (self.entity, owner)
         return (self.entity,)
 
     def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
@@ -70,9 +78,9 @@ class TableOutput:
             BlockContentError: a field that was selected is absent or malformed.
         """
         schema, batches = self.schema, []
-        conditions = self.query.filters[0].conditions if self.query.filters else ()
+        conditions, family = self._own_filter()
         for batch in entities[self.entity].to_batches():
-            chosen = select_rows(batch, conditions, ranges)
+            chosen = select_rows(batch, conditions, ranges, family)
             if chosen.num_rows:
                 batches.append(
                     pa.RecordBatch.from_arrays(self._arrays(chosen, entities), schema=schema)
@@ -81,13 +89,22 @@ class TableOutput:
 
     @property
     def _form(self) -> TableForm:
-        return FORMS[self.query.network.type][self.entity]
+        return FORMS[self.query.network.type][self.name]
+
+    def _own_filter(self) -> tuple[Conditions, Family | None]:
+        """Return what items must meet; those that come by a flag alone need not be filtered."""
+        if not self.query.filters or self._form.flag is not None:
+            return (), None
+        own = self.query.filters[0]
+        return own.conditions, self.query.network.family(own.family)
 
     def _arrays(self, batch: pa.RecordBatch, entities: Entities) -> list[pa.Array]:
         arrays = [batch.column(name) for name in HEADER]
         if self._form.joined:
-            wire = transaction_name(self.query.network)[1]
-            arrays.append(look_up(batch, entities["transaction"], wire))
+            name = transaction_name(self.query.network)
+            own = name.own_index if self.entity == name.entity else name.item_index
+            owners = entities[name.entity]
+            arrays.append(look_up(batch, owners, name.field, name.own_index, own))
         try:
             return arrays + [self._array(batch, one) for one in self.columns]
         except MalformedRowsError as error:
@@ -107,25 +124,25 @@ class TableOutput:
     def _explain(self, batch: pa.RecordBatch, error: MalformedRowsError) -> BlockContentError:
         row = batch.slice(int(error.rows.min()), 1)
         facts = {"block": row.column("block_number")[0].as_py()}
-        for name in ("transactionIndex", "transaction_index", "logIndex", "log_index"):
-            if name in row.schema.names:
-                facts[name.replace("I", "_i")] = row.column(name)[0].as_py()
-        for name in ("traceAddress", "instructionAddress"):
-            if name in row.schema.names:
-                facts[name.replace("A", "_a")] = row.column(name)[0].as_py()
-        name = self.query.network.entity(self.entity).name
-        return BlockContentError(f"a {name} is malformed: {error.reason}", **facts)
+        network = self.query.network
+        for field in network.entity(self.entity).fields:
+            known = {field.wire, field.name} & set(row.schema.names)  # scanned logs have our names
+            if field.name in self._form.identity and known:
+                name = column_name(network, self.entity, field.name)
+                facts[name] = row.column(known.pop())[0].as_py()
+        what = network.entity(self.entity).name
+        return BlockContentError(f"{_article(what)} {what} is malformed: {error.reason}", **facts)
 
 
 def make_table(
     empty: Query,
-    entity: str,
+    name: str,
     fields: Iterable[str] | None,
     filters: Mapping[str, object],
     block_range: object,
     decimals: Iterable[str] = (),
 ) -> TableOutput:
-    """Return a raw table. Called by the functions of `evm` and `solana`.
+    """Return a raw table. Called by the functions of `evm`, `solana` and so on, by their names.
 
     Raises:
         QueryError: a field or a filter is not known, or a value is of the wrong kind.
@@ -133,9 +150,10 @@ def make_table(
         InvalidRangeError: the range cannot be understood.
     """
     network = empty.network
-    form = FORMS[network.type][entity]
-    known = {field.name: field for field in network.entity(entity).fields}
-    columns = _columns(form, known, fields)
+    form = FORMS[network.type][name]
+    entity = network.entity(form.entity)
+    known = {field.name: field for field in entity.fields}
+    columns = _columns(network, form, known, fields)
     asked = _check_decimals(columns, decimals)
     query = empty
     if form.family is None:
@@ -150,33 +168,39 @@ def make_table(
             )
         probe = empty.add_filter(form.family, **filters)
         checked = [wire for wire, _ in probe.filters[0].conditions]
-        selected = {one.name for one in columns} | set(fields_to_check(network, entity, checked))
-        if network is EVM and entity == "log":
+        selected = {one.name for one in columns} | set(fields_to_check(network, family, checked))
+        if network is EVM and form.entity == "log":
             selected = set(known)  # with all six of them, the fast reader serves
         query, filters = _join_transactions(empty, form, filters)
-        name = network.entity(entity).name
-        query = query.add_fields(**{name: sorted(selected)}).add_filter(form.family, **filters)
-    return TableOutput(entity, query, parse_ranges(block_range), columns, asked)
+        query = query.add_fields(**{entity.name: sorted(selected)})
+        query = query.add_filter(form.family, **filters)
+    return TableOutput(name, query, parse_ranges(block_range), columns, asked)
 
 
 def _columns(
-    form: TableForm, known: Mapping[str, Field], fields: Iterable[str] | None
+    network: Network, form: TableForm, known: Mapping[str, Field], fields: Iterable[str] | None
 ) -> tuple[Field, ...]:
     if isinstance(fields, str):
         raise QueryError("fields is a list of names", got=repr(fields))
-    chosen = list(form.default if fields is None else fields)
+    columns = {column_name(network, form.entity, name): name for name in known}
+    chosen = [
+        one if one in known else columns.get(one, one)
+        for one in (form.default if fields is None else fields)
+    ]
     unknown = [one for one in chosen if one not in known]
     if unknown:
         raise QueryError(
             f"{form.entity} has no field {unknown[0]!r}", valid=", ".join(sorted(known))
         )
     names = dict.fromkeys([*form.identity, *chosen])
-    return tuple(known[name] for name in names if column_name(form.entity, name) not in HEADER)
+    return tuple(
+        known[name] for name in names if column_name(network, form.entity, name) not in HEADER
+    )
 
 
 def _check_decimals(columns: Sequence[Field], decimals: Iterable[str]) -> frozenset[str]:
     asked = frozenset([decimals] if isinstance(decimals, str) else decimals)
-    able = {one.name for one in columns if is_wide_quantity(one)}
+    able = {one.name for one in columns if decimal_type(one) is not None}
     for name in sorted(asked - able):
         raise ParameterError(
             f"{name!r} cannot be asked for as a decimal; of these columns can: "
@@ -189,18 +213,25 @@ def _join_transactions(
     query: Query, form: TableForm, filters: Mapping[str, object]
 ) -> tuple[Query, dict[str, object]]:
     """Ask for the transactions of items, by index and name, where the table looks names up."""
+    flags = {} if form.flag is None else {form.flag: True}
     if not form.joined:
-        return query, dict(filters)
-    wanted = ["transaction_index", transaction_name(query.network)[1]]
-    query = query.add_fields(transaction=wanted)
-    flag = {} if form.entity == "transaction" else {"transaction": True}
-    return query, {**filters, **flag}
+        return query, {**filters, **flags}
+    name = transaction_name(query.network)
+    owner = query.network.entity(name.entity)
+    own = {field.wire: field.name for field in owner.fields}
+    query = query.add_fields(**{owner.name: [own[name.own_index], own[name.field]]})
+    flags = {} if form.entity == owner.wire else {owner.name: True}
+    return query, {**filters, **flags}
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[0] in "aeiou" else "a"
 
 
 def wire_column(batch: pa.RecordBatch, field: Field) -> pa.Array:
     """Return the wire form of a field; of the scanned table of EVM logs too."""
     if "topic0" not in batch.schema.names:
-        return batch.column(field.wire)
+        return batch.column(held_as(field))
     if field.wire == "topics":
         return _topic_lists(batch)
     return batch.column(field.name)

@@ -13,10 +13,16 @@ Numbers = npt.NDArray[np.int64]
 _LIMIT = 1 << 31  # above any index
 
 
-def look_up(batch: pa.RecordBatch, transactions: pa.Table, wire: str) -> pa.Array:
+def look_up(
+    batch: pa.RecordBatch,
+    transactions: pa.Table,
+    wire: str,
+    own_index: str = "transactionIndex",
+    item_index: str = "transactionIndex",
+) -> pa.Array:
     """Return a field of each item's transaction; null where no such transaction is in the block.
 
-    Items and transactions are of `read_entities`, both with `transactionIndex`. A reward of a block
+    Items and transactions are of `read_entities`, both with their indexes. A reward of a block
     has no transaction. Of a list (the signatures of Solana) it is the first.
     """
     transactions = _nearby(transactions, batch)
@@ -27,10 +33,10 @@ def look_up(batch: pa.RecordBatch, transactions: pa.Table, wire: str) -> pa.Arra
         return pa.nulls(batch.num_rows, column.type)
     numbers = transactions["block_number"].to_numpy()
     blocks = np.unique(numbers)
-    keys = _keys(blocks, numbers, transactions["transactionIndex"].combine_chunks(), unknown=-1)
+    keys = _keys(blocks, numbers, transactions[own_index].combine_chunks(), unknown=-1)
     is_sorted = bool((keys[1:] >= keys[:-1]).all())
     order = np.arange(len(keys)) if is_sorted else np.argsort(keys, kind="stable")
-    indexes = batch.column("transactionIndex")
+    indexes = batch.column(item_index)
     sought = _keys(blocks, batch.column("block_number").to_numpy(), indexes, unknown=-2)
     sorter = None if is_sorted else order
     places = np.minimum(np.searchsorted(keys, sought, sorter=sorter), len(keys) - 1)

@@ -1,18 +1,6 @@
-"""Wire forms to the types of columns, and which field becomes which.
+"""Wire forms to the types of columns that `column_types` says; what does not fit is malformed.
 
-| wire | column |
-|---|---|
-| number | int32 for indexes, counts and kinds; else int64 |
-| quantity of gas, of a withdrawal | int64 |
-| quantity that is a price or a fee, `v` | decimal128(38, 0) |
-| any other quantity (values, balances, difficulties) | exact decimal text |
-| decimal of lamports or compute units | int64 |
-| decimal of a token amount, nonce | decimal128(38, 0), as both may use 64 bits |
-| hex and base58 of contents (input, data, code, bloom) | binary |
-| other hex, base58, string | text as it arrives |
-| json | its text |
-
-What does not fit is malformed; it is never cut or wrapped.
+Nothing is ever cut or wrapped.
 """
 
 from __future__ import annotations
@@ -24,49 +12,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.decode.base58 import decode_base58
-from headwater.decode.entity_structs import wire_type
+from headwater.decode.column_types import column_type, scalar_type
 from headwater.decode.hex_text import bytes_of, hex_mask
 from headwater.decode.integers import decode_integers
 from headwater.decode.malformed import MalformedRowsError, Rows, refuse
+from headwater.decode.measures import exact_decimals, satoshis, times
 from headwater.decode.types import DECIMAL, Elementary, Kind
 from headwater.decode.word_text import DIGITS, PARTS, ZEROS, WordText
 from headwater.query import Field, WireType
-
-_PAYLOADS = frozenset(
-    ("extraData", "logsBloom", "input", "data", "createInit", "createResultCode", "callInput")
-) | {"callResultOutput"}
-_GAS = frozenset(
-    ("gas", "gasLimit", "gasUsed", "cumulativeGasUsed", "blobGasUsed", "excessBlobGas")
-) | {"createGas", "createResultGasUsed", "callGas", "callResultGasUsed", "l1GasUsed"}
-_WITHDRAWN = frozenset(("index", "validatorIndex", "amount"))
-_PRICES = frozenset(
-    ("baseFeePerGas", "gasPrice", "maxFeePerGas", "maxPriorityFeePerGas", "effectiveGasPrice")
-) | {"v", "l1Fee", "l1GasPrice", "l1BlobBaseFee"}
-_AMOUNTS = frozenset(("preAmount", "postAmount", "nonce"))
-_LONG = frozenset(
-    ("number", "timestamp", "height", "parentNumber", "size", "l1BlockNumber", "chainId")
-) | {"l1BlobBaseFeeScalar", "l1BaseFeeScalar"}
 
 _INT64 = Elementary(Kind.INT, 64)
 _WIDE = Elementary(Kind.UINT, 256)
 _WIDE_DECIMAL = Elementary(Kind.UINT, 256, as_decimal=True)
 _INTEGER = r"^-?[0-9]{1,38}$"
-
-
-def column_type(field: Field) -> pa.DataType:
-    """Return the type of the column that holds a field."""
-    if field.members:
-        kind: pa.DataType = pa.struct(
-            [pa.field(one.name, column_type(one)) for one in field.members]
-        )
-    else:
-        kind = _scalar_type(field)
-    return pa.list_(kind) if field.is_list else kind
-
-
-def is_wide_quantity(field: Field) -> bool:
-    """Whether the column is text only because a quantity may use 256 bits."""
-    return field.type is WireType.QUANTITY and _scalar_type(field) == pa.string()
 
 
 def convert(field: Field, column: pa.Array, owners: Rows | None = None) -> pa.Array:
@@ -96,26 +54,6 @@ def required(batch: pa.RecordBatch, field: Field) -> pa.Array:
     return convert(field, column)
 
 
-def _scalar_type(field: Field) -> pa.DataType:
-    match field.type:
-        case WireType.NUMBER:
-            if pa.types.is_floating(wire_type(field)):
-                return pa.float64()
-            return pa.int64() if field.wire in _LONG else pa.int32()
-        case WireType.QUANTITY:
-            if field.wire in _PRICES:
-                return DECIMAL
-            return pa.int64() if field.wire in _GAS | _WITHDRAWN else pa.string()
-        case WireType.DECIMAL | WireType.NUMBER_OR_DECIMAL:
-            return DECIMAL if field.wire in _AMOUNTS else pa.int64()
-        case WireType.BOOL:
-            return pa.bool_()
-        case WireType.HEX | WireType.BASE58:
-            return pa.binary() if field.wire in _PAYLOADS else pa.string()
-        case _:
-            return pa.string()
-
-
 def _convert_list(field: Field, column: pa.ListArray, owners: Rows) -> pa.ListArray:
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
@@ -137,23 +75,32 @@ def _convert_struct(field: Field, column: pa.StructArray, owners: Rows) -> pa.St
 
 
 def _convert_scalar(field: Field, column: pa.Array, owners: Rows) -> pa.Array:
-    kind = _scalar_type(field)
+    kind = scalar_type(field)
     is_coded = field.type is WireType.QUANTITY or kind == pa.binary()
     if kind == column.type and not is_coded:
-        return column
+        return _with_prefix(column, field.prefix)
     match field.type:
         case WireType.NUMBER:
             return _cast_numbers(column, kind, field.name, owners)
+        case WireType.SECONDS | WireType.MILLISECONDS:
+            return times(field, column, owners)
+        case WireType.BITCOINS:
+            return satoshis(field, column, owners)
         case WireType.QUANTITY:
             return over_valid(column, owners, lambda part, rows: _quantities(part, field, rows))
-        case WireType.DECIMAL | WireType.NUMBER_OR_DECIMAL:
+        case WireType.DECIMAL | WireType.WIDE_DECIMAL | WireType.NUMBER_OR_DECIMAL:
             return _cast_decimals(column, kind, field.name, owners)
         case WireType.BASE58:
             return over_valid(column, owners, lambda part, rows: decode_base58(part, rows))
+        case WireType.BARE_HEX:
+            digits = column.cast(pa.binary())
+            return over_valid(digits, owners, lambda part, rows: decode_hex(part, field.name, rows))
         case _:
-            return over_valid(
-                column, owners, lambda part, rows: decode_hex(part, f"{field.name}", rows)
-            )
+            return over_valid(column, owners, lambda part, rows: decode_hex(part, field.name, rows))
+
+
+def _with_prefix(column: pa.Array, prefix: str) -> pa.Array:
+    return pc.binary_join_element_wise(prefix, column, "") if prefix else column
 
 
 def over_valid(
@@ -172,12 +119,16 @@ def spread(values: pa.Array, present: np.ndarray[tuple[int], np.dtype[np.bool_]]
     return values.take(pa.array(np.maximum(places, 0), mask=~present))
 
 
-def as_decimals(column: pa.StringArray, where: str) -> pa.Decimal128Array:
-    """Return exact decimal text as decimal128(38, 0), which the user asked for.
+def as_decimals(column: pa.Array, where: str) -> pa.Decimal128Array:
+    """Return exact decimal text as decimal128(38, 0), or doubles as they are written.
+
+    Called for the columns that the user asked for as decimals.
 
     Raises:
-        MalformedRowsError: some values have more than 38 digits.
+        MalformedRowsError: some values have more digits.
     """
+    if pa.types.is_floating(column.type):
+        return exact_decimals(column, where)
     long = pc.fill_null(pc.greater(pc.binary_length(pc.utf8_ltrim(column, "-")), 38), False)
     refuse(
         long.to_numpy(zero_copy_only=False),
@@ -245,7 +196,7 @@ def text_parts(
 
 def _quantities(column: pa.StringArray, field: Field, owners: Rows) -> pa.Array:
     words = quantity_words(column, field.name, owners)
-    kind = _scalar_type(field)
+    kind = scalar_type(field)
     abi = _WIDE_DECIMAL if kind == DECIMAL else _INT64 if kind == pa.int64() else _WIDE
     return decode_integers(abi, words, field.name, owners)
 
@@ -287,7 +238,11 @@ def _cast_numbers(column: pa.Array, kind: pa.DataType, where: str, owners: Rows)
 
 def _cast_decimals(column: pa.StringArray, kind: pa.DataType, where: str, owners: Rows) -> pa.Array:
     is_integer = pc.fill_null(pc.match_substring_regex(column, _INTEGER), True)
-    refuse(~is_integer.to_numpy(zero_copy_only=False), f"{where} is no integer", owners)
+    refuse(
+        ~is_integer.to_numpy(zero_copy_only=False),
+        f"{where} is no integer of at most 38 digits",
+        owners,
+    )
     numbers = column.cast(DECIMAL)
     try:
         return numbers.cast(kind)

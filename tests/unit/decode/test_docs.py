@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import headwater
 from headwater.decode.schema_page import schema_page
-from headwater.decode.vocabulary import FORMS, column_name
-from headwater.query import EVM, SOLANA, Network
+from headwater.decode.table_forms import FORMS
+from headwater.decode.vocabulary import column_name
+from headwater.query import NETWORKS, Network
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -21,24 +23,48 @@ def test_the_page_of_columns_is_current() -> None:
     assert written == schema_page(), "run python -m headwater.decode.schema_page > docs/schema.md"
 
 
-@pytest.mark.parametrize("network", [EVM, SOLANA], ids=lambda one: one.type)
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.type)
 def test_every_entity_has_a_table_with_every_field(network: Network) -> None:
-    assert set(FORMS[network.type]) == {entity.wire for entity in network.entities}
+    tables = FORMS[network.type].values()
+    assert {form.entity for form in tables} == {entity.wire for entity in network.entities}
     page = schema_page()
     for entity in network.entities:
         for field in entity.fields:
-            assert f"`{column_name(entity.wire, field.name)}`" in page
+            assert f"`{column_name(network, entity.wire, field.name)}`" in page
 
 
-def test_the_example_of_decoding_runs_and_prints_what_the_page_says() -> None:
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.type)
+def test_every_family_of_filters_has_a_table(network: Network) -> None:
+    tables = FORMS[network.type].values()
+    assert {form.family for form in tables if form.family} == {one.name for one in network.families}
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.type)
+def test_a_table_can_be_made_of_every_field_and_every_table_is_on_the_page(
+    network: Network,
+) -> None:
+    title = network.type.removesuffix("Fills")
+    module, page = getattr(headwater, title), schema_page()
+    for name, form in FORMS[network.type].items():
+        make = getattr(module, name)
+        every = make(fields=[field.name for field in network.entity(form.entity).fields])
+        assert len(set(every.schema.names)) == len(every.schema.names)
+        assert every.schema.names[:3] == ["block_number", "block_hash", "timestamp"]
+        assert set(make().schema.names) <= set(every.schema.names)
+        named = every.schema.names[len(every.schema.names) - len(every.columns) :]
+        assert make(fields=named).schema.names == every.schema.names
+        assert f"{title}.{name}" in page
+
+
+def test_the_examples_of_decoding_run_and_print_what_the_page_says() -> None:
     page = (DOCS / "decoding.md").read_text(encoding="utf-8")
-    found = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-    assert found
-    ran = subprocess.run(
-        [sys.executable, "-c", found[1]], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     said = " ".join(page.split())
-    assert len(ran.stdout.splitlines()) == 2
-    for line in ran.stdout.splitlines():
-        assert line in said
+    for example, printed in zip(examples, (2, 1), strict=True):
+        ran = subprocess.run(
+            [sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert len(ran.stdout.splitlines()) == printed
+        for line in ran.stdout.splitlines():
+            assert line in said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -13,10 +13,28 @@ import pyarrow as pa
 import pytest
 
 from headwater.core import BlockRange
-from headwater.decode import TableOutput, decode_outputs, evm, solana
+from headwater.decode import (
+    TableOutput,
+    bitcoin,
+    decode_outputs,
+    evm,
+    hyperliquid,
+    solana,
+    substrate,
+    tron,
+)
 from headwater.decode.vocabulary import column_name
 from headwater.errors import BlockContentError, ParameterError, QueryError
-from headwater.query import EVM, SOLANA, Network, WireType
+from headwater.query import (
+    BITCOIN,
+    EVM,
+    HYPERLIQUID,
+    SOLANA,
+    SUBSTRATE,
+    TRON,
+    Network,
+    WireType,
+)
 from headwater.spark.columns import spark_schema
 from headwater.testing import ChainSim, Selection, base58
 from headwater.testing import Network as Simulated
@@ -35,10 +53,30 @@ TABLES: dict[tuple[Network, str], Callable[..., TableOutput]] = {
     (SOLANA, "balance"): solana.balances,
     (SOLANA, "tokenBalance"): solana.token_balances,
     (SOLANA, "reward"): solana.rewards,
+    (BITCOIN, "block"): bitcoin.blocks,
+    (BITCOIN, "transaction"): bitcoin.transactions,
+    (BITCOIN, "input"): bitcoin.inputs,
+    (BITCOIN, "output"): bitcoin.outputs,
+    (TRON, "block"): tron.blocks,
+    (TRON, "transaction"): tron.transactions,
+    (TRON, "log"): tron.logs,
+    (TRON, "internalTransaction"): tron.internal_transactions,
+    (HYPERLIQUID, "block"): hyperliquid.blocks,
+    (HYPERLIQUID, "fill"): hyperliquid.fills,
+    (SUBSTRATE, "block"): substrate.blocks,
+    (SUBSTRATE, "extrinsic"): substrate.extrinsics,
+    (SUBSTRATE, "call"): substrate.calls,
+    (SUBSTRATE, "event"): substrate.events,
 }
 
 
-NUMERIC = (WireType.QUANTITY, WireType.DECIMAL, WireType.NUMBER_OR_DECIMAL)
+NUMERIC = (
+    WireType.QUANTITY,
+    WireType.DECIMAL,
+    WireType.WIDE_DECIMAL,
+    WireType.NUMBER_OR_DECIMAL,
+)
+TIMES = {WireType.SECONDS: 1, WireType.MILLISECONDS: 1000}
 
 
 def rows_of(output: TableOutput, lines: list[bytes]) -> list[dict[str, Any]]:
@@ -65,6 +103,13 @@ def items(lines: list[bytes], collection: str) -> Iterator[tuple[dict[str, Any],
             yield block["header"], item
 
 
+def moment(value: int | None, kind: WireType) -> datetime | None:
+    """A time as the column holds it; one beyond the calendar is null."""
+    if value is None or value // TIMES[kind] > 253_402_300_799:
+        return None
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=value * 1000 // TIMES[kind])
+
+
 def plain(value: Any) -> Any:
     """A decoded value in the form of the wire, as far as it tells."""
     if isinstance(value, bytes):
@@ -87,6 +132,12 @@ def wire(value: Any, is_number: bool) -> Any:
     if is_number and isinstance(value, str):
         return int(value, 16) if value.startswith("0x") else int(value)
     return value
+
+
+def bare(value: Any, prefix: str = "") -> Any:
+    if isinstance(value, list):
+        return [bare(one, prefix) for one in value]
+    return value.hex() if isinstance(value, bytes) else value and prefix + value
 
 
 def lookup(item: dict[str, Any], field: Any) -> Any:
@@ -113,10 +164,20 @@ def test_every_field_is_a_typed_column_with_the_value_of_the_wire(
     for row, (header, item) in zip(rows, expected, strict=True):
         assert row["block_number"] == header["number"]
         assert row["block_hash"] == header["hash"]
-        assert row["timestamp"] == datetime.fromtimestamp(header["timestamp"], UTC)
+        unit = next(one.type for one in network.entities[0].fields if one.wire == "timestamp")
+        assert row["timestamp"] == moment(header["timestamp"], unit)
         for field in output.columns:
-            value = row[column_name(entity, field.name)]
+            value = row[column_name(network, entity, field.name)]
             sent = lookup(item, field)
+            if field.type in TIMES:
+                assert value == moment(sent, field.type)
+                continue
+            if field.type is WireType.BITCOINS:
+                assert value == (None if sent is None else int(Decimal(str(sent)) * 10**8))
+                continue
+            if field.type is WireType.BARE_HEX:
+                assert bare(value) == (None if sent is None else bare(sent, field.prefix))
+                continue
             if field.type is WireType.BASE58 and isinstance(value, bytes):
                 assert base58.encode(value) == sent
                 continue

@@ -1,0 +1,100 @@
+"""Which column a field becomes.
+
+| wire | column |
+|---|---|
+| number | int32 for indexes, counts and kinds; else int64 |
+| seconds, milliseconds | timestamp in microseconds |
+| float | float64; decimal128(38, 18) on request |
+| bitcoins | int64: satoshis |
+| quantity of gas, of a withdrawal | int64 |
+| quantity that is a price or a fee, `v` | decimal128(38, 0) |
+| any other quantity (values, balances, difficulties) | exact decimal text |
+| decimal of lamports, compute units, sun or energy | int64 |
+| decimal of a token amount, nonce | decimal128(38, 0), as both may use 64 bits |
+| wide decimal | decimal128(38, 0) |
+| hex and base58 of contents (input, data, code, bloom, scripts) | binary |
+| other hex, base58, string | text as it arrives; addresses of Tron always with their 41 |
+| json | its text |
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from headwater.decode.block_lines import TIMESTAMP
+from headwater.decode.measures import EXACT_DECIMAL
+from headwater.decode.types import DECIMAL
+from headwater.query import Field, WireType
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_PAYLOADS = _words(
+    "extraData logsBloom input data createInit createResultCode callInput callResultOutput "
+    "hex scriptSigHex coinbase txInWitness scriptPubKeyHex prevoutScriptPubKeyHex "
+    "rawDataHex contractResult resMessage note extra"
+)
+_GAS = frozenset(
+    ("gas", "gasLimit", "gasUsed", "cumulativeGasUsed", "blobGasUsed", "excessBlobGas")
+) | {"createGas", "createResultGasUsed", "callGas", "callResultGasUsed", "l1GasUsed"}
+_WITHDRAWN = frozenset(("index", "validatorIndex", "amount"))
+_PRICES = frozenset(
+    ("baseFeePerGas", "gasPrice", "maxFeePerGas", "maxPriorityFeePerGas", "effectiveGasPrice")
+) | {"v", "l1Fee", "l1GasPrice", "l1BlobBaseFee"}
+_AMOUNTS = frozenset(("preAmount", "postAmount", "nonce"))
+_LONG = _words(
+    "number height parentNumber size l1BlockNumber chainId l1BlobBaseFeeScalar l1BaseFeeScalar "
+    "version nonce strippedSize weight vsize locktime sequence prevoutHeight specVersion "
+    "implVersion oid tid twapId"
+)
+
+
+def column_type(field: Field) -> pa.DataType:
+    """Return the type of the column that holds a field."""
+    if field.members:
+        kind: pa.DataType = pa.struct(
+            [pa.field(one.name, column_type(one)) for one in field.members]
+        )
+    else:
+        kind = scalar_type(field)
+    return pa.list_(kind) if field.is_list else kind
+
+
+def decimal_type(field: Field) -> pa.DataType | None:
+    """Return the decimal that a column can be asked for as, or None if it cannot.
+
+    Some are text only because a quantity may use 256 bits; others are doubles.
+    """
+    if field.type is WireType.FLOAT:
+        return EXACT_DECIMAL
+    is_wide = field.type is WireType.QUANTITY and scalar_type(field) == pa.string()
+    return DECIMAL if is_wide else None
+
+
+def scalar_type(field: Field) -> pa.DataType:
+    """Return the type of one value of a field that has no members."""
+    match field.type:
+        case WireType.NUMBER:
+            return pa.int64() if field.wire in _LONG else pa.int32()
+        case WireType.SECONDS | WireType.MILLISECONDS:
+            return TIMESTAMP
+        case WireType.FLOAT:
+            return pa.float64()
+        case WireType.BITCOINS:
+            return pa.int64()
+        case WireType.QUANTITY:
+            if field.wire in _PRICES:
+                return DECIMAL
+            return pa.int64() if field.wire in _GAS | _WITHDRAWN else pa.string()
+        case WireType.DECIMAL | WireType.NUMBER_OR_DECIMAL:
+            return DECIMAL if field.wire in _AMOUNTS else pa.int64()
+        case WireType.WIDE_DECIMAL:
+            return DECIMAL
+        case WireType.BOOL:
+            return pa.bool_()
+        case WireType.HEX | WireType.BARE_HEX | WireType.BASE58:
+            return pa.binary() if field.wire in _PAYLOADS else pa.string()
+        case _:
+            return pa.string()
