@@ -21,6 +21,7 @@ from headwater.core import (
     BlockCursor,
     BlockRange,
     Blocks,
+    Dropped,
     FlushRules,
     Fork,
     ForkResolution,
@@ -55,6 +56,7 @@ __all__ = [
     "Raw",
     "Recovered",
     "RolledBack",
+    "Said",
     "Settled",
     "Source",
     "Staged",
@@ -67,7 +69,8 @@ Receipt = TypeVar("Receipt")
 Raw = tuple[bytes, ...] | BlockRange
 
 
-Answers = Generator[Answer | Span, None, None]
+Said = Answer | Span | Dropped
+Answers = Generator[Said, None, None]
 
 
 class Source(Protocol):
@@ -160,7 +163,7 @@ class Pipeline(Generic[Data, Receipt]):
                             break
             yield from self._flush()
 
-    def _fold(self, answer: Answer | Span) -> Iterator[Event]:
+    def _fold(self, answer: Said) -> Iterator[Event]:
         """Do what an answer calls for, and move to the state that follows."""
         match answer:
             case Blocks() | Span():
@@ -176,6 +179,8 @@ class Pipeline(Generic[Data, Receipt]):
                     yield from self._flush()
             case Fork(previous_blocks):
                 yield self._resolve(previous_blocks)
+            case Dropped(orphaned, blocks):
+                yield Discarded(self._state, orphaned, blocks)
             case RangeEnd():
                 yield from self._flush()
 

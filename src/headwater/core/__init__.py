@@ -4,7 +4,7 @@ Standard library only; no clock, no chance, no logging, no I/O. Every function i
 gives a value or a coded error. Runs on the driver and on executors alike.
 """
 
-from headwater.core.answer import Answer, AtHead, Blocks, Fork, RangeEnd, Span
+from headwater.core.answer import Answer, AtHead, Blocks, Dropped, Fork, RangeEnd, Span
 from headwater.core.batch import Batch, batches
 from headwater.core.chain import DEFAULT_CAP, Chain
 from headwater.core.cursor import BlockCursor, BlockHeader, Head
@@ -16,6 +16,7 @@ from headwater.core.fork import (
     is_behind,
     resolve_fork,
 )
+from headwater.core.holding import HeldBlock, Holding
 from headwater.core.ranges import (
     BlockRange,
     RangeSpec,
@@ -25,7 +26,13 @@ from headwater.core.ranges import (
     parse_ranges,
     segment_ranges,
 )
-from headwater.core.state import PipeState, cut_batches, final_number, hot_cursors
+from headwater.core.state import (
+    PipeState,
+    believed_head,
+    cut_batches,
+    final_number,
+    hot_cursors,
+)
 from headwater.core.watermark import FinalizedWatermark
 
 __all__ = [
@@ -38,6 +45,7 @@ __all__ = [
     "BlockRange",
     "Blocks",
     "Chain",
+    "Dropped",
     "FinalizedWatermark",
     "Flush",
     "FlushRules",
@@ -45,6 +53,8 @@ __all__ = [
     "ForkResolution",
     "ForkRule",
     "Head",
+    "HeldBlock",
+    "Holding",
     "Pending",
     "PipeState",
     "RangeEnd",
@@ -52,6 +62,7 @@ __all__ = [
     "Span",
     "anchor_for",
     "batches",
+    "believed_head",
     "clip_ranges",
     "cut_batches",
     "final_number",

@@ -1,7 +1,7 @@
 """All that a portal can say: `Blocks`, `Fork`, `AtHead`, `RangeEnd`.
 
 The client turns HTTP into these four; the loop folds them into `PipeState`. Far behind the head a
-source may give the loop a `Span` instead of blocks.
+source may give the loop a `Span` instead of blocks, and tell it of blocks that it `Dropped`.
 """
 
 from __future__ import annotations
@@ -61,6 +61,14 @@ class Span:
     block_range: BlockRange
     last: BlockHeader
     head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Not said by a portal: a fork took blocks that were held back, up to `orphaned`."""
+
+    orphaned: BlockCursor
+    blocks: int
 
 
 Answer = Blocks | Fork | AtHead | RangeEnd

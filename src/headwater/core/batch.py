@@ -10,7 +10,13 @@ from headwater.core.answer import Blocks, Span
 from headwater.core.chain import DEFAULT_CAP, Chain
 from headwater.core.cursor import BlockHeader, Head
 from headwater.core.ranges import BlockRange
-from headwater.core.state import PipeState, cut_batches, final_number, hot_cursors
+from headwater.core.state import (
+    PipeState,
+    believed_head,
+    cut_batches,
+    final_number,
+    hot_cursors,
+)
 
 Data = TypeVar("Data")
 Other = TypeVar("Other")
@@ -52,8 +58,7 @@ def batches(
         return
     headers = answer.headers
     final = final_number(state, headers, head)
-    if head.finalized is not None and head.finalized.number > final:
-        head = Head(None, head.latest)
+    head = believed_head(state, headers, head)
     for part in cut_batches(state, headers, head, cap=cap):
         state = state.advance(headers[part], head, cap=cap)
         yield Batch(

@@ -131,6 +131,13 @@ def final_number(state: PipeState, headers: Iterable[BlockHeader], head: Head) -
     return max(known, reported.number)
 
 
+def believed_head(state: PipeState, headers: Iterable[BlockHeader], head: Head) -> Head:
+    """Return a head without the finality that our own blocks refute."""
+    reported = head.finalized
+    refuted = reported is not None and reported.number > final_number(state, headers, head)
+    return Head(None, head.latest) if refuted else head
+
+
 def _beginning(first: BlockHeader, head: Head) -> Chain:
     """Return what a stream that begins with a hot block can go back to if that block is orphaned.
 

@@ -7,7 +7,7 @@ class ForkHandlerMissingError(
     HeadwaterError,
     code="E1001",
     fix="give create_target a fork callback, or pipe_to_iterator an on_fork, that returns the last "
-    "good cursor",
+    "good cursor; or hold back more blocks (undo_buffer)",
 ):
     """The chain forked, and the target has nothing to decide with."""
 

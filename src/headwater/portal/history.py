@@ -89,6 +89,10 @@ class HistorySource:
         reading = self._near.read(state)
         return None if reading is None else self._until_far(reading)
 
+    def watch(self, state: PipeState) -> Generator[Answer, None, None]:
+        """Read headers beyond this state without an end."""
+        return self._near.watch(state)
+
     def query_at(self, number: int) -> StreamQuery:
         """Return what is asked of the span that begins with this block."""
         return next(query for block_range, query in self._plan if number in block_range)

@@ -61,6 +61,11 @@ class PortalSource:
             return None
         return self._check_tail(cursor)
 
+    def watch(self, state: PipeState) -> Generator[Answer, None, None]:
+        """Read headers beyond this state without an end, wanted by nobody but for their depth."""
+        assert state.cursor is not None, "there is a block to watch"
+        return self._client.read(self._watch, BlockRange(state.cursor.number + 1), state.cursor)
+
     def is_exhausted(self, left: BlockRange, cursor: BlockCursor | None) -> bool:
         """Tell whether what is left of a range after this cursor is known to hold no block."""
         return (cursor, left.to_block) in self._exhausted

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headwater.core import Answer, Batch, BlockCursor, BlockRange, PipeState, RangeSpec, Span
+from headwater.core import Batch, BlockCursor, BlockRange, PipeState, RangeSpec
 from headwater.core.ranges import Latest
 from headwater.errors import NetworkError, PortalHttpError
-from headwater.pipeline import Committed, Discarded, Event, Raw, RolledBack, Settled, Waited
+from headwater.pipeline import (
+    Answers,
+    Committed,
+    Discarded,
+    Event,
+    Raw,
+    RolledBack,
+    Settled,
+    Source,
+    Waited,
+)
 from headwater.portal import Address, Clock, Dataset, HistorySource, PortalClient
 from headwater.query import merge_queries, plan_requests
 from headwater.stream.assemble import Assembler, Plan
 from headwater.stream.context import StartInfo
 from headwater.stream.parts import Parts, stop_all
+from headwater.stream.undo_buffer import UndoBuffer
 from headwater.targets.base import Delivery
 
 if TYPE_CHECKING:
@@ -44,7 +54,7 @@ class Run:
         self._finalized = finalized
         self._started = False
         self._parts = Parts([make(stream.id) for make in stream.parts])
-        self._source: HistorySource | None = None
+        self._source: Source | None = None
         self._assembler: Assembler | None = None
 
     # --- life -------------------------------------------------------------------------------------
@@ -59,7 +69,7 @@ class Run:
         dataset = self._check_dataset()
         plan = self._plan(state.cursor)
         watch = replace(plan.requests[0][1], fields=(), filters=())
-        self._source = HistorySource(
+        source = HistorySource(
             self._client,
             plan.requests,
             watch=watch,
@@ -67,6 +77,8 @@ class Run:
             finalized=self._finalized,
             **{name: one for name, one in self._stream.options.items() if name in self.SPANS},
         )
+        depth = 0 if self._finalized else self._stream.undo_buffer
+        self._source = UndoBuffer(source, depth, pause=self.pause) if depth else source
         self._assembler = Assembler(
             self._stream.id,
             self._stream.portal,
@@ -93,7 +105,7 @@ class Run:
 
     # --- what the loop calls ----------------------------------------------------------------------
 
-    def read(self, state: PipeState) -> Generator[Answer | Span, None, None] | None:
+    def read(self, state: PipeState) -> Answers | None:
         """Read what follows this state; at the end of the range parts end their work first."""
         assert self._source is not None, "a run is started before it reads"
         answers = self._source.read(state)
@@ -143,7 +155,6 @@ class Run:
             self._parts.advanced(event.state)
         if isinstance(event, Discarded):
             if self._assembler is not None:
-                self._assembler.release()
                 self._assembler.progress.went_back()
             logger.info(
                 "fork.discarded id=%s from=%s to=%s blocks=%d", self._stream.id, event.orphaned,

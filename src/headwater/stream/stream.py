@@ -48,6 +48,7 @@ class PortalStream:
     options: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[PartMaker, ...] = ()
     flush: FlushRules = FlushRules()  # noqa: RUF009 - immutable
+    undo_buffer: int = 0
 
     def pipe(self, code: object) -> PortalStream:
         """Add a transform: a function of (data) or (data, ctx), or a transformer object.
@@ -134,6 +135,7 @@ def portal_stream(
     spark: SparkSession | None = None,
     flush: Flush | None = None,
     flush_history: Flush | None = None,
+    undo_buffer: int = 0,
     **options: Any,
 ) -> PortalStream:
     """Define a stream.
@@ -146,6 +148,8 @@ def portal_stream(
         flush: when to commit hot blocks: `Flush(blocks=…, rows=…, seconds=…)`, whichever comes
             first; left out, each block at once. What waits is dropped by a fork or a stop.
         flush_history: the same for final blocks; left out, each span of history at once.
+        undo_buffer: how many of the newest blocks to hold back until they are deeper or final: a
+            fork among them never reaches the target.
         options: `far` (blocks behind the finalized head at which executors take over),
             `first_span`, `largest_span`, `span_seconds` (how history is cut), `poll_interval_s`
             (how often the head is asked for), `max_bytes` (of block lines held at once).
@@ -175,8 +179,14 @@ def portal_stream(
     for rule in (flush, flush_history):
         if rule is not None and not isinstance(rule, Flush):
             raise InvalidOptionError("flush rules are Flush(blocks=…)", got=repr(rule))
+    if type(undo_buffer) is not int or undo_buffer < 0:
+        raise InvalidOptionError(
+            "undo_buffer is a number of blocks, 0 for none", got=repr(undo_buffer)
+        )
     rules = FlushRules(flush or Flush(), flush_history or Flush())
-    return PortalStream(id, portal, dict(outputs), (), spark, options, flush=rules)
+    return PortalStream(
+        id, portal, dict(outputs), (), spark, options, flush=rules, undo_buffer=undo_buffer
+    )
 
 
 def pipe_to_iterator(

@@ -195,6 +195,7 @@ class History:
             self._running = None
         else:
             self._tally.event(event, before, PATIENCE)
+            self._tally.buffered(event, self._flow)
             self._note_idle(event)
         self.steps += 1
         self._oracle.check(self._held(), self.state, before)
@@ -232,7 +233,7 @@ class History:
             self._source(client),
             target,
             self._transform,
-            pause=lambda: self._clock.sleep(1.0),
+            pause=self._pause,
             patience=PATIENCE,
             history_cap=on.history_cap,
             flush=self._flow.flush,
@@ -241,6 +242,13 @@ class History:
         ).steps()
 
     def _source(self, client: PortalClient) -> Source:
+        source = self._portal_source(client)
+        return self._flow.buffer(source, self._pause, PATIENCE, self._on.history_cap) or source
+
+    def _pause(self) -> None:
+        self._clock.sleep(1.0)
+
+    def _portal_source(self, client: PortalClient) -> PortalSource | HistorySource:
         plan = plan_requests([(one, self._query) for one in self._on.ranges])
         if self._on.far is None:
             return PortalSource(client, plan, watch=self._on.watch())
@@ -332,11 +340,20 @@ class History:
             event = self._step()
             if self._stuck:
                 return
-            if isinstance(event, Settled) and self.state.cursor == self.chain.head.cursor:
+            if isinstance(event, Settled) and self._is_at_rest():
                 break
         else:
             raise DisagreementError(f"{self.state.cursor} never reached {self.chain.head.cursor}")
         self._oracle.check(self._held(), self.state, self.state)
+
+    def _is_at_rest(self) -> bool:
+        """Tell whether all is stored but what the undo buffer may hold back."""
+        final, head = self.chain.finalized, self.chain.head
+        if not self._flow.undo_buffer:
+            return self.state.cursor == head.cursor
+        last = max(head.number - self._flow.undo_buffer, -1 if final is None else final.number)
+        first = 0 if self.state.cursor is None else self.state.cursor.number + 1
+        return first > last or not any(map(self._oracle.rows_of, self.chain.canonical(first, last)))
 
     def _calm(self) -> None:
         self.portal.faults.clear()

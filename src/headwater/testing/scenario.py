@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 from headwater.core import BlockRange, Flush, FlushRules
 from headwater.query import EvmQuery, Query, SolanaQuery
+from headwater.stream.undo_buffer import UndoBuffer, WatchedSource
 from headwater.testing.chain import ChainSim, Network
 from headwater.testing.faults import Asked, FaultPlan
 from headwater.testing.line_faults import ForeignBlock
@@ -22,14 +23,24 @@ SOLANA_FIELDS = ("transactionIndex", "instructionAddress", "programId", "data")
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How blocks flow into the target: when they are committed."""
+    """How blocks flow into the target: when they are committed, how many are held back."""
 
     flush: FlushRules
+    undo_buffer: int
 
     @classmethod
     def draw(cls, dice: Random) -> Flow:
         """Draw one; what waits is committed after some seconds in any case."""
-        return cls(FlushRules(_draw_flush(dice), _draw_flush(dice)))
+        rules = FlushRules(_draw_flush(dice), _draw_flush(dice))
+        return cls(rules, dice.choice([0, 0, 0, 1, 3, 10]))
+
+    def buffer(
+        self, source: WatchedSource, pause: Callable[[], None], patience: int, cap: int
+    ) -> UndoBuffer | None:
+        """Return the undo buffer in front of a source, if there is to be one."""
+        if not self.undo_buffer:
+            return None
+        return UndoBuffer(source, self.undo_buffer, pause=pause, patience=patience, cap=cap)
 
 
 def _draw_flush(dice: Random) -> Flush:

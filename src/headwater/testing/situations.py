@@ -21,6 +21,7 @@ from headwater.pipeline import (
     Waited,
 )
 from headwater.testing.faults import CATALOGUE
+from headwater.testing.scenario import Flow
 
 
 class Situation(StrEnum):
@@ -56,6 +57,8 @@ class Situation(StrEnum):
     BEFORE_DATASET = "a range that begins before the dataset"
     FLUSHED_TOGETHER = "several batches committed in one step"
     FORK_BEFORE_FLUSH = "fork that took what was not committed yet"
+    FORK_IN_BUFFER = "fork that took only what the undo buffer held back"
+    FORK_BELOW_BUFFER = "fork deeper than the undo buffer"
 
 
 class Tally:
@@ -106,6 +109,13 @@ class Tally:
                 self.meet(Situation.FLUSHED_TOGETHER)
             case _:
                 self._conflicts = self._waits = 0
+
+    def buffered(self, event: Event, flow: Flow) -> None:
+        """Recognise what the undo buffer did."""
+        if isinstance(event, Discarded) and flow.undo_buffer and flow.flush.live.at_once:
+            self.meet(Situation.FORK_IN_BUFFER)
+        if isinstance(event, RolledBack) and flow.undo_buffer:
+            self.meet(Situation.FORK_BELOW_BUFFER)
 
     def _rollback(self, state: PipeState, orphaned: int) -> None:
         depth = orphaned - (state.cursor.number if state.cursor else 0)
