@@ -60,6 +60,7 @@ fi
 
 echo "Installing the locked dependencies"
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
-"${pip[@]}" install --require-hashes --requirement requirements.lock
+# the lock is complete; without --no-deps pip would ask for packages that it leaves out on purpose
+"${pip[@]}" install --require-hashes --no-deps --requirement requirements.lock
 "${pip[@]}" install --no-deps --no-build-isolation --editable .
 touch "$venv/.ready"

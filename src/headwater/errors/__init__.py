@@ -3,6 +3,7 @@
     HeadwaterError
     ├── E0…  configuration: raised before anything is read or changed
     ├── E1…  forks: the chain and the stored state cannot be reconciled
+    ├── E20… the ClickHouse target
     ├── E21… the PostgreSQL target
     ├── E25… the DuckDB target
     ├── E3…  portal: transport, status codes, malformed or contradictory answers
@@ -26,6 +27,20 @@ from headwater.errors.changes import (
     UnknownColumnError,
     UnknownTableError,
     UnsetOperationError,
+)
+from headwater.errors.clickhouse import (
+    ClickHouseBlockColumnError,
+    ClickHouseConnectionError,
+    ClickHouseMaxRowsError,
+    ClickHouseRowsError,
+    ClickHouseServerError,
+    ClickHouseSharedTableError,
+    ClickHouseTableError,
+    ClickHouseTableNameError,
+    ClickHouseUndeclaredError,
+    ClickHouseWriterError,
+    DistributedTableError,
+    RollbackHandlerMissingError,
 )
 from headwater.errors.configuration import (
     DiscriminatorError,
@@ -107,9 +122,20 @@ __all__ = [
     "ChangeFormError",
     "ChangeKeyError",
     "ChangeNumberError",
+    "ClickHouseBlockColumnError",
+    "ClickHouseConnectionError",
+    "ClickHouseMaxRowsError",
+    "ClickHouseRowsError",
+    "ClickHouseServerError",
+    "ClickHouseSharedTableError",
+    "ClickHouseTableError",
+    "ClickHouseTableNameError",
+    "ClickHouseUndeclaredError",
+    "ClickHouseWriterError",
     "ColumnTypeError",
     "DatabaseChangesError",
     "DiscriminatorError",
+    "DistributedTableError",
     "DuckDBFileError",
     "DuplicateInsertError",
     "EmptyForkSampleError",
@@ -144,6 +170,7 @@ __all__ = [
     "QueryLimitError",
     "RetentionError",
     "RewindError",
+    "RollbackHandlerMissingError",
     "SideTablesError",
     "SignatureError",
     "SourceOptionError",

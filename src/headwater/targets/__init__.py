@@ -13,20 +13,30 @@ from headwater.targets.base import Delivery, KeepsSideTables, SideTable, Target
 from headwater.targets.memory import MemoryStore, MemoryTarget
 
 if TYPE_CHECKING:
+    from headwater.targets.clickhouse import (
+        ClickHouseSettings,
+        ClickHouseTarget,
+        clickhouse_target,
+    )
     from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target
     from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target
 
 _EXTRAS = {
+    "ClickHouseSettings": "clickhouse",
+    "ClickHouseTarget": "clickhouse",
     "DuckDBSettings": "duckdb",
     "DuckDBTarget": "duckdb",
     "PostgresSettings": "postgres",
     "PostgresTarget": "postgres",
+    "clickhouse_target": "clickhouse",
     "duckdb_target": "duckdb",
     "postgres_target": "postgres",
 }
-_PACKAGES = {"duckdb": "duckdb", "postgres": "psycopg"}
+_PACKAGES = {"clickhouse": "urllib3", "duckdb": "duckdb", "postgres": "psycopg"}
 
 __all__ = [
+    "ClickHouseSettings",
+    "ClickHouseTarget",
     "Delivery",
     "DuckDBSettings",
     "DuckDBTarget",
@@ -37,6 +47,7 @@ __all__ = [
     "PostgresTarget",
     "SideTable",
     "Target",
+    "clickhouse_target",
     "duckdb_target",
     "postgres_target",
 ]

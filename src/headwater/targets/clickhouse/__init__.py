@@ -1,0 +1,16 @@
+"""ClickHouse: append, then the cursor, with managed undo; `clickhouse_target("http://…:8123")`."""
+
+from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.settings import ClickHouseSettings, Table, table
+from headwater.targets.clickhouse.store import Store
+from headwater.targets.clickhouse.target import ClickHouseTarget, clickhouse_target
+
+__all__ = [
+    "ClickHouseClient",
+    "ClickHouseSettings",
+    "ClickHouseTarget",
+    "Store",
+    "Table",
+    "clickhouse_target",
+    "table",
+]

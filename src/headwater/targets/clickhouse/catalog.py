@@ -1,0 +1,207 @@
+"""The tables of a stream: what was declared, what exists, whose rows they hold.
+
+Which tables a stream has written is kept in `sync__tables`, noted before the first row is written:
+so a restart knows where a crash may have left rows, and another stream's rows are never removed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from headwater.errors import (
+    ClickHouseSharedTableError,
+    ClickHouseTableError,
+    ClickHouseUndeclaredError,
+)
+from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.ddl import create_table, create_view, prepare_undo
+from headwater.targets.clickhouse.layout import Layout, read_layout
+from headwater.targets.clickhouse.settings import Table
+from headwater.targets.clickhouse.sql import Fragment, TableName, compose, literal
+
+logger = logging.getLogger("headwater.targets.clickhouse")
+
+
+class Catalog:
+    """What is known of the tables. `managed`: the target undoes them, so others are refused."""
+
+    def __init__(
+        self,
+        client: ClickHouseClient,
+        stream_id: str,
+        registry: TableName,
+        declared: Sequence[Table],
+        *,
+        automatic: bool,
+        managed: bool,
+    ) -> None:
+        self._client = client
+        self._id = stream_id
+        self._registry = registry
+        self._database = registry.database
+        self._declared = {TableName.parse(one.name, self._database): one for one in declared}
+        self._automatic = automatic
+        self._managed = managed
+        self._layouts: dict[TableName, Layout] = {}
+        self._versions: dict[TableName, int] = {}
+        self.resumed = False
+
+    def create(self) -> None:
+        """Create the list of written tables."""
+        self._client.run(
+            f"CREATE TABLE IF NOT EXISTS {self._registry} (id String, database String, "
+            "name String, block_column String, stream_column String) "
+            "ENGINE = ReplacingMergeTree ORDER BY (id, database, name)"
+        )
+
+    def parse(self, text: str) -> TableName:
+        """Read the name of a table."""
+        return TableName.parse(text, self._database)
+
+    def declare(self, table: Table) -> None:
+        """Add a table to those that were declared."""
+        self._declared[self.parse(table.name)] = table
+
+    def forget(self) -> None:
+        """Read everything again when it is needed next."""
+        self._layouts.clear()
+        self._versions.clear()
+
+    def tracked(self) -> list[Layout]:
+        """Return every table that the stream has written or may write, as far as they exist."""
+        names = dict.fromkeys(self._declared)
+        written = self._registered(compose("id = <id>", id=literal(self._id)))
+        for one in written if self._managed else ():
+            name = TableName(one["database"], one["name"])
+            names[name] = None
+            if name not in self._declared:
+                self._declared[name] = Table(
+                    one["name"],
+                    block_column=one["block_column"],
+                    stream_column=one["stream_column"] or None,
+                )
+        found = (self._admitted(name) for name in names)
+        return [one for one in found if one is not None]
+
+    def prepare(self, name: TableName, schema: pa.Schema) -> Layout:
+        """Return a table that is about to be written; create it if there is none."""
+        layout = self._admitted(name)
+        if layout is not None:
+            return layout
+        declared = self._declaration(name)
+        create_table(self._client, name, declared or Table(name.name), schema)
+        layout = self._admitted(name)
+        assert layout is not None, "it was created"
+        return layout
+
+    def existing(self, name: TableName) -> Layout:
+        """Return a table that a user names, declared or not."""
+        layout = self._layouts.get(name) or read_layout(
+            self._client, name, self._declared.get(name)
+        )
+        if layout is None:
+            raise ClickHouseTableError("there is no such table", table=name)
+        return layout
+
+    def next_version(self, layout: Layout) -> int:
+        """Return a version that is higher than all in a table of the Replacing family."""
+        if not layout.version:
+            return 0
+        if layout.name not in self._versions:
+            found = self._client.rows(
+                compose(
+                    "SELECT toInt64(max(<version>)) AS n FROM <table>",
+                    version=layout.version,
+                    table=layout.name,
+                )
+            )
+            self._versions[layout.name] = int(found[0]["n"])
+        self._versions[layout.name] += 1
+        return self._versions[layout.name]
+
+    def forget_versions(self) -> None:
+        """Rows were taken back, with versions that are not known here."""
+        self._versions.clear()
+
+    # --- whose rows -------------------------------------------------------------------------------
+
+    def _declaration(self, name: TableName) -> Table | None:
+        """Return what was declared of a table; None where the user undoes forks."""
+        declared = self._declared.get(name)
+        if declared is None and self._automatic:
+            declared = self._declared[name] = Table(name.name)
+        if declared is None and self._managed:
+            raise ClickHouseUndeclaredError("a table that was not declared", table=name)
+        return declared
+
+    def _admitted(self, name: TableName) -> Layout | None:
+        """Return a table after making sure that its rows can be told from others', once."""
+        if name in self._layouts:
+            return self._layouts[name]
+        declared = self._declaration(name)
+        layout = read_layout(self._client, name, declared)
+        if layout is None:
+            return None
+        if declared is not None:
+            self._check_owner(name, layout)
+            prepare_undo(self._client, layout)
+            if declared.live_view:
+                create_view(self._client, layout)
+            layout = read_layout(self._client, name, declared)
+            assert layout is not None, "nobody drops a table while its stream runs"
+        self._layouts[name] = layout
+        return layout
+
+    def _check_owner(self, name: TableName, layout: Layout) -> None:
+        """Refuse a table in which rows of others could be removed; note it otherwise."""
+        where = compose(
+            "database = <database> AND name = <name>",
+            database=literal(name.database),
+            name=literal(name.name),
+        )
+        owners = {one["id"]: one["stream_column"] for one in self._registered(where)}
+        others = [one for one in owners if one != self._id]
+        own = layout.stream_column or ""
+        if others and (not own or any(owners[one] != own for one in others)):
+            raise ClickHouseSharedTableError(
+                "another stream writes this table too", table=name, streams=sorted(others)
+            )
+        if self._id in owners:
+            return
+        if not self.resumed and not own and self._holds_rows(layout):
+            raise ClickHouseSharedTableError(
+                "the table holds rows, but the stream has not committed any", table=name
+            )
+        self._client.run(
+            compose(
+                "INSERT INTO <all> (id, database, name, block_column, stream_column) "
+                "SELECT {id:String}, {database:String}, {name:String}, {block:String}, "
+                "{stream:String}",
+                all=self._registry,
+            ),
+            {
+                "id": self._id,
+                "database": name.database,
+                "name": name.name,
+                "block": layout.block_column,
+                "stream": own,
+            },
+        )
+
+    def _holds_rows(self, layout: Layout) -> bool:
+        found = self._client.rows(
+            compose(
+                "SELECT count() AS n FROM <table> <final>",
+                table=layout.name,
+                final=Fragment("FINAL" if layout.marks else ""),
+            )
+        )
+        return bool(found[0]["n"])
+
+    def _registered(self, where: Fragment) -> list[dict[str, str]]:
+        return self._client.rows(
+            compose("SELECT * FROM <all> FINAL WHERE <where>", all=self._registry, where=where)
+        )

@@ -1,0 +1,286 @@
+"""ClickHouse over HTTP: statements, Arrow in and out, and what may be tried again.
+
+Runs on the driver and on executors; it pickles. Every statement has an id. Before a statement that
+changes something is tried again, the server is asked to end the first try, so that two of them
+never run at once.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+import pyarrow as pa
+import urllib3
+
+from headwater.errors import ClickHouseConnectionError, ClickHouseServerError, InvalidOptionError
+from headwater.targets.clickhouse.sql import literal, quote
+
+TIMEOUT_S = 600.0
+_TRANSIENT = frozenset(
+    {3, 159, 164, 202, 203, 209, 210, 225, 236, 241, 242, 252, 285, 319, 394, 999}
+)
+_WAITS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0)
+_DEFAULTS = {"wait_end_of_query": "1", "http_response_buffer_size": "1048576"}
+
+
+class ClickHouseClient:
+    """One server, by its address: `http://user:password@host:8123/database?setting=value`.
+
+    `on_statement` is called with each statement before it is sent, for those who watch.
+    """
+
+    def __init__(
+        self, url: str, *, attempts: int = 8, settings: Mapping[str, str] | None = None
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidOptionError(
+                "ClickHouse is reached by HTTP: http://user:password@host:8123/database",
+                got=f"{parts.scheme or '?'}://{parts.hostname or '?'}",
+            )
+        port = parts.port or (8443 if parts.scheme == "https" else 8123)
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        self.on_statement: Callable[[str], None] | None = None
+        self.attempts = attempts
+        self.database = unquote(parts.path.strip("/")) or "default"
+        self.prefix = "headwater-"
+        self._address = f"{parts.scheme}://{host}:{port}/"
+        self._user = unquote(parts.username or "")
+        self._password = unquote(parts.password or "")
+        self._settings = {**dict(parse_qsl(parts.query)), **(settings or {})}
+        self._pool: urllib3.PoolManager | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pool": None, "on_statement": None}
+
+    def copy(self) -> ClickHouseClient:
+        """Return a client of the same server with connections of its own."""
+        other = object.__new__(ClickHouseClient)
+        other.__dict__.update(self.__getstate__())
+        return other
+
+    def close(self) -> None:
+        """Let go of the connections; the next statement opens new ones."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.clear()
+
+    # --- statements -------------------------------------------------------------------------------
+
+    def run(
+        self,
+        sql: str,
+        params: Mapping[str, object] | None = None,
+        *,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Run a statement for its effect; one that may run twice without harm."""
+        self._send(sql, None, params, settings, attempts=self.attempts, kill=True)
+
+    def rows(self, sql: str, params: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
+        """Return the rows of a query, for our own use: integers of 64 bits and texts."""
+        wanted = {"output_format_json_quote_64bit_integers": "0"}
+        body = self._send(
+            f"{sql} FORMAT JSONEachRow", None, params, wanted, attempts=self.attempts, kill=False
+        )
+        return [json.loads(line) for line in body.splitlines()]
+
+    def query(self, sql: str, params: Mapping[str, object] | None = None) -> pa.Table:
+        """Return the rows of a query.
+
+        Integers too wide for Arrow come as decimal text; a column of texts that are not UTF-8, as
+        bytes.
+        """
+        body = self._send(
+            f"{sql.rstrip().rstrip(';')} FORMAT ArrowStream",
+            None,
+            params,
+            {"output_format_arrow_string_as_string": "0"},
+            attempts=self.attempts,
+            kill=False,
+        )
+        if not body:
+            return pa.table({})
+        found = _with_texts(pa.ipc.open_stream(body).read_all())
+        if any(pa.types.is_fixed_size_binary(field.type) for field in found.schema):
+            kinds = self.rows(f"DESCRIBE TABLE ({sql.rstrip().rstrip(';')})", params)
+            return _with_wide_integers(found, {one["name"]: one["type"] for one in kinds})
+        return found
+
+    def insert(self, target: str, frame: pa.Table, token: str | None) -> None:
+        """Insert rows as one block, so all or none; `target` is the table with its columns.
+
+        With a token the insert is tried again, and the server drops what it has stored already.
+        Without one a lost connection leaves a question, which is an error.
+        """
+        if not frame.num_rows:
+            return
+        settings = {
+            "input_format_null_as_default": "0",
+            "optimize_on_insert": "0",
+            "async_insert": "0",
+            "max_insert_block_size": "1000000000",
+            "min_insert_block_size_rows": "1000000000",
+            "min_insert_block_size_bytes": "1000000000000",
+            "deduplicate_blocks_in_dependent_materialized_views": "0",
+        }
+        if token is None:
+            settings["insert_deduplicate"] = "0"
+        else:
+            settings |= {"insert_deduplicate": "1", "insert_deduplication_token": token}
+        self._send(
+            f"INSERT INTO {target} FORMAT ArrowStream",
+            _stream(frame),
+            None,
+            settings,
+            attempts=self.attempts if token is not None else 1,
+            kill=True,
+        )
+
+    def create_database(self, name: str) -> None:
+        """Create a database if it is not there; asking first needs no right to create one."""
+        anywhere = {"database": "default"}
+        sql = "SELECT count() FROM system.databases WHERE name = {name:String}"
+        body = self._send(sql, None, {"name": name}, anywhere, attempts=self.attempts, kill=False)
+        if not int(body):
+            self.run(f"CREATE DATABASE IF NOT EXISTS {quote(name)}", settings=anywhere)
+
+    def end_statements(self) -> None:
+        """Have the server end everything that runs under our prefix, and wait for its end."""
+        self._end(f"startsWith(query_id, {literal(self.prefix)})")
+
+    # --- the wire ---------------------------------------------------------------------------------
+
+    def _send(
+        self,
+        sql: str,
+        body: bytes | None,
+        params: Mapping[str, object] | None,
+        settings: Mapping[str, str] | None,
+        *,
+        attempts: int,
+        kill: bool,
+    ) -> bytes:
+        if self.on_statement is not None:
+            self.on_statement(sql)
+        query_id = self.prefix + secrets.token_hex(8)
+        fields = _DEFAULTS | self._settings | dict(settings or {}) | {"query_id": query_id}
+        fields |= {f"param_{name}": _escape(value) for name, value in (params or {}).items()}
+        fields.setdefault("database", self.database)
+        for attempt in range(attempts):
+            try:
+                if attempt and kill:
+                    self._end(f"query_id = {literal(query_id)}")
+                return self._post(sql, body, fields)
+            except ClickHouseConnectionError:
+                if attempt + 1 == attempts:
+                    raise
+                time.sleep(_WAITS_S[min(attempt, len(_WAITS_S) - 1)])
+        raise AssertionError("the last attempt returns or raises")
+
+    def _end(self, which: str) -> None:
+        """End statements by a condition; one that asks about itself is left alone."""
+        sql = f"KILL QUERY WHERE {which} AND query_id != queryID() SYNC FORMAT Null"
+        self._post(sql, None, dict(self._settings))
+
+    def _post(self, sql: str, body: bytes | None, fields: Mapping[str, str]) -> bytes:
+        if self._pool is None:
+            self._pool = urllib3.PoolManager(
+                maxsize=4, retries=False, timeout=urllib3.Timeout(connect=10, read=TIMEOUT_S)
+            )
+        headers = {"X-ClickHouse-User": self._user, "X-ClickHouse-Key": self._password}
+        headers = {name: value for name, value in headers.items() if value}
+        query = dict(fields) if body is None else {**fields, "query": sql}
+        try:
+            answer = self._pool.request(
+                "POST",
+                f"{self._address}?{urlencode(query)}",
+                body=sql.encode() if body is None else body,
+                headers=headers,
+                redirect=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ClickHouseConnectionError(
+                "the server cannot be reached, or was lost",
+                server=self._address,
+                reason=type(error).__name__,
+            ) from error
+        code = int(answer.headers.get("X-ClickHouse-Exception-Code") or 0)
+        if answer.status == 200 and not code:
+            return bytes(answer.data)
+        reason = answer.data[:600].decode(errors="replace").strip()
+        if code in _TRANSIENT or (not code and answer.status >= 500):
+            raise ClickHouseConnectionError(
+                "the server cannot do it now", server=self._address, reason=reason
+            )
+        raise ClickHouseServerError(
+            "the server refuses a statement", number=code or answer.status, reason=reason
+        )
+
+
+def refused_as(error: ClickHouseServerError, *numbers: int) -> bool:
+    """Tell whether the server has given one of these reasons."""
+    return error.facts.get("number") in numbers
+
+
+def _stream(frame: pa.Table) -> bytes:
+    """Write rows as one record batch of an Arrow stream; it is small on the wire."""
+    sink = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    whole = frame.combine_chunks()
+    with pa.ipc.new_stream(sink, whole.schema, options=options) as writer:
+        writer.write_table(whole)
+    return sink.getvalue()
+
+
+def _escape(value: object) -> str:
+    """Write a value as a parameter: the server reads backslashes as escapes."""
+    if isinstance(value, list | tuple):
+        inner = (
+            f"'{_escape(_escape(one))}'" if isinstance(one, str) else str(one) for one in value
+        )
+        return f"[{','.join(inner)}]"
+    text = str(value).replace("\\", "\\\\")
+    return text.replace("\t", "\\t").replace("\n", "\\n").replace("\0", "\\0").replace("'", "\\'")
+
+
+def _with_texts(found: pa.Table) -> pa.Table:
+    """Turn bytes into texts, column by column, where they are some."""
+    for place, field in enumerate(found.schema):
+        wanted = _text_type(field.type)
+        if wanted != field.type:
+            with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                found = found.set_column(place, field.name, found.column(place).cast(wanted))
+    return found
+
+
+def _text_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_binary(kind):
+        return pa.string()
+    return pa.list_(_text_type(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def _with_wide_integers(found: pa.Table, kinds: Mapping[str, str]) -> pa.Table:
+    """Replace integers of 128 and 256 bits, which come as bytes, by their decimal text."""
+    for place, name in enumerate(found.column_names):
+        kind = kinds.get(name, "").removeprefix("Nullable(").removesuffix(")")
+        if kind in ("UInt128", "UInt256", "Int128", "Int256"):
+            signed = kind.startswith("I")
+            texts = [
+                None if one is None else str(int.from_bytes(one, "little", signed=signed))
+                for one in found.column(place).to_pylist()
+            ]
+            found = found.set_column(place, name, pa.array(texts, pa.string()))
+    return found
+
+
+def ignoring_refusal() -> suppress:
+    """Let a refusal of the server pass: for what is better to have, but not needed."""
+    return suppress(ClickHouseServerError)

@@ -1,0 +1,161 @@
+"""A table as it is on the server: its engine, its columns, and how rows are taken back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headwater.errors import (
+    ClickHouseBlockColumnError,
+    ClickHouseTableError,
+    DistributedTableError,
+)
+from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.settings import BLOCK_COLUMN, Table
+from headwater.targets.clickhouse.sql import TableName
+from headwater.targets.clickhouse.types import bare
+
+_ENGINE = re.compile(r"(?:Shared)?(?:Replicated)?(\w*?)MergeTree")
+_INTEGERS = re.compile(r"U?Int(16|32|64)")
+_WINDOW = "non_replicated_deduplication_window"
+
+
+class Family(Enum):
+    """How rows are taken back: by their negative, by a newer version, by a deletion."""
+
+    COLLAPSING = "collapsing"
+    REPLACING = "replacing"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is known of a table. `columns` are those that rows are stored with, and their types."""
+
+    name: TableName
+    family: Family
+    columns: Mapping[str, str] = field(default_factory=dict)
+    sorting_key: tuple[str, ...] = ()
+    sign: str = ""
+    version: str = ""
+    deleted: str = ""
+    block_column: str = BLOCK_COLUMN
+    stream_column: str | None = None
+    deduplicates: bool = False
+    indexed: bool = False
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The columns that the engine needs and the target fills."""
+        return tuple(one for one in (self.sign, self.version, self.deleted) if one)
+
+
+def read_layout(client: ClickHouseClient, name: TableName, declared: Table | None) -> Layout | None:
+    """Read a table from the system tables; None if there is none.
+
+    Raises:
+        DistributedTableError: it only forwards rows.
+        ClickHouseTableError: its engine cannot take rows back.
+        ClickHouseBlockColumnError: it does not say which block a row is of. Not asked of a table
+            that was not declared.
+    """
+    where = {"database": name.database, "name": name.name}
+    found = client.rows(
+        "SELECT engine, engine_full, sorting_key, create_table_query FROM system.tables "
+        "WHERE database = {database:String} AND name = {name:String}",
+        where,
+    )
+    if not found:
+        return None
+    engine, definition = found[0]["engine"], found[0]["engine_full"]
+    if engine == "Distributed":
+        raise DistributedTableError("rows of a Distributed table cannot be undone", table=name)
+    kind = _ENGINE.fullmatch(engine)
+    if kind is None:
+        raise ClickHouseTableError(
+            "a table of this engine cannot take rows back", table=name, engine=engine
+        )
+    stored = client.rows(
+        "SELECT name, type FROM system.columns WHERE database = {database:String} "
+        "AND table = {name:String} AND default_kind IN ('', 'DEFAULT') ORDER BY position",
+        where,
+    )
+    columns = {one["name"]: one["type"] for one in stored}
+    family, sign, version, deleted = _marks(kind[1], definition)
+    layout = Layout(
+        name,
+        family,
+        columns,
+        _sorting_key(found[0]["sorting_key"]),
+        sign,
+        version,
+        deleted,
+        declared.block_column if declared else BLOCK_COLUMN,
+        declared.stream_column if declared else None,
+        _deduplicates(client, engine, definition),
+        "_sqd_rollback_idx" in found[0]["create_table_query"],
+    )
+    if declared is not None:
+        _check(layout)
+    return layout
+
+
+def _check(layout: Layout) -> None:
+    block = layout.columns.get(layout.block_column)
+    if block is None or not _INTEGERS.fullmatch(bare(block)):
+        raise ClickHouseBlockColumnError(
+            "no column with the number of the block",
+            table=layout.name,
+            column=layout.block_column,
+            type=block,
+        )
+    if layout.stream_column and layout.stream_column not in layout.columns:
+        raise ClickHouseTableError(
+            "the table lacks the column for the stream's id",
+            table=layout.name,
+            column=layout.stream_column,
+        )
+    if layout.family is Family.REPLACING and layout.block_column not in layout.sorting_key:
+        raise ClickHouseTableError(
+            "a newer version would hide a final row for good: a row's block must be part of "
+            "ORDER BY, or the table of engine CollapsingMergeTree",
+            table=layout.name,
+            order_by=list(layout.sorting_key),
+        )
+
+
+def _marks(kind: str, definition: str) -> tuple[Family, str, str, str]:
+    """Read the engine's arguments: sign, version, mark of deletion."""
+    match = re.match(r"\w+\(([^()]*)\)", definition)
+    given = [one.strip().strip("`") for one in match[1].split(",")] if match else []
+    names = [one for one in given if one and not one.startswith("'")]
+    if kind == "Collapsing":
+        return Family.COLLAPSING, names[0], "", ""
+    if kind == "VersionedCollapsing":
+        return Family.COLLAPSING, names[0], "", ""
+    if kind == "Replacing" and len(names) == 2:
+        return Family.REPLACING, "", names[0], names[1]
+    return Family.OTHER, "", "", ""
+
+
+def _sorting_key(text: str) -> tuple[str, ...]:
+    """Split the sorting key; an expression stays as it is."""
+    parts = re.split(r",\s*(?![^()]*\))", text) if text else []
+    return tuple(one.strip().strip("`") for one in parts)
+
+
+def _deduplicates(client: ClickHouseClient, engine: str, definition: str) -> bool:
+    """Tell whether the table remembers which inserts it has stored."""
+    if "Replicated" in engine or "Shared" in engine:
+        match = re.search(r"\breplicated_deduplication_window = (\d+)", definition)
+        return match is None or int(match[1]) > 0
+    match = re.search(rf"\b{_WINDOW} = (\d+)", definition)
+    if match:
+        return int(match[1]) > 0
+    known = client.rows(
+        "SELECT value FROM system.merge_tree_settings WHERE name = {name:String}",
+        {"name": _WINDOW},
+    )
+    return bool(known) and int(known[0]["value"]) > 0

@@ -1,0 +1,113 @@
+"""What callbacks write with: inserts, queries, and rows that are taken back.
+
+Runs on the driver; rows of a Spark DataFrame of final blocks are inserted by the executors. What a
+batch inserts counts once its cursor is stored; until then a restart removes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.targets.clickhouse.catalog import Catalog
+from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.transfer import Scope, plan_transfer
+from headwater.targets.clickhouse.undo import Undo
+from headwater.targets.clickhouse.writer import Attempts, Writer, insert_distributed
+from headwater.targets.frames import is_distributed, to_arrow
+
+Params = Mapping[str, object]
+
+
+class Inserts:
+    """How rows get to the server: tokens that are never used twice, and how much at once.
+
+    A generation is a word of chance. A new one begins whenever rows may have been taken back,
+    because the server would drop rows that come again under a token that it knows.
+    """
+
+    def __init__(
+        self, client: ClickHouseClient, attempts: Attempts, stream_id: str, piece_rows: int
+    ) -> None:
+        self.client = client
+        self.attempts = attempts
+        self.stream_id = stream_id
+        self.piece_rows = piece_rows
+        self._generation = ""
+        self._count = 0
+
+    def begin(self, generation: str) -> None:
+        """Use tokens of a new generation from here on."""
+        self._generation, self._count = generation, 0
+
+    def token(self) -> str:
+        """Return a token that was never used before."""
+        self._count += 1
+        return f"{self.stream_id}/{self._generation}/{self._count}"
+
+
+class Store:
+    """Given to `on_data`, `on_start` and `on_rollback`. `scope` is None outside of batches."""
+
+    def __init__(
+        self, inserts: Inserts, catalog: Catalog, undo: Undo, scope: Scope | None = None
+    ) -> None:
+        self._inserts = inserts
+        self._client = inserts.client
+        self._catalog = catalog
+        self._undo = undo
+        self._scope = scope
+
+    def insert(self, table: str, frame: Any) -> None:
+        """Add rows. Columns that the frame lacks have the table's default.
+
+        The sign of a Collapsing table, the version of a Replacing one and the stream's column are
+        filled in.
+        """
+        name = self._catalog.parse(table)
+        far = self._scope is not None and not self._scope.hot and is_distributed(frame)
+        rows = frame if far else to_arrow(frame)
+        schema = frame.limit(0).toArrow().schema if far else rows.schema
+        layout = self._catalog.prepare(name, schema)
+        version = self._catalog.next_version(layout)
+        transfer = plan_transfer(schema, layout, self._inserts.stream_id, self._scope, version)
+        token = self._inserts.token()
+        if far and layout.deduplicates:
+            writer = Writer(
+                self._client, transfer, self._inserts.attempts, token, self._inserts.piece_rows
+            )
+            insert_distributed(frame, writer)
+            return
+        rows = to_arrow(rows)
+        step = self._inserts.piece_rows
+        for start in range(0, rows.num_rows, step):
+            piece = transfer.apply(rows.slice(start, step))
+            known = f"{token}/{start}" if layout.deduplicates else None
+            self._client.insert(transfer.target, piece, known)
+
+    def query(self, sql: str, params: Params | None = None) -> pa.Table:
+        """Return the rows of a query; parameters are `{name:Type}`."""
+        return self._client.query(sql, params)
+
+    def command(self, sql: str, params: Params | None = None) -> None:
+        """Run a statement, such as CREATE TABLE; it is run again if the connection is lost."""
+        self._client.run(sql, params)
+        self._catalog.forget()
+
+    def remove_all_rows(
+        self, *, tables: Sequence[str], where: str, params: Params | None = None
+    ) -> dict[str, int]:
+        """Take back the rows that meet a condition, by the way of each table's engine.
+
+        Returns how many there were in each table. Repeating it changes nothing.
+        """
+        names = {table: self._catalog.parse(table) for table in tables}
+        layouts = {table: self._catalog.existing(name) for table, name in names.items()}
+        removed = {
+            table: self._undo.remove(layout, where, params or {})
+            for table, layout in layouts.items()
+        }
+        self._catalog.forget_versions()
+        return removed

@@ -1,0 +1,324 @@
+"""ClickHouse as a target: data first, then the cursor; what lies above the cursor is taken back.
+
+There are no transactions. A commit is the row of state that follows the data; a rollback is the row
+of state that precedes the undo. So at any moment a crash leaves, at worst, rows above the stored
+cursor, and every start removes these before anything is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.core import Batch, BlockCursor, PipeState
+from headwater.errors import (
+    ClickHouseConnectionError,
+    ClickHouseWriterError,
+    InvalidOptionError,
+    RewindError,
+    RollbackHandlerMissingError,
+)
+from headwater.targets.base import Delivery, SideTable
+from headwater.targets.clickhouse.catalog import Catalog
+from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.settings import ClickHouseSettings, Table, table
+from headwater.targets.clickhouse.side_tables import SideTables
+from headwater.targets.clickhouse.sql import TableName
+from headwater.targets.clickhouse.store import Inserts, Params, Store
+from headwater.targets.clickhouse.sync_table import LEGACY_ID, SyncTable
+from headwater.targets.clickhouse.transfer import Scope
+from headwater.targets.clickhouse.undo import Undo
+from headwater.targets.clickhouse.writer import Attempts, TryAgain
+
+OnData = Callable[..., object]
+OnStart = Callable[[Store], object]
+OnRollback = Callable[..., object]
+
+logger = logging.getLogger("headwater.targets.clickhouse")
+
+
+def clickhouse_target(
+    client_or_url: ClickHouseClient | str,
+    *,
+    tables: Iterable[str | Table] | None = None,
+    on_data: OnData | None = None,
+    on_start: OnStart | None = None,
+    on_rollback: OnRollback | None = None,
+    settings: ClickHouseSettings | None = None,
+) -> ClickHouseTarget:
+    """Write a stream to ClickHouse.
+
+    Args:
+        client_or_url: `http://user:password@host:8123/database?setting=value`, or a client. The
+            caller's client stays open.
+        tables: every table that `on_data` writes, as a name or `table(...)`. The target undoes
+            forks and repairs crashes in these by itself. Without `on_data`, only those that need
+            more than their name.
+        on_data: `on_data(store, data)` or `on_data(store, data, ctx)`, called for each batch; again
+            if what it wrote had to be removed. Left out, each output is inserted into the table of
+            its own name.
+        on_start: `on_start(store)`, called once before anything is read.
+        on_rollback: called with those of `type`, `store`, `cursor` and `safe_cursor` that it has
+            parameters for: at every start with a stored cursor (`type="offset_check"`), and after
+            a fork (`"blockchain_fork"`). Everything above `safe_cursor.number` must go; what is
+            named in `tables` has gone already.
+        settings: the stream id, where the state is kept and for how long.
+    """
+    if on_data is not None and tables is None and on_rollback is None:
+        raise RollbackHandlerMissingError("on_data is given, but nothing that undoes a fork")
+    return ClickHouseTarget(
+        client_or_url,
+        None
+        if tables is None
+        else [one if isinstance(one, Table) else table(one) for one in tables],
+        on_data,
+        on_start,
+        on_rollback,
+        settings or ClickHouseSettings(),
+    )
+
+
+class ClickHouseTarget:
+    """Made by `clickhouse_target`. All calls come from one thread; it may be opened again.
+
+    `on_statement` is called with each statement before it is sent, for those who watch.
+    """
+
+    def __init__(
+        self,
+        client_or_url: ClickHouseClient | str,
+        tables: Sequence[Table] | None,
+        on_data: OnData | None,
+        on_start: OnStart | None,
+        on_rollback: OnRollback | None,
+        settings: ClickHouseSettings,
+    ) -> None:
+        self.on_statement: Callable[[str], None] | None = None
+        given = client_or_url
+        self._client = ClickHouseClient(given) if isinstance(given, str) else given.copy()
+        self._client.attempts = settings.attempts
+        self._tables = tables
+        self._on_data = on_data
+        self._on_start = on_start
+        self._on_rollback = on_rollback
+        self._settings = settings
+        self._id = settings.id or LEGACY_ID
+        self._state = PipeState()
+        self._is_open = False
+        self._dirty = False
+        self._wants_ctx = on_data is not None and _takes_three(on_data)
+
+    def bind(self, stream_id: str) -> None:
+        """Take the stream's id, unless the settings name another."""
+        if self._is_open:
+            raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)
+        self._id = self._settings.id or stream_id
+
+    def recover(self) -> PipeState:
+        """Return the stored state, after removing what lies above its cursor."""
+        if not self._is_open:
+            self._open()
+        self._client.end_statements()
+        self._state = self._sync.load()
+        self._catalog.resumed = self._state.cursor is not None
+        self._repair(self._state)
+        self._dirty = False
+        return self._state
+
+    def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
+        """Hold the batch until it is committed."""
+        return batch
+
+    def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        """Write the batches, then the row of state that makes them count."""
+        self._ready()
+        states = [*(batch.state for batch in receipts[:-1]), state]
+        self._dirty = True
+        for attempt in range(self._settings.attempts):
+            try:
+                self._write_all(receipts, states)
+                break
+            except TryAgain as reason:
+                logger.warning("batch.again id=%s reason=%s", self._id, reason)
+                self._client.end_statements()
+                self._repair(self._state, hook=False)
+                if attempt + 1 == self._settings.attempts:
+                    raise ClickHouseConnectionError(
+                        "a batch was begun too often", stream=self._id, reason=reason
+                    ) from reason
+        if state.cursor is not None:
+            self._sync.append(states, self._state)
+        self._state, self._dirty = state, False
+        self._catalog.resumed = True
+
+    def roll_back(self, state: PipeState) -> None:
+        """Store the state that the fork leads to, then remove what lies above its cursor."""
+        self._ready()
+        number = -1 if state.cursor is None else state.cursor.number
+        oldest = next(iter(self._state.landing_points()), None)
+        if oldest is not None and number < oldest.number:
+            raise RewindError("the stored state does not reach that far", wanted=state.cursor,
+                              oldest=oldest)  # fmt: skip
+        orphaned = self._state.cursor
+        self._dirty = True
+        if state.cursor is not None:
+            self._sync.roll_back(state)
+        self._state = state
+        self._repair(state, orphaned, "blockchain_fork")
+        self._dirty = False
+
+    def close(self) -> None:
+        """Let go of the connections; the caller's own client stays as it is."""
+        self._is_open = False
+        self._client.close()
+
+    def query(self, sql: str, params: Params | None = None) -> pa.Table:
+        """Read what is stored; `<table>_live` shows the rows that count."""
+        return self._client.query(sql, params)
+
+    # --- rows for the stream itself ---------------------------------------------------------------
+
+    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
+        """Create the side tables that are missing."""
+        if not self._is_open:
+            self._open()
+        self._side.open(tables)
+
+    def read_side_table(
+        self,
+        name: str,
+        *,
+        after: tuple[int, int] | None = None,
+        up_to_block: int | None = None,
+        limit: int | None = None,
+    ) -> pa.Table:
+        """Return rows of this stream in the order of their keys."""
+        return self._side.read(name, after, up_to_block, limit)
+
+    def settle_side_rows(
+        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
+    ) -> None:
+        """Add rows to side tables, then remove this stream's rows up to a key."""
+        self._side.settle(self._store(), name, up_to, moved)
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def _ready(self) -> None:
+        """Open if that was not done, repair what a failed call has left, refuse a second writer."""
+        if not self._is_open or self._dirty:
+            self.recover()
+        elif not self._sync.is_ours:
+            raise ClickHouseWriterError(
+                "the stored state is not what this writer has stored", stream=self._id
+            )
+
+    def _open(self) -> None:
+        """Create what is missing and let the user prepare it."""
+        settings, client = self._settings, self._client
+        client.on_statement = self._announce
+        sync = TableName(settings.database or client.database, settings.table)
+        digest = hashlib.blake2b(f"{sync}/{self._id}".encode(), digest_size=8).hexdigest()
+        client.prefix = f"headwater-{digest}-"
+        self._sync = SyncTable(client, sync, self._id, settings.max_rows)
+        attempts = Attempts(client, sync.suffixed("__attempts"))
+        self._inserts = Inserts(client, attempts, self._id, settings.insert_rows)
+        self._undo = Undo(client)
+        self._catalog = Catalog(
+            client,
+            self._id,
+            sync.suffixed("__tables"),
+            self._tables or (),
+            automatic=self._on_data is None,
+            managed=self._on_data is None or self._tables is not None,
+        )
+        self._side = SideTables(client, self._catalog, self._id)
+        client.create_database(sync.database)
+        self._sync.create()
+        self._catalog.create()
+        if settings.id is None and self._id != LEGACY_ID and self._sync.adopt_legacy():
+            logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
+        self._inserts.begin(secrets.token_hex(8))
+        if self._on_start is not None:
+            self._on_start(self._store())
+        self._is_open = True
+
+    def _store(self, scope: Scope | None = None) -> Store:
+        return Store(self._inserts, self._catalog, self._undo, scope)
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def _repair(
+        self,
+        state: PipeState,
+        orphaned: BlockCursor | None = None,
+        kind: str = "offset_check",
+        *,
+        hook: bool = True,
+    ) -> None:
+        """Remove every row above the cursor, and begin a new generation of tokens."""
+        self._inserts.begin(secrets.token_hex(8))
+        number = -1 if state.cursor is None else state.cursor.number
+        for layout in self._catalog.tracked():
+            removed = self._undo.above(layout, number, self._id)
+            if removed:
+                logger.info("rows.removed table=%s above=%d rows=%d", layout.name, number, removed)
+        self._catalog.forget_versions()
+        if hook and self._on_rollback is not None and state.cursor is not None:
+            _call(
+                self._on_rollback,
+                type=kind,
+                store=self._store(),
+                cursor=orphaned or state.cursor,
+                safe_cursor=state.cursor,
+            )
+
+    def _write_all(self, receipts: Sequence[Batch[Delivery]], states: Sequence[PipeState]) -> None:
+        before = self._state
+        for batch, after in zip(receipts, states, strict=False):
+            self._write(batch.data, before, after)
+            before = after
+
+    def _write(self, delivery: Delivery, before: PipeState, after: PipeState) -> None:
+        cursor = after.cursor
+        assert cursor is not None, "a batch ends in a block"
+        hot = any(point.number < cursor.number for point in after.landing_points())
+        last = -1 if before.cursor is None else before.cursor.number
+        store = self._store(Scope(cursor.number, last, hot))
+        data: Mapping[str, Any] = delivery.data
+        if self._on_data is None:
+            for name, frame in data.items():
+                store.insert(f"`{name}`" if "." in name else name, frame)
+        elif self._wants_ctx:
+            self._on_data(store, data, delivery.ctx)
+        else:
+            self._on_data(store, data)
+        self._side.write(store, delivery.side)
+
+    def _announce(self, sql: str) -> None:
+        if self.on_statement is not None:
+            self.on_statement(sql)
+
+
+def _takes_three(function: OnData) -> bool:
+    """Tell whether a callback wants the context too."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return True
+    return (
+        sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters) > 2
+    )
+
+
+def _call(hook: OnRollback, **facts: object) -> None:
+    """Call a hook with those facts that it has parameters for."""
+    parameters = inspect.signature(hook).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        hook(**facts)
+        return
+    hook(**{name: fact for name, fact in facts.items() if name in parameters})

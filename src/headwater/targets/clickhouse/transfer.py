@@ -1,0 +1,134 @@
+"""How the rows of a frame get into a table: columns fitted, marks added, nothing lost on the way.
+
+A plan is made on the driver and may be carried out on executors; it pickles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import ClickHouseRowsError, ClickHouseTableError
+from headwater.targets.clickhouse.layout import Family, Layout
+from headwater.targets.clickhouse.sql import columns
+from headwater.targets.clickhouse.types import fit
+from headwater.targets.frames import block_range
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is being written: blocks above `after` up to `block`; `hot` if a fork may undo them."""
+
+    block: int
+    after: int
+    hot: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The plan of one frame and one table."""
+
+    table: str
+    types: Mapping[str, str]
+    constants: Mapping[str, tuple[object, pa.DataType]]
+    unique: tuple[str, ...]
+    block_column: str
+    blocks: tuple[int, int] | None
+    deduplicates: bool
+
+    @property
+    def target(self) -> str:
+        """The table and its columns, as INSERT names them."""
+        return f"{self.table} ({columns([*self.types, *self.constants])})"
+
+    def apply(self, frame: pa.Table) -> pa.Table:
+        """Return the rows as they are sent; raise a coded error if they could not be undone."""
+        if self.blocks is not None and self.block_column in self.types:
+            self._check_blocks(frame)
+        self._check_unique(frame)
+        made = {name: fit(frame.column(name), kind, name) for name, kind in self.types.items()}
+        for name, (value, kind) in self.constants.items():
+            made[name] = pa.repeat(pa.scalar(value, kind), frame.num_rows)
+        return pa.table(made)
+
+    def _check_blocks(self, frame: pa.Table) -> None:
+        assert self.blocks is not None, "asked for with a scope only"
+        ends, nulls = block_range(frame.column(self.block_column))
+        first, last = self.blocks
+        if frame.num_rows and (nulls or ends[0] < first or ends[1] > last):
+            raise ClickHouseRowsError(
+                "rows whose block number is not one of the batch's",
+                table=self.table,
+                column=self.block_column,
+                rows=f"{ends[0]}..{ends[1]}" if ends else "null",
+                batch=f"{first}..{last}",
+            )
+
+    def _check_unique(self, frame: pa.Table) -> None:
+        """Refuse rows that the engine would merge into one."""
+        if not self.unique or frame.num_rows < 2:
+            return
+        keys = pa.table({name: _groupable(frame.column(name)) for name in self.unique})
+        if keys.group_by(list(self.unique)).aggregate([]).num_rows < frame.num_rows:
+            raise ClickHouseRowsError(
+                "rows of a frame agree in all columns of ORDER BY, and would become one",
+                table=self.table,
+                order_by=list(self.unique),
+            )
+
+
+def plan_transfer(
+    schema: pa.Schema,
+    layout: Layout,
+    stream_id: str,
+    scope: Scope | None,
+    version: int,
+) -> Transfer:
+    """Plan how a frame is written.
+
+    Raises:
+        ClickHouseTableError: the table lacks a column of the frame.
+    """
+    lacking = [name for name in schema.names if name not in layout.columns]
+    if lacking:
+        raise ClickHouseTableError(
+            "the table lacks columns of the frame", table=layout.name, columns=lacking
+        )
+    if layout.version in schema.names:
+        raise ClickHouseTableError(
+            "the version is set by the target", table=layout.name, column=layout.version
+        )
+    constants: dict[str, tuple[object, pa.DataType]] = {}
+    if layout.sign and layout.sign not in schema.names:
+        constants[layout.sign] = (1, pa.int8())
+    if layout.version:
+        constants[layout.version] = (version, pa.int64())
+        constants[layout.deleted] = (0, pa.uint8())
+    if layout.stream_column:
+        constants[layout.stream_column] = (stream_id, pa.string())
+    if scope is not None and layout.block_column not in schema.names:
+        constants[layout.block_column] = (scope.block, pa.int64())
+    types = {name: layout.columns[name] for name in schema.names if name not in constants}
+    known = all(name in types or name in constants for name in layout.sorting_key)
+    merges = layout.family is not Family.OTHER and layout.sign not in schema.names
+    return Transfer(
+        str(layout.name),
+        types,
+        constants,
+        tuple(one for one in layout.sorting_key if one in types) if known and merges else (),
+        layout.block_column,
+        None if scope is None else (scope.after + 1, scope.block),
+        layout.deduplicates,
+    )
+
+
+def _groupable(column: Any) -> Any:
+    """Return values that can be told apart in groups: lists become text."""
+    if pa.types.is_list(column.type):
+        texts = column.cast(pa.list_(pa.string()))
+        return pc.binary_join(texts, ",")
+    return column

@@ -1,0 +1,146 @@
+"""What tasks do with their rows: insert them in pieces, each of them whole or not at all.
+
+Runs on executors, which need to reach the server. A piece has a token; the server stores what has
+the same token once, so a task that is tried again, or runs twice, adds nothing. The rows of a
+partition may come in another order the second time: then pieces differ, and a partition of several
+pieces must not be a mixture of two attempts. So each attempt of such a partition puts its name down
+first, and the driver writes the batch again if it finds two.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.errors import REGISTRY, HeadwaterError
+from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.sql import TableName, compose
+from headwater.targets.clickhouse.transfer import Transfer
+from headwater.targets.frames import map_in_arrow, partition_id
+
+PIECE_BYTES = 128 << 20
+_NAMES = ("partition", "pieces", "rows")
+_RECEIPT = pa.schema([(name, pa.int64()) for name in _NAMES])
+RECEIPT_COLUMNS = ", ".join(f"`{name}` bigint" for name in _NAMES)
+
+
+class TryAgain(Exception):  # noqa: N818 - not an error: the batch is written again
+    """What was written cannot be trusted; it is removed and written again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The names that attempts put down, in a table next to the state."""
+
+    client: ClickHouseClient
+    name: TableName
+
+    def create(self) -> None:
+        """Create the table; what is in it is of no use after a week."""
+        self.client.run(
+            f"CREATE TABLE IF NOT EXISTS {self.name} (token String, attempt String, "
+            "at DateTime DEFAULT now()) ENGINE = MergeTree ORDER BY token "
+            "TTL at + INTERVAL 7 DAY"
+        )
+
+    def put_down(self, token: str) -> None:
+        """Note that an attempt is about to insert pieces."""
+        self.client.run(
+            compose(
+                "INSERT INTO <all> (token, attempt) SELECT {token:String}, {name:String}",
+                all=self.name,
+            ),
+            {"token": token, "name": secrets.token_hex(8)},
+        )
+
+    def are_single(self, tokens: list[str]) -> bool:
+        """Tell whether each of these was attempted once."""
+        found = self.client.rows(
+            compose(
+                "SELECT uniqExact(attempt) AS n FROM <all> "
+                "WHERE token IN {tokens:Array(String)} GROUP BY token HAVING n > 1",
+                all=self.name,
+            ),
+            {"tokens": tokens},
+        )
+        return not found
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Inserts the rows of a partition. It pickles."""
+
+    client: ClickHouseClient
+    transfer: Transfer
+    attempts: Attempts
+    token: str
+    piece_rows: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Insert, and yield the receipt."""
+        partition, pieces, rows = partition_id(), 0, 0
+        token = f"{self.token}/{partition}"
+        found = _pieces(batches, self.piece_rows)
+        first = list(_take(found, 2))
+        if len(first) > 1:
+            self.attempts.put_down(token)
+        for piece in chain(first, found):
+            sent = self.transfer.apply(piece)
+            self.client.insert(self.transfer.target, sent, f"{token}/{pieces}")
+            pieces, rows = pieces + 1, rows + piece.num_rows
+        self.client.close()
+        facts = dict(zip(_NAMES, (partition, pieces, rows), strict=True))
+        yield pa.RecordBatch.from_pylist([facts], schema=_RECEIPT)
+
+
+def insert_distributed(frame: Any, writer: Writer) -> None:
+    """Have the tasks insert the rows of a DataFrame; runs on the driver.
+
+    Raises:
+        TryAgain: a partition may be a mixture of two attempts.
+    """
+    writer.attempts.create()
+    try:
+        receipts = map_in_arrow(frame, writer, RECEIPT_COLUMNS).toArrow().to_pylist()
+    except Exception as error:
+        raise _coded(error) from error
+    several = [f"{writer.token}/{one['partition']}" for one in receipts if one["pieces"] > 1]
+    if several and not writer.attempts.are_single(several):
+        raise TryAgain("a task of several inserts was attempted twice")
+
+
+def _pieces(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.Table]:
+    """Cut the rows of a partition into tables of a bounded size; always after the same rows."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        while batch.num_rows:
+            room = limit - rows
+            part, batch = batch.slice(0, room), batch.slice(room)
+            held.append(part)
+            rows, size = rows + part.num_rows, size + part.nbytes
+            if rows >= limit or size >= PIECE_BYTES:
+                yield pa.Table.from_batches(held)
+                held, rows, size = [], 0, 0
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _take(items: Iterator[pa.Table], count: int) -> Iterator[pa.Table]:
+    for _ in range(count):
+        item = next(items, None)
+        if item is not None:
+            yield item
+
+
+def _coded(error: Exception) -> Exception:
+    """Return the coded error that a task has raised; only its text comes back from an executor."""
+    found = re.search(r"\[(E\d{4})\] (.*?)(?:\. Fix:|$)", str(error), re.DOTALL)
+    kind: type[HeadwaterError] | None = REGISTRY.get(found[1]) if found else None
+    return error if kind is None or found is None else kind(found[2])

@@ -1,0 +1,69 @@
+"""Frames as targets are given them: rows in memory, or rows that lie on Spark's executors.
+
+Nothing here imports Spark: whoever brings a DataFrame has loaded it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import InvalidOptionError
+
+
+def is_distributed(frame: Any) -> bool:
+    """Tell whether the rows of a frame lie on executors: it is a DataFrame of Spark's.
+
+    The class is asked, not the object: a frame that only acts like a DataFrame would make one.
+    """
+    return hasattr(type(frame), "mapInArrow")
+
+
+def to_arrow(frame: Any) -> pa.Table:
+    """Return the rows of a frame: an Arrow table, or anything with `toArrow()`.
+
+    A Spark DataFrame is computed here, and its rows are collected on the driver.
+    """
+    if isinstance(frame, pa.RecordBatch):
+        return pa.Table.from_batches([frame])
+    if isinstance(frame, pa.Table):
+        return frame
+    if not hasattr(frame, "toArrow"):
+        raise InvalidOptionError(
+            "a frame is an Arrow table or has toArrow(), as a Spark DataFrame does",
+            got=type(frame).__name__,
+        )
+    return frame.toArrow()
+
+
+def block_range(values: Any) -> tuple[tuple[int, ...], int]:
+    """Return the lowest and the highest block number of a column, if any, and its nulls."""
+    if not pa.types.is_decimal(values.type):
+        values = values.cast(pa.int64())
+    ends = (one.as_py() for one in pc.min_max(values).values())
+    return tuple(int(one) for one in ends if one is not None), values.null_count
+
+
+def map_in_arrow(frame: Any, function: Any, schema: str) -> Any:
+    """Return a DataFrame of what a function makes of each partition's record batches.
+
+    Spark's `mapInArrow` asks for pandas on the driver, although neither it nor the workers use it
+    for Arrow; without pandas the same plan is made from the parts that Spark has loaded.
+    """
+    try:
+        return frame.mapInArrow(function, schema)
+    except ImportError:
+        kind = sys.modules["pyspark.util"].PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+        made = sys.modules["pyspark.sql.udf"].UserDefinedFunction(function, schema, evalType=kind)
+        names = [f"`{name.replace('`', '``')}`" for name in frame.columns]
+        plan = frame._jdf.mapInArrow(made(*(frame[name] for name in names))._jc, False, None)
+        return type(frame)(plan, frame.sparkSession)
+
+
+def partition_id() -> int:
+    """Return which partition a task works on; runs on executors."""
+    context = sys.modules["pyspark.taskcontext"].TaskContext.get()
+    return int(context.partitionId())

@@ -1,0 +1,140 @@
+"""A real ClickHouse for tests: started in a temporary folder, stopped and removed afterwards.
+
+    from headwater.testing.clickhouse_server import clickhouse_server
+
+    with clickhouse_server() as url:
+        ...                     # point clickhouse_target at url
+
+The engine comes from the wheel `chdb-core` (26.7 or newer), whose library can listen like a server:
+HTTP on 127.0.0.1, one user without a password, no replication. Set `HEADWATER_CLICKHOUSE_URL` to
+use a server of your own instead; tests create databases on it and drop them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+VARIABLE = "HEADWATER_CLICKHOUSE_URL"
+_START_S = 30.0
+_CONFIG = """<clickhouse>
+  <listen_host>127.0.0.1</listen_host>
+  <http_port>{port}</http_port>
+  <remote_servers><default><shard><replica>
+    <host>127.0.0.1</host><port>9000</port>
+  </replica></shard></default></remote_servers>
+  <logger><level>error</level><console>1</console></logger>
+</clickhouse>
+"""
+# The library is loaded by itself: the package around it would import far more than is needed.
+_SERVE = """
+import os, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import _chdb
+parent = os.getppid()
+def watch():
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+threading.Thread(target=watch, daemon=True).start()
+_chdb.query(
+    "SYSTEM START LISTEN HTTP; SELECT sleepEachRow(1) FROM system.numbers FORMAT Null "
+    "SETTINGS max_block_size = 1, max_threads = 1", "TabSeparated", path=sys.argv[2])
+"""
+
+
+@contextmanager
+def clickhouse_server() -> Iterator[str]:
+    """Run a server and yield its address; or yield that of `HEADWATER_CLICKHOUSE_URL`."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        yield given
+        return
+    server = ClickHouseServer()
+    try:
+        server.start()
+        yield server.url
+    finally:
+        server.remove()
+
+
+class ClickHouseServer:
+    """A server that can be killed and started again on the same data, at the same address."""
+
+    def __init__(self) -> None:
+        spec = find_spec("chdb")
+        places = [Path(one) for one in (spec.submodule_search_locations or [])] if spec else []
+        library = next((one for place in places for one in place.glob("_chdb*.so")), None)
+        if library is None:
+            raise RuntimeError(
+                f"no ClickHouse on this machine: pip install 'chdb-core>=26.7', or set {VARIABLE}"
+            )
+        self._library = library.parent
+        self._folder = Path(tempfile.mkdtemp(prefix="headwater-clickhouse-"))
+        self._port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The address of the server."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start, and wait until it answers."""
+        home = self._folder / "home" / ".clickhouse-local"
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "config.xml").write_text(_CONFIG.format(port=self._port))
+        log = self._folder / "log"
+        command = [sys.executable, "-c", _SERVE, str(self._library), str(self._folder / "data")]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                cwd=self._folder,
+                env={**os.environ, "HOME": str(home.parent), "TZ": "UTC"},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _START_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"ClickHouse did not start: {log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """End it at once, as kill -9 does."""
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+            process.wait(10)
+
+    def remove(self) -> None:
+        """End it, and remove its data."""
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _answers(self) -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"{self.url}/ping", timeout=5) as answer:
+            return bool(answer.status == 200)
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

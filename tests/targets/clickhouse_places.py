@@ -1,0 +1,86 @@
+"""A server and databases for the tests of the ClickHouse target: one server per process."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+from headwater.core import Batch, BlockCursor, BlockHeader, Head
+from headwater.targets import Delivery
+from headwater.targets.clickhouse import ClickHouseClient, ClickHouseTarget
+from headwater.testing.clickhouse_server import VARIABLE, clickhouse_server
+
+Rows = list[dict[str, Any]]
+
+_SERVERS = ExitStack()
+atexit.register(_SERVERS.close)
+_NUMBERS = itertools.count(1)
+
+
+@cache
+def server() -> str:
+    """Return the address of a server that runs as long as this process."""
+    return _SERVERS.enter_context(clickhouse_server()).rstrip("/")
+
+
+def database() -> str:
+    """Return the address of a new, empty database; on a server that stays, it is dropped."""
+    name = f"place_{os.getpid()}_{next(_NUMBERS)}"
+    admin(f"CREATE DATABASE {name}")
+    if VARIABLE in os.environ:
+        _SERVERS.callback(admin, f"DROP DATABASE IF EXISTS {name}")
+    return f"{server()}/{name}"
+
+
+def admin(sql: str) -> None:
+    """Run a statement on the server."""
+    client = ClickHouseClient(server())
+    client.run(sql)
+    client.close()
+
+
+class Stream:
+    """Commits blocks to a target."""
+
+    def __init__(self, target: ClickHouseTarget, url: str) -> None:
+        self.target = target
+        self.client = ClickHouseClient(url)
+        self.state = target.recover()
+
+    def block(
+        self,
+        number: int,
+        data: Any = None,
+        *,
+        final: int = 1,
+        ctx: Any = None,
+        branch: str = "h",
+        side: Any = None,
+    ) -> None:
+        """Commit one block, of which the portal calls `final` finalized."""
+        head = Head(BlockCursor(final, f"h{final}") if final >= 0 else None)
+        header = BlockHeader(number, f"{branch}{number}", None, number - 1, number)
+        state = self.state.advance([header], head)
+        batch = Batch((header,), head, state, (), Delivery(data or {}, ctx, side or {}))
+        self.target.commit([self.target.stage(batch)], state)
+        self.state = state
+
+    def fork(self, number: int) -> None:
+        """Go back to a block."""
+        safe = next(one for one in self.state.landing_points() if one.number == number)
+        state = self.state.rewind(safe)
+        self.target.roll_back(state)
+        self.state = state
+
+    def rows(self, sql: str) -> Rows:
+        """Read what is stored."""
+        found: Rows = self.client.query(sql).to_pylist()
+        return found
+
+    def sql(self, sql: str) -> None:
+        """Change the database behind the target's back."""
+        self.client.run(sql)
