@@ -10,14 +10,24 @@ from headwater.decode.abi import Event, Parameter, parse_event
 from headwater.decode.abi_file import Abi
 from headwater.decode.anchor_events import AnchorEventsOutput
 from headwater.decode.calls import CallsOutput
+from headwater.decode.children import Children
 from headwater.decode.contracts import KNOWN_EVENTS
+from headwater.decode.creations import CreationsOutput, creations_of
 from headwater.decode.entities import Entities
 from headwater.decode.events import EventsOutput
+from headwater.decode.factory import ChildScope, Factory
 from headwater.decode.functions import Function, parse_function
 from headwater.decode.idl import Idl, load_idl
 from headwater.decode.instructions import InstructionsOutput
 from headwater.decode.logs import LOG_SCHEMA, parse_logs
-from headwater.decode.output import Decoded, DecodedRows, Output, decode_outputs
+from headwater.decode.output import (
+    Decoded,
+    DecodedRows,
+    Output,
+    decode_entities,
+    decode_outputs,
+    read_outputs,
+)
 from headwater.decode.tables import TableOutput
 
 __all__ = [
@@ -26,11 +36,15 @@ __all__ = [
     "Abi",
     "AnchorEventsOutput",
     "CallsOutput",
+    "ChildScope",
+    "Children",
+    "CreationsOutput",
     "Decoded",
     "DecodedRows",
     "Entities",
     "Event",
     "EventsOutput",
+    "Factory",
     "Function",
     "Idl",
     "InstructionsOutput",
@@ -38,6 +52,8 @@ __all__ = [
     "Parameter",
     "TableOutput",
     "bitcoin",
+    "creations_of",
+    "decode_entities",
     "decode_outputs",
     "evm",
     "hyperliquid",
@@ -45,6 +61,7 @@ __all__ = [
     "parse_event",
     "parse_function",
     "parse_logs",
+    "read_outputs",
     "solana",
     "substrate",
     "tron",

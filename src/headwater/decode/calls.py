@@ -7,7 +7,7 @@ Defined on the driver, pickled to executors, never changed; the same batch gives
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from headwater.decode.abi import Parameter
 from headwater.decode.block_lines import HEADER_FIELDS
 from headwater.decode.column_names import name_columns
 from headwater.decode.entities import Entities
+from headwater.decode.factory import ChildScope
 from headwater.decode.functions import Function
 from headwater.decode.malformed import MalformedRowsError, OnError, decode_or_skip, refuse
 from headwater.decode.output import DecodedRows
@@ -57,7 +58,8 @@ class CallsOutput:
 
     Columns: those of the block and the transaction, of traces `trace_address`, then `address` (the
     contract), `sender`, `success`, one per input, and of traces one per output: null where the call
-    failed. Names that are taken are prefixed with `arg_` or `result_`.
+    failed. Names that are taken are prefixed with `arg_` or `result_`. Last, what `scope` asks for
+    of the factory's event.
 
     `success` tells of the call itself: of a trace, a caller further up may still have reverted; of
     a transaction, it is null before receipts had a status.
@@ -68,6 +70,7 @@ class CallsOutput:
     query: Query
     ranges: tuple[RangeSpec, ...]
     on_error: OnError = "raise"
+    scope: ChildScope | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -78,12 +81,16 @@ class CallsOutput:
             pa.field(name, arrow_type(one.type))
             for name, one in zip(names, (*inputs, *outputs), strict=True)
         ]
-        return pa.schema([*_base(self.source), *columns])
+        return pa.schema([*_base(self.source), *columns, *self._details])
 
     @property
     def entities(self) -> tuple[str, ...]:
         """Transactions, and traces if that is the source."""
         return ("transaction",) if self.source == "transactions" else ("trace", "transaction")
+
+    def with_scope(self, scope: ChildScope) -> CallsOutput:
+        """Return the same output with other children."""
+        return replace(self, scope=scope)
 
     def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
         """Return the calls of this function among all of a batch, in their order.
@@ -96,6 +103,8 @@ class CallsOutput:
         conditions = self.query.filters[0].conditions
         for batch in entities[self.entities[0]].to_batches():
             chosen = select_rows(batch, conditions, ranges)
+            if self.scope is not None:
+                chosen = self.scope.select(chosen)
             if not chosen.num_rows:
                 continue
             named = chosen.append_column("name", self._names(chosen, entities))
@@ -107,6 +116,10 @@ class CallsOutput:
     @property
     def _results(self) -> tuple[Parameter, ...]:
         return self.function.outputs if self.source == "traces" else ()
+
+    @property
+    def _details(self) -> tuple[pa.Field, ...]:
+        return self.scope.factory.fields if self.scope is not None else ()
 
     def _names(self, batch: pa.RecordBatch, entities: Entities) -> pa.Array:
         if self.source == "transactions":
@@ -130,7 +143,9 @@ class CallsOutput:
         if self.function.inputs:
             inputs = without_first(digits, _SIGHASH_DIGITS)
             columns += Payload(inputs, "input").decode(self.function.inputs)
-        return columns + self._decode_results(batch, success) if self._results else columns
+        if self._results:
+            columns += self._decode_results(batch, success)
+        return columns + [batch.column(one.name) for one in self._details]
 
     def _decode_results(self, batch: pa.RecordBatch, success: pa.Array) -> list[pa.Array]:
         """Return what calls returned; failed ones, and those without any output, returned null."""

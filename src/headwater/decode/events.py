@@ -7,7 +7,7 @@ the same batch gives the same rows, whoever decodes it and however often.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from headwater.decode.abi import Event, Parameter
 from headwater.decode.column_names import name_columns
 from headwater.decode.entities import Entities
 from headwater.decode.event_filter import select_logs
+from headwater.decode.factory import ChildScope
 from headwater.decode.logs import LOG_SCHEMA
 from headwater.decode.malformed import MalformedRowsError, OnError, decode_or_skip
 from headwater.decode.output import DecodedRows
@@ -26,7 +27,7 @@ from headwater.decode.types import Array, Elementary, Kind, Tuple, arrow_type, i
 from headwater.decode.word_text import PARTS, WordText
 from headwater.decode.words import decode_words
 from headwater.errors import UndecodableLogError
-from headwater.query import Query
+from headwater.query import EvmQuery, Query
 
 _BASE = LOG_SCHEMA.names[: LOG_SCHEMA.get_field_index("topic0")]
 _HASH = Elementary(Kind.FIXED_BYTES, 32)
@@ -38,7 +39,7 @@ class EventsOutput:
 
     Columns: block_number, block_hash, timestamp, transaction_hash, transaction_index, log_index,
     address, then one per parameter, by its name. A parameter called like one of these is prefixed
-    with `arg_`.
+    with `arg_`. Last, what `scope` asks for of the factory's event.
     """
 
     event: Event
@@ -47,20 +48,26 @@ class EventsOutput:
     contracts: tuple[str, ...] | None = None
     topics: TopicFilters = ()
     on_error: OnError = "raise"
+    scope: ChildScope | None = None
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of the table; `headwater.decode.types` says which ABI type becomes which."""
         columns = [
-            pa.field(name, arrow_type(_column_type(one)))
+            pa.field(name, arrow_type(column_type(one)))
             for name, one in zip(event_columns(self.event), self.event.parameters, strict=True)
         ]
-        return pa.schema([*(LOG_SCHEMA.field(name) for name in _BASE), *columns])
+        details = self.scope.factory.fields if self.scope is not None else ()
+        return pa.schema([*(LOG_SCHEMA.field(name) for name in _BASE), *columns, *details])
 
     @property
     def entities(self) -> tuple[str, ...]:
         """Logs, in `LOG_SCHEMA`."""
         return ("log",)
+
+    def with_scope(self, scope: ChildScope) -> EventsOutput:
+        """Return the same output with other children."""
+        return replace(self, scope=scope)
 
     def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
         """Return the rows of this event among all logs of a batch, in their order.
@@ -75,6 +82,8 @@ class EventsOutput:
         batches, skipped = [], 0
         for batch in entities["log"].to_batches():
             chosen = select_logs(batch, self.event, self.contracts, self.topics, ranges)
+            if self.scope is not None:
+                chosen = self.scope.select(chosen)
             if chosen.num_rows:
                 columns, lost = decode_or_skip(chosen, self._columns, self.on_error, self._explain)
                 skipped += lost
@@ -95,6 +104,7 @@ class EventsOutput:
         return [
             *(logs.column(name) for name in _BASE),
             *(by_name[one.name] for one in self.event.parameters),
+            *logs.columns[len(LOG_SCHEMA) :],
         ]
 
     def _explain(self, logs: pa.RecordBatch, error: MalformedRowsError) -> UndecodableLogError:
@@ -117,7 +127,18 @@ def event_columns(event: Event) -> list[str]:
     return name_columns(_BASE, {"arg": [one.name for one in event.parameters]})
 
 
-def _column_type(parameter: Parameter) -> Elementary | Array | Tuple:
+def event_query(event: Event, contracts: tuple[str, ...] | None, topics: TopicFilters) -> Query:
+    """Return what to ask for: the logs of an event, from these contracts or from all."""
+    keys: dict[str, object] = {} if contracts is None else {"address": contracts}
+    if not event.anonymous:
+        keys["topic0"] = [event.topic0]
+    keys.update({f"topic{slot}": values for slot, values in topics})
+    fields = ["log_index", "transaction_index", "transaction_hash", "address", "topics", "data"]
+    return EvmQuery().add_fields(log=fields).add_filter("logs", **keys)
+
+
+def column_type(parameter: Parameter) -> Elementary | Array | Tuple:
+    """Return the type of a parameter's column: of a topic, what one word can hold."""
     return _topic_type(parameter) if parameter.indexed else parameter.type
 
 

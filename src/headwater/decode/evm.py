@@ -3,6 +3,7 @@
     evm.events("erc20.Transfer", contracts=["0xa0b8…"], params={"to": "0x28c6…"}, range="latest")
     evm.calls("transfer(address to, uint256 amount) returns (bool)", source="traces")
     evm.transactions(fields=["from", "to", "value"], to=["0xa0b8…"], range=20_000_000)
+    evm.events("Swap(…)", contracts=evm.factory("0x1f98…", "PoolCreated(…)", child="pool"))
 
 All of these are values: made on the driver, pickled to executors, never changed. Decoding is a pure
 function of the lines, so a retried task gives the same rows.
@@ -14,29 +15,34 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Unpack
 
-from headwater.core import parse_ranges
+import pyarrow as pa
+
+from headwater.core import RangeSpec, parse_ranges
 from headwater.decode.abi import Event, Parameter, parse_event
 from headwater.decode.abi_file import load_abi as abi
 from headwater.decode.addresses import check_address
 from headwater.decode.calls import CallsOutput, Source, call_columns
-from headwater.decode.events import EventsOutput, event_columns
+from headwater.decode.events import EventsOutput, column_type, event_columns, event_query
+from headwater.decode.factory import PREFIX, Factory, calls_scope, events_scope
 from headwater.decode.functions import Function, parse_function
 from headwater.decode.malformed import OnError
 from headwater.decode.tables import TableOutput, make_table
-from headwater.decode.topic_filters import TopicFilters, make_topic_filters
-from headwater.decode.types import Elementary, is_wide
-from headwater.errors import AddressError, InvalidOptionError, ParameterError
+from headwater.decode.topic_filters import make_topic_filters
+from headwater.decode.types import Elementary, Kind, arrow_type, is_wide
+from headwater.errors import AddressError, InvalidOptionError, InvalidRangeError, ParameterError
 from headwater.query import EvmQuery, Query
 from headwater.query.networks import EvmLogs, EvmStateDiffs, EvmTraces, EvmTransactions
 
 __all__ = [
     "CallsOutput",
     "EventsOutput",
+    "Factory",
     "TableOutput",
     "abi",
     "blocks",
     "calls",
     "events",
+    "factory",
     "logs",
     "state_diffs",
     "traces",
@@ -47,7 +53,7 @@ __all__ = [
 def events(
     event: str | Mapping[str, object] | Event,
     *,
-    contracts: str | Iterable[str] | None = None,
+    contracts: str | Iterable[str] | Factory | None = None,
     params: Mapping[str, object] | None = None,
     range: object = None,
     on_error: OnError = "raise",
@@ -58,8 +64,9 @@ def events(
     Args:
         event: Solidity text, a JSON ABI entry, an event of `evm.abi`, or a built-in name such as
             "erc20.Transfer".
-        contracts: the addresses to take the event from; None for all contracts. An anonymous event
-            needs them, because nothing in its logs names the event.
+        contracts: the addresses to take the event from, or the `evm.factory` whose children to take
+            it from; None for all contracts. An anonymous event needs them, because nothing in its
+            logs names the event.
         params: values of indexed parameters to keep: `{"to": "0x…"}` or `{"to": ["0x…", "0x…"]}`.
         range: the blocks to read, as `headwater.core.parse_ranges` understands them.
         on_error: what to do with a log that has the event's topics but not its content.
@@ -76,25 +83,26 @@ def events(
     _check_on_error(on_error)
     parsed = parse_event(event)
     parsed = replace(parsed, parameters=_ask_decimals(parsed.name, parsed.parameters, decimals))
-    event_columns(parsed)
-    addresses = _check_contracts(contracts)
-    if parsed.anonymous and addresses is None:
+    addresses, parent = _check_contracts(contracts)
+    _refuse_taken(event_columns(parsed), parent)
+    if parsed.anonymous and contracts is None:
         raise AddressError(f"{parsed.name} is anonymous, so its logs are known by contracts alone")
     topics = make_topic_filters(parsed, params or {})
     return EventsOutput(
         event=parsed,
-        query=_make_query(parsed, addresses, topics),
+        query=event_query(parsed, addresses, topics),
         ranges=parse_ranges(range),
         contracts=addresses,
         topics=topics,
         on_error=on_error,
+        scope=None if parent is None else events_scope(parent),
     )
 
 
 def calls(
     function: str | Mapping[str, object] | Function,
     *,
-    contracts: str | Iterable[str] | None = None,
+    contracts: str | Iterable[str] | Factory | None = None,
     source: Source = "transactions",
     range: object = None,
     on_error: OnError = "raise",
@@ -104,7 +112,8 @@ def calls(
 
     Args:
         function: Solidity text, a JSON ABI entry, or a function of `evm.abi`.
-        contracts: the addresses that are called; None for all contracts.
+        contracts: the addresses that are called, or the `evm.factory` whose children are; None for
+            all contracts.
         source: "transactions" for calls from outside; "traces" for all, with what they returned.
         range: the blocks to read, as `headwater.core.parse_ranges` understands them.
         on_error: what to do with a call that has the function's sighash but not its content.
@@ -124,14 +133,76 @@ def calls(
     both = _ask_decimals(parsed.name, (*parsed.inputs, *parsed.outputs), decimals)
     split = len(parsed.inputs)
     parsed = replace(parsed, inputs=both[:split], outputs=both[split:])
-    call_columns(parsed, source)
-    addresses = _check_contracts(contracts)
+    addresses, parent = _check_contracts(contracts)
+    _refuse_taken(call_columns(parsed, source), parent)
     return CallsOutput(
         function=parsed,
         source=source,
         query=_make_calls_query(parsed, addresses, source),
         ranges=parse_ranges(range),
         on_error=on_error,
+        scope=None if parent is None else calls_scope(parent, source),
+    )
+
+
+def factory(
+    address: str | Iterable[str] | Factory,
+    event: str | Mapping[str, object] | Event,
+    *,
+    child: str,
+    params: Mapping[str, object] | None = None,
+    columns: str | Iterable[str] = (),
+    start: object = 0,
+) -> Factory:
+    """Return contracts that create others, to be given as `contracts` to `events` and `calls`.
+
+    A child counts from its creation on: its logs behind the one that announces it, transactions to
+    it after that one, and all calls inside that one. The first creation of an address counts.
+
+    Args:
+        address: who announces; another factory if its children do.
+        event: the event that announces a child, written as in `events`.
+        child: the parameter of the event that holds the child's address.
+        params: values of indexed parameters: creations with others are left out.
+        columns: parameters of the event that rows of children get too, as `factory_<name>`.
+        start: the first block to look for creations in: a number or a date.
+
+    Raises:
+        SignatureError: the event cannot be understood.
+        AddressError: `address` is none, or an empty list.
+        ParameterError: `child`, `params` or `columns` name a parameter that cannot serve.
+        InvalidRangeError: `start` is no beginning.
+    """
+    parsed = parse_event(event)
+    addresses, parent = _check_contracts(address)
+    if addresses is None and parent is None:
+        raise AddressError("a factory needs the address of whoever announces the children")
+    by_name = {one.name: one for one in parsed.parameters}
+    if child not in by_name or by_name[child].type != Elementary(Kind.ADDRESS):
+        able = [one.name for one in parsed.parameters if one.type == Elementary(Kind.ADDRESS)]
+        raise ParameterError(
+            f"{child!r} holds no address; of {parsed.name} these do: {', '.join(able) or 'none'}"
+        )
+    asked = (columns,) if isinstance(columns, str) else tuple(dict.fromkeys(columns))
+    simple = {
+        one.name: column_type(one)
+        for one in parsed.parameters
+        if isinstance(column_type(one), Elementary)
+    }
+    for name in asked:
+        if name not in simple:
+            raise ParameterError(
+                f"{name!r} cannot become a column; of {parsed.name} these can: {', '.join(simple)}"
+            )
+    return Factory(
+        event=parsed,
+        child=child,
+        start=_check_start(start),
+        contracts=addresses,
+        parent=parent,
+        topics=make_topic_filters(parsed, params or {}),
+        columns=asked,
+        fields=tuple(pa.field(PREFIX + name, arrow_type(simple[name])) for name in asked),
     )
 
 
@@ -200,13 +271,31 @@ def _check_on_error(on_error: object) -> None:
         raise InvalidOptionError("on_error is 'raise' or 'skip'", got=repr(on_error))
 
 
-def _check_contracts(contracts: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    if contracts is None:
-        return None
+def _check_contracts(
+    contracts: str | Iterable[str] | Factory | None,
+) -> tuple[tuple[str, ...] | None, Factory | None]:
+    """Return addresses, or the factory whose children are meant, or neither for all contracts."""
+    if contracts is None or isinstance(contracts, Factory):
+        return None, contracts
     listed = [contracts] if isinstance(contracts, str) else list(contracts)
     if not listed:
         raise AddressError("contracts is an empty list; leave it out to take all contracts")
-    return tuple(dict.fromkeys(check_address(one, "contracts") for one in listed))
+    return tuple(dict.fromkeys(check_address(one, "contracts") for one in listed)), None
+
+
+def _check_start(start: object) -> RangeSpec:
+    specs = parse_ranges(start)
+    if len(specs) != 1 or specs[0].end is not None or specs[0].needs_head:
+        raise InvalidRangeError("a factory starts at a block number or a date", got=repr(start))
+    return specs[0]
+
+
+def _refuse_taken(names: list[str], parent: Factory | None) -> None:
+    """Columns of a factory must not be called like the output's own."""
+    taken = {name.lower() for name in names}
+    for field in parent.fields if parent is not None else ():
+        if field.name.lower() in taken:
+            raise ParameterError(f"the output has a column {field.name!r} of its own; rename it")
 
 
 def _ask_decimals(
@@ -225,15 +314,6 @@ def _ask_decimals(
         else one
         for one in parameters
     )
-
-
-def _make_query(event: Event, contracts: tuple[str, ...] | None, topics: TopicFilters) -> Query:
-    keys: dict[str, object] = {} if contracts is None else {"address": contracts}
-    if not event.anonymous:
-        keys["topic0"] = [event.topic0]
-    keys.update({f"topic{slot}": values for slot, values in topics})
-    fields = ["log_index", "transaction_index", "transaction_hash", "address", "topics", "data"]
-    return EvmQuery().add_fields(log=fields).add_filter("logs", **keys)
 
 
 def _make_calls_query(

@@ -79,8 +79,33 @@ def decode_outputs(
         BlockContentError: a line is no block, or an item in it is malformed.
         HeadwaterError: an item is not what an output's types allow, and it does not skip them.
     """
-    wanted = _wanted(outputs, ranges_by_output)
-    entities = _read(outputs, lines, wanted)
+    entities = read_outputs([(one, ranges_by_output[name]) for name, one in outputs.items()], lines)
+    return decode_entities(outputs, entities, ranges_by_output)
+
+
+def read_outputs(
+    outputs: Sequence[tuple[Output, Sequence[BlockRange]]], lines: Sequence[bytes]
+) -> Entities:
+    """Return what these outputs decode from: each entity read once, in the blocks they want.
+
+    Raises:
+        BlockContentError: a line is no block, or an item in it is malformed.
+    """
+    for output, _ in outputs:
+        return read_entities(lines, output.query.network, _wanted(outputs))
+    return {}
+
+
+def decode_entities(
+    outputs: Mapping[str, Output],
+    entities: Entities,
+    ranges_by_output: Mapping[str, Sequence[BlockRange]],
+) -> Decoded:
+    """Return the table of every output, given what `read_outputs` has read for all of them.
+
+    Raises:
+        HeadwaterError: an item is not what an output's types allow, and it does not skip them.
+    """
     rows = {name: one.decode(entities, ranges_by_output[name]) for name, one in outputs.items()}
     return Decoded(
         tables={name: one.table for name, one in rows.items()},
@@ -88,26 +113,16 @@ def decode_outputs(
     )
 
 
-def _read(
-    outputs: Mapping[str, Output], lines: Sequence[bytes], wanted: Mapping[str, Wanted]
-) -> Entities:
-    for output in outputs.values():
-        return read_entities(lines, output.query.network, wanted)
-    return {}
-
-
-def _wanted(
-    outputs: Mapping[str, Output], ranges_by_output: Mapping[str, Sequence[BlockRange]]
-) -> dict[str, Wanted]:
+def _wanted(outputs: Sequence[tuple[Output, Sequence[BlockRange]]]) -> dict[str, Wanted]:
     """Return what all outputs together want of each entity."""
     fields: dict[str, set[str]] = {}
     ranges: dict[str, list[BlockRange]] = {}
     known: dict[str, tuple[Field, ...]] = {}
-    for name, output in outputs.items():
+    for output, wanted in outputs:
         selected = dict(output.query.fields)
         for entity in output.entities:
             fields.setdefault(entity, set()).update(selected[entity])
-            ranges.setdefault(entity, []).extend(ranges_by_output[name])
+            ranges.setdefault(entity, []).extend(wanted)
             known[entity] = output.query.network.entity(entity).fields
     return {
         entity: Wanted(

@@ -17,6 +17,7 @@ from typing import Any
 from headwater.testing import evm_scenes as scenes
 from headwater.testing.chain import SimBlock
 from headwater.testing.draw import Draw
+from headwater.testing.evm_pools import play_pools
 from headwater.testing.evm_state import StateChanges
 from headwater.testing.population import Population
 from headwater.testing.settings import ContentSettings
@@ -160,7 +161,10 @@ class EvmContent:
     def _transaction(self, key: str, announced: int | None) -> _Transaction:
         draw, people = Draw(key), self._people
         tx_hash, nonce = draw.hex(32), draw.bits(64 if draw.chance(0.02) else 20)
-        if announced is None:
+        share = self._settings.pool_share
+        if announced is None and share and draw.chance(share):
+            scene = play_pools(draw, people, self._settings)
+        elif announced is None:
             traded = people.pairs[: max(self._since_start - 1, 0)]
             scene = scenes.play(draw, people, self._settings, traded)
         else:

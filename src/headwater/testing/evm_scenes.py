@@ -75,7 +75,7 @@ def play(draw: Draw, people: Population, settings: ContentSettings, pairs: Seque
     sender = draw.pick(people.accounts)
     scene = draw.pick(_SCENES)(_Stage(draw, people, settings, pairs, sender))
     if draw.chance(settings.failed_share):
-        _fail(scene, draw)
+        fail(scene, draw)
     return scene
 
 
@@ -85,7 +85,7 @@ def announce(draw: Draw, people: Population, pair: Pair, index: int) -> Scene:
     creation = _creation(draw, people.factory, pair, index)
     root = Frame("call", sender, people.factory, input=_create_pair_input(pair))
     root.children.append(creation)
-    return Scene(root, [_pair_created(people.factory, pair, index)])
+    return Scene(root, [pair_created(people.factory, pair, index)])
 
 
 def word(value: int) -> str:
@@ -174,9 +174,9 @@ def _swap(stage: _Stage) -> Scene:
     root = Frame("call", sender, people.router, input=SIGHASHES["swap_tokens"] + "".join(words))
     root.children = [
         _transfer_call(source, people.router, sender, pair.address, sold),
-        _pool_call(people.router, pair, source, wanted, sender, bought),
+        pool_call(people.router, pair, source, wanted, sender, bought),
     ]
-    return Scene(root, _swap_events(people.router, pair, sender, sold, bought, forward=forward))
+    return Scene(root, swap_events(people.router, pair, sender, sold, bought, forward=forward))
 
 
 def _deployment(stage: _Stage) -> Scene:
@@ -194,15 +194,13 @@ def _launch(stage: _Stage) -> Scene:
     index = 1000 + draw.below(1_000_000)
     sold, bought = draw.bits(60) + 1, draw.bits(60) + 1
     root = Frame("call", sender, people.router, input=SIGHASHES["multicall"] + word(2))
-    factory_call = Frame("call", people.router, people.factory, input=_create_pair_input(pair))
-    factory_call.children = [_creation(draw, people.factory, pair, index)]
     root.children = [
-        factory_call,
+        create_call(draw, people, people.factory, pair, index),
         _transfer_call(pair.token0, people.router, sender, pair.address, sold),
-        _pool_call(people.router, pair, pair.token0, pair.token1, sender, bought),
+        pool_call(people.router, pair, pair.token0, pair.token1, sender, bought),
     ]
-    events = _swap_events(people.router, pair, sender, sold, bought, forward=True)
-    return Scene(root, [_pair_created(people.factory, pair, index), *events])
+    events = swap_events(people.router, pair, sender, sold, bought, forward=True)
+    return Scene(root, [pair_created(people.factory, pair, index), *events])
 
 
 def _destruction(stage: _Stage) -> Scene:
@@ -218,7 +216,7 @@ _SCENES: tuple[Callable[[_Stage], Scene], ...] = (
 )
 
 
-def _fail(scene: Scene, draw: Draw) -> None:
+def fail(scene: Scene, draw: Draw) -> None:
     """Undo a scene: no events, no output, the last inner call is what broke it."""
     scene.failed = True
     scene.events = []
@@ -233,9 +231,10 @@ def _fail(scene: Scene, draw: Draw) -> None:
         scene.root.children[0].children = []
 
 
-def _swap_events(
+def swap_events(
     router: str, pair: Pair, to: str, sold: int, bought: int, *, forward: bool
 ) -> list[Event]:
+    """Return what a trade logs: two transfers, the reserves, the swap."""
     source, wanted = (pair.token0, pair.token1) if forward else (pair.token1, pair.token0)
     amounts = (sold, 0, 0, bought) if forward else (0, sold, bought, 0)
     reserves = word(sold * 1000) + word(bought * 1000)
@@ -253,7 +252,8 @@ def _transfer(token: str, source: str, to: str, value: int) -> Event:
     return Event(token, topics, "0x" + word(value))
 
 
-def _pair_created(factory: str, pair: Pair, index: int) -> Event:
+def pair_created(factory: str, pair: Pair, index: int) -> Event:
+    """Return the event with which a factory announces a pool."""
     topics = [PAIR_CREATED, "0x" + address_word(pair.token0), "0x" + address_word(pair.token1)]
     return Event(factory, topics, "0x" + address_word(pair.address) + word(index + 1))
 
@@ -273,7 +273,15 @@ def _transfer_call(token: str, caller: str, source: str, to: str, value: int) ->
     return Frame("call", caller, token, input=data, output=_true())
 
 
-def _pool_call(router: str, pair: Pair, source: str, wanted: str, to: str, bought: int) -> Frame:
+def create_call(draw: Draw, people: Population, factory: str, pair: Pair, index: int = 0) -> Frame:
+    """Return the call that makes a factory create a pool."""
+    call = Frame("call", people.router, factory, input=_create_pair_input(pair))
+    call.children = [_creation(draw, factory, pair, index)]
+    return call
+
+
+def pool_call(router: str, pair: Pair, source: str, wanted: str, to: str, bought: int) -> Frame:
+    """Return the call that trades in a pool, with what the pool calls in turn."""
     amounts = (0, bought) if source == pair.token0 else (bought, 0)
     words = [*map(word, amounts), address_word(to), word(0x80), word(0)]
     call = Frame("call", router, pair.address, input=SIGHASHES["swap"] + "".join(words))

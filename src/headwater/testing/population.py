@@ -15,6 +15,7 @@ from headwater.testing.settings import ContentSettings, Network
 
 TOKEN_PROGRAM = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA"
 SYSTEM_PROGRAM = "11111111111111111111111111111111"
+POOLS, LAUNCHPADS = 48, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,19 @@ class Population:
 
     `tokens` are ERC-20 contracts, SPL mints or coins; `collections` are ERC-721 contracts. `pairs`
     are announced by the `factory` one by one, pair k in the block k + 1 after the first; they trade
-    only afterwards. `program` is an Anchor-like program.
+    only afterwards. `pools`, `launchpads` and `registrar` appear with `pool_share`: see
+    `evm_pools`. `program` is an Anchor-like program.
     """
 
     accounts: tuple[str, ...]
     tokens: tuple[str, ...]
     collections: tuple[str, ...] = ()
     pairs: tuple[Pair, ...] = ()
+    pools: tuple[Pair, ...] = ()
+    launchpads: tuple[str, ...] = ()
     router: str = ""
     factory: str = ""
+    registrar: str = ""
     producers: tuple[str, ...] = ()
     program: str = ""
 
@@ -67,8 +72,14 @@ def populate(seed: int, network: Network, settings: ContentSettings) -> Populati
             pair_of(pool, tokens[index], tokens[(index + 1) % len(tokens)])
             for index, pool in enumerate(pools)
         ),
+        pools=tuple(
+            pair_of(pool, tokens[index % len(tokens)], tokens[(index + 1) % len(tokens)])
+            for index, pool in enumerate(_addresses(seed, "pool", POOLS))
+        ),
+        launchpads=_addresses(seed, "launchpad", LAUNCHPADS),
         router=_addresses(seed, "router", 1)[0],
         factory=_addresses(seed, "factory", 1)[0],
+        registrar=_addresses(seed, "registrar", 1)[0],
         producers=_addresses(seed, "producer", 4),
     )
 

@@ -25,7 +25,8 @@ class ContentSettings:
 
     `recurring_share` is the part of the transactions that belong to a height rather than to a
     block: when the block is replaced, its successor includes them again, with the same hash and
-    mostly at another index, as a real chain's pending transactions are.
+    mostly at another index, as a real chain's pending transactions are. `pool_share` of the
+    transactions create pools that anybody may register, and trade in them: for factories.
     """
 
     transactions_per_block: float = 5
@@ -33,6 +34,7 @@ class ContentSettings:
     failed_share: float = 0.1
     recurring_share: float = 0.4
     huge_value_share: float = 0.02
+    pool_share: float = 0.0
     accounts: int = 48
     tokens: int = 6
 

@@ -1,0 +1,100 @@
+"""What tables of pools must hold, worked out log by log from the simulated contents alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater import evm
+from headwater.testing import ChainSim, ContentSettings, SimBlock
+from headwater.testing.content import content_of
+from headwater.testing.evm_pools import LAUNCHPAD_ADDED
+from headwater.testing.evm_scenes import PAIR_CREATED, SIGHASHES, SWAP
+
+SETTINGS = ContentSettings(transactions_per_block=4, pool_share=0.8)
+
+SWAP_EVENT = (
+    "Swap(address indexed sender, uint256 amount0In, uint256 amount1In, uint256 amount0Out, "
+    "uint256 amount1Out, address indexed to)"
+)
+SWAP_CALL = "swap(uint256 amount0Out, uint256 amount1Out, address to, bytes data)"
+CREATED = "PairCreated(address indexed token0, address indexed token1, address pair, uint256 n)"
+ADDED = "LaunchpadAdded(address indexed launchpad)"
+
+Row = tuple[Any, ...]
+COLUMNS = "block_number, block_hash, log_index, address, factory_token1, factory_n"
+
+
+def pools_of(chain: ChainSim, **options: Any) -> evm.Factory:
+    """The pools of the chain's factory, with two columns of the creation."""
+    return evm.factory(
+        chain.population.factory, CREATED, child="pair", columns=["token1", "n"], **options
+    )
+
+
+def launched_of(chain: ChainSim, **options: Any) -> evm.Factory:
+    """The pools of launchpads, which are children of the registrar."""
+    launchpads = evm.factory(chain.population.registrar, ADDED, child="launchpad", **options)
+    return evm.factory(launchpads, CREATED, child="pair", columns=["token1", "n"], **options)
+
+
+@dataclass
+class Model:
+    """The plainest registry: a dictionary, filled log by log."""
+
+    chain: ChainSim
+    nested: bool = False
+    start: int = 0
+    token1: str | None = None
+    launchpads: set[str] = field(default_factory=set)
+    pools: dict[str, tuple[int, int, str, str]] = field(default_factory=dict)
+
+    def swaps(self, blocks: Iterable[SimBlock], first: int = 0) -> list[Row]:
+        """Return the swaps of known pools in these blocks, which begin with the chain's first."""
+        rows: list[Row] = []
+        for block in blocks:
+            for log in content_of(self.chain, block).rows("logs"):
+                self._learn(block, log)
+                pool = self.pools.get(log["address"])
+                if pool is not None and log["topics"][0] == SWAP and block.number >= first:
+                    rows.append(
+                        (block.number, block.hash, log["logIndex"], log["address"], *pool[2:])
+                    )
+        return rows
+
+    def calls(self, blocks: Iterable[SimBlock], source: str) -> list[Row]:
+        """Return the calls of `swap` on known pools: block, transaction, contract."""
+        rows: list[Row] = []
+        for block in blocks:
+            content = content_of(self.chain, block)
+            for log in content.rows("logs"):
+                self._learn(block, log)
+            for item in content.rows(source):
+                data = item if source == "transactions" else item.get("action", {})
+                pool = self.pools.get(data.get("to") or "")
+                if pool is None or data["sighash"] != SIGHASHES["swap"]:
+                    continue
+                place, inclusive = item["transactionIndex"], source == "traces"
+                if (block.number, place + inclusive) > (pool[0], pool[1]):
+                    rows.append((block.number, place, data["to"]))
+        return rows
+
+    def _learn(self, block: SimBlock, log: dict[str, Any]) -> None:
+        people, topics = self.chain.population, log["topics"]
+        if block.number < self.start:
+            return
+        if topics[0] == LAUNCHPAD_ADDED and log["address"] == people.registrar:
+            self.launchpads.add("0x" + topics[1][26:])
+        by_whom = self.launchpads if self.nested else {people.factory}
+        if topics[0] == PAIR_CREATED and log["address"] in by_whom:
+            token1 = "0x" + topics[2][26:]
+            if self.token1 in (None, token1):
+                address, n = "0x" + log["data"][26:66], str(int(log["data"][66:], 16))
+                creation = (block.number, log["transactionIndex"], token1, n)
+                self.pools.setdefault(address, creation)
+
+
+def swaps_of(chain: ChainSim, blocks: Iterable[SimBlock], **options: Any) -> list[Row]:
+    """Return the swaps of a fresh model."""
+    return Model(chain, **options).swaps(blocks)
