@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.core import BlockCursor, BlockRange
+from headwater.core import BlockRange
 from headwater.decode import Children, Output, decode_entities, evm, read_outputs
 from headwater.decode.children import FOUND_FIELDS
 from headwater.query import merge_queries
@@ -96,8 +96,12 @@ class Run:
 
     def restart(self) -> None:
         self.index = index_of(self.outputs, self.start)
-        if self.at >= 0:
-            self.index.load(self.stored, BlockCursor(self.at, "0x"))
+        self.index.load(self.stored)
+        for _ in range(3):
+            for key, (output, missing) in self.index.missing(self.at).items():
+                lines = lines_of(self.chain, chain_of(self.chain.seed)[1], output.query)
+                entities = read_outputs([(output, [missing])], lines)
+                self.index.add(key, output.decode(entities, [missing]).table, self.at)
 
 
 def up_to(table: pa.Table, number: int) -> pa.Table:

@@ -27,6 +27,7 @@ from headwater.portal.clock import Clock
 from headwater.portal.reading import StreamQuery
 from headwater.portal.source import PortalSource
 
+FAR = 1000  # blocks behind the finalized head at which spans begin
 LOOK_BACK = 1000  # slots to search for the last block before a skipped one
 
 
@@ -61,7 +62,7 @@ class HistorySource:
         *,
         watch: StreamQuery,
         clock: Clock,
-        far: int = 1000,
+        far: int = FAR,
         first_span: int = 2000,
         largest_span: int = 500_000,
         span_seconds: float = 10.0,

@@ -59,6 +59,10 @@ class Query:
         added = make_filter(self._family(family), arguments)
         return replace(self, filters=(*self.filters, added))
 
+    def headers_only(self) -> Self:
+        """Return the query for the headers of blocks alone, which nobody's filter chose."""
+        return replace(self, fields=(), filters=())
+
     def selected(self, entity: str) -> tuple[Field, ...]:
         """Return the selected fields of an entity, in catalogue order."""
         known = self._entity(entity)

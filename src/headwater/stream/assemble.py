@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from headwater.core import Batch, BlockCursor, BlockRange, FinalizedWatermark, Flush, Head
-from headwater.decode import Output, decode_outputs
+from headwater.decode import Decoded, Output, decode_outputs
 from headwater.pipeline import Raw
 from headwater.portal import Clock, Dataset
 from headwater.query import Query
@@ -27,6 +27,7 @@ from headwater.stream.context import (
     StreamInfo,
     StreamState,
 )
+from headwater.stream.factories import Factories
 from headwater.stream.progress import ProgressTracker
 from headwater.stream.transformer import Frames, Step
 from headwater.targets.base import Delivery
@@ -76,6 +77,7 @@ class Assembler:
         spark: Callable[[], SparkSession],
         clock: Clock,
         history: Flush,
+        factories: Factories | None,
         *,
         shared: bool = False,
     ) -> None:
@@ -87,6 +89,7 @@ class Assembler:
         self._plan = plan
         self._dataset = dataset
         self._spark = spark
+        self._factories = factories
         self._shared = shared or bool(steps)
         self._watermark = FinalizedWatermark()
         self.progress = ProgressTracker(clock)
@@ -96,9 +99,9 @@ class Assembler:
     def __call__(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Return the batch with the rows that user code made of it."""
         if isinstance(batch.data, BlockRange):
-            made, skipped, size, rows = self._fetch(batch.data)
+            made, skipped, size, rows = self._fetch(batch, batch.data)
         else:
-            decoded = decode_outputs(self._outputs, batch.data, self._plan.ranges)
+            decoded = self._decode(batch, batch.data)
             made, skipped = frames(decoded.tables, self._spark), decoded.skipped
             size = sum(map(len, batch.data))
             rows = sum(table.num_rows for table in decoded.tables.values())
@@ -112,7 +115,14 @@ class Assembler:
         while self._held:
             self._held.pop().release()
 
-    def _fetch(self, block_range: BlockRange) -> tuple[Frames, Mapping[str, int], int, int]:
+    def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
+        if self._factories is not None:
+            return self._factories.decode(self._outputs, batch, self._plan.ranges)
+        return decode_outputs(self._outputs, lines, self._plan.ranges)
+
+    def _fetch(
+        self, batch: Batch[Raw], block_range: BlockRange
+    ) -> tuple[Frames, Mapping[str, int], int, int]:
         """Let executors read a span. What several readers share is read now, and checked whole.
 
         A single output that nobody transforms is read when the target takes it, and checked then:
@@ -120,12 +130,16 @@ class Assembler:
         else a flush would read them all at once.
         """
         grouped = not self._history.at_once
+        outputs, query = self._outputs, self._plan.query_at(block_range.from_block)
+        if self._factories is not None:
+            ranges = self._plan.ranges
+            outputs, query = self._factories.prepare_span(outputs, batch, ranges, query)
         span = read_span(
             self._spark(),
             self._portal,
-            self._outputs,
+            outputs,
             self._plan.ranges,
-            self._plan.query_at(block_range.from_block),
+            query,
             block_range,
             dataset=self._dataset,
             reuse=self._shared or grouped,

@@ -9,7 +9,6 @@ Pure; runs on the driver.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from headwater.decode import ChildScope, Output
 from headwater.query import Query, merge_queries
@@ -44,8 +43,3 @@ def query_children(outputs: Iterable[Output], block: int) -> Query:
         addresses = scope.children.found(0, block)["address"].to_pylist()
         queries.append(scope.narrow(output.query, addresses))
     return merge_queries(queries)
-
-
-def watch_only(query: Query) -> Query:
-    """Return a query for headers alone, on the same network."""
-    return replace(query, fields=(), filters=())

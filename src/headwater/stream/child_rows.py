@@ -1,8 +1,9 @@
 """Children of factories as rows of a side table: committed with their batch, undone with it.
 
-A factory's rows stand under its key. One more row per factory, of block 0 and without an address,
-says that its creations are known from its start up to the stream's cursor, whatever that is: it is
-written with the first batch, together with what was found before it. Pure; runs on the driver.
+A factory's rows stand under its key. Marks among them, rows without an address, say that all
+creations up to their block are stored. So nothing is missed by a stream that ran without a factory
+for a while, or whose cursor was moved by hand: what lies behind the last mark is read again. Pure;
+runs on the driver.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ CHILDREN = SideTable(
     ),
 )
 
+MARK_EVERY = 1000  # blocks, about: what a restart reads again at most
 _MARK = 0xFFFF_FFFF  # in place of a log index: no log has it
 
 
@@ -50,27 +52,26 @@ def to_rows(factory: Factory, found: pa.Table) -> pa.Table:
     return pa.table(columns, schema=CHILDREN.columns)
 
 
-def mark(factory: Factory) -> pa.Table:
-    """Return the row that says: all creations up to the cursor are known."""
-    row = [0, _first_ordinal(factory) + _MARK, factory.key, "", -1, -1, None]
+def mark(factory: Factory, block: int) -> pa.Table:
+    """Return the row that says: all creations up to this block are stored."""
+    row = [block, _first_ordinal(factory) + _MARK, factory.key, "", -1, -1, None]
     columns = [pa.array([one], kind) for one, kind in zip(row, CHILDREN.columns.types, strict=True)]
     return pa.table(columns, schema=CHILDREN.columns)
 
 
-def from_rows(factory: Factory, rows: pa.Table) -> pa.Table | None:
-    """Return a factory's creations among stored rows; None if it has no mark."""
+def from_rows(factory: Factory, rows: pa.Table) -> tuple[pa.Table, int]:
+    """Return a factory's creations among stored rows, and its last mark; -1 if it has none."""
     own = rows.filter(pc.equal(rows["factory"], factory.key))
-    marked = pc.equal(own["address"], "")
-    if not pc.any(marked, min_count=0).as_py():
-        return None
-    own = own.filter(pc.invert(marked))
+    is_mark = pc.equal(own["address"], "")
+    marked = pc.max(own.filter(is_mark)["block_number"]).as_py()
+    own = own.filter(pc.invert(is_mark))
     names = [field.name for field in FOUND_FIELDS]
     columns = [own[field.name].cast(field.type) for field in FOUND_FIELDS]
     texts = [json.loads(one) for one in own["details"].to_pylist()] if factory.fields else []
     for at, field in enumerate(factory.fields):
         columns.append(_typed([row[at] for row in texts], field.type))
         names.append(field.name)
-    return pa.table(columns, names=names)
+    return pa.table(columns, names=names), -1 if marked is None else marked
 
 
 def _first_ordinal(factory: Factory) -> int:

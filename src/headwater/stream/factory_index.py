@@ -12,19 +12,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from headwater.core import BlockCursor, BlockRange
+from headwater.core import BlockRange
 from headwater.decode import Children, Entities, Factory, Output, creations_of
 from headwater.decode.creations import CreationsOutput
 from headwater.stream.child_queries import scope_of
-from headwater.stream.child_rows import CHILDREN, from_rows, mark, to_rows
+from headwater.stream.child_rows import CHILDREN, MARK_EVERY, from_rows, mark, to_rows
 
 
 @dataclass(slots=True)
 class _Known:
     """One factory: its first block, and its children up to the block `complete`.
 
-    What was created up to `taken` is in the target, or on its way; so is the mark if `marked`.
+    What was created up to `taken` is in the target, or on its way; `stored` names the creations
+    behind it that are there too, by block and log. `marked` is the last mark, -1 for none.
     """
 
     factory: Factory
@@ -32,7 +34,8 @@ class _Known:
     children: Children = field(init=False)
     complete: int = field(init=False)
     taken: int = -1
-    marked: bool = False
+    marked: int = -1
+    stored: set[tuple[int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.children = self.factory.none()
@@ -50,16 +53,14 @@ class FactoryIndex:
     def __init__(self, factories: Sequence[Factory], starts: Mapping[str, int]) -> None:
         self._known = {one.key: _Known(one, starts[one.key]) for one in factories}
 
-    def load(self, rows: pa.Table, cursor: BlockCursor | None) -> None:
-        """Take over what a target has stored up to its cursor. Called once, when a run starts."""
-        if cursor is None:
-            return
+    def load(self, rows: pa.Table) -> None:
+        """Take over what a target has stored, up to the last mark. Called once per run."""
         for one in self._known.values():
-            found = from_rows(one.factory, rows)
-            if found is not None:
-                one.children = one.factory.none().add(found)
-                one.complete = one.taken = cursor.number
-                one.marked = True
+            found, one.marked = from_rows(one.factory, rows)
+            behind = pc.field("block_number") > one.marked
+            one.children = one.factory.none().add(found.filter(~behind))
+            one.complete, one.taken = max(one.complete, one.marked), one.marked
+            one.stored = set(_pairs(found.filter(behind)))
 
     # --- finding ----------------------------------------------------------------------------------
 
@@ -116,10 +117,15 @@ class FactoryIndex:
         """
         tables = [CHILDREN.columns.empty_table()]
         for one in self._known.values():
-            tables.append(to_rows(one.factory, one.children.found(one.taken + 1, to_block)))
-            if not one.marked:
-                tables.append(mark(one.factory))
-            one.taken, one.marked = to_block, True
+            found = one.children.found(one.taken + 1, to_block)
+            if one.stored:
+                fresh = [place not in one.stored for place in _pairs(found)]
+                found, one.stored = found.filter(pa.array(fresh, pa.bool_())), set()
+            tables.append(to_rows(one.factory, found))
+            if one.marked < 0 or to_block - one.marked >= MARK_EVERY:
+                tables.append(mark(one.factory, to_block))
+                one.marked = to_block
+            one.taken = to_block
         return pa.concat_tables(tables)
 
     def roll_back(self, to_block: int) -> None:
@@ -128,6 +134,8 @@ class FactoryIndex:
             one.children = one.children.up_to(to_block)
             one.complete = min(one.complete, to_block)
             one.taken = min(one.taken, to_block)
+            one.marked = one.marked if one.marked <= to_block else -1
+            one.stored = {place for place in one.stored if place[0] <= to_block}
 
     def _creations(self, one: _Known) -> CreationsOutput:
         output = creations_of(one.factory)
@@ -143,6 +151,12 @@ class FactoryIndex:
         children = self._known[scope.factory.key].children.up_to(to_block)
         bound: Output = output.with_scope(scope.with_children(children))  # type: ignore[attr-defined]
         return bound
+
+
+def _pairs(found: pa.Table) -> list[tuple[int, int]]:
+    """Return block and log of each creation."""
+    columns = (found[name].to_pylist() for name in ("block_number", "log_index"))
+    return list(zip(*columns, strict=True))
 
 
 def factories_of(outputs: Iterable[Output]) -> list[Factory]:

@@ -69,12 +69,16 @@ class Parts:
     def __bool__(self) -> bool:
         return bool(self._parts)
 
-    def open(self, target: Any) -> None:
+    def open(self, target: Any, optional: StreamPart | None = None) -> None:
         """Have the target create the tables. Called before `recover`.
+
+        An `optional` part joins if the target can keep its tables.
 
         Raises:
             SideTablesError: the target cannot keep any.
         """
+        if optional is not None and isinstance(target, KeepsSideTables):
+            self._parts = (*self._parts, optional)
         tables = {table.name: table for part in self._parts for table in part.tables}
         if not tables:
             return

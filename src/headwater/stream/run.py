@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headwater.core import Batch, BlockCursor, BlockRange, PipeState, RangeSpec
 from headwater.core.ranges import Latest
+from headwater.decode import Output
 from headwater.errors import NetworkError, PortalHttpError
 from headwater.pipeline import (
     Answers,
@@ -21,14 +23,19 @@ from headwater.pipeline import (
     Waited,
 )
 from headwater.portal import Address, Clock, Dataset, HistorySource, PortalClient
-from headwater.query import merge_queries, plan_requests
+from headwater.portal.history import FAR
+from headwater.query import Query, merge_queries, plan_requests
+from headwater.spark.history import read_span
 from headwater.stream.assemble import Assembler, Plan
 from headwater.stream.context import StartInfo
+from headwater.stream.factories import Factories
+from headwater.stream.factory_index import factories_of
 from headwater.stream.parts import Parts, stop_all
 from headwater.stream.undo_buffer import UndoBuffer
 from headwater.targets.base import Delivery
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from headwater.stream.stream import PortalStream
@@ -54,6 +61,7 @@ class Run:
         self._finalized = finalized
         self._started = False
         self._parts = Parts([make(stream.id) for make in stream.parts])
+        self._factories = self._make_factories()
         self._source: Source | None = None
         self._assembler: Assembler | None = None
 
@@ -61,14 +69,14 @@ class Run:
 
     def prepare(self, target: Any) -> None:
         """Have the target make room for what parts of the stream store, before it recovers."""
-        self._parts.open(target)
+        self._parts.open(target, self._factories)
 
     def start(self, state: PipeState) -> None:
         """Plan the run from the committed state, and tell the transformers. Nothing is written."""
         self._parts.start(state)
         dataset = self._check_dataset()
         plan = self._plan(state.cursor)
-        watch = replace(plan.requests[0][1], fields=(), filters=())
+        watch = plan.requests[0][1].headers_only()
         source = HistorySource(
             self._client,
             plan.requests,
@@ -90,7 +98,8 @@ class Run:
             self._session,
             self._clock,
             self._stream.flush.history,
-            shared=bool(self._parts),
+            self._factories,
+            shared=bool(self._stream.parts),
         )
         self._started = True
         for step in self._stream.steps:
@@ -108,6 +117,8 @@ class Run:
     def read(self, state: PipeState) -> Answers | None:
         """Read what follows this state; at the end of the range parts end their work first."""
         assert self._source is not None, "a run is started before it reads"
+        if self._factories is not None:
+            self._factories.catch_up(state)
         answers = self._source.read(state)
         if answers is None:
             self._parts.finish(state)
@@ -122,6 +133,8 @@ class Run:
         """Let parts and transformers roll back, in lockstep with the target."""
         assert state.cursor is not None, "a rollback lands on a block"
         self._parts.rolled_back(state)
+        if self._factories is not None:
+            self._factories.forget(state)
         for step in self._stream.steps:
             step.fork(state.cursor)
 
@@ -175,6 +188,8 @@ class Run:
             for name, output in self._stream.outputs.items()
             for block_range in ranges[name]
         ]
+        if self._factories is not None:
+            wanted += self._factories.plan([one for one, _ in wanted], cursor)
         return Plan(ranges, plan_requests(wanted))
 
     def _resolve(self, spec: RangeSpec, cursor: BlockCursor | None) -> BlockRange:
@@ -199,6 +214,28 @@ class Run:
                 asked=asked.network.type,
             )
         return dataset
+
+    def _make_factories(self) -> Factories | None:
+        """Return what keeps the children of factories, if outputs name any."""
+        found = factories_of(self._stream.outputs.values())
+        if not found:
+            return None
+        far = self._stream.options.get("far", FAR)
+        return Factories(found, self._client, self._read_creations, far, self.pause)
+
+    def _read_creations(
+        self,
+        outputs: Mapping[str, Output],
+        ranges: Mapping[str, tuple[BlockRange, ...]],
+        query: Query,
+        block_range: BlockRange,
+    ) -> dict[str, pa.Table]:
+        """Let executors read the creations of factories."""
+        session, portal = self._session(), self._stream.portal
+        with read_span(session, portal, outputs, ranges, query, block_range) as span:
+            made = {name: frame.toArrow() for name, frame in span.frames.items()}
+            span.report()
+        return {name: table.cast(outputs[name].schema) for name, table in made.items()}
 
     def _session(self) -> SparkSession:
         """Return the user's session, or a local one made when it is first needed."""
