@@ -94,6 +94,24 @@ def test_latest_is_where_a_stored_cursor_says(portal: PortalServer, tmp_path: Pa
     assert held(tmp_path / "a.duckdb") == transfers(portal.chain, portal.chain.canonical(50))
 
 
+def test_latest_loses_nothing_to_a_fork_behind_the_cursor_it_was_restarted_at(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        stream_of(portal, "latest").pipe_to(
+            duckdb_target(tmp_path / "a.duckdb"), on_event=StopAtHead(portal)
+        )
+        portal.extend(6)
+        stream_of(portal, "latest").pipe_to(
+            duckdb_target(tmp_path / "a.duckdb"), on_event=StopAtHead(portal)
+        )
+        portal.fork(4)
+    stream_of(portal, "latest").pipe_to(
+        duckdb_target(tmp_path / "a.duckdb"), on_event=StopAtHead(portal)
+    )
+    assert held(tmp_path / "a.duckdb") == transfers(portal.chain, portal.chain.canonical(59))
+
+
 @pytest.mark.guarantee("ORACLE-2")
 @pytest.mark.parametrize("seed", range(8))
 def test_random_forks_and_restarts_leave_what_the_canonical_chain_says(

@@ -46,7 +46,7 @@ class Plan:
     @property
     def initial(self) -> int:
         """The first block that any output wants."""
-        return min(block_range.from_block for block_range, _ in self.requests)
+        return min(one.from_block for ranges in self.ranges.values() for one in ranges)
 
     @property
     def merged(self) -> tuple[BlockRange, ...]:

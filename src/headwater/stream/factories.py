@@ -60,9 +60,9 @@ class Factories:
         """Return what to ask for beside the outputs, given their ranges: all creations.
 
         They are asked for in every block of the stream, so that "known up to the cursor" is true
-        whatever outputs want. What lies before its first block is read apart, if it is final; if
-        the stream begins with hot blocks, it begins with the first of them, because only what it
-        reads itself is rolled back with it.
+        whatever outputs want; also in those behind a cursor, to which a fork may go back. What lies
+        before a stream's first block is read apart, if it is final; a stream that begins with hot
+        blocks begins with the first of them, because only what it reads itself is rolled back.
         """
         resolved = {one.key: self._client.resolve_range(one.start) for one in self._factories}
         starts = {key: one.from_block for key, one in resolved.items()}
@@ -72,8 +72,8 @@ class Factories:
         self._scan = FactoryScan(self._index, self._client, self._read_span, self._far)
         ends = [one.to_block for one in ranges]
         self._end = None if None in ends else max(one for one in ends if one is not None)
-        self._first = min(one.from_block for one in ranges)
-        if cursor is None and min(starts.values()) < self._first:
+        self._first = 0 if cursor is not None else min(one.from_block for one in ranges)
+        if min(starts.values()) < self._first:
             self._first = min(self._first, self._final() + 1)
         return [
             (block_range, output.query)
@@ -102,12 +102,14 @@ class Factories:
         assert not isinstance(batch.data, BlockRange), "a span is decoded by executors"
         self._insist()
         last = batch.headers[-1].cursor
-        wanted: list[tuple[Output, Sequence[BlockRange]]] = [
-            *((one, ranges[name]) for name, one in outputs.items()),
-            *self._index.wanted(BlockRange(self._first, last.number)),
-        ]
+        wanted: list[tuple[Output, Sequence[BlockRange]]]
+        wanted = [(one, ranges[name]) for name, one in outputs.items()]
+        asked = last.number >= self._first  # else a fork went back behind all that is asked for
+        if asked:
+            wanted += self._index.wanted(BlockRange(self._first, last.number))
         entities = read_outputs(wanted, batch.data)
-        self._index.observe(entities, last.number)
+        if asked:
+            self._index.observe(entities, last.number)
         self._cursor = last
         return decode_entities(self._index.bind(outputs, last.number), entities, ranges)
 

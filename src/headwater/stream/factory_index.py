@@ -117,15 +117,16 @@ class FactoryIndex:
         """
         tables = [CHILDREN.columns.empty_table()]
         for one in self._known.values():
-            found = one.children.found(one.taken + 1, to_block)
+            known = min(to_block, one.complete)
+            found = one.children.found(one.taken + 1, known)
             if one.stored:
                 fresh = [place not in one.stored for place in _pairs(found)]
                 found, one.stored = found.filter(pa.array(fresh, pa.bool_())), set()
             tables.append(to_rows(one.factory, found))
-            if one.marked < 0 or to_block - one.marked >= MARK_EVERY:
-                tables.append(mark(one.factory, to_block))
-                one.marked = to_block
-            one.taken = to_block
+            if known >= one.start and (one.marked < 0 or known - one.marked >= MARK_EVERY):
+                tables.append(mark(one.factory, known))
+                one.marked = known
+            one.taken = max(one.taken, known)
         return pa.concat_tables(tables)
 
     def roll_back(self, to_block: int) -> None:

@@ -193,10 +193,16 @@ class Run:
         return Plan(ranges, plan_requests(wanted))
 
     def _resolve(self, spec: RangeSpec, cursor: BlockCursor | None) -> BlockRange:
-        """Turn a range into numbers; a stored cursor outranks "latest", which has moved on."""
-        if cursor is not None and isinstance(spec.start, Latest):
-            spec = replace(spec, start=cursor.number + 1)
-        return self._client.resolve_range(spec, finalized=self._finalized)
+        """Turn a range into numbers; a stored cursor outranks "latest", which has moved on.
+
+        Such a range has no beginning of its own: a fork may go back behind the cursor, and what
+        follows then is wanted as before.
+        """
+        if cursor is None or not isinstance(spec.start, Latest):
+            return self._client.resolve_range(spec, finalized=self._finalized)
+        spec = replace(spec, start=cursor.number + 1)
+        resolved = self._client.resolve_range(spec, finalized=self._finalized)
+        return BlockRange(0, resolved.to_block)
 
     def _check_dataset(self) -> Dataset | None:
         """Refuse a dataset that does not exist, or holds another network, before anything else."""

@@ -25,7 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 from headwater.errors import InvalidOptionError
 from headwater.portal.transport import Request
 from headwater.testing.answer import STREAM_ROUTES, Break, Buffer, SimAnswer
-from headwater.testing.chain import ChainSim, Network, SimBlock
+from headwater.testing.chain import ChainSim, ContentSettings, Network, SimBlock
 from headwater.testing.control import handle_control
 from headwater.testing.ledger import Ledger
 from headwater.testing.live import LiveChain
@@ -147,6 +147,7 @@ def simulated_portal(
     blocks: int = 100,
     finality_depth: int = 20,
     network: Network = Network.EVM,
+    content: ContentSettings | None = None,
     chain: ChainSim | None = None,
     port: int = 0,
     auth: tuple[str, str] | None = None,
@@ -155,10 +156,11 @@ def simulated_portal(
     """Serve a simulated portal while the block runs; `options` are those of `PortalSim`.
 
     Without `chain`, one is made that has `blocks` blocks, final but for the newest
-    `finality_depth`. It stands still until `portal.extend`, `portal.fork` or `portal.finalize`.
+    `finality_depth`, filled as `content` says. It stands still until `portal.extend`, `portal.fork`
+    or `portal.finalize`.
     """
     if chain is None:
-        chain = ChainSim(seed, network=network)
+        chain = ChainSim(seed, network=network, content=content)
         chain.grow(blocks - 1)
         if chain.head.number - finality_depth >= chain.start_block:
             chain.finalize(chain.head.number - finality_depth)
