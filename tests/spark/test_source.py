@@ -114,9 +114,17 @@ def test_the_range_is_decided_when_the_source_is_loaded(spark: SparkSession) -> 
     ("options", "code", "words"),
     [
         ({}, "E5002", "portal is missing"),
-        ({"portal": "http://127.0.0.1:1"}, "E5002", "either event or query"),
+        ({"portal": "http://127.0.0.1:1"}, "E5002", "either event or table or query"),
         ({"event": "erc20.Transfer", "portal_url": "http://x"}, "E5002", "or portal_url"),
-        ({"event": "erc20.Transfer", "query": "{}"}, "E5002", "either event or query"),
+        ({"event": "erc20.Transfer", "query": "{}"}, "E5002", "either event or table or query"),
+        ({"event": "erc20.Transfer", "filters": "{}"}, "E5002", "filters goes with table"),
+        ({"table": "tron.logs", "contracts": "T"}, "E5002", "contracts goes with event"),
+        ({"query": "{}", "decimals": "px"}, "E5002", "decimals goes with event and table"),
+        ({"table": "bitcoin.coins"}, "E0005", "no table 'bitcoin.coins'"),
+        ({"table": "dogecoin.blocks"}, "E0005", "no table"),
+        ({"table": "tron.logs", "filters": "["}, "E5002", "filters is not JSON"),
+        ({"table": "tron.logs", "filters": '{"address": ["0x"]}'}, "E0005", "Tron address"),
+        ({"table": "tron.logs", "fields": "colour"}, "E0005", "no field 'colour'"),
         ({"event": "erc20.Transfer", "colour": "red"}, "E5002", "unknown option 'colour'"),
         ({"event": "erc20.Transfer", "portal": "ftp://x"}, "E0004", "http"),
         ({"event": "Transfer(address"}, "E4001", ""),
@@ -148,7 +156,7 @@ def test_an_option_that_cannot_work_is_refused_before_anything_is_asked(
 
 
 def test_the_code_reaches_the_user_through_spark(spark: SparkSession) -> None:
-    with pytest.raises(PySparkException, match=r"\[E5002\] give either event or query"):
+    with pytest.raises(PySparkException, match=r"\[E5002\] give either event or table or query"):
         spark.read.format("headwater").option("portal", "http://127.0.0.1:1").load()
 
 

@@ -20,6 +20,7 @@ from headwater.decode.functions import Function, parse_function
 from headwater.decode.idl import Idl, load_idl
 from headwater.decode.instructions import InstructionsOutput
 from headwater.decode.logs import LOG_SCHEMA, parse_logs
+from headwater.decode.named_tables import named_table
 from headwater.decode.output import (
     Decoded,
     DecodedRows,
@@ -58,6 +59,7 @@ __all__ = [
     "evm",
     "hyperliquid",
     "load_idl",
+    "named_table",
     "parse_event",
     "parse_function",
     "parse_logs",

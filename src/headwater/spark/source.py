@@ -13,15 +13,18 @@
     event       Solidity text, JSON ABI entry or built-in name: one row per log, decoded
     contracts   addresses of the event, separated by commas
     params      JSON: values of indexed parameters to keep, {"to": ["0x…"]}
-    decimals    parameters to deliver as decimal(38, 0) instead of text, separated by commas
+    decimals    parameters or columns to deliver as decimals, separated by commas
     on_error    "raise" or "skip", for logs that have the event's topics but not its content
+    table       instead of event: a raw table of any network, "bitcoin.outputs", "tron.logs"
+    fields      its columns, separated by commas; without it, the usual ones
+    filters     JSON: its filters, {"script_pub_key_address": ["bc1q…"]}
     query       instead of event: the JSON body of a request, without its range: one row per block,
                 with columns number, hash, parent_hash, timestamp, line
     partitions  how many tasks; without it, chosen from the measured size and this machine's cores
 
 Everything is decided once, when `load` is called: the range, so that two actions see the same
 blocks; the cuts, so that the portal is not measured for every action. Filters of the DataFrame are
-applied by Spark after reading; say with `event`, `contracts` and `params` what to fetch.
+applied by Spark after reading; say with `contracts`, `params` and `filters` what to fetch.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
 from headwater.core import BlockRange, parse_ranges
-from headwater.decode import evm
+from headwater.decode import evm, named_table
 from headwater.errors import InvalidRangeError, NotFinalError, SourceOptionError
 from headwater.portal import Address, PortalClient, RetryPolicy, StreamQuery
 from headwater.spark.columns import spark_schema
@@ -57,11 +60,22 @@ OPTIONS = (
     "params",
     "decimals",
     "on_error",
+    "table",
+    "fields",
+    "filters",
     "query",
     "partitions",
 )
 
-_EVENT_ONLY = ("contracts", "params", "decimals", "on_error")
+_KINDS = ("event", "table", "query")
+_GOES_WITH = {
+    "contracts": ("event",),
+    "params": ("event",),
+    "on_error": ("event",),
+    "decimals": ("event", "table"),
+    "fields": ("table",),
+    "filters": ("table",),
+}
 _IMPATIENT = RetryPolicy(attempts=6)  # 13 s while loading: an address may just be wrong
 _PATIENT = RetryPolicy(attempts=30)  # 8 minutes in a task, which has work to lose
 
@@ -139,16 +153,27 @@ def _check_names(given: Mapping[str, str]) -> None:
         raise SourceOptionError("the option portal is missing")
     if "portal" in given and "portal_url" in given:
         raise SourceOptionError("give either portal or portal_url")
-    if ("event" in given) == ("query" in given):
-        raise SourceOptionError("give either event or query")
-    for name in _EVENT_ONLY:
-        if "query" in given and name in given:
-            raise SourceOptionError(f"the option {name} goes with event, not with query")
+    kinds = [kind for kind in _KINDS if kind in given]
+    if len(kinds) != 1:
+        raise SourceOptionError("give either event or table or query")
+    for name, owners in _GOES_WITH.items():
+        if name in given and kinds[0] not in owners:
+            raise SourceOptionError(
+                f"the option {name} goes with {' and '.join(owners)}, not with {kinds[0]}"
+            )
 
 
 def _choose_rows(given: Mapping[str, str]) -> tuple[RowMaker, StreamQuery]:
     if "query" in given:
         return RawRows(), parse_raw_query(given["query"])
+    if "table" in given:
+        table = named_table(
+            given["table"].strip(),
+            fields=_split(given.get("fields")),
+            filters=_parse_json("filters", given.get("filters", "{}")),
+            decimals=_split(given.get("decimals")) or (),
+        )
+        return TableRows("table", table, (BlockRange(0),)), table.query
     event = given["event"].strip()
     output = evm.events(
         _parse_json("event", event) if event.startswith("{") else event,

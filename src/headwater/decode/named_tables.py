@@ -1,0 +1,53 @@
+"""Raw tables by name, `"bitcoin.outputs"`, for those who have only text: Spark's options, files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from headwater.decode.table_forms import FORMS
+from headwater.decode.tables import TableOutput, make_table
+from headwater.errors import QueryError
+from headwater.query import (
+    BitcoinQuery,
+    EvmQuery,
+    HyperliquidQuery,
+    Query,
+    SolanaQuery,
+    SubstrateQuery,
+    TronQuery,
+)
+
+_QUERIES: Mapping[str, type[Query]] = {
+    "evm": EvmQuery,
+    "solana": SolanaQuery,
+    "bitcoin": BitcoinQuery,
+    "tron": TronQuery,
+    "hyperliquid": HyperliquidQuery,
+    "substrate": SubstrateQuery,
+}
+
+
+def named_table(
+    name: str,
+    *,
+    fields: Iterable[str] | None = None,
+    filters: Mapping[str, object] | None = None,
+    range: object = None,
+    decimals: Iterable[str] = (),
+) -> TableOutput:
+    """Return the raw table that the function of this name would: `tron.logs`, `evm.blocks`.
+
+    Raises:
+        QueryError: there is no such table, field or filter, or a value is of the wrong kind.
+        ParameterError: `decimals` names a column that cannot be one.
+        InvalidRangeError: the range cannot be understood.
+    """
+    network, _, table = name.partition(".")
+    make = _QUERIES.get(network)
+    form = None if make is None else FORMS[make.network.type].get(table)
+    if make is None or form is None:
+        tables = (f"{one}.{name}" for one, query in _QUERIES.items()
+                  for name in FORMS[query.network.type])  # fmt: skip
+        raise QueryError(f"there is no table {name!r}", valid=", ".join(tables))
+    empty = make(include_all_blocks=form.family is None)
+    return make_table(empty, table, fields, filters or {}, range, decimals)

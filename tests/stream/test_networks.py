@@ -1,0 +1,64 @@
+"""Streams of every network, at the head, through forks: the table is what the chain says."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater import portal_stream
+from headwater.pipeline import Event, RolledBack, Settled
+from headwater.targets import duckdb_target
+from headwater.testing import Network, PortalServer, simulated_portal
+from tests.stream.networks import SAMPLES, truth
+
+FORKS = (1, 4, 9)
+
+
+def held(path: Path, network: Network) -> list[tuple[Any, ...]]:
+    columns = f"block_number, block_hash, timestamp, {SAMPLES[network].columns}"
+    rows = [
+        tuple(row.values())
+        for row in duckdb_target(path).query(f"SELECT {columns} FROM items").to_pylist()
+    ]
+    utc = [(*row[:2], row[2] and row[2].astimezone(UTC), *row[3:]) for row in rows]
+    return sorted(utc, key=repr)
+
+
+def follow(portal: PortalServer, path: Path) -> list[Event]:
+    """Run to the head, fork there several times, and stop when the last fork is followed."""
+    events: list[Event] = []
+    left = list(FORKS)
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Settled) and event.state.cursor == portal.chain.head.cursor:
+            if left:
+                portal.fork(left.pop(0))
+                portal.finalize(portal.chain.head.number - 12)
+            else:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    portal_stream(
+        id="items",
+        portal=portal.url,
+        outputs={"items": SAMPLES[portal.chain.network].make(0)},
+        far=10**9,
+        poll_interval_s=0.01,
+    ).pipe_to(duckdb_target(path), on_event=on_event)
+    return events
+
+
+@pytest.mark.parametrize("network", list(Network))
+def test_a_stream_of_any_network_follows_forks(network: Network, tmp_path: Path) -> None:
+    path = tmp_path / "chain.duckdb"
+    with simulated_portal(seed=5, blocks=40, finality_depth=15, network=network) as portal:
+        events = follow(portal, path)
+        expected = truth(portal.chain)
+    assert sum(isinstance(event, RolledBack) for event in events) == len(FORKS)
+    assert len(expected) > 20
+    assert held(path, network) == expected
