@@ -43,6 +43,7 @@ from headwater.errors.clickhouse import (
     RollbackHandlerMissingError,
 )
 from headwater.errors.configuration import (
+    ConfigChangedError,
     DiscriminatorError,
     InvalidOptionError,
     InvalidRangeError,
@@ -133,6 +134,7 @@ __all__ = [
     "ClickHouseUndeclaredError",
     "ClickHouseWriterError",
     "ColumnTypeError",
+    "ConfigChangedError",
     "DatabaseChangesError",
     "DiscriminatorError",
     "DistributedTableError",

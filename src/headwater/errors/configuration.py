@@ -91,3 +91,12 @@ class SideTablesError(
     "leave out what needs them: on_finalized",
 ):
     """A part of the stream must store rows with each batch, and the target cannot keep them."""
+
+
+class ConfigChangedError(
+    HeadwaterError,
+    code="E0012",
+    fix="nothing was written: undo the change, give the stream a new id, read everything again "
+    "(headwater cursor reset), or go on from the cursor with on_config_change='warn' or 'ignore'",
+):
+    """The stream asks for something else than what its stored rows were made of."""

@@ -20,6 +20,7 @@ from headwater.errors import InvalidOptionError, NetworkError, StreamIdError
 from headwater.pipeline import Committed, Event, ForkPolicy, Pipeline, Recovered, follow_history
 from headwater.portal import PortalClient, SystemClock
 from headwater.spark.failure import coded_failures
+from headwater.stream.config import OnConfigChange, check_option, compare_config
 from headwater.stream.context import StreamBatch
 from headwater.stream.interrupt import Interrupt, StopRequested
 from headwater.stream.owned import AskUser, Handover, OnFork, OwnedTarget
@@ -49,6 +50,7 @@ class PortalStream:
     parts: tuple[PartMaker, ...] = ()
     flush: FlushRules = FlushRules()  # noqa: RUF009 - immutable
     undo_buffer: int = 0
+    on_config_change: OnConfigChange = "error"
 
     def pipe(self, code: object) -> PortalStream:
         """Add a transform: a function of (data) or (data, ctx), or a transformer object.
@@ -122,6 +124,8 @@ class PortalStream:
         with coded_failures():
             for event in pipeline.steps():
                 if isinstance(event, Recovered):
+                    how = self.on_config_change
+                    compare_config(target, event.state, self.outputs, self.id, how)
                     run.start(event.state)
                 run.note(event)
                 yield event
@@ -136,6 +140,7 @@ def portal_stream(
     flush: Flush | None = None,
     flush_history: Flush | None = None,
     undo_buffer: int = 0,
+    on_config_change: OnConfigChange = "error",
     **options: Any,
 ) -> PortalStream:
     """Define a stream.
@@ -150,6 +155,8 @@ def portal_stream(
         flush_history: the same for final blocks; left out, each span of history at once.
         undo_buffer: how many of the newest blocks to hold back until they are deeper or final: a
             fork among them never reaches the target.
+        on_config_change: what to do if the outputs ask for something else than what the stored
+            rows were made of: "error", "warn" or "ignore".
         options: `far` (blocks behind the finalized head at which executors take over),
             `first_span`, `largest_span`, `span_seconds` (how history is cut), `poll_interval_s`
             (how often the head is asked for), `max_bytes` (of block lines held at once).
@@ -185,7 +192,14 @@ def portal_stream(
         )
     rules = FlushRules(flush or Flush(), flush_history or Flush())
     return PortalStream(
-        id, portal, dict(outputs), (), spark, options, flush=rules, undo_buffer=undo_buffer
+        id,
+        portal,
+        dict(outputs),
+        spark=spark,
+        options=options,
+        flush=rules,
+        undo_buffer=undo_buffer,
+        on_config_change=check_option(on_config_change),
     )
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import MissingExtraError
-from headwater.targets.base import Delivery, KeepsSideTables, SideTable, Target
+from headwater.targets.base import Delivery, KeepsConfig, KeepsSideTables, SideTable, Target
 from headwater.targets.memory import MemoryStore, MemoryTarget
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ __all__ = [
     "Delivery",
     "DuckDBSettings",
     "DuckDBTarget",
+    "KeepsConfig",
     "KeepsSideTables",
     "MemoryStore",
     "MemoryTarget",

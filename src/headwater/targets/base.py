@@ -81,6 +81,27 @@ class KeepsSideTables(Protocol):
         ...
 
 
+class StoredConfig(Protocol):
+    """What a stream asked for when its rows were made: a text, kept beside its state."""
+
+    def read(self) -> str | None:
+        """Return what is stored; None if nothing is."""
+        ...
+
+    def write(self, text: str) -> None:
+        """Replace it."""
+        ...
+
+
+@runtime_checkable
+class KeepsConfig(Protocol):
+    """A target that can tell when a stream's definition has changed."""
+
+    def stored_config(self) -> StoredConfig:
+        """Return where the text of this stream is kept. Called between `recover` and a batch."""
+        ...
+
+
 class Target(Protocol[Data, Receipt]):
     """Where data goes. All calls come from one thread of the driver, except `stage`."""
 

@@ -19,6 +19,7 @@ from headwater.core import Batch, BlockCursor, PipeState
 from headwater.errors import InvalidOptionError, RewindError, UndeclaredTableError
 from headwater.targets.base import Delivery, SideTable
 from headwater.targets.duckdb.catalog import Catalog
+from headwater.targets.duckdb.config_table import ConfigTable
 from headwater.targets.duckdb.session import Session, open_session
 from headwater.targets.duckdb.settings import DuckDBSettings, Table, table
 from headwater.targets.duckdb.side_tables import SideTables
@@ -196,6 +197,10 @@ class DuckDBTarget:
         """Remove rows up to a key and add those that moved, in one transaction."""
         with self._changing(self._opened()):
             self._side.settle(name, up_to, moved)
+
+    def stored_config(self) -> ConfigTable:
+        """Return where it is kept what the stream asked for."""
+        return ConfigTable(self._opened(), self._settings.schema, self._id)
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Read what is committed, also while the stream runs: no other process could."""

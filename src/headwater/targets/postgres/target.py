@@ -23,6 +23,7 @@ from headwater.errors import (
 from headwater.targets.base import Delivery, SideTable
 from headwater.targets.postgres.catalog import Catalog
 from headwater.targets.postgres.changes import StateChanges
+from headwater.targets.postgres.config_table import ConfigTable
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.settings import PostgresSettings, Table, table
 from headwater.targets.postgres.side_tables import SideTables
@@ -221,6 +222,10 @@ class PostgresTarget:
 
         self._opened()
         self._change(settle, self._state)
+
+    def stored_config(self) -> ConfigTable:
+        """Return where it is kept what the stream asked for."""
+        return ConfigTable(self._opened(), self._settings.schema, self._id)
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Read what is committed, on a connection of its own."""

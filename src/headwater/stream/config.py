@@ -1,0 +1,109 @@
+"""Has the stream's definition changed since its rows were made? Asked once, before anything runs.
+
+A stream resumes at its cursor, whatever its outputs ask for by then. If they ask for something else
+than before, a table would hold the answers to two different questions, with the seam nowhere to be
+seen. So what each output asks for is stored beside the cursor, as hashes, and compared.
+
+Part of it are the network, the query and the columns. Ranges are not: they may be extended. Nor are
+the portal's address, options, transforms or targets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from headwater.core import PipeState
+from headwater.decode import Output
+from headwater.errors import ConfigChangedError, InvalidOptionError, StoredStateError
+from headwater.targets.base import KeepsConfig
+
+OnConfigChange = Literal["error", "warn", "ignore"]
+CONFIG_VERSION = 1
+logger = logging.getLogger("headwater.stream")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a stream asks for: a hash per output."""
+
+    outputs: Mapping[str, str]
+
+    @classmethod
+    def of(cls, outputs: Mapping[str, Output]) -> Config:
+        """Return what these outputs ask for."""
+        return cls({name: _fingerprint(output) for name, output in outputs.items()})
+
+    @classmethod
+    def load(cls, text: str) -> Config:
+        """Read a stored one."""
+        match json.loads(text):
+            case {"version": int(version), "outputs": dict(outputs)} if version <= CONFIG_VERSION:
+                return cls(outputs)
+        raise StoredStateError("the stored configuration cannot be read", got=text[:80])
+
+    def dump(self) -> str:
+        """Return the text to store."""
+        outputs = dict(sorted(self.outputs.items()))
+        return json.dumps({"version": CONFIG_VERSION, "outputs": outputs})
+
+    def differences(self, before: Config) -> dict[str, str]:
+        """Return the names of outputs that are not as before, by what became of them."""
+        was, now = before.outputs, self.outputs
+        found = {
+            "changed": [name for name in now if name in was and now[name] != was[name]],
+            "added": [name for name in now if name not in was],
+            "removed": [name for name in was if name not in now],
+        }
+        return {what: ", ".join(sorted(names)) for what, names in found.items() if names}
+
+
+def check_option(given: object) -> OnConfigChange:
+    """Return what to do about a change; refuse anything unknown."""
+    for one in get_args(OnConfigChange):
+        if given == one:
+            return one  # type: ignore[no-any-return]
+    raise InvalidOptionError("on_config_change is 'error', 'warn' or 'ignore'", got=repr(given))
+
+
+def compare_config(
+    target: Any,
+    state: PipeState,
+    outputs: Mapping[str, Output],
+    stream_id: str,
+    how: OnConfigChange,
+) -> None:
+    """Compare with what is stored, and store what is new. Called after `recover`.
+
+    The first run stores it; so does one on a stream that has committed nothing yet.
+
+    Raises:
+        ConfigChangedError: the outputs ask for something else, and nobody said that they may.
+    """
+    if not isinstance(target, KeepsConfig):
+        return
+    stored, now = target.stored_config(), Config.of(outputs)
+    text = stored.read()
+    differences = {} if text is None or state.cursor is None else now.differences(Config.load(text))
+    if differences and how == "error":
+        raise ConfigChangedError(
+            "the stream's outputs are not those that its tables were filled with",
+            stream=stream_id,
+            **differences,
+        )
+    if differences and how == "warn":
+        shown = " ".join(f"{what}={names}" for what, names in differences.items())
+        logger.warning("config.changed id=%s at=%s %s", stream_id, state.cursor, shown)
+    if text != now.dump():
+        stored.write(now.dump())
+
+
+def _fingerprint(output: Output) -> str:
+    """Hash what an output asks for and how it reads the answer; nothing of where and how fast."""
+    columns = [[field.name, str(field.type)] for field in output.schema]
+    parts = [output.query.query_hash, columns, getattr(output, "on_error", None)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

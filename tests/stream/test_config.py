@@ -1,0 +1,129 @@
+"""A stream whose outputs have changed says so before it writes anything."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater import evm, portal_stream
+from headwater.decode import Output
+from headwater.errors import ConfigChangedError, InvalidOptionError, StoredStateError
+from headwater.stream import PortalStream
+from headwater.stream.config import Config
+from headwater.targets import duckdb_target, postgres_target
+from headwater.testing import PortalServer, simulated_portal
+from tests.stream.test_stream import HEAD_ONLY
+from tests.targets.postgres_places import database
+
+TRANSFERS = evm.events("erc20.Transfer", range=(0, 20))
+Targets = Callable[[], Any]
+NEAR: dict[str, Any] = dict(HEAD_ONLY)
+
+
+@pytest.fixture(scope="module")
+def portal() -> Iterator[PortalServer]:
+    with simulated_portal(seed=11, blocks=60, finality_depth=15) as server:
+        yield server
+
+
+@pytest.fixture(params=["duckdb", "postgres"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Targets:
+    if request.param == "duckdb":
+        return lambda: duckdb_target(tmp_path / "a.duckdb")
+    dsn = database()
+    return lambda: postgres_target(dsn)
+
+
+def stream(portal: PortalServer, outputs: Mapping[str, Output], **options: Any) -> PortalStream:
+    return portal_stream(id="one", portal=portal.url, outputs=outputs, **NEAR, **options)
+
+
+def counts(target: Any) -> tuple[int, int]:
+    found = target.query(
+        "SELECT (SELECT count(*) FROM transfers) AS a, (SELECT max(current_number) FROM sync) AS b"
+    )
+    row = found.to_pylist()[0]
+    return row["a"], int(row["b"])
+
+
+@pytest.mark.guarantee("CONFIG-1")
+def test_another_question_under_the_same_id_is_refused_before_anything_is_written(
+    portal: PortalServer, target: Targets
+) -> None:
+    stream(portal, {"transfers": TRANSFERS}).pipe_to(target())
+    before = counts(target())
+    other = evm.events("erc20.Transfer", contracts=["0x" + "1" * 40], range=(0, 40))
+    swaps = evm.events("erc20.Approval", range=(0, 40))
+    with pytest.raises(ConfigChangedError, match=r"E0012.*changed=transfers, added=swaps.*reset"):
+        stream(portal, {"transfers": other, "swaps": swaps}).pipe_to(target())
+    with pytest.raises(ConfigChangedError, match=r"removed=transfers"):
+        stream(portal, {"swaps": swaps}).pipe_to(target())
+    assert counts(target()) == before
+
+
+def test_what_does_not_change_the_question_is_no_change(
+    portal: PortalServer, target: Targets
+) -> None:
+    """A longer range, options, transforms, the order of outputs."""
+    approvals = evm.events("erc20.Approval", range=(0, 20))
+    stream(portal, {"transfers": TRANSFERS, "approvals": approvals}).pipe_to(target())
+    longer = evm.events("erc20.Transfer", range=(0, 40))
+    again = stream(portal, {"approvals": approvals, "transfers": longer}, max_bytes=10_000)
+    again.pipe(lambda data: data).pipe_to(target())
+    assert counts(target())[1] == 40
+
+
+@pytest.mark.parametrize("how", ["warn", "ignore"])
+def test_a_change_that_is_allowed_goes_on_from_the_cursor_and_is_said_once(
+    portal: PortalServer, target: Targets, how: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream(portal, {"transfers": TRANSFERS}).pipe_to(target())
+    caplog.set_level(logging.WARNING, "headwater.stream")
+    both = {
+        "transfers": evm.events("erc20.Transfer", range=(0, 40)),
+        "approvals": evm.events("erc20.Approval", range=(0, 40)),
+    }
+    stream(portal, both, on_config_change=how).pipe_to(target())
+    assert ("config.changed id=one" in caplog.text) is (how == "warn")
+    caplog.clear()
+    stream(portal, both).pipe_to(target())
+    assert caplog.text == ""
+    assert counts(target())[1] == 40
+
+
+def test_a_stream_that_never_committed_may_change(portal: PortalServer, tmp_path: Path) -> None:
+    def fails(data: Any) -> Any:
+        raise OSError("user code")
+
+    path = tmp_path / "a.duckdb"
+    with pytest.raises(OSError, match="user code"):
+        stream(portal, {"transfers": TRANSFERS}).pipe(fails).pipe_to(duckdb_target(path))
+    approvals = evm.events("erc20.Approval", range=(0, 20))
+    stream(portal, {"transfers": approvals}).pipe_to(duckdb_target(path))
+    assert counts(duckdb_target(path))[1] == 20
+
+
+def test_what_is_stored_holds_no_address_and_no_secret(
+    portal: PortalServer, target: Targets
+) -> None:
+    address = portal.url.replace("http://", "http://user:secret@")
+    portal_stream(id="one", portal=address, outputs={"transfers": TRANSFERS}, **NEAR).pipe_to(
+        target()
+    )
+    (row,) = target().query("SELECT * FROM headwater_config").to_pylist()
+    assert row["stream_id"] == "one"
+    assert json.loads(row["config"])["outputs"].keys() == {"transfers"}
+    assert "secret" not in row["config"]
+    assert "127.0.0.1" not in row["config"]
+
+
+def test_a_text_that_cannot_be_read_is_said(portal: PortalServer) -> None:
+    with pytest.raises(StoredStateError, match="configuration cannot be read"):
+        Config.load('{"version": 99, "outputs": {}}')
+    with pytest.raises(InvalidOptionError, match="on_config_change is"):
+        stream(portal, {"transfers": TRANSFERS}, on_config_change="panic")
