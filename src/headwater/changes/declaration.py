@@ -25,6 +25,7 @@ from headwater.changes.model import (
 )
 from headwater.changes.numbers import parse_number
 from headwater.changes.reduction import is_plain_integer
+from headwater.changes.spelling import one_spelling
 from headwater.errors import (
     ChangeKeyError,
     ChangeNumberError,
@@ -74,8 +75,8 @@ class TableSchema:
 def check(changes: Any, tables: Sequence[TableSchema]) -> pa.Table:
     """Return the changes with the names of all key columns, if they agree with the declarations.
 
-    Fields that repeat the key are left out. Takes a table of changes, or anything with `toArrow()`.
-    Called once per batch, before `fold`; it changes nothing that it has changed before.
+    Keys get their one spelling; fields that repeat them are left out. Takes a table of changes, or
+    anything with `toArrow()`. Called once per batch, before `fold`; doing it again changes nothing.
 
     Raises:
         ChangeFormError: not a table of changes.
@@ -124,7 +125,22 @@ def _check_keys(keys: pa.Array, codes: Codes, schemas: list[TableSchema]) -> pa.
     single = pa.array([schema.key[0] for schema in schemas], pa.string())
     names = single.take(pa.array(np.repeat(codes, lengths)))
     names = pc.if_else(pc.equal(parts.field(0), ANONYMOUS), names, parts.field(0))
-    return _lists(lengths, [names, parts.field(1)], KEY_TYPE)
+    values = _spell_keys(parts.field(1), names, np.repeat(codes, lengths), schemas)
+    return _lists(lengths, [names, values], KEY_TYPE)
+
+
+def _spell_keys(
+    values: pa.Array, names: pa.Array, codes: Codes, schemas: list[TableSchema]
+) -> pa.Array:
+    """Give each value of a key its one spelling: equal keys must be equal texts."""
+    for code, schema in enumerate(schemas):
+        for name in schema.key:
+            kind = schema.columns[name]
+            if kind != "text":
+                chosen = pc.and_(pa.array(codes == code), pc.equal(names, name))
+                spelt = one_spelling(values.filter(chosen), kind, name)
+                values = pc.replace_with_mask(values, chosen, spelt)
+    return values
 
 
 def _check_fields(
@@ -145,6 +161,7 @@ def _check_fields(
         _check_column(schema, name, operation)
         if name in schema.key:
             repeats_key |= same
+            entries = _spelt(entries, same, schema.columns[name], name)
         elif schema.columns[name] in ("integer", "decimal"):
             _check_numbers(schema, name, entries.field(1).filter(pa.array(same)))
     if repeats_key.any():
@@ -153,6 +170,14 @@ def _check_fields(
         entries = entries.filter(pa.array(kept))
         lengths = np.bincount(rows[kept], minlength=len(lengths))
     return _lists(lengths, [entries.field(at) for at in range(3)], FIELDS_TYPE)
+
+
+def _spelt(entries: pa.Array, chosen: Any, kind: str, name: str) -> pa.Array:
+    """Return entries with the values of a key's column in their one spelling."""
+    old, mask = entries.field(1), pa.array(chosen)
+    values = pc.replace_with_mask(old, mask, one_spelling(old.filter(mask), kind, name))
+    children = [entries.field(0), values, entries.field(2)]
+    return pa.StructArray.from_arrays(children, fields=list(FIELDS_TYPE.value_type))
 
 
 def _check_column(schema: TableSchema, name: str, operation: str) -> None:

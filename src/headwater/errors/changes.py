@@ -76,3 +76,35 @@ class TableDeclarationError(
     fix="declare TableSchema(name, key=[...], columns={name: type}) with a key among the columns",
 ):
     """The declaration of a table contradicts itself."""
+
+
+class PrimaryKeyNeededError(
+    HeadwaterError,
+    code="E6010",
+    fix="give the table a primary key: without one a fork could not find the rows to restore",
+):
+    """A table that changes are to be applied to has no primary key."""
+
+
+class TableMismatchError(
+    HeadwaterError,
+    code="E6011",
+    fix="change the table or its declaration so that names, key and kinds of columns agree",
+):
+    """A table in the database is not as it was declared, or cannot be undone."""
+
+
+class ChangeRefusedError(
+    HeadwaterError,
+    code="E6012",
+    fix="correct the change, or the constraint of the table that the message names",
+):
+    """The database refuses a change: a value is too large, null, or breaks a constraint."""
+
+
+class ChangeBlockError(
+    HeadwaterError,
+    code="E6013",
+    fix="give each change the number of the block that it comes from, which is one of its batch",
+):
+    """A change names a block that its batch does not hold."""

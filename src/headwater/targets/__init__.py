@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         clickhouse_target,
     )
     from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target
+    from headwater.targets.history import HistoryTarget, history_target
     from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target
 
 _EXTRAS = {
@@ -26,13 +27,16 @@ _EXTRAS = {
     "ClickHouseTarget": "clickhouse",
     "DuckDBSettings": "duckdb",
     "DuckDBTarget": "duckdb",
+    "HistoryTarget": "history",
     "PostgresSettings": "postgres",
     "PostgresTarget": "postgres",
     "clickhouse_target": "clickhouse",
     "duckdb_target": "duckdb",
+    "history_target": "history",
     "postgres_target": "postgres",
 }
 _PACKAGES = {"clickhouse": "urllib3", "duckdb": "duckdb", "postgres": "psycopg"}
+_PACKAGES = {"duckdb": "duckdb", "history": "", "postgres": "psycopg"}
 
 __all__ = [
     "ClickHouseSettings",
@@ -40,6 +44,7 @@ __all__ = [
     "Delivery",
     "DuckDBSettings",
     "DuckDBTarget",
+    "HistoryTarget",
     "KeepsConfig",
     "KeepsSideTables",
     "MemoryStore",
@@ -50,6 +55,7 @@ __all__ = [
     "Target",
     "clickhouse_target",
     "duckdb_target",
+    "history_target",
     "postgres_target",
 ]
 

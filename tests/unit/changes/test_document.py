@@ -1,4 +1,4 @@
-"""The example of docs/changes.md runs and prints what the page says."""
+"""The examples of docs/changes.md, one after the other, run and print what the page says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "changes.md"
 
 def test_the_example_prints_what_the_page_says() -> None:
     text = PAGE.read_text("utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    example = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     ran = subprocess.run(
         [sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=False
     )

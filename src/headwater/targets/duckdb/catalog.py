@@ -113,7 +113,7 @@ class Catalog:
         """Return how a declared table is now; None while it does not exist."""
         if name.folded not in self._layouts:
             declared = self.declared(name)
-            found = self._read(declared.name)
+            found = read_table(self._session, declared.name)
             if found is None:
                 return None
             self._settle(declared, *found)
@@ -154,29 +154,12 @@ class Catalog:
         found = []
         for schema, table, undo, key, block_column in rows:
             name = TableName(schema, table)
-            types, _ = self._read(name) or ({}, ())
+            types, _ = read_table(self._session, name) or ({}, ())
             if types:
                 found.append(Layout(name, types, tuple(json.loads(key)), Undo(undo), block_column))
         return found
 
     # --- what exists ------------------------------------------------------------------------------
-
-    def _read(self, name: TableName) -> tuple[dict[str, str], tuple[str, ...]] | None:
-        types = self._session.rows(
-            "SELECT column_name, data_type FROM duckdb_columns() "
-            "WHERE database_name = current_database() AND lower(schema_name) = ? "
-            "AND lower(table_name) = ? ORDER BY column_index",
-            name.folded,
-        )
-        if not types:
-            return None
-        keys = self._session.rows(
-            "SELECT constraint_column_names FROM duckdb_constraints() "
-            "WHERE database_name = current_database() AND lower(schema_name) = ? "
-            "AND lower(table_name) = ? AND constraint_type = 'PRIMARY KEY'",
-            name.folded,
-        )
-        return dict(types), tuple(keys[0][0]) if keys else ()
 
     def _create(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> None:
         key = declared.key or tuple(key or ())
@@ -305,3 +288,22 @@ class Catalog:
 
     def _names(self) -> list[str]:
         return [str(one.name) for one in self._declared.values()]
+
+
+def read_table(session: Session, name: TableName) -> tuple[dict[str, str], tuple[str, ...]] | None:
+    """Return the types of a table's columns, and its primary key; None if there is none."""
+    types = session.rows(
+        "SELECT column_name, data_type FROM duckdb_columns() "
+        "WHERE database_name = current_database() AND lower(schema_name) = ? "
+        "AND lower(table_name) = ? ORDER BY column_index",
+        name.folded,
+    )
+    if not types:
+        return None
+    keys = session.rows(
+        "SELECT constraint_column_names FROM duckdb_constraints() "
+        "WHERE database_name = current_database() AND lower(schema_name) = ? "
+        "AND lower(table_name) = ? AND constraint_type = 'PRIMARY KEY'",
+        name.folded,
+    )
+    return dict(types), tuple(keys[0][0]) if keys else ()

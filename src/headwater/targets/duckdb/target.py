@@ -75,7 +75,8 @@ def duckdb_target(
 class DuckDBTarget:
     """Made by `duckdb_target`. All calls come from one thread; it may be opened again after close.
 
-    `on_statement` is called with each statement before it runs, for those who watch.
+    `on_statement` is called with each statement before it runs, for those who watch; `on_state`
+    with each state that a commit stores, inside its transaction, for targets built on this one.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class DuckDBTarget:
         settings: DuckDBSettings,
     ) -> None:
         self.on_statement: Callable[[str], None] | None = None
+        self.on_state: Callable[[Session, PipeState], None] | None = None
         self._path = path
         self._tables = tables
         self._on_data = on_data
@@ -135,6 +137,8 @@ class DuckDBTarget:
                 before = after
             if not receipts:
                 self._sync.settle(state)
+            if self.on_state is not None:
+                self.on_state(session, state)
             if self._commits % PRUNE_EVERY == 0:
                 self._prune(state)
         self._commits += 1

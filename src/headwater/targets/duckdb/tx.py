@@ -171,6 +171,11 @@ class Tx:
         if ddl:
             self._catalog.forget()
 
+    @property
+    def session(self) -> Session:
+        """The connection, for targets that are built on this one."""
+        return self._session
+
     # --- guards -----------------------------------------------------------------------------------
 
     def _hot_block(self, layout: Layout) -> int | None:

@@ -84,7 +84,8 @@ def postgres_target(
 class PostgresTarget:
     """Made by `postgres_target`. All calls come from one thread; it may be opened again.
 
-    `on_statement` is called with each statement before it runs, for those who watch.
+    `on_statement` is called with each statement before it runs, for those who watch; `on_state`
+    with each state that a commit stores, inside its transaction, for targets built on this one.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class PostgresTarget:
         settings: PostgresSettings,
     ) -> None:
         self.on_statement: Callable[[str], None] | None = None
+        self.on_state: Callable[[Session, PipeState], None] | None = None
         self._dsn = dsn
         self._tables = tables
         self._on_data = on_data
@@ -135,6 +137,7 @@ class PostgresTarget:
 
     def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Write the batches and their state in one transaction."""
+        session = self._opened()
 
         def write() -> Newest | None:
             newest, before = self._changes.stored, self._state
@@ -147,11 +150,12 @@ class PostgresTarget:
                 before = after
             if not receipts:
                 newest = self._sync.settle(state)
+            if self.on_state is not None:
+                self.on_state(session, state)
             if self._commits % PRUNE_EVERY == 0:
                 self._prune(state)
             return newest
 
-        self._opened()
         self._change(write, state)
         self._commits += 1
 

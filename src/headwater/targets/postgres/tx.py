@@ -7,7 +7,7 @@ batch leaves no trace. A batch that meets a conflict or loses its connection is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -124,6 +124,20 @@ class Tx:
         refused while a fork may strike.
         """
         return int(self._run(sql, params).rowcount)
+
+    def lend(self, transfer: Transfer, frame: pa.Table) -> Fragment:
+        """Put an Arrow table where SQL can select from it until the end of the transaction.
+
+        For targets that are built on this one. Returns the query that selects from it.
+        """
+        rows = transfer.encode(frame.schema, frame.to_batches())
+        table = self._temporary.fill(transfer, rows)
+        return compose("(SELECT {values} FROM {table})", values=transfer.values(), table=table)
+
+    @property
+    def session(self) -> Session:
+        """The connection, for targets that are built on this one."""
+        return self._session
 
     def finish(self) -> None:
         """Refuse the batch if it has written what a fork could not undo.
@@ -242,9 +256,8 @@ class Tx:
         """Put a frame where a statement can select from it; return the query that does."""
         transfer = plan_transfer(frame.schema, layout)
         if isinstance(frame, pa.Table):
-            rows: Iterable[bytes | memoryview] = transfer.encode(frame.schema, frame.to_batches())
-        else:
-            rows = frame.stage(transfer, layout.block_column, None)
+            return self.lend(transfer, frame)
+        rows = frame.stage(transfer, layout.block_column, None)
         return compose(
             "(SELECT {values} FROM {table})",
             values=transfer.values(),

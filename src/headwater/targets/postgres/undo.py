@@ -142,12 +142,10 @@ class UndoLog:
         what: dict[str, TableName | Sequence[str] | str] = {
             "i": Fragment(str(index)),
             "table": layout.name,
-            "log": layout.name.snapshots,
+            "images": self._images(layout),
+            "forget": self._forget(layout),
             "names": names,
             "values": columns(names, "old."),
-            "key": layout.key,
-            "block": BLOCK,
-            "stream": STREAM,
             "operation": OPERATION,
             "same": equal(layout.key, "now", "old"),
             "assign": Fragment(", ".join(f"{quote(one)} = old.{quote(one)}" for one in rest)),
@@ -158,13 +156,10 @@ class UndoLog:
             )),
         }  # fmt: skip
         parts = [
-            "image{i} AS MATERIALIZED (SELECT DISTINCT ON ({key}) {names}, {operation} "
-            "FROM {log} WHERE {block} > (SELECT above FROM given) "
-            "AND {stream} = (SELECT stream FROM given) ORDER BY {key}, {block})",
+            "image{i} AS MATERIALIZED ({images})",
             "gone{i} AS (DELETE FROM {table} AS now USING image{i} AS old "
             "WHERE {same} AND {goes} RETURNING 1)",
-            "forgotten{i} AS (DELETE FROM {log} WHERE {block} > (SELECT above FROM given) "
-            "AND {stream} = (SELECT stream FROM given))",
+            "forgotten{i} AS ({forget})",
         ]
         if rest and not replace:
             parts.append(
@@ -179,6 +174,33 @@ class UndoLog:
             "AND {lacks} AND (SELECT count(*) FROM {after}) >= 0)"
         )
         return [compose(part, **what) for part in parts]
+
+    def _images(self, layout: Layout) -> Fragment:
+        """Return the query of each row's oldest image above `given`: its columns, and what it was.
+
+        `INSERT` as the operation says that there was none.
+        """
+        return compose(
+            "SELECT DISTINCT ON ({key}) {names}, {operation} "
+            "FROM {log} WHERE {block} > (SELECT above FROM given) "
+            "AND {stream} = (SELECT stream FROM given) ORDER BY {key}, {block}",
+            key=layout.key,
+            names=layout.stored,
+            operation=OPERATION,
+            log=layout.name.snapshots,
+            block=BLOCK,
+            stream=STREAM,
+        )
+
+    def _forget(self, layout: Layout) -> Fragment:
+        """Return the statement that removes those images; it runs together with the restore."""
+        return compose(
+            "DELETE FROM {log} WHERE {block} > (SELECT above FROM given) "
+            "AND {stream} = (SELECT stream FROM given)",
+            log=layout.name.snapshots,
+            block=BLOCK,
+            stream=STREAM,
+        )
 
     def prune(self, layout: Layout, number: int) -> None:
         """Forget what lies at or below a number."""

@@ -1,0 +1,372 @@
+"""History in DuckDB: what was there before a hot block changed it, and how it comes back.
+
+Everything runs inside the transaction that changes the tables, a set at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import duckdb
+import pyarrow as pa
+
+from headwater.changes import TableSchema
+from headwater.core import BlockCursor
+from headwater.core.codec import dump_cursor
+from headwater.errors import (
+    ChangeRefusedError,
+    DuplicateInsertError,
+    PrimaryKeyNeededError,
+    TableMismatchError,
+    UnknownTableError,
+)
+from headwater.targets.duckdb.catalog import read_table
+from headwater.targets.duckdb.session import Session
+from headwater.targets.duckdb.sql import Fragment, TableName, columns, compose, equal, quote
+from headwater.targets.duckdb.tx import Tx
+from headwater.targets.history.names import Names, agreed, table_name
+from headwater.targets.merge.duckdb import (
+    TYPES,
+    Lent,
+    as_json,
+    from_text,
+    full_name,
+    give_back,
+    kinds_in,
+    lend,
+    merge,
+    read_shape,
+)
+from headwater.targets.merge.shape import Shape
+from headwater.targets.merge.stage import ABSENT, DELETE, INSERT, REPLACE, TRANSIENT, UPSERT, Stager
+
+_COLUMNS = ("id", "op", "table_name", "pk", "prev_value", "block_num", "stream_id")
+_IMAGES = "__headwater_images"
+
+
+class DuckDBHistory:
+    """The tables of one stream and their history. Runs on the driver, inside transactions."""
+
+    def __init__(self, names: Names, schema: str, stream_id: str | None) -> None:
+        self.shapes: dict[str, Shape] = {}
+        self._names = names
+        self._fixed = stream_id
+        self._id = stream_id or "stream"
+        self._history = TableName(schema, names.history)
+        self._cursors = TableName(schema, names.cursors)
+        self._stager = Stager({})
+
+    def bind(self, stream_id: str) -> None:
+        """Take the id of the stream, unless the settings name another."""
+        self._id = self._fixed or stream_id
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def open(self, tx: Tx) -> None:
+        """Create what is missing, and look at the tables. Doing it again changes nothing."""
+        session = tx.session
+        self._create_own(session)
+        self.shapes.clear()
+        for declared in self._names.tables:
+            name = table_name(declared)
+            self.shapes[name] = agreed(self._find(session, declared), declared)
+        self._stager = Stager(self.shapes)
+
+    def _create_own(self, session: Session) -> None:
+        session.run(compose("CREATE SCHEMA IF NOT EXISTS {schema}", schema=self._history.schema))
+        session.run(
+            compose(
+                "CREATE TABLE IF NOT EXISTS {history} (id BIGINT PRIMARY KEY, op VARCHAR, "
+                "table_name VARCHAR, pk VARCHAR, prev_value VARCHAR, block_num BIGINT, "
+                "stream_id VARCHAR NOT NULL)",
+                history=self._history,
+            )
+        )
+        types, _ = read_table(session, self._history) or ({}, ())
+        lacking = [one for one in _COLUMNS if one not in types]
+        if lacking:
+            raise TableMismatchError(
+                "this is not a history table of ours",
+                table=full_name(self._history),
+                lacking=", ".join(lacking),
+            )
+        session.run(
+            compose(
+                "CREATE INDEX IF NOT EXISTS {index} ON {history} (block_num)",
+                index=f"{self._history.name}_block_num",
+                history=self._history,
+            )
+        )
+        session.run(
+            compose(
+                "CREATE TABLE IF NOT EXISTS {cursors} (id VARCHAR PRIMARY KEY, cursor VARCHAR, "
+                "block_num BIGINT, block_id VARCHAR)",
+                cursors=self._cursors,
+            )
+        )
+
+    def _find(self, session: Session, declared: str | TableSchema) -> Shape:
+        table = TableName.parse(table_name(declared))
+        if isinstance(declared, TableSchema):
+            parts = [f"{quote(one)} {TYPES[kind]}" for one, kind in declared.columns.items()]
+            session.run(compose("CREATE SCHEMA IF NOT EXISTS {schema}", schema=table.schema))
+            session.run(
+                compose(
+                    "CREATE TABLE IF NOT EXISTS {table} ({parts}, PRIMARY KEY ({key}))",
+                    table=table,
+                    parts=Fragment(", ".join(parts)),
+                    key=declared.key,
+                )
+            )
+        shape = read_shape(session, table_name(declared), table)
+        if shape is None:
+            rows = session.rows(
+                "SELECT table_name FROM duckdb_tables() WHERE database_name = current_database() "
+                "AND lower(schema_name) = ? ORDER BY 1",
+                [table.folded[0]],
+            )
+            known = ", ".join(one for (one,) in rows) or "none"
+            raise UnknownTableError(
+                "the database has no such table", table=full_name(table), known=known
+            )
+        if not shape.key:
+            raise PrimaryKeyNeededError(
+                "a table without a primary key",
+                table=full_name(table),
+                columns=", ".join(shape.columns),
+            )
+        return shape
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def apply(self, tx: Tx, folded: pa.Table, floor: int) -> None:
+        """Apply folded changes; keep what was there for blocks above `floor`."""
+        session = tx.session
+        order = list(self.shapes)
+        for staged in self._stager.rounds(folded, floor):
+            staged.sort(key=lambda one: order.index(one.shape.name))
+            with _coded():
+                lent = [
+                    lend(session, one, TableName.parse(one.shape.full_name), at)
+                    for at, one in enumerate(staged)
+                ]
+                for one in lent:
+                    if TRANSIENT in one.staged.kinds:
+                        _refuse_duplicates(session, one)
+                self._keep(session, lent, floor)
+                merge(session, lent)
+                give_back(session, lent)
+
+    def _keep(self, session: Session, lent: Sequence[Lent], floor: int) -> None:
+        """Write the history of a round, in the order of its changes."""
+        hot = [one for one in lent if one.staged.newest > floor]
+        if not hot:
+            return
+        queries = [self._history_rows(one, floor) for one in hot]
+        session.run(
+            compose(
+                "INSERT INTO {history} (id, op, table_name, pk, prev_value, block_num, stream_id) "
+                "SELECT (SELECT coalesce(max(id), 0) FROM {history}) "
+                "+ row_number() OVER (ORDER BY place), op, table_name, pk, prev_value, block, ? "
+                "FROM ({rows}) AS kept",
+                history=self._history,
+                rows=Fragment(" UNION ALL ".join(queries)),
+            ),
+            [self._id],
+        )
+
+    def _history_rows(self, lent: Lent, floor: int) -> str:
+        shape = lent.staged.shape
+        key = [(one, f"s.k{at}", shape.columns[one].type) for at, one in enumerate(shape.key)]
+        row = [(one.name, f"now.{quote(one.name)}", one.type) for one in shape.columns.values()]
+        return compose(
+            "SELECT s.place, CASE WHEN now.{first} IS NULL THEN 'I' WHEN {deletes} THEN 'D' "
+            "ELSE 'U' END AS op, {name} AS table_name, {pk} AS pk, CASE WHEN now.{first} "
+            "IS NOT NULL THEN {row} END AS prev_value, s.block "
+            "FROM {stage} AS s LEFT JOIN {table} AS now ON {same} WHERE s.block > {floor} "
+            "AND CASE WHEN now.{first} IS NULL THEN {makes} ELSE NOT {leaves} END",
+            first=shape.key[0],
+            deletes=kinds_in("s", DELETE),
+            name=_literal(shape.full_name),
+            pk=as_json(key),
+            row=as_json(row),
+            stage=lent.source,
+            table=lent.table,
+            same=lent.same,
+            floor=Fragment(str(floor)),
+            makes=kinds_in("s", INSERT, REPLACE, UPSERT, ABSENT),
+            leaves=kinds_in("s", ABSENT, TRANSIENT),
+        )
+
+    def save(self, session: Session, cursor: BlockCursor) -> None:
+        """Write the cursor's row."""
+        session.run(
+            compose(
+                "INSERT INTO {cursors} (id, cursor, block_num, block_id) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (id) DO UPDATE SET cursor = excluded.cursor, "
+                "block_num = excluded.block_num, block_id = excluded.block_id",
+                cursors=self._cursors,
+            ),
+            [self._id, dump_cursor(cursor), cursor.number, cursor.hash or ""],
+        )
+
+    def prune(self, session: Session, floor: int) -> None:
+        """Forget the history of blocks that no fork can undo."""
+        session.run(
+            compose(
+                "DELETE FROM {history} WHERE stream_id = ? AND block_num <= ?",
+                history=self._history,
+            ),
+            [self._id, floor],
+        )
+
+    # --- undoing ----------------------------------------------------------------------------------
+
+    def revert(self, session: Session, number: int) -> None:
+        """Put every table back to what it was at a block; also those no longer declared.
+
+        Rows that came go first, tables that refer to others before those.
+        """
+        rows = session.rows(
+            compose(
+                "SELECT DISTINCT table_name FROM {history} WHERE stream_id = ? "
+                "AND block_num > ? ORDER BY 1",
+                history=self._history,
+            ),
+            [self._id, number],
+        )
+        order = {one.full_name: at for at, one in enumerate(self.shapes.values())}
+        names = sorted((name for (name,) in rows), key=lambda name: order.get(name, -1))
+        shapes = []
+        for at, name in enumerate(names):
+            shape = read_shape(session, name, TableName.parse(name))
+            if shape is None or not shape.key:
+                raise TableMismatchError("a table that must be restored is gone", table=name)
+            self._read_images(session, shape, f"{_IMAGES}_{at}", number)
+            shapes.append(shape)
+        images = [(shape, f"{_IMAGES}_{at}") for at, shape in enumerate(shapes)]
+        for shape, image in reversed(images):
+            _take_out(session, shape, image)
+        for shape, image in images:
+            _bring_back(session, shape, image)
+            session.run(compose("DROP TABLE {image}", image=image))
+        session.run(
+            compose(
+                "DELETE FROM {history} WHERE stream_id = ? AND block_num > ?",
+                history=self._history,
+            ),
+            [self._id, number],
+        )
+
+    def _read_images(self, session: Session, shape: Shape, image: str, number: int) -> None:
+        """Read the oldest image of each row; columns that came since keep what they hold."""
+        texts = json.dumps(dict.fromkeys(shape.columns, "VARCHAR"))
+        values = ", ".join(_restored(shape, name) for name in shape.columns)
+        key = " AND ".join(
+            f"now.{quote(one)} = {from_text(f'kept.key.{quote(one)}', shape.columns[one].type)}"
+            for one in shape.key
+        )
+        session.run(
+            compose(
+                "CREATE OR REPLACE TEMP TABLE {image} AS SELECT {values}, kept.op AS __op FROM "
+                "(SELECT op, from_json(pk, {texts}) AS key, "
+                "from_json(coalesce(prev_value, pk), {texts}) AS old, "
+                "json_keys(coalesce(prev_value, pk)) AS names FROM {history} "
+                "WHERE stream_id = ? AND block_num > ? AND table_name = ? "
+                "QUALIFY row_number() OVER (PARTITION BY pk ORDER BY block_num, id) = 1) AS kept "
+                "LEFT JOIN {table} AS now ON {key}",
+                image=image,
+                values=Fragment(values),
+                texts=_literal(texts),
+                history=self._history,
+                table=TableName.parse(shape.full_name),
+                key=Fragment(key),
+            ),
+            [self._id, number, shape.full_name],
+        )
+
+
+def _take_out(session: Session, shape: Shape, image: str) -> None:
+    """Remove rows that came into being; where values may change hands, all that will come back."""
+    table = TableName.parse(shape.full_name)
+    unique = session.rows(
+        "SELECT 1 FROM duckdb_constraints() WHERE database_name = current_database() "
+        "AND lower(schema_name) = ? AND lower(table_name) = ? AND constraint_type = 'UNIQUE'",
+        table.folded,
+    )
+    session.run(
+        compose(
+            "DELETE FROM {table} AS now USING {image} AS old WHERE {same} AND {gone}",
+            table=table,
+            image=image,
+            same=equal(shape.key, "now", "old"),
+            gone=Fragment("true" if unique else "old.__op = 'I'"),
+        )
+    )
+
+
+def _bring_back(session: Session, shape: Shape, image: str) -> None:
+    names = list(shape.columns)
+    rest = [name for name in names if name not in shape.key]
+    assign = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in rest)
+    session.run(
+        compose(
+            "INSERT INTO {table} ({names}) SELECT {values} FROM {image} AS old "
+            "WHERE old.__op <> 'I' ON CONFLICT ({key}) DO {action}",
+            table=TableName.parse(shape.full_name),
+            names=names,
+            values=columns(names, "old."),
+            image=image,
+            key=shape.key,
+            action=Fragment(f"UPDATE SET {assign}" if rest else "NOTHING"),
+        )
+    )
+
+
+def _restored(shape: Shape, name: str) -> str:
+    kind, old = shape.columns[name].type, f"kept.old.{quote(name)}"
+    known = f"list_contains(kept.names, {_literal(name)})"
+    return (
+        f"CASE WHEN {known} THEN {from_text(old, kind)} ELSE now.{quote(name)} END AS {quote(name)}"
+    )
+
+
+def _literal(text: str) -> Fragment:
+    return Fragment("'" + text.replace("'", "''") + "'")
+
+
+def _refuse_duplicates(session: Session, lent: Lent) -> None:
+    rows = session.rows(
+        compose(
+            "SELECT {key}, s.block FROM {stage} AS s JOIN {table} AS now ON {same} "
+            "WHERE {transient} LIMIT 1",
+            key=columns(lent.staged.shape.key, "now."),
+            stage=lent.source,
+            table=lent.table,
+            same=lent.same,
+            transient=kinds_in("s", TRANSIENT),
+        )
+    )
+    for *key, block in rows:
+        raise DuplicateInsertError(
+            "a row is inserted while it is there",
+            table=lent.staged.shape.name,
+            key=", ".join(map(str, key)),
+            block=block,
+        )
+
+
+@contextmanager
+def _coded() -> Iterator[None]:
+    """Give what the database refuses its code."""
+    try:
+        yield
+    except (duckdb.DataError, duckdb.IntegrityError, duckdb.InvalidInputException) as error:
+        reason = str(error).splitlines()[0]
+        if "primary key" in reason.lower():
+            raise DuplicateInsertError(
+                "a row is inserted while it is there", reason=reason
+            ) from error
+        raise ChangeRefusedError("the table refuses a change", reason=reason) from error

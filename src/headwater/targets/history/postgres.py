@@ -1,0 +1,337 @@
+"""History in PostgreSQL: what was there before a hot block changed it, and how it comes back.
+
+Everything runs inside the transaction that changes the tables, a set at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import psycopg
+import pyarrow as pa
+from psycopg.errors import UniqueViolation
+
+from headwater.changes import TableSchema
+from headwater.core import BlockCursor
+from headwater.core.codec import dump_cursor
+from headwater.errors import (
+    ChangeRefusedError,
+    DuplicateInsertError,
+    PrimaryKeyNeededError,
+    TableMismatchError,
+    UnknownTableError,
+)
+from headwater.targets.history.names import Names, agreed, table_name
+from headwater.targets.merge.postgres import (
+    TYPES,
+    Lent,
+    full_name,
+    kinds_in,
+    lend,
+    merge,
+    met,
+    read_shape,
+)
+from headwater.targets.merge.shape import Shape
+from headwater.targets.merge.stage import ABSENT, DELETE, INSERT, REPLACE, TRANSIENT, UPSERT, Stager
+from headwater.targets.postgres.capture import OPERATION
+from headwater.targets.postgres.layout import Layout, Undo, read_layout
+from headwater.targets.postgres.session import Session
+from headwater.targets.postgres.sql import (
+    Fragment,
+    TableName,
+    columns,
+    compose,
+    equal,
+    fitted,
+    literal,
+    quote,
+)
+from headwater.targets.postgres.sync_table import LEGACY_ID, exists, make_schema
+from headwater.targets.postgres.tx import Tx
+from headwater.targets.postgres.undo import UndoLog
+
+_COLUMNS = ("id", "op", "table_name", "pk", "prev_value", "block_num", "stream_id")
+
+
+class PostgresHistory:
+    """The tables of one stream and their history. Runs on the driver, inside transactions."""
+
+    def __init__(self, names: Names, schema: str, stream_id: str | None) -> None:
+        self.shapes: dict[str, Shape] = {}
+        self._names = names
+        self._fixed = stream_id
+        self._id = stream_id or LEGACY_ID
+        self._history = TableName(schema, names.history)
+        self._cursors = TableName(schema, names.cursors)
+        self._layouts: dict[str, Layout] = {}
+        self._stager = Stager({})
+        self._primary: set[str] = set()
+
+    def bind(self, stream_id: str) -> None:
+        """Take the id of the stream, unless the settings name another."""
+        self._id = self._fixed or stream_id
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def open(self, tx: Tx) -> None:
+        """Create what is missing, and look at the tables. Doing it again changes nothing."""
+        session = tx.session
+        make_schema(session, self._history.schema)
+        self._create_own(session)
+        self.shapes.clear()
+        for declared in self._names.tables:
+            name = table_name(declared)
+            self._layouts[name] = layout = self._find(session, declared)
+            self.shapes[name] = agreed(read_shape(session, name, layout), declared)
+        relations = [compose("{name}", name=one.name) for one in self._layouts.values()]
+        self._refuse_actions(session, relations)
+        rows = session.rows(
+            "SELECT conname FROM pg_constraint WHERE contype = 'p' "
+            "AND conrelid = ANY($1::regclass[])",
+            [relations],
+        )
+        self._primary = {name for (name,) in rows}
+        self._stager = Stager(self.shapes)
+
+    def _create_own(self, session: Session) -> None:
+        if not exists(session, self._history):
+            session.run(
+                compose(
+                    "CREATE TABLE {history} (id BIGSERIAL PRIMARY KEY, op CHAR, table_name TEXT, "
+                    "pk TEXT, prev_value TEXT, block_num BIGINT, stream_id TEXT NOT NULL); "
+                    "CREATE INDEX {index} ON {history} (stream_id, block_num)",
+                    history=self._history,
+                    index=fitted(self._history.name, suffix="_block_num"),
+                )
+            )
+        layout = read_layout(session, self._history)
+        assert layout is not None, "it is there"
+        lacking = [one for one in _COLUMNS if one not in layout.columns]
+        if lacking or layout.columns["id"].bare != "bigint":
+            raise TableMismatchError(
+                "this is not a history table of ours",
+                table=full_name(self._history),
+                lacking=", ".join(lacking) or "a 64-bit id",
+            )
+        if not exists(session, self._cursors):
+            session.run(
+                compose(
+                    "CREATE TABLE {cursors} (id TEXT PRIMARY KEY, cursor TEXT, "
+                    "block_num BIGINT, block_id TEXT)",
+                    cursors=self._cursors,
+                )
+            )
+
+    def _find(self, session: Session, declared: str | TableSchema) -> Layout:
+        name = TableName.parse(table_name(declared))
+        if isinstance(declared, TableSchema) and not exists(session, name):
+            parts = [f"{quote(one)} {TYPES[kind]}" for one, kind in declared.columns.items()]
+            make_schema(session, name.schema)
+            session.run(
+                compose(
+                    "CREATE TABLE {table} ({parts}, PRIMARY KEY ({key}))",
+                    table=name,
+                    parts=Fragment(", ".join(parts)),
+                    key=declared.key,
+                )
+            )
+        layout = read_layout(session, name)
+        if layout is None:
+            rows = session.rows(
+                "SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n "
+                "ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind IN ('r', 'p') "
+                "ORDER BY 1",
+                [name.schema],
+            )
+            known = ", ".join(one for (one,) in rows) or "none"
+            raise UnknownTableError(
+                "the database has no such table", table=full_name(name), known=known
+            )
+        if not layout.key:
+            raise PrimaryKeyNeededError(
+                "a table without a primary key",
+                table=full_name(name),
+                columns=", ".join(layout.columns),
+            )
+        return layout.undone_by(Undo.KEYED, "")
+
+    def _refuse_actions(self, session: Session, relations: list[Fragment]) -> None:
+        """Refuse foreign keys that change rows by themselves: nothing would keep what was there."""
+        rows = session.rows(
+            "SELECT conrelid::regclass::text, conname FROM pg_constraint WHERE contype = 'f' "
+            "AND (confdeltype IN ('c', 'n', 'd') OR confupdtype IN ('c', 'n', 'd')) "
+            "AND confrelid = ANY($1::regclass[]) LIMIT 1",
+            [relations],
+        )
+        for table, constraint in rows:
+            raise TableMismatchError(
+                "a foreign key changes rows by itself, and a fork could not undo it; declare it "
+                "without CASCADE, SET NULL or SET DEFAULT",
+                table=table,
+                constraint=constraint,
+            )
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def apply(self, tx: Tx, folded: pa.Table, floor: int) -> None:
+        """Apply folded changes; keep what was there for blocks above `floor`."""
+        session = tx.session
+        for staged in self._stager.rounds(folded, floor):
+            with _coded(self._primary):
+                lent = [lend(tx, one, self._layouts[one.shape.name]) for one in staged]
+                for one in lent:
+                    if TRANSIENT in one.staged.kinds:
+                        _refuse_duplicates(session, one)
+                self._keep(session, lent, floor)
+                merge(session, lent)
+
+    def _keep(self, session: Session, lent: Sequence[Lent], floor: int) -> None:
+        """Write the history of a round, in the order of its changes."""
+        hot = [one for one in lent if one.staged.newest > floor]
+        if not hot:
+            return
+        queries = [self._history_rows(one, floor) for one in hot]
+        session.run(
+            compose(
+                "INSERT INTO {history} (op, table_name, pk, prev_value, block_num, stream_id) "
+                "SELECT op, table_name, pk, prev_value, block, $1 FROM ({rows}) AS kept "
+                "ORDER BY place",
+                history=self._history,
+                rows=Fragment(" UNION ALL ".join(queries)),
+            ),
+            [self._id],
+        )
+
+    def _history_rows(self, lent: Lent, floor: int) -> str:
+        shape = lent.staged.shape
+        pairs = ", ".join(f"s.k{at} AS {quote(one)}" for at, one in enumerate(shape.key))
+        return compose(
+            "SELECT s.place, CASE WHEN now.{first} IS NULL THEN 'I' WHEN {deletes} THEN 'D' "
+            "ELSE 'U' END AS op, {name} AS table_name, (SELECT row_to_json(key)::text "
+            "FROM (SELECT {pairs}) AS key) AS pk, CASE WHEN now.{first} IS NOT NULL "
+            "THEN row_to_json(now)::text END AS prev_value, s.block "
+            "FROM {source} AS s LEFT JOIN {table} AS now ON {same} WHERE s.block > {floor} "
+            "AND CASE WHEN now.{first} IS NULL THEN {makes} ELSE NOT {leaves} END",
+            first=shape.key[0],
+            deletes=kinds_in("s", DELETE),
+            name=literal(shape.full_name),
+            pairs=Fragment(pairs),
+            source=lent.source,
+            table=lent.layout.name,
+            same=lent.same,
+            floor=Fragment(str(floor)),
+            makes=kinds_in("s", INSERT, REPLACE, UPSERT, ABSENT),
+            leaves=kinds_in("s", ABSENT, TRANSIENT),
+        )
+
+    def save(self, session: Session, cursor: BlockCursor) -> None:
+        """Write the cursor's row."""
+        session.run(
+            compose(
+                "INSERT INTO {cursors} (id, cursor, block_num, block_id) VALUES ($1, $2, $3, $4) "
+                "ON CONFLICT (id) DO UPDATE SET cursor = excluded.cursor, "
+                "block_num = excluded.block_num, block_id = excluded.block_id",
+                cursors=self._cursors,
+            ),
+            [self._id, dump_cursor(cursor), cursor.number, cursor.hash or ""],
+            prepare=True,
+        )
+
+    def prune(self, session: Session, floor: int) -> None:
+        """Forget the history of blocks that no fork can undo."""
+        session.run(
+            compose(
+                "DELETE FROM {history} WHERE stream_id = $1 AND block_num <= $2",
+                history=self._history,
+            ),
+            [self._id, floor],
+            prepare=True,
+        )
+
+    # --- undoing ----------------------------------------------------------------------------------
+
+    def revert(self, session: Session, number: int) -> None:
+        """Put every table back to what it was at a block: one statement, whatever refers to what.
+
+        Also tables that are no longer declared: the history names them.
+        """
+        rows = session.rows(
+            compose(
+                "SELECT DISTINCT table_name FROM {history} WHERE stream_id = $1 "
+                "AND block_num > $2 ORDER BY 1",
+                history=self._history,
+            ),
+            [self._id, number],
+        )
+        layouts = []
+        for (name,) in rows:
+            layout = read_layout(session, TableName.parse(name))
+            if layout is None or not layout.key:
+                raise TableMismatchError("a table that must be restored is gone", table=name)
+            layouts.append(layout.undone_by(Undo.KEYED, ""))
+        _HistoryLog(session, self._id, self._history).restore(layouts, number)
+
+
+class _HistoryLog(UndoLog):
+    """The undo log of tracked tables, with images that come from the history."""
+
+    def __init__(self, session: Session, stream_id: str, history: TableName) -> None:
+        super().__init__(session, stream_id)
+        self._history = history
+
+    def _images(self, layout: Layout) -> Fragment:
+        """Read the oldest image of each row; columns that came since keep what they hold."""
+        return compose(
+            "SELECT {values}, CASE kept.op WHEN 'I' THEN 'INSERT' ELSE kept.op END AS {operation} "
+            "FROM (SELECT DISTINCT ON (pk) pk, op::text, prev_value FROM {history} "
+            "WHERE block_num > (SELECT above FROM given) "
+            "AND stream_id = (SELECT stream FROM given) AND table_name = {name} "
+            "ORDER BY pk, block_num, id) AS kept "
+            "CROSS JOIN LATERAL json_populate_record(NULL::{table}, kept.pk::json) AS one "
+            "LEFT JOIN {table} AS now ON {same} CROSS JOIN LATERAL "
+            "json_populate_record(now, COALESCE(kept.prev_value, kept.pk)::json) AS old",
+            values=columns(layout.stored, "old."),
+            operation=OPERATION,
+            history=self._history,
+            name=literal(full_name(layout.name)),
+            table=layout.name,
+            same=equal(layout.key, "now", "one"),
+        )
+
+    def _forget(self, layout: Layout) -> Fragment:
+        return compose(
+            "DELETE FROM {history} WHERE block_num > (SELECT above FROM given) "
+            "AND stream_id = (SELECT stream FROM given) AND table_name = {name}",
+            history=self._history,
+            name=literal(full_name(layout.name)),
+        )
+
+
+def _refuse_duplicates(session: Session, lent: Lent) -> None:
+    for key, block in met(session, lent, TRANSIENT):
+        raise DuplicateInsertError(
+            "a row is inserted while it is there",
+            table=lent.staged.shape.name,
+            key=key,
+            block=block,
+        )
+
+
+@contextmanager
+def _coded(primary: Collection[str]) -> Iterator[None]:
+    """Give what the database refuses its code; `primary` are the constraints of primary keys."""
+    try:
+        yield
+    except psycopg.Error as error:
+        shown = str(error.diag.message_primary or error).strip()
+        detail = error.diag.message_detail or ""
+        facts = {"table": error.diag.table_name, "constraint": error.diag.constraint_name}
+        if isinstance(error, UniqueViolation) and facts["constraint"] in primary:
+            raise DuplicateInsertError(
+                "a row is inserted while it is there", table=facts["table"], detail=detail
+            ) from error
+        if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+            raise ChangeRefusedError(shown, **facts, detail=detail) from error
+        raise

@@ -1,0 +1,170 @@
+"""Changes into tables, with a history that undoes them: PostgreSQL or DuckDB as a target.
+
+Four phases: while a block can still be reorganized, what each of its changes found is written to
+`substreams_history`; a fork is a rollback to a safe cursor; the rows above it are put back to what
+the history says, a set at a time; and what is final is forgotten. All of it happens in the
+transaction that also changes the tables and stores the state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
+from headwater.core import Batch, BlockCursor, PipeState
+from headwater.errors import ChangeBlockError, ChangeFormError, MissingExtraError
+from headwater.targets.base import Delivery
+from headwater.targets.history.names import CURSORS, HISTORY, Names
+from headwater.targets.history.store import Inner, Store, Work, landing_floor
+
+if TYPE_CHECKING:
+    from headwater.targets.duckdb import DuckDBSettings
+    from headwater.targets.postgres import PostgresSettings
+
+_POSTGRES = re.compile(r"postgres(ql)?://|.*\b(host|hostaddr|dbname|service)\s*=")
+
+
+def history_target(
+    place: str | Path,
+    *,
+    tables: Iterable[str | TableSchema],
+    history_table: str = HISTORY,
+    cursors_table: str = CURSORS,
+    settings: PostgresSettings | DuckDBSettings | None = None,
+) -> HistoryTarget:
+    """Apply a stream of changes to tables of PostgreSQL or DuckDB.
+
+    The stream's transforms return tables of changes (`headwater.changes`): every frame of a batch
+    is one, and they are applied together, by block and ordinal.
+
+    Args:
+        place: `postgresql://…` or libpq's `key=value` form, or the path of a DuckDB file.
+        tables: every table that changes may name: a `TableSchema`, which is created if it is
+            missing, or the name of a table that exists. All need a primary key.
+        history_table: where the rows before their change are kept.
+        cursors_table: where the cursor is shown, one row per stream.
+        settings: those of the database's own target: the stream id, the schema, the state's table.
+    """
+    names = Names.of(tables, history_table, cursors_table)
+    postgres = isinstance(place, str) and _POSTGRES.match(place)
+    extra, package = ("postgres", "psycopg") if postgres else ("duckdb", "duckdb")
+    try:
+        module = import_module(f"headwater.targets.history.on_{extra}")
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise MissingExtraError(
+            f"history_target needs the package {package}: pip install 'headwater[{extra}]'"
+        ) from error
+    made: HistoryTarget = HistoryTarget(*module.connect(place, names, settings))
+    return made
+
+
+class HistoryTarget:
+    """Made by `history_target`. All calls come from one thread; it may be opened again after close.
+
+    It is the database's own target with its tables untracked: that one keeps the state and runs the
+    transactions, `Store` applies changes and undoes them inside these.
+    """
+
+    def __init__(self, inner: Inner, store: Store) -> None:
+        self._inner = inner
+        self._store = store
+        self._state = PipeState()
+
+    @property
+    def on_statement(self) -> Callable[[str], None] | None:
+        """Called with each statement before it runs, for those who watch."""
+        return self._inner.on_statement
+
+    @on_statement.setter
+    def on_statement(self, watch: Callable[[str], None] | None) -> None:
+        self._inner.on_statement = watch
+
+    def bind(self, stream_id: str) -> None:
+        """Take the stream's id, unless the settings name another."""
+        self._inner.bind(stream_id)
+        self._store.bind(stream_id)
+
+    def recover(self) -> PipeState:
+        """Open the database and return the committed state; there is nothing to repair."""
+        self._state = self._inner.recover()
+        return self._state
+
+    def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
+        """Check the changes of a batch, and hold them until they are committed."""
+        frames = [_to_arrow(name, frame) for name, frame in batch.data.data.items()]
+        changes = pa.concat_tables(frames) if frames else CHANGES_SCHEMA.empty_table()
+        if not self._store.shapes:
+            self.recover()
+        checked = check(changes, [one.schema() for one in self._store.shapes.values()])
+        return batch.with_data(Delivery({}, checked, batch.data.side))
+
+    def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        """Apply the batches and store their state in one transaction.
+
+        Changes of several batches are applied together; hot blocks can still be undone one by one.
+        """
+        before = self._state.cursor
+        for batch in receipts:
+            _refuse_blocks(batch.data.ctx, before, batch.state.cursor)
+            before = batch.state.cursor
+        given: list[Batch[Delivery]] = []
+        if receipts:
+            floor = landing_floor(state)
+            changes = pa.concat_tables([batch.data.ctx for batch in receipts])
+            works: list[Work | None] = [None] * len(receipts)
+            works[0] = Work(fold(changes, finalized=floor), floor)
+            given = [
+                batch.with_data(Delivery({}, work, batch.data.side))
+                for batch, work in zip(receipts, works, strict=True)
+            ]
+        self._inner.commit(given, state)
+        self._state = state
+
+    def roll_back(self, state: PipeState) -> None:
+        """Restore every table and the state in one transaction."""
+        self._inner.roll_back(state)
+        self._state = state
+
+    def close(self) -> None:
+        """Let go of the database. What was not committed is gone."""
+        self._inner.close()
+
+    def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+        """Read what is committed."""
+        return self._inner.query(sql, params)
+
+
+def _to_arrow(name: str, frame: Any) -> pa.Table:
+    """Return a frame of changes as Arrow; a Spark DataFrame is collected on the driver."""
+    table = frame if isinstance(frame, pa.Table) else frame.toArrow()
+    missing = [one for one in CHANGES_SCHEMA.names if one not in table.column_names]
+    if missing:
+        raise ChangeFormError(
+            "a frame is not a table of changes", frame=name, missing=", ".join(missing)
+        )
+    return table.select(CHANGES_SCHEMA.names).cast(CHANGES_SCHEMA)
+
+
+def _refuse_blocks(
+    changes: pa.Table, before: BlockCursor | None, cursor: BlockCursor | None
+) -> None:
+    """Refuse changes of blocks that the batch does not hold: a fork would undo them wrongly."""
+    if not changes.num_rows or cursor is None:
+        return
+    lowest, highest = (one.as_py() for one in pc.min_max(changes["block_number"]).values())
+    first = 0 if before is None else before.number + 1
+    if lowest < first or highest > cursor.number:
+        raise ChangeBlockError(
+            "changes of blocks that are not the batch's",
+            changes=f"{lowest}..{highest}",
+            batch=f"{first}..{cursor.number}",
+        )

@@ -1,0 +1,254 @@
+"""Merging staged changes into tables of DuckDB: a few statements per table and round.
+
+Deletions come before changes, changes before new rows; tables that refer to others are declared
+after them, because DuckDB checks foreign keys at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headwater.changes.declaration import ColumnType
+from headwater.errors import ChangeKeyError
+from headwater.targets.duckdb.catalog import read_table
+from headwater.targets.duckdb.session import Session
+from headwater.targets.duckdb.settings import INTEGER_TYPES
+from headwater.targets.duckdb.sql import Fragment, TableName, compose, quote
+from headwater.targets.merge.expressions import changed, made
+from headwater.targets.merge.shape import Column, Shape
+from headwater.targets.merge.stage import (
+    ABSENT,
+    ADD,
+    DELETE,
+    GIVEN,
+    INSERT,
+    LOWER,
+    RAISE,
+    REPLACE,
+    UPDATE,
+    UPSERT,
+    Staged,
+)
+
+TYPES: dict[ColumnType, str] = {
+    "text": "VARCHAR",
+    "integer": "BIGNUM",
+    "decimal": "DECIMAL(38,18)",
+    "boolean": "BOOLEAN",
+    "timestamp": "TIMESTAMP WITH TIME ZONE",
+    "date": "DATE",
+    "bytes": "BLOB",
+    "json": "JSON",
+}
+_KINDS = {kind: name for name, kind in TYPES.items()}
+_DECIMAL = re.compile(r"DECIMAL\(\d+,(\d+)\)")
+_SMALL = re.compile(r"U?(BIGINT|INTEGER|SMALLINT|TINYINT)")
+_PLAIN_KEYS = re.compile(INTEGER_TYPES.pattern + "|VARCHAR|BOOLEAN|BLOB")
+_STAGE = "__headwater_stage"
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """Staged changes in a temporary table, and the table that they go to."""
+
+    staged: Staged
+    table: TableName
+    source: str
+
+    @property
+    def same(self) -> Fragment:
+        """The condition that a row `now` of the table is the one a change `s` is about."""
+        key = self.staged.shape.key
+        return Fragment(" AND ".join(f"now.{quote(one)} = s.k{at}" for at, one in enumerate(key)))
+
+
+def full_name(name: TableName) -> str:
+    """Return a name with its schema; parts that contain a dot or a quote are quoted."""
+    parts = (name.schema, name.name)
+    return ".".join(quote(one) if set('".') & set(one) else one for one in parts)
+
+
+def read_shape(session: Session, name: str, table: TableName) -> Shape | None:
+    """Return a table as changes see it, without computed columns; None if there is none."""
+    found = read_table(session, table)
+    if found is None:
+        return None
+    types, key = found
+    facts = session.rows(
+        "SELECT column_name, column_default, is_generated FROM information_schema.columns "
+        "WHERE table_catalog = current_database() AND lower(table_schema) = ? "
+        "AND lower(table_name) = ?",
+        table.folded,
+    )
+    defaults = {one: default for one, default, _ in facts}
+    computed = {one for one, _, generated in facts if generated == "ALWAYS"}
+    columns = {
+        one: Column(one, kind, _kind(kind), _scale(kind), defaults.get(one))
+        for one, kind in types.items()
+        if one not in computed
+    }
+    ambiguous = any(not _PLAIN_KEYS.fullmatch(types[one]) for one in key)
+    return Shape(name, full_name(table), key, columns, ambiguous)
+
+
+def lend(session: Session, staged: Staged, table: TableName, at: int) -> Lent:
+    """Put staged changes into a temporary table, in the types of their columns."""
+    values = [_value(staged, field) for field in staged.frame.schema]
+    lent = Lent(staged, table, f"{_STAGE}_{at}")
+    with session.frame(staged.frame) as view:
+        session.run(
+            compose(
+                "CREATE OR REPLACE TEMP TABLE {stage} AS SELECT {values} FROM {view}",
+                stage=lent.source,
+                values=Fragment(", ".join(values)),
+                view=view,
+            )
+        )
+    if staged.shape.ambiguous:
+        _refuse_spellings(session, lent)
+    return lent
+
+
+def give_back(session: Session, lent: Sequence[Lent]) -> None:
+    """Drop the temporary tables."""
+    for one in lent:
+        session.run(compose("DROP TABLE {stage}", stage=one.source))
+
+
+def merge(session: Session, lent: Sequence[Lent]) -> None:
+    """Apply the changes of one round."""
+    for one in reversed(lent):
+        if one.staged.kinds & {DELETE, REPLACE}:
+            _run(
+                session,
+                one,
+                "DELETE FROM {table} AS now USING {stage} AS s WHERE {same} AND {these}",
+                these=kinds_in("s", DELETE, REPLACE),
+            )
+    for one in lent:
+        names = list(one.staged.lanes)
+        if one.staged.kinds & {UPDATE, UPSERT} and names:
+            types = one.staged.shape.columns
+            assign = ", ".join(
+                f"{quote(name)} = CAST({changed(one.staged, name, 'now.' + quote(name))} "
+                f"AS {types[name].type})"
+                for name in names
+            )
+            _run(
+                session,
+                one,
+                "UPDATE {table} AS now SET {assign} FROM {stage} AS s WHERE {same} AND {these}",
+                assign=Fragment(assign),
+                these=kinds_in("s", UPDATE, UPSERT),
+            )
+    for one in lent:
+        if one.staged.kinds & {INSERT, REPLACE, UPSERT, ABSENT}:
+            _insert(session, one)
+
+
+def kinds_in(alias: str, *kinds: str) -> Fragment:
+    """Return the condition that a change is of one of these kinds."""
+    return Fragment(f"{alias}.kind IN ({', '.join(repr(one) for one in kinds)})")
+
+
+def as_json(pairs: Sequence[tuple[str, str, str]]) -> Fragment:
+    """Return SQL for a JSON object of (name, value, type of the value), exact when it is read back.
+
+    Integers of any length, booleans and text are what they are; of anything else JSON holds the
+    text, because a reader would round it or write it otherwise.
+    """
+    parts = []
+    for name, value, kind in pairs:
+        if is_nested(kind):
+            value = f"to_json({value})::VARCHAR"
+        elif kind not in ("VARCHAR", "BOOLEAN") and not INTEGER_TYPES.fullmatch(kind):
+            value = f"{value}::VARCHAR"
+        parts.append("'" + name.replace("'", "''") + f"': {value}")
+    return Fragment(f"to_json({{{', '.join(parts)}}})::VARCHAR")
+
+
+def from_text(value: str, kind: str) -> str:
+    """Return SQL that reads back what `as_json` wrote."""
+    return f"CAST({value}::JSON AS {kind})" if is_nested(kind) else f"CAST({value} AS {kind})"
+
+
+def is_nested(kind: str) -> bool:
+    """Tell whether a type is of lists, structs or maps."""
+    return kind.endswith("]") or kind.startswith(("STRUCT", "MAP"))
+
+
+def _insert(session: Session, lent: Lent) -> None:
+    staged, names = lent.staged, list(lent.staged.lanes)
+    values = [f"s.k{index}" for index in range(len(staged.shape.key))]
+    values += [f"CAST({made(staged, name)} AS {staged.shape.columns[name].type})" for name in names]
+    _run(
+        session,
+        lent,
+        "INSERT INTO {table} ({targets}) SELECT {values} FROM {stage} AS s WHERE {these} "
+        "OR ({maybe} AND NOT EXISTS (FROM {table} AS now WHERE {same}))",
+        targets=Fragment(", ".join(quote(one) for one in (*staged.shape.key, *names))),
+        values=Fragment(", ".join(values)),
+        these=kinds_in("s", INSERT, REPLACE),
+        maybe=kinds_in("s", UPSERT, ABSENT),
+    )
+
+
+def _run(session: Session, lent: Lent, template: str, **gaps: Fragment) -> None:
+    session.run(compose(template, table=lent.table, stage=lent.source, same=lent.same, **gaps))
+
+
+def _value(staged: Staged, field: pa.Field) -> str:
+    """Return a column of the frame as its type; numbers that are computed with have room."""
+    name = str(field.name)
+    index = name[1:]
+    if name in ("place", "block", "kind") or name[0] == GIVEN:
+        return name
+    shape = staged.shape
+    place = shape.columns[
+        shape.key[int(index)] if name[0] == "k" else list(shape.columns)[int(index)]
+    ]
+    if place.kind == "bytes":
+        return f"unhex(substr({name}, 3)) AS {name}"
+    kind = place.type
+    if name[0] in (ADD, RAISE, LOWER) and place.kind == "integer":
+        kind = "HUGEINT" if _SMALL.fullmatch(kind) else "BIGNUM"
+    return f"CAST({name} AS {kind}) AS {name}"
+
+
+def _kind(kind: str) -> ColumnType:
+    if INTEGER_TYPES.fullmatch(kind):
+        return "integer"
+    if kind.startswith("DECIMAL") or kind in ("FLOAT", "DOUBLE"):
+        return "decimal"
+    if kind.startswith("TIMESTAMP"):
+        return "timestamp"
+    return _KINDS.get(kind, "text")
+
+
+def _scale(kind: str) -> int | None:
+    found = _DECIMAL.fullmatch(kind)
+    return int(found[1]) if found else None
+
+
+def _refuse_spellings(session: Session, lent: Lent) -> None:
+    """Refuse two spellings of one key: they were folded apart, and the table has one row."""
+    keys = Fragment(", ".join(f"k{at}" for at in range(len(lent.staged.shape.key))))
+    rows = session.rows(
+        compose(
+            "SELECT {keys} FROM {stage} AS s WHERE NOT {twin} GROUP BY {keys} "
+            "HAVING count(*) > 1 LIMIT 1",
+            keys=keys,
+            stage=lent.source,
+            twin=kinds_in("s", ABSENT),
+        )
+    )
+    if rows:
+        raise ChangeKeyError(
+            "the table takes two keys for the same",
+            table=lent.staged.shape.name,
+            key=", ".join(map(str, rows[0])),
+        )

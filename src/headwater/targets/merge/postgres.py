@@ -1,0 +1,247 @@
+"""Merging staged changes into tables of PostgreSQL: one statement per round, whatever it holds.
+
+PostgreSQL checks foreign keys at the end of a statement, so parents and children may come and go in
+any order within a round. All parts of the statement see the tables as they were before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headwater.changes.declaration import ColumnType
+from headwater.errors import ChangeKeyError, ChangeRefusedError, PostgresTableError
+from headwater.targets.merge.expressions import changed, made
+from headwater.targets.merge.shape import Column, Shape
+from headwater.targets.merge.stage import (
+    ABSENT,
+    ADD,
+    DELETE,
+    GIVEN,
+    INSERT,
+    LOWER,
+    RAISE,
+    REPLACE,
+    UPDATE,
+    UPSERT,
+    Staged,
+)
+from headwater.targets.postgres.encode import INTEGERS
+from headwater.targets.postgres.layout import Column as StoredColumn
+from headwater.targets.postgres.layout import Layout
+from headwater.targets.postgres.session import Session
+from headwater.targets.postgres.sql import Fragment, TableName, compose, literal, quote
+from headwater.targets.postgres.transfer import Lane, Transfer
+from headwater.targets.postgres.tx import Tx
+
+TYPES: dict[ColumnType, str] = {
+    "text": "text",
+    "integer": "numeric",
+    "decimal": "numeric",
+    "boolean": "boolean",
+    "timestamp": "timestamp with time zone",
+    "date": "date",
+    "bytes": "bytea",
+    "json": "jsonb",
+}
+_KINDS: dict[str, ColumnType] = {
+    **dict.fromkeys(INTEGERS, "integer"),
+    "numeric": "decimal",
+    "real": "decimal",
+    "double precision": "decimal",
+    "boolean": "boolean",
+    "timestamp with time zone": "timestamp",
+    "timestamp without time zone": "timestamp",
+    "date": "date",
+    "bytea": "bytes",
+    "json": "json",
+    "jsonb": "json",
+}
+_BINARY = {"text", "character varying", "bytea", *INTEGERS}
+_PLAIN_KEYS = {*_BINARY, "numeric", "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """Staged changes that SQL can select from, and the table that they go to."""
+
+    staged: Staged
+    layout: Layout
+    source: Fragment
+
+    @property
+    def same(self) -> Fragment:
+        """The condition that a row `now` of the table is the one a change `s` is about."""
+        key = self.staged.shape.key
+        return Fragment(" AND ".join(f"now.{quote(one)} = s.k{at}" for at, one in enumerate(key)))
+
+
+def full_name(name: TableName) -> str:
+    """Return a name with its schema; parts that contain a dot or a quote are quoted."""
+    parts = (name.schema, name.name)
+    return ".".join(quote(one) if set('".') & set(one) else one for one in parts)
+
+
+def read_shape(session: Session, name: str, layout: Layout) -> Shape:
+    """Return a table as changes see it; computed columns are left out."""
+    defaults: dict[str, str] = dict(
+        session.rows(
+            "SELECT a.attname, pg_get_expr(d.adbin, d.adrelid) FROM pg_attribute AS a "
+            "JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum "
+            "WHERE a.attrelid = $1::regclass AND a.attgenerated = ''",
+            [compose("{name}", name=layout.name)],
+        )
+    )
+    columns = {
+        one: Column(one, held.type, _kind(held), held.scale, defaults.get(one))
+        for one, held in layout.columns.items()
+        if not held.generated
+    }
+    ambiguous = any(layout.columns[one].bare not in _PLAIN_KEYS for one in layout.key)
+    return Shape(name, full_name(layout.name), layout.key, columns, ambiguous)
+
+
+def lend(tx: Tx, staged: Staged, layout: Layout) -> Lent:
+    """Put staged changes where SQL can select from them."""
+    lanes = tuple(_lane(staged, layout, one) for one in staged.frame.schema)
+    try:
+        lent = Lent(staged, layout, tx.lend(Transfer(lanes), staged.frame))
+    except PostgresTableError as error:
+        raise ChangeRefusedError(
+            "a value does not fit its column", table=staged.shape.name, reason=error.__cause__
+        ) from error
+    if staged.shape.ambiguous:
+        _refuse_spellings(tx.session, lent)
+    return lent
+
+
+def merge(session: Session, lent: Sequence[Lent]) -> None:
+    """Apply the changes of one round."""
+    parts = [part for at, one in enumerate(lent) for part in _parts(one, at)]
+    if parts:
+        session.run(compose("WITH {parts} SELECT 1", parts=Fragment(",\n".join(parts))))
+
+
+def met(session: Session, lent: Lent, kind: str) -> list[tuple[str, int]]:
+    """Return keys and blocks of changes of a kind whose row is there; a few suffice."""
+    keys = " || ', ' || ".join(f"s.k{at}::text" for at in range(len(lent.staged.shape.key)))
+    rows = session.rows(
+        compose(
+            "SELECT {keys}, s.block FROM {source} AS s JOIN {table} AS now ON {same} "
+            "WHERE s.kind = {kind} LIMIT 3",
+            keys=Fragment(keys),
+            source=lent.source,
+            table=lent.layout.name,
+            same=lent.same,
+            kind=literal(kind),
+        )
+    )
+    return [(str(key), int(block)) for key, block in rows]
+
+
+def kinds_in(alias: str, *kinds: str) -> Fragment:
+    """Return the condition that a change is of one of these kinds."""
+    return Fragment(f"{alias}.kind IN ({', '.join(literal(one) for one in kinds)})")
+
+
+def _parts(lent: Lent, at: int) -> list[Fragment]:
+    """Return deletions, changes and new rows of a table, each after the one before."""
+    staged, kinds = lent.staged, lent.staged.kinds
+    parts: list[Fragment] = []
+    before = Fragment("")
+
+    def add(name: str, template: str, **gaps: Fragment | TableName) -> None:
+        nonlocal before
+        label = Fragment(f"{name}{at}")
+        body = compose(
+            template,
+            table=lent.layout.name,
+            source=lent.source,
+            same=lent.same,
+            before=before,
+            **gaps,
+        )
+        parts.append(Fragment(f"{label} AS ({body} RETURNING 1)"))
+        before = compose("AND (SELECT count(*) FROM {label}) >= 0", label=label)
+
+    if kinds & {DELETE, REPLACE}:
+        add(
+            "gone",
+            "DELETE FROM {table} AS now USING {source} AS s WHERE {same} AND {these} {before}",
+            these=kinds_in("s", DELETE, REPLACE),
+        )
+    names = list(staged.lanes)
+    if kinds & {UPDATE, UPSERT} and names:
+        assign = ", ".join(
+            f"{quote(one)} = {changed(staged, one, 'now.' + quote(one))}" for one in names
+        )
+        add(
+            "changed",
+            "UPDATE {table} AS now SET {assign} FROM {source} AS s "
+            "WHERE {same} AND {these} {before}",
+            assign=Fragment(assign),
+            these=kinds_in("s", UPDATE, UPSERT),
+        )
+    if kinds & {INSERT, REPLACE, UPSERT, ABSENT}:
+        targets = ", ".join(quote(one) for one in (*staged.shape.key, *names))
+        values = [f"s.k{index}" for index in range(len(staged.shape.key))]
+        values += [made(staged, one) for one in names]
+        add(
+            "made",
+            "INSERT INTO {table} ({targets}) OVERRIDING SYSTEM VALUE SELECT {values} "
+            "FROM {source} AS s WHERE ({these} OR ({maybe} AND NOT EXISTS "
+            "(SELECT FROM {table} AS now WHERE {same}))) {before}",
+            targets=Fragment(targets),
+            values=Fragment(", ".join(values)),
+            these=kinds_in("s", INSERT, REPLACE),
+            maybe=kinds_in("s", UPSERT, ABSENT),
+        )
+    return parts
+
+
+def _lane(staged: Staged, layout: Layout, field: pa.Field) -> Lane:
+    """Return how a column of the frame travels: in the table's own type where that has a form."""
+    name, index = field.name, field.name[1:]
+    if name in ("place", "block"):
+        return Lane(name, "bigint", "bigint")
+    if name == "kind":
+        return Lane(name, "text", "text")
+    if name[0] == GIVEN:
+        return Lane(name, "boolean", "boolean")
+    shape = staged.shape
+    place = shape.key[int(index)] if name[0] == "k" else list(shape.columns)[int(index)]
+    stored, kind = layout.columns[place], shape.columns[place].kind
+    if name[0] in (ADD, RAISE, LOWER):
+        whole = kind == "integer"
+        return Lane(name, "numeric", "numeric") if whole else Lane(name, "text", "text", "numeric")
+    if stored.bare in _BINARY:
+        return Lane(name, stored.bare, stored.bare)
+    if stored.bare == "numeric" and kind == "integer":
+        return Lane(name, "numeric", "numeric")
+    return Lane(name, "text", "text", stored.type)
+
+
+def _kind(column: StoredColumn) -> ColumnType:
+    if column.bare == "numeric" and column.scale == 0:
+        return "integer"
+    return _KINDS.get(column.bare, "text")
+
+
+def _refuse_spellings(session: Session, lent: Lent) -> None:
+    """Refuse two spellings of one key: they were folded apart, and the table has one row."""
+    keys = Fragment(", ".join(f"k{at}" for at in range(len(lent.staged.shape.key))))
+    rows = session.rows(
+        compose(
+            "SELECT row_to_json(twice)::text FROM (SELECT {keys} FROM {source} AS s "
+            "WHERE NOT {twin} GROUP BY {keys} HAVING count(*) > 1 LIMIT 1) AS twice",
+            keys=keys,
+            source=lent.source,
+            twin=kinds_in("s", ABSENT),
+        )
+    )
+    if rows:
+        raise ChangeKeyError(
+            "the table takes two keys for the same", table=lent.staged.shape.name, key=rows[0][0]
+        )
