@@ -9,7 +9,7 @@ transaction that also changes the tables and stores the state.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
 from headwater.core import Batch, BlockCursor, PipeState
 from headwater.errors import ChangeBlockError, ChangeFormError, MissingExtraError
-from headwater.targets.base import Delivery
+from headwater.targets.base import Delivery, SideTable
 from headwater.targets.history.names import CURSORS, HISTORY, Names
 from headwater.targets.history.store import Inner, Store, Work, landing_floor
 
@@ -137,6 +137,27 @@ class HistoryTarget:
     def close(self) -> None:
         """Let go of the database. What was not committed is gone."""
         self._inner.close()
+
+    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
+        """Create what is missing of what the stream keeps for itself."""
+        self._inner.open_side_tables(tables)
+
+    def read_side_table(
+        self,
+        name: str,
+        *,
+        after: tuple[int, int] | None = None,
+        up_to_block: int | None = None,
+        limit: int | None = None,
+    ) -> pa.Table:
+        """Return committed rows that the stream keeps for itself."""
+        return self._inner.read_side_table(name, after=after, up_to_block=up_to_block, limit=limit)
+
+    def settle_side_rows(
+        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
+    ) -> None:
+        """Remove rows that the stream keeps for itself, and add others, in one step."""
+        self._inner.settle_side_rows(name, up_to, moved)
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Read what is committed."""
