@@ -36,7 +36,6 @@ _EXTRAS = {
     "postgres_target": "postgres",
 }
 _PACKAGES = {"clickhouse": "urllib3", "duckdb": "duckdb", "postgres": "psycopg"}
-_PACKAGES = {"duckdb": "duckdb", "history": "", "postgres": "psycopg"}
 
 __all__ = [
     "ClickHouseSettings",
@@ -68,8 +67,8 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{extra}"), name)
     except ModuleNotFoundError as error:
-        package = _PACKAGES[extra]
-        if error.name != package:
+        package = _PACKAGES.get(extra)
+        if package is None or error.name != package:
             raise
         raise MissingExtraError(
             f"{name} needs the package {package}: pip install 'headwater[{extra}]'"

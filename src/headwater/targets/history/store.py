@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, PipeState
-from headwater.targets.base import Delivery, KeepsSideTables
+from headwater.targets.base import Delivery, KeepsConfig, KeepsSideTables
 from headwater.targets.merge.shape import Shape
 
 
@@ -21,7 +21,7 @@ class Work:
     floor: int
 
 
-class Inner(KeepsSideTables, Protocol):
+class Inner(KeepsSideTables, KeepsConfig, Protocol):
     """The database's own target, which keeps the state and runs the transactions."""
 
     on_statement: Callable[[str], None] | None

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
 from headwater.core import Batch, BlockCursor, PipeState
 from headwater.errors import ChangeBlockError, ChangeFormError, MissingExtraError
-from headwater.targets.base import Delivery, SideTable
+from headwater.targets.base import Delivery, SideTable, StoredConfig
 from headwater.targets.history.names import CURSORS, HISTORY, Names
 from headwater.targets.history.store import Inner, Store, Work, landing_floor
 
@@ -158,6 +158,10 @@ class HistoryTarget:
     ) -> None:
         """Remove rows that the stream keeps for itself, and add others, in one step."""
         self._inner.settle_side_rows(name, up_to, moved)
+
+    def stored_config(self) -> StoredConfig:
+        """Return what is kept of the stream's configuration, beside its state."""
+        return self._inner.stored_config()
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Read what is committed."""
