@@ -105,8 +105,9 @@ class Pipeline(Generic[Data, Receipt]):
     `patience` bounds how often in a row a replica that is merely behind is waited for; `pause` is
     called each time. `history_cap` bounds the rollback chain. `on_fork` is called with the state
     that a rollback has committed, before reading resumes. `unbroken` surrounds each change of the
-    target, so that a signal can wait for its end. `prepare` is called before the target recovers.
-    `flush` says when to commit, by the clock `now` and by what `count_rows` counts.
+    target, so that a signal can wait for its end. `prepare` is called before the target recovers,
+    `finish` when all is read and committed, before the target is closed. `flush` says when to
+    commit, by the clock `now` and by what `count_rows` counts.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Pipeline(Generic[Data, Receipt]):
         on_fork: Callable[[PipeState], None] = lambda state: None,
         unbroken: Callable[[], AbstractContextManager[object]] = nullcontext,
         prepare: Callable[[], None] = lambda: None,
+        finish: Callable[[PipeState], None] = lambda state: None,
         flush: FlushRules = FlushRules(),  # noqa: B008 - immutable
         now: Callable[[], float] = lambda: 0.0,
         count_rows: Callable[[Batch[Data]], int] = lambda batch: 0,
@@ -136,6 +138,7 @@ class Pipeline(Generic[Data, Receipt]):
         self._on_fork = on_fork
         self._unbroken = unbroken
         self._prepare = prepare
+        self._finish = finish
         self._flush_rules = flush
         self._now = now
         self._count_rows = count_rows
@@ -162,6 +165,7 @@ class Pipeline(Generic[Data, Receipt]):
                         if isinstance(answer, Fork | RangeEnd):
                             break
             yield from self._flush()
+            self._finish(self._state)
 
     def _fold(self, answer: Said) -> Iterator[Event]:
         """Do what an answer calls for, and move to the state that follows."""

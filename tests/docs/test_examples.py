@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ["README.md", "docs/simulator.md", "docs/streams.md", "docs/spark.md"]
+PAGES = [
+    "README.md",
+    "docs/simulator.md",
+    "docs/streams.md",
+    "docs/spark.md",
+    "docs/side-effects.md",
+]
 
 
 def examples(page: str) -> list[str]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from headwater.cli.demo.command import demo as show_demo
+from headwater.cli.outbox import app as outbox
 from headwater.cli.simulate import simulate
 from headwater.errors import HeadwaterError
 
@@ -31,6 +32,7 @@ def about() -> None:
 
 app.command("demo")(show_demo)
 app.command()(simulate)
+app.add_typer(outbox)
 
 
 def main() -> None:

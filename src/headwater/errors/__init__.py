@@ -9,7 +9,8 @@
     ├── E3…  portal: transport, status codes, malformed or contradictory answers
     ├── E4…  decoding: signatures, layouts, contents of blocks
     ├── E5…  Spark: Java, sessions, column types, the data source
-    └── E6…  changes: operations on rows
+    ├── E6…  changes: operations on rows
+    └── E7…  side effects: messages and their delivery
 
 The text starts with the code because text is all that survives a Spark worker. Errors pickle.
 Numbers that the SQD Pipes SDK uses keep its meaning. `docs/errors.md` lists all of them; a test
@@ -80,6 +81,12 @@ from headwater.errors.duckdb import (
     UndeclaredTableError,
     UntraceableWriteError,
 )
+from headwater.errors.effects import (
+    DeadLetterError,
+    DeliveryError,
+    DeliveryRefusedError,
+    MessageRowsError,
+)
 from headwater.errors.forks import (
     EmptyForkSampleError,
     ForkCursorMissingError,
@@ -142,6 +149,9 @@ __all__ = [
     "ColumnTypeError",
     "ConfigChangedError",
     "DatabaseChangesError",
+    "DeadLetterError",
+    "DeliveryError",
+    "DeliveryRefusedError",
     "DiscriminatorError",
     "DistributedTableError",
     "DuckDBFileError",
@@ -159,6 +169,7 @@ __all__ = [
     "LayoutError",
     "MalformedAnswerError",
     "MalformedLineError",
+    "MessageRowsError",
     "MissingExtraError",
     "NetworkError",
     "NotFinalError",

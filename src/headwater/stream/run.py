@@ -115,14 +115,11 @@ class Run:
     # --- what the loop calls ----------------------------------------------------------------------
 
     def read(self, state: PipeState) -> Answers | None:
-        """Read what follows this state; at the end of the range parts end their work first."""
+        """Read what follows this state."""
         assert self._source is not None, "a run is started before it reads"
         if self._factories is not None:
             self._factories.catch_up(state)
-        answers = self._source.read(state)
-        if answers is None:
-            self._parts.finish(state)
-        return answers
+        return self._source.read(state)
 
     def assemble(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Decode and transform a batch."""
@@ -137,6 +134,10 @@ class Run:
             self._factories.forget(state)
         for step in self._stream.steps:
             step.fork(state.cursor)
+
+    def finish(self, state: PipeState) -> None:
+        """Let parts end their work: the range is read, and the target is still open."""
+        self._parts.finish(state)
 
     def now(self) -> float:
         """Return the time by which flushes are due."""

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.core import BlockCursor, Flush, FlushRules
 from headwater.decode import Output
+from headwater.effects import Subscription
+from headwater.effects.courier import Deliver
+from headwater.effects.outbox import RETRY
 from headwater.errors import InvalidOptionError, NetworkError, StreamIdError
 from headwater.pipeline import Committed, Event, ForkPolicy, Pipeline, Recovered, follow_history
-from headwater.portal import PortalClient, SystemClock
+from headwater.portal import PortalClient, RetryPolicy, SystemClock
 from headwater.spark.failure import coded_failures
 from headwater.stream.config import OnConfigChange, check_option, compare_config
 from headwater.stream.context import StreamBatch
@@ -59,6 +62,34 @@ class PortalStream:
         spans of history and on single blocks at the head.
         """
         return replace(self, steps=(*self.steps, Step(code)))
+
+    def on_finalized(
+        self,
+        output: str,
+        deliver: Deliver,
+        *,
+        name: str | None = None,
+        batch_size: int = 100,
+        retry: RetryPolicy = RETRY,
+    ) -> PortalStream:
+        """Deliver each row of an output once its block is final: at least once, and in order.
+
+        A message is stored in the transaction of its batch, so nothing of an orphaned block is ever
+        delivered, and nothing final is missed. The stream never waits for a receiver.
+
+        Args:
+            output: whose rows, as the transforms leave them.
+            deliver: a function of a list of `Message`s that raises if it fails, or `webhook(…)` or
+                `kafka(…)` of `headwater.effects`. It is called in a thread of its own.
+            name: what the outbox is called, if not like the output; never rename it.
+            batch_size: how many messages a call gets at most.
+            retry: the pauses, and after how many attempts messages become dead letters.
+        """
+        added = Subscription(output, deliver, name or output, batch_size, retry)
+        names = {one.name.lower() for one in self.parts if isinstance(one, Subscription)}
+        if added.name.lower() in names:
+            raise InvalidOptionError("there is an outbox of this name: give name=", got=added.name)
+        return replace(self, parts=(*self.parts, added))
 
     def pipe_to(self, target: Any, *, on_event: Observer | None = None) -> None:
         """Run into a target until the range is read; without an end, until a signal.
@@ -116,6 +147,7 @@ class PortalStream:
             fork_policy=policy,
             on_fork=run.forked,
             prepare=lambda: run.prepare(target),
+            finish=run.finish,
             unbroken=nullcontext if interrupt is None else interrupt.unbroken,
             flush=self.flush,
             now=run.now,

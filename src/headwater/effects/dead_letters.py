@@ -1,0 +1,174 @@
+"""Dead letters: messages that were given up, kept for a person, and put back when asked.
+
+All subscriptions of a stream share `headwater_dead_letters`. Since their ordinals would collide
+there, a dead letter's ordinal is made of its key and the subscription's name; `position` is the
+ordinal that it has in its outbox.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from headwater.effects.message import COLUMNS, Message, message_rows
+from headwater.errors import DeadLetterError
+from headwater.targets.base import SideTable
+
+if TYPE_CHECKING:
+    from headwater.effects.courier import Dead
+
+DEAD_LETTERS = SideTable(
+    "dead_letters",
+    pa.schema(
+        [
+            pa.field("block_number", pa.int64()),
+            pa.field("ordinal", pa.int64()),
+            pa.field("name", pa.string()),
+            pa.field("output", pa.string()),
+            pa.field("position", pa.int64()),
+            pa.field("block_hash", pa.string()),
+            pa.field("key", pa.string()),
+            pa.field("payload", pa.string()),
+            pa.field("reason", pa.string()),
+            pa.field("attempts", pa.int64()),
+            pa.field("died_at", pa.timestamp("us", "UTC")),
+        ]
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that was given up: of which subscription, why, after how many attempts, when."""
+
+    name: str
+    message: Message
+    reason: str
+    attempts: int
+    died_at: datetime
+
+
+def outbox_table(name: str) -> SideTable:
+    """Return the outbox of a subscription."""
+    return SideTable(f"outbox_{name}", COLUMNS)
+
+
+def dead_letter_rows(name: str, dead: Sequence[Dead], now: float) -> pa.Table:
+    """Return what is stored of messages that a subscription has given up."""
+    rows = [
+        {
+            "block_number": one.message.block_number,
+            "ordinal": _ordinal(name, one.message.key),
+            "name": name,
+            "output": one.message.output,
+            "position": one.message.ordinal,
+            "block_hash": one.message.block_hash,
+            "key": one.message.key,
+            "payload": one.message.payload,
+            "reason": one.reason,
+            "attempts": one.attempts,
+            "died_at": datetime.fromtimestamp(now, UTC),
+        }
+        for one in dead
+    ]
+    return pa.Table.from_pylist(rows, schema=DEAD_LETTERS.columns)
+
+
+def dead_letters(target: Any, stream_id: str) -> list[DeadLetter]:
+    """Return the dead letters of a stream, oldest block first.
+
+    The target is opened and closed; nobody else may be writing the stream meanwhile.
+    """
+    target.bind(stream_id)
+    try:
+        target.open_side_tables([DEAD_LETTERS])
+        target.recover()
+        return read_dead_letters(stream_id, target.read_side_table(DEAD_LETTERS.name))
+    finally:
+        target.close()
+
+
+def replay_dead_letters(
+    target: Any,
+    stream_id: str,
+    *,
+    name: str | None = None,
+    keys: Collection[str] | None = None,
+) -> int:
+    """Put dead letters back into their outboxes, and return how many.
+
+    All of them, or those of one subscription, or those with these keys. They are delivered when the
+    stream next runs, before everything else, with the keys that they always had. The stream must
+    not be running. A crash leaves all of them, or none, put back.
+
+    Raises:
+        DeadLetterError: a key is not that of a dead letter.
+    """
+    target.bind(stream_id)
+    try:
+        target.open_side_tables([DEAD_LETTERS])
+        target.recover()
+        rows = target.read_side_table(DEAD_LETTERS.name)
+        found = read_dead_letters(stream_id, rows)
+        unknown = sorted(set(keys or ()) - {one.message.key for one in found})
+        if unknown:
+            raise DeadLetterError(
+                "no dead letter has this key", stream=stream_id, keys=", ".join(unknown)
+            )
+        chosen = [
+            (name is None or one.name == name) and (keys is None or one.message.key in keys)
+            for one in found
+        ]
+        back = [one for one, wanted in zip(found, chosen, strict=True) if wanted]
+        if not back:
+            return 0
+        names = sorted({one.name for one in back})
+        target.open_side_tables([DEAD_LETTERS, *(outbox_table(one) for one in names)])
+        target.recover()
+        moved = {
+            outbox_table(one).name: message_rows([it.message for it in back if it.name == one])
+            for one in names
+        }
+        kept = rows.filter(pa.array([not wanted for wanted in chosen]))
+        last = rows.slice(rows.num_rows - 1).to_pylist()[0]
+        target.settle_side_rows(
+            DEAD_LETTERS.name,
+            (last["block_number"], last["ordinal"]),
+            {DEAD_LETTERS.name: kept, **moved},
+        )
+        return len(back)
+    finally:
+        target.close()
+
+
+def read_dead_letters(stream_id: str, rows: pa.Table) -> list[DeadLetter]:
+    """Read dead letters from their rows."""
+    return [
+        DeadLetter(
+            row["name"],
+            Message(
+                row["key"],
+                stream_id,
+                row["output"],
+                row["block_number"],
+                row["block_hash"],
+                row["position"],
+                row["payload"],
+            ),
+            row["reason"],
+            row["attempts"],
+            row["died_at"],
+        )
+        for row in rows.to_pylist()
+    ]
+
+
+def _ordinal(name: str, key: str) -> int:
+    """Return 63 bits that tell a dead letter from all others of its block."""
+    digest = hashlib.sha256(f"{name}/{key}".encode()).digest()
+    return int.from_bytes(digest[:8]) >> 1
