@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.effects import Subscription
@@ -73,6 +75,34 @@ def test_values_are_exact_in_json() -> None:
         "day": "2024-05-06",
         "coded": "a",
     }
+
+
+TIMES = st.datetimes(dt.datetime(1971, 1, 1), dt.datetime(2200, 1, 1))  # noqa: DTZ001
+KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.uint64(): st.integers(0, 2**64 - 1),
+    pa.int32(): st.integers(-(2**31), 2**31 - 1),
+    pa.bool_(): st.booleans(),
+    pa.string(): st.text(),
+    pa.decimal128(38, 0): st.integers(-(10**38) + 1, 10**38 - 1).map(Decimal),
+    pa.decimal256(76, 0): st.integers(-(10**76) + 1, 10**76 - 1).map(Decimal),
+    pa.timestamp("us"): TIMES,
+    pa.timestamp("us", "UTC"): TIMES.map(lambda one: one.replace(tzinfo=dt.UTC)),
+    pa.timestamp("s", "UTC"): TIMES.map(lambda one: one.replace(microsecond=0, tzinfo=dt.UTC)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@given(data=st.data())
+@settings(max_examples=40)
+def test_a_column_at_a_time_gives_what_value_by_value_gives(
+    kind: pa.DataType, data: st.DataObject
+) -> None:
+    values = data.draw(st.lists(st.none() | KINDS[kind], min_size=1, max_size=6))
+    inner = pa.array([[one] for one in values], pa.list_(kind))  # nested: value by value
+    outer = pa.array(values, kind)
+    whole = [json.loads(text) for text in json_rows(pa.table({"v": outer, "n": inner}))]
+    assert [[row["v"]] for row in whole] == [row["n"] for row in whole]
 
 
 def test_nested_values_are_exact_too() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -27,6 +27,7 @@ class Hook:
     url: str = ""
     status: int = 204
     answer_headers: Mapping[str, str] = field(default_factory=dict)
+    answer_body: bytes = b""
     requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
 
 
@@ -38,11 +39,21 @@ def receiving(hook: Hook) -> Iterator[Hook]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             hook.requests.append((dict(self.headers), body))
+            answer = hook.answer_body
             self.send_response(hook.status)
             for name, value in hook.answer_headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
+            self.wfile.write(answer)
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # nobody has to read a long answer
+                super().handle()
+
+        def finish(self) -> None:
+            with suppress(ConnectionError):
+                super().finish()
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -124,6 +135,16 @@ def test_anything_else_is_tried_again(hook: Hook, status: int) -> None:
     deliver.close()
     assert caught.value.retry_after_s is None
     assert len(hook.requests) == 1
+
+
+def test_connections_are_kept_and_long_answers_are_not_read(hook: Hook) -> None:
+    hook.status = 200
+    deliver = webhook(hook.url, secret=SECRET)
+    for body in (b"ok", b"x" * 10_000_000, b"", b"x" * 65_536, b"ok"):
+        hook.answer_body = body
+        deliver(messages(1))
+    deliver.close()
+    assert len(hook.requests) == 5
 
 
 def test_retry_after_is_respected(hook: Hook) -> None:

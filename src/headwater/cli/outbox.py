@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,8 @@ app = typer.Typer(
     name="outbox", no_args_is_help=True, help="See messages that wait or were given up."
 )
 
+SHOWN = 100
+_POSTGRES = re.compile(r"postgres(ql)?://|.*\b(host|hostaddr|dbname|service)\s*=")
 Place = Annotated[str, typer.Argument(help="postgresql://… or the path of a DuckDB file.")]
 Stream = Annotated[str, typer.Option("--stream", help="The id of the stream.")]
 Schema = Annotated[
@@ -55,12 +58,14 @@ def show(place: Place, stream: Stream, schema: Schema = None) -> None:
         table = Table()
         for heading in ("outbox", "block", "key", "attempts", "since", "reason"):
             table.add_column(heading, overflow="fold")
-        for row in sorted(dead, key=lambda row: (row["block_number"], row["position"])):
+        for row in sorted(dead, key=lambda row: (row["block_number"], row["position"]))[:SHOWN]:
             since = row["died_at"].isoformat(sep=" ", timespec="seconds")
             reason = "".join(one if one.isprintable() else "?" for one in row["reason"])
             cells = (row["name"], row["block_number"], row["key"], row["attempts"], since, reason)
             table.add_row(*(Text(str(one)) for one in cells))
         console.print(table)
+        if len(dead) > SHOWN:
+            console.print(Text(f"and {len(dead) - SHOWN} more, in headwater_dead_letters"))
 
 
 @app.command()
@@ -84,14 +89,14 @@ def replay(
 
 def _target(place: str, stream: str, schema: str | None) -> tuple[Any, str]:
     """Return the target at an address, and the schema of its state."""
-    if place.startswith(("postgresql://", "postgres://")):
+    if _POSTGRES.match(place):
         from headwater.targets import PostgresSettings, postgres_target
 
         settings = PostgresSettings(id=stream)
         settings = settings if schema is None else replace(settings, schema=schema)
         return postgres_target(place, settings=settings), settings.schema
     if not Path(place).is_file():
-        raise InvalidOptionError("neither postgresql://… nor a DuckDB file", got=Path(place).name)
+        raise InvalidOptionError("neither postgresql://… nor the path of a DuckDB file")
     from headwater.targets import DuckDBSettings, duckdb_target
 
     own = DuckDBSettings(id=stream)

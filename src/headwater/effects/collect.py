@@ -34,22 +34,25 @@ def collect_messages(stream_id: str, output: str, batch: Batch[Delivery]) -> pa.
         )
     rows = frame if isinstance(frame, pa.Table) else frame.toArrow()
     _check(output, rows, batch)
-    numbers, hashes = (rows.column(name).to_pylist() for name in ("block_number", "block_hash"))
+    numbers = [int(one) for one in rows.column("block_number").to_pylist()]
+    hashes = rows.column("block_hash").to_pylist()
     texts = json_rows(rows)
     places = [rows.column(name).to_pylist() for name in PLACE if name in rows.schema.names]
     order = sorted(
         range(rows.num_rows),
         key=lambda at: (numbers[at], *(_sortable(one[at]) for one in places), texts[at]),
     )
-    found: list[dict[str, Any]] = []
-    for at in order:
-        number, block_hash = int(numbers[at]), hashes[at]
-        same = bool(found) and found[-1]["block_number"] == number
-        ordinal = found[-1]["ordinal"] + 1 if same else 0
-        key = idempotency_key(stream_id, output, number, block_hash, ordinal)
-        values = (number, ordinal, block_hash, key, texts[at])
-        found.append(dict(zip(COLUMNS.names, values, strict=True)))
-    return pa.Table.from_pylist(found, schema=COLUMNS)
+    ordinals: list[int] = []
+    for place, at in enumerate(order):
+        same = place > 0 and numbers[at] == numbers[order[place - 1]]
+        ordinals.append(ordinals[-1] + 1 if same else 0)
+    keys = [
+        idempotency_key(stream_id, output, numbers[at], hashes[at], ordinal)
+        for at, ordinal in zip(order, ordinals, strict=True)
+    ]
+    columns = [_taken(numbers, order), ordinals, _taken(hashes, order), keys, _taken(texts, order)]
+    arrays = [pa.array(*one) for one in zip(columns, COLUMNS.types, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=COLUMNS)
 
 
 def _check(output: str, rows: pa.Table, batch: Batch[Delivery]) -> None:
@@ -81,6 +84,10 @@ def _blocks(batch: Batch[Delivery]) -> tuple[int, int]:
     ctx = batch.data.ctx
     count = len(batch.headers) if ctx is None else ctx.batch.blocks_count
     return min(first, last - count + 1), last
+
+
+def _taken(values: list[Any], order: list[int]) -> list[Any]:
+    return [values[at] for at in order]
 
 
 def _sortable(value: Any) -> tuple[bool, Any]:

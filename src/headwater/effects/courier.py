@@ -7,6 +7,7 @@ letters. The courier knows no target: what it has done is reported to the loop, 
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from threading import Event, Lock, Thread
 from headwater.effects.message import Message
 from headwater.errors import DeliveryError, DeliveryRefusedError, HeadwaterError
 from headwater.portal import RetryPolicy
+
+logger = logging.getLogger("headwater.effects")
 
 STOP_S = 10.0
 REASON_CHARACTERS = 500
@@ -106,6 +109,8 @@ class Courier:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(STOP_S)
+            if self._thread.is_alive():
+                logger.warning("outbox.left a delivery is still under way after %.0f s", STOP_S)
         close = getattr(self._deliver, "close", None)
         if callable(close):
             close()

@@ -1,35 +1,88 @@
 """Rows as JSON, exactly: the payload of messages.
 
 Integers beyond ±(2^53 - 1), which many readers of JSON would round, are strings, and so are all
-decimals; bytes are `0x…`, times ISO 8601. The same row has the same text at every replay.
+decimals; bytes are `0x…`, times ISO 8601. The same row has the same text at every replay. Columns
+of plain types become text a column at a time; the others, nested ones above all, value by value.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 SAFE = 2**53 - 1
+CHUNK_ROWS = 65_536
 Convert = Callable[[Any], Any]
 
 
 def json_rows(rows: pa.Table) -> list[str]:
     """Return each row as a JSON object with its columns in their order."""
-    names = rows.schema.names
-    columns = []
-    for field, column in zip(rows.schema, rows.columns, strict=True):
-        convert = _converter(field.type)
-        values = column.to_pylist()
-        columns.append([None if one is None else convert(one) for one in values])
-    return [
-        json.dumps(dict(zip(names, row, strict=True)), separators=(",", ":"), ensure_ascii=False)
-        for row in zip(*columns, strict=True)
-    ]
+    return [text for start in range(0, rows.num_rows, CHUNK_ROWS) for text in _chunk(rows, start)]
+
+
+def _chunk(rows: pa.Table, start: int) -> Iterator[str]:
+    pieces: list[Any] = []
+    for field, column in zip(rows.schema, rows.slice(start, CHUNK_ROWS).columns, strict=True):
+        pieces.append(f"{',' if pieces else '{'}{_dump(field.name)}:")
+        pieces.append(_texts(column.combine_chunks()))
+    yield from pc.binary_join_element_wise(*pieces, "}", "").to_pylist()
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    """Return the JSON of each value."""
+    texts = _plain(values)
+    if texts is None:
+        convert = _converter(values.type)
+        made = [_dump(None if one is None else convert(one)) for one in values.to_pylist()]
+        texts = pa.array(made, pa.string())
+    return pc.fill_null(texts, "null")
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+# --- a column at a time ---------------------------------------------------------------------------
+
+
+def _plain(values: pa.Array) -> pa.Array | None:
+    """Return the JSON of a column of a plain type; None if it is not one."""
+    kind, types = values.type, pa.types
+    if types.is_boolean(kind):
+        return pc.if_else(values, "true", "false")
+    if types.is_integer(kind):
+        texts = values.cast(pa.string())
+        ends = pc.min_max(values).as_py()
+        if ends["min"] is not None and not -SAFE <= ends["min"] <= ends["max"] <= SAFE:
+            safe = pa.array(
+                [one is not None and -SAFE <= one <= SAFE for one in values.to_pylist()]
+            )
+            texts = pc.if_else(safe, texts, _quoted(texts))
+        return texts
+    if types.is_decimal(kind) and kind.scale == 0:
+        return _quoted(values.cast(pa.string()))
+    if types.is_string(kind):
+        special = pc.any(pc.match_substring_regex(values, r'["\\\x00-\x1f]'), min_count=0).as_py()
+        return None if special else _quoted(values)
+    if types.is_timestamp(kind) and kind.unit in ("s", "ms", "us"):
+        instants = values.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
+        texts = pc.strftime(instants.cast(pa.timestamp("us")), "%Y-%m-%dT%H:%M:%S")
+        texts = pc.replace_substring_regex(texts, r"\.000000$", "")
+        return _quoted(pc.binary_join_element_wise(texts, "Z", "") if kind.tz else texts)
+    return None
+
+
+def _quoted(texts: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise('"', texts, '"', "")
+
+
+# --- value by value -------------------------------------------------------------------------------
 
 
 def _converter(kind: pa.DataType) -> Convert:
@@ -53,10 +106,6 @@ def _nullable(convert: Convert) -> Convert:
     return lambda value: None if value is None else convert(value)
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 def _integer(value: int) -> int | str:
     return value if -SAFE <= value <= SAFE else str(value)
 
@@ -77,7 +126,7 @@ def _binary(kind: pa.DataType) -> bool:
 
 
 _CONVERTERS: list[tuple[Callable[[pa.DataType], bool], Convert]] = [
-    (pa.types.is_boolean, _same),
+    (pa.types.is_boolean, bool),
     (pa.types.is_integer, _integer),
     (pa.types.is_floating, _float),
     (pa.types.is_decimal, lambda value: format(value, "f")),

@@ -20,6 +20,7 @@ from headwater.portal import Clock, SystemClock
 from headwater.portal.retry import parse_retry_after
 
 TIMESTAMP, SIGNATURE, KEY = "Headwater-Timestamp", "Headwater-Signature", "Idempotency-Key"
+LONGEST_ANSWER = 65_536
 _LATER = (408, 429)
 
 
@@ -84,14 +85,11 @@ class Webhook:
             KEY: request_key(messages),
         }
         try:
-            answer = self._pool.request(
-                "POST", self._url, body=body, headers=headers, redirect=False
-            )
+            status, retry_after = self._post(body, headers)
         except urllib3.exceptions.HTTPError as error:
             raise DeliveryError(
                 "the webhook cannot be reached", host=self._host, reason=type(error).__name__
             ) from None  # the error may show the whole address
-        status = answer.status
         if 200 <= status < 300:
             return
         if 400 <= status < 500 and status not in _LATER:
@@ -101,7 +99,7 @@ class Webhook:
                 status=status,
                 first=messages[0].key,
             )
-        after = parse_retry_after(answer.headers.get("Retry-After"), self._clock.now())
+        after = parse_retry_after(retry_after, self._clock.now())
         raise DeliveryError(
             "the webhook did not take messages", host=self._host, status=status, retry_after_s=after
         )
@@ -112,6 +110,17 @@ class Webhook:
 
     def __repr__(self) -> str:
         return f"webhook({self._host})"
+
+    def _post(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, str | None]:
+        """Return the status of the answer and its Retry-After; long bodies are not read."""
+        answer = self._pool.request(
+            "POST", self._url, body=body, headers=headers, redirect=False, preload_content=False
+        )
+        if len(answer.read(LONGEST_ANSWER)) < LONGEST_ANSWER:
+            answer.release_conn()
+        else:
+            answer.close()
+        return answer.status, answer.headers.get("Retry-After")
 
 
 def request_key(messages: Sequence[Message]) -> str:

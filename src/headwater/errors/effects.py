@@ -32,7 +32,7 @@ class DeliveryError(
     def retry_after_s(self) -> float | None:
         """How long the receiver wants to be left alone."""
         asked = self.facts.get("retry_after_s")
-        return asked if isinstance(asked, float) else None
+        return float(asked) if isinstance(asked, int | float) else None
 
 
 class DeadLetterError(

@@ -74,9 +74,10 @@ class KeepsSideTables(Protocol):
     def settle_side_rows(
         self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
     ) -> None:
-        """Remove this stream's rows up to a key, and add rows to side tables, in one step.
+        """Remove this stream's rows up to a key, then add rows to side tables, in one step.
 
-        Called between batches. Calling it again changes nothing.
+        `moved` may hold rows of the same table, which are rewritten so, and rows whose key is there
+        already, which stay as they are. Called between batches. Calling it again changes nothing.
         """
         ...
 
