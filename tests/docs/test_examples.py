@@ -10,10 +10,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [
     "README.md",
-    "docs/simulator.md",
-    "docs/streams.md",
-    "docs/spark.md",
+    "docs/operations.md",
     "docs/side-effects.md",
+    "docs/simulator.md",
+    "docs/spark.md",
+    "docs/streams.md",
 ]
 
 

@@ -10,8 +10,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from headwater.cli.cursor import app as cursor
 from headwater.cli.demo.command import demo as show_demo
 from headwater.cli.outbox import app as outbox
+from headwater.cli.setup import setup
 from headwater.cli.simulate import simulate
 from headwater.errors import HeadwaterError
 
@@ -33,6 +35,8 @@ def about() -> None:
 app.command("demo")(show_demo)
 app.command()(simulate)
 app.add_typer(outbox)
+app.command()(setup)
+app.add_typer(cursor, name="cursor")
 
 
 def main() -> None:

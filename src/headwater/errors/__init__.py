@@ -49,6 +49,7 @@ from headwater.errors.clickhouse import (
 )
 from headwater.errors.configuration import (
     ConfigChangedError,
+    CursorMoveError,
     DiscriminatorError,
     InvalidOptionError,
     InvalidRangeError,
@@ -57,6 +58,7 @@ from headwater.errors.configuration import (
     PortalUrlError,
     QueryError,
     QueryLimitError,
+    SchemaFileError,
     SideTablesError,
     StoredStateError,
     StreamIdError,
@@ -148,6 +150,7 @@ __all__ = [
     "ClickHouseWriterError",
     "ColumnTypeError",
     "ConfigChangedError",
+    "CursorMoveError",
     "DatabaseChangesError",
     "DeadLetterError",
     "DeliveryError",
@@ -191,6 +194,7 @@ __all__ = [
     "RetentionError",
     "RewindError",
     "RollbackHandlerMissingError",
+    "SchemaFileError",
     "SideTablesError",
     "SignatureError",
     "SourceOptionError",

@@ -100,3 +100,20 @@ class ConfigChangedError(
     "(headwater cursor reset), or go on from the cursor with on_config_change='warn' or 'ignore'",
 ):
     """The stream asks for something else than what its stored rows were made of."""
+
+
+class CursorMoveError(
+    HeadwaterError,
+    code="E0013",
+    fix="headwater cursor show lists the streams and where each can go back to; --force (in "
+    "Python: force=True) goes further, and says first what that does to the data",
+):
+    """A cursor cannot be moved there without giving something up, or there is no such stream."""
+
+
+class SchemaFileError(
+    HeadwaterError,
+    code="E0014",
+    fix="write SQL, or JSON or TOML as docs/operations.md shows it; nothing was created",
+):
+    """A schema file cannot be read, or what it asks for cannot be created."""

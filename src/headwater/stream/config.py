@@ -105,5 +105,7 @@ def compare_config(
 def _fingerprint(output: Output) -> str:
     """Hash what an output asks for and how it reads the answer; nothing of where and how fast."""
     columns = [[field.name, str(field.type)] for field in output.schema]
-    parts = [output.query.query_hash, columns, getattr(output, "on_error", None)]
+    scope = getattr(output, "scope", None)
+    children = None if scope is None else scope.factory.key
+    parts = [output.query.query_hash, columns, getattr(output, "on_error", None), children]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -126,7 +126,7 @@ class Catalog:
         """
         layout = self.layout(name)
         if layout is None:
-            self._create(self.declared(name), schema, key)
+            self.create_table(self.declared(name), schema, key)
             layout = self.layout(name)
             assert layout is not None, "it was just created"
         if (name.folded, schema) not in self._checked:
@@ -161,7 +161,8 @@ class Catalog:
 
     # --- what exists ------------------------------------------------------------------------------
 
-    def _create(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> None:
+    def create_table(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> None:
+        """Create a table for rows of this schema."""
         key = declared.key or tuple(key or ())
         names = {field.name.lower() for field in schema}
         lacking = [one for one in (*key, *declared.types) if one.lower() not in names]

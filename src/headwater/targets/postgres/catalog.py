@@ -134,7 +134,7 @@ class Catalog:
         """
         layout = self.layout(name)
         if layout is None:
-            self._create(self.declared(name), schema, key)
+            self.create_table(self.declared(name), schema, key)
             layout = self.layout(name)
             assert layout is not None, "it was just created"
         if (name, schema) not in self._checked:
@@ -195,7 +195,8 @@ class Catalog:
 
     # --- what exists ------------------------------------------------------------------------------
 
-    def _create(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> None:
+    def create_table(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> None:
+        """Create a table for rows of this schema."""
         key = declared.key or tuple(key or ())
         names = set(schema.names)
         indexed = [one for index in declared.indexes for one in index]

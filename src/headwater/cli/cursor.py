@@ -1,0 +1,157 @@
+"""`headwater cursor`: where streams stand, and moving them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from headwater.cli.place import (
+    StateSchema,
+    StateTable,
+    StreamId,
+    Target,
+    Yes,
+    confirm,
+    console,
+    say,
+)
+from headwater.core import BlockCursor
+from headwater.targets.operate import (
+    StreamStatus,
+    check_reset,
+    explain_move,
+    explain_reset,
+    find_stream,
+    operator,
+    plan_move,
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Show where streams stand in PostgreSQL or DuckDB, and move them.",
+    rich_markup_mode="markdown",
+)
+
+Force = Annotated[
+    bool, typer.Option("--force", help="Also where final data is given up or blocks are left out.")
+]
+
+
+@app.command()
+def show(
+    target: Target,
+    stream_id: Annotated[str | None, typer.Option("--id", help="Only this stream.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    state_schema: StateSchema = None,
+    state_table: StateTable = "sync",
+) -> None:
+    """Show the streams of a database: cursor, finality, how far each can go back, its tables.
+
+    Nothing is changed or locked, so it may run beside a stream. (A DuckDB file can be opened by one
+    process at a time: stop the stream first.)
+
+        headwater cursor show postgresql://localhost/chain
+
+        headwater cursor show chain.duckdb --json
+    """
+    streams = operator(target, schema=state_schema, table=state_table).streams()
+    if stream_id is not None:
+        streams = [find_stream(streams, stream_id)]
+    if as_json:
+        console.file.write(json.dumps([_document(one) for one in streams]) + "\n")
+        return
+    if not streams:
+        say("No stream has stored anything here.")
+        return
+    table = Table("id", "cursor", "finalized", "can go back to", "tables", title_justify="left")
+    for one in streams:
+        oldest = next(iter(one.state.landing_points()), None)
+        names = ", ".join(f"{each.name} ({each.undo})" for each in one.tables)
+        table.add_row(
+            one.id, _shown(one.state.cursor), _shown(one.state.finalized), _shown(oldest), names
+        )
+    console.print(table)
+
+
+@app.command("set")
+def move(
+    target: Target,
+    block: Annotated[int, typer.Option("--block", min=0, help="The last block to keep.")],
+    stream_id: StreamId,
+    block_hash: Annotated[str | None, typer.Option("--hash", help="Its hash, if known.")] = None,
+    force: Force = False,
+    yes: Yes = False,
+    state_schema: StateSchema = None,
+    state_table: StateTable = "sync",
+) -> None:
+    """Move a stream's cursor: the next run goes on with the block after it.
+
+    Back to any block that a fork could go back to, the data follows exactly: what later blocks did
+    is undone, as in a fork. Further back (--force) append-only tables lose the rows of later
+    blocks, but tables with a key keep what final blocks did, and get it once more. Forward
+    (--force) blocks are left out. What will happen is said before you are asked.
+
+    The stream must not be running: its lock is taken.
+
+        headwater cursor set chain.duckdb --id usdc-transfers --block 21000000
+    """
+    place = operator(target, schema=state_schema, table=state_table)
+    stream = find_stream(place.streams(), stream_id)
+    plan = plan_move(stream.state, block, block_hash, force=force)
+    confirm(explain_move(plan, stream), yes=yes)
+    done = place.move(stream_id, block, block_hash=block_hash, force=force)
+    say(f"{stream_id} now stands at {done.state.cursor}.", "green")
+
+
+@app.command()
+def reset(
+    target: Target,
+    stream_id: StreamId,
+    keep_data: Annotated[
+        bool, typer.Option("--keep-data", help="Leave the rows of the stream's tables.")
+    ] = False,
+    force: Force = False,
+    yes: Yes = False,
+    state_schema: StateSchema = None,
+    state_table: StateTable = "sync",
+) -> None:
+    """Forget a stream: cursor, undo data, stored outputs; and empty its tables.
+
+    The next run begins at the start of the range. Tables that other streams write too keep their
+    rows. With --keep-data all do, and the stream adds the same rows once more.
+
+    The stream must not be running: its lock is taken.
+
+        headwater cursor reset postgresql://localhost/chain --id usdc-transfers --force
+    """
+    place = operator(target, schema=state_schema, table=state_table)
+    stream = find_stream(place.streams(), stream_id)
+    check_reset(stream.state, force=force)
+    confirm(explain_reset(stream, keep_data=keep_data), yes=yes)
+    place.reset(stream_id, force=force, keep_data=keep_data)
+    say(f"{stream_id} begins anew.", "green")
+
+
+def _shown(cursor: BlockCursor | None) -> str:
+    return "-" if cursor is None else str(cursor)
+
+
+def _document(stream: StreamStatus) -> dict[str, object]:
+    def block(cursor: BlockCursor | None) -> dict[str, object] | None:
+        if cursor is None:
+            return None
+        return {"number": cursor.number, "hash": cursor.hash, "timestamp": cursor.timestamp}
+
+    state = stream.state
+    return {
+        "id": stream.id,
+        "cursor": block(state.cursor),
+        "finalized": block(state.finalized),
+        "can_go_back_to": [block(one) for one in state.landing_points()],
+        "tables": [
+            {"name": one.name, "undo": one.undo, "shared": one.shared} for one in stream.tables
+        ],
+    }

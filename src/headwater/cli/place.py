@@ -1,0 +1,39 @@
+"""What the operator's commands have in common: where the target is, and how it is asked for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        envvar="HEADWATER_TARGET",
+        show_envvar=True,
+        help="postgresql://user@host/name, or the path of a DuckDB file.",
+    ),
+]
+StateSchema = Annotated[
+    str | None, typer.Option("--state-schema", help="Schema of the state, if not the default.")
+]
+StateTable = Annotated[str, typer.Option("--state-table", help="Table of the state.")]
+StreamId = Annotated[str, typer.Option("--id", help="The stream's id.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+console = Console(soft_wrap=True)
+
+
+def say(text: str, style: str = "") -> None:
+    """Print a line as it is: names of tables may look like markup."""
+    console.print(Text(text, style=style))
+
+
+def confirm(lines: list[str], *, yes: bool) -> None:
+    """Say what is going to happen, and ask; without consent the command ends here."""
+    for line in lines:
+        say(line)
+    if not yes:
+        typer.confirm("Go on?", abort=True)

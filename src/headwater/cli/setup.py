@@ -1,0 +1,81 @@
+"""`headwater setup`: prepare a database before any stream runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwater.cli.place import StateSchema, StateTable, Target, say
+from headwater.effects.dead_letters import DEAD_LETTERS, outbox_table
+from headwater.errors import InvalidOptionError
+from headwater.stream.child_rows import CHILDREN
+from headwater.targets.operate import is_postgres, operator
+from headwater.targets.schema_file import SchemaFile, read_schema_file
+
+PASSWORD = "HEADWATER_READER_PASSWORD"
+SIDE_TABLES = (CHILDREN, DEAD_LETTERS)
+
+
+def setup(
+    target: Target,
+    schema: Annotated[
+        Path | None,
+        typer.Option("--schema", help="Tables to create: a .sql, .json or .toml file."),
+    ] = None,
+    reader: Annotated[
+        str | None,
+        typer.Option("--read-only-user", help="A user who may read everything (PostgreSQL)."),
+    ] = None,
+    outbox: Annotated[
+        list[str] | None,
+        typer.Option("--outbox", help="An outbox of on_finalized; may be repeated."),
+    ] = None,
+    state_schema: StateSchema = None,
+    state_table: StateTable = "sync",
+) -> None:
+    """Create what streams need, and your tables, ahead of the first run.
+
+    Streams create all of it themselves if they may. Run this as somebody who may create tables, if
+    they may not; or to see your tables before there are rows. It can be repeated: what exists stays
+    as it is.
+
+    A TOML schema (JSON is the same; types are Arrow's):
+
+        [tables.transfers]
+        key = ["block_number", "log_index"]
+        [tables.transfers.columns]
+        block_number = "int64"
+        log_index = "int32"
+        value = "string"
+
+    Example:
+
+        headwater setup postgresql://localhost/chain --schema tables.toml --read-only-user grafana
+
+    The password of a new read-only user is taken from HEADWATER_READER_PASSWORD; without it one is
+    made up and printed once. The server sees only its hash.
+    """
+    if reader is not None and not is_postgres(target):
+        raise InvalidOptionError("DuckDB has no users: --read-only-user is for PostgreSQL")
+    asked = SchemaFile() if schema is None else read_schema_file(schema)
+    place = operator(target, schema=state_schema, table=state_table)
+    created = place.setup(asked, (*SIDE_TABLES, *map(outbox_table, outbox or ())))
+    say(f"Created: {', '.join(created)}." if created else "Everything was there already.")
+    if reader is not None:
+        _add_reader(target, reader, state_schema, asked)
+
+
+def _add_reader(target: str, name: str, state_schema: str | None, asked: SchemaFile) -> None:
+    from headwater.targets.postgres.reader import add_reader
+    from headwater.targets.postgres.sql import DEFAULT_SCHEMA, TableName
+
+    schemas = {DEFAULT_SCHEMA, state_schema or DEFAULT_SCHEMA}
+    schemas |= {TableName.parse(one.name).schema for one in asked.tables}
+    given = os.environ.get(PASSWORD) or None
+    made = add_reader(target, name, password=given, schemas=sorted(schemas))
+    say(f"{name} {'may now read' if made.created else 'was there, and may read'} all tables.")
+    if made.password is not None:
+        say(f"Its password, shown only here: {made.password}")

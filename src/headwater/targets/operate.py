@@ -1,0 +1,199 @@
+"""What operators do to a target outside a run: look at streams, move cursors, prepare a place.
+
+`operator(address)` returns who does it for a PostgreSQL database or a DuckDB file. What a move is
+is decided here, the same for all; the packages carry it out in one transaction, under the lock that
+a running stream holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from headwater.core import BlockCursor, PipeState
+from headwater.errors import CursorMoveError, MissingExtraError
+from headwater.targets.base import SideTable
+from headwater.targets.schema_file import SchemaFile
+
+APPEND_ONLY = "append_only"
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """A table that a stream writes, how a fork undoes it, and whether other streams write it."""
+
+    name: str
+    undo: str
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """What is stored of one stream."""
+
+    id: str
+    state: PipeState
+    tables: tuple[TableStatus, ...] = ()
+
+
+class MoveKind(StrEnum):
+    """What moving a cursor does."""
+
+    UNDO = "undo"  # to a block that a fork could go back to
+    BELOW = "below"  # below what can be undone exactly
+    AHEAD = "ahead"  # forward: blocks are left out
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Where a cursor goes, and what that does."""
+
+    kind: MoveKind
+    state: PipeState
+
+    @property
+    def number(self) -> int:
+        """The block to go on after."""
+        assert self.state.cursor is not None, "a cursor is moved to a block"
+        return self.state.cursor.number
+
+
+class Operator(Protocol):
+    """Operates on one place. Nothing is changed while a stream is being written."""
+
+    def streams(self) -> list[StreamStatus]:
+        """Return all streams that have stored something; takes no lock."""
+        ...
+
+    def move(
+        self, stream_id: str, number: int, *, block_hash: str | None = None, force: bool = False
+    ) -> Move:
+        """Move a cursor, and the data with it as far as it can be undone."""
+        ...
+
+    def reset(self, stream_id: str, *, force: bool = False, keep_data: bool = False) -> None:
+        """Forget a stream; its tables are emptied, unless others write them too."""
+        ...
+
+    def setup(self, schema: SchemaFile, side_tables: Sequence[SideTable] = ()) -> list[str]:
+        """Create what is missing; return the names of the tables that were created."""
+        ...
+
+
+def operator(address: str, *, schema: str | None = None, table: str = "sync") -> Operator:
+    """Return who operates on a place: `postgresql://…`, libpq's `key=value` form, or a file.
+
+    `schema` and `table` say where the state is kept, if not in the default place.
+    """
+    extra = "postgres" if is_postgres(address) else "duckdb"
+    try:
+        module = import_module(f"headwater.targets.{extra}.operate")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"this needs the package {error.name}: pip install 'headwater[{extra}]'"
+        ) from error
+    made: Operator = module.operator(address, schema, table)
+    return made
+
+
+def is_postgres(address: str) -> bool:
+    """Tell a database's address from a file's path."""
+    if address.startswith(("postgresql://", "postgres://")):
+        return True
+    return "=" in address and not Path(address).exists()
+
+
+def find_stream(streams: Sequence[StreamStatus], stream_id: str) -> StreamStatus:
+    """Return a stream by its id.
+
+    Raises:
+        CursorMoveError: there is none.
+    """
+    for one in streams:
+        if one.id == stream_id:
+            return one
+    known = ", ".join(one.id for one in streams) or "none"
+    raise CursorMoveError("no such stream is stored here", stream=stream_id, known=known)
+
+
+def plan_move(
+    state: PipeState, number: int, block_hash: str | None = None, *, force: bool = False
+) -> Move:
+    """Decide what moving a cursor to a block means. Pure.
+
+    Down to the oldest block that a fork could go back to, the newest stored block at or below the
+    number is taken: what lies between two of them holds no rows of the stream.
+
+    Raises:
+        CursorMoveError: nothing is stored, or only `force` allows it.
+    """
+    points = state.landing_points()
+    if state.cursor is None or not points:
+        raise CursorMoveError("nothing is committed yet, so there is no cursor to move")
+    wanted = BlockCursor(number, block_hash)
+    if points[0].number <= number <= state.cursor.number:
+        found = next(one for one in reversed(points) if one.number <= number)
+        if block_hash is not None and found.hash != block_hash:
+            raise CursorMoveError("another block is stored there", wanted=wanted, stored=found)
+        return Move(MoveKind.UNDO, state.rewind(found))
+    if not force:
+        below = number < points[0].number
+        raise CursorMoveError(
+            "that lies below what can be undone" if below else "that would leave out blocks",
+            wanted=number,
+            cursor=state.cursor,
+            oldest=points[0],
+        )
+    if number < state.cursor.number:
+        return Move(MoveKind.BELOW, PipeState(wanted, None, (wanted,)))
+    final = state.finalized
+    kept = (wanted,) if final is None else (final, wanted)
+    return Move(MoveKind.AHEAD, PipeState(wanted, final, kept))
+
+
+def check_reset(state: PipeState, *, force: bool) -> None:
+    """Refuse to give up final data without `force`.
+
+    Raises:
+        CursorMoveError: there is some.
+    """
+    if state.finalized is not None and not force:
+        raise CursorMoveError(
+            "that gives up final data", cursor=state.cursor, finalized=state.finalized
+        )
+
+
+def explain_move(move: Move, stream: StreamStatus) -> list[str]:
+    """Say what a move does, in sentences."""
+    cursor, number = stream.state.cursor, move.number
+    said = [f"The cursor of {stream.id} goes from {cursor} to {move.state.cursor}."]
+    if move.kind is MoveKind.AHEAD:
+        first = 0 if cursor is None else cursor.number + 1
+        return [*said, f"Blocks {first:,} to {number:,} are never read; no table is changed."]
+    said.append(f"Reading goes on with block {number + 1:,}.")
+    for table in stream.tables:
+        if table.undo == APPEND_ONLY or move.kind is MoveKind.UNDO:
+            said.append(f"{table.name}: what blocks above {number:,} did is undone.")
+        else:
+            said.append(
+                f"{table.name}: hot blocks are undone; what final blocks above {number:,} did "
+                "stays, and they are applied to it once more."
+            )
+    return said
+
+
+def explain_reset(stream: StreamStatus, *, keep_data: bool) -> list[str]:
+    """Say what a reset does, in sentences."""
+    said = [f"{stream.id} is forgotten, from {stream.state.cursor} down: it begins anew."]
+    for table in stream.tables:
+        if keep_data:
+            said.append(f"{table.name}: keeps its rows, and the stream adds them once more.")
+        elif table.shared:
+            said.append(f"{table.name}: keeps its rows, because other streams write it too.")
+        else:
+            said.append(f"{table.name}: is emptied.")
+    return said
