@@ -97,7 +97,7 @@ def evm_outputs(draw: st.DrawFn) -> Output:
     def maybe(**filters: st.SearchStrategy[Any]) -> dict[str, Any]:
         return {name: draw(one) for name, one in filters.items() if draw(st.booleans())}
 
-    kind = draw(st.integers(0, 7))
+    kind = draw(st.integers(0, 8))
     if kind == 0:
         filters = maybe(contracts=some(known["address"]))
         filters["params"] = maybe(**{"from": some(known["person"]), "to": some(known["person"])})
@@ -120,6 +120,10 @@ def evm_outputs(draw: st.DrawFn) -> Output:
     if kind == 4:
         return evm.state_diffs(**maybe(address=some(known["to"]), kind=some(["+", "*"]),
                                        key=some(["balance", "nonce"])))  # fmt: skip
+    if kind == 8:
+        filters = maybe(params=st.fixed_dictionaries({"to": some(known["person"])}))
+        other = evm.events("erc20.Approval", **maybe(contracts=some(known["address"])))
+        return evm.union(evm.events("erc20.Transfer", **filters), other)
     if kind == 5:
         return evm.blocks(fields=draw(st.sampled_from([[], ["miner", "gas_used"]])))
     source: Any = "transactions" if kind == 6 else "traces"

@@ -29,7 +29,9 @@ from headwater.decode.words import decode_words
 from headwater.errors import UndecodableLogError
 from headwater.query import EvmQuery, Query
 
-_BASE = LOG_SCHEMA.names[: LOG_SCHEMA.get_field_index("topic0")]
+BASE_COLUMNS = LOG_SCHEMA.names[: LOG_SCHEMA.get_field_index("topic0")]
+"""What every row of every event begins with."""
+
 _HASH = Elementary(Kind.FIXED_BYTES, 32)
 
 
@@ -58,7 +60,7 @@ class EventsOutput:
             for name, one in zip(event_columns(self.event), self.event.parameters, strict=True)
         ]
         details = self.scope.factory.fields if self.scope is not None else ()
-        return pa.schema([*(LOG_SCHEMA.field(name) for name in _BASE), *columns, *details])
+        return pa.schema([*(LOG_SCHEMA.field(name) for name in BASE_COLUMNS), *columns, *details])
 
     @property
     def entities(self) -> tuple[str, ...]:
@@ -102,7 +104,7 @@ class EventsOutput:
         columns = Payload(logs.column("data")).decode(in_data) if in_data else []
         by_name.update(zip((one.name for one in in_data), columns, strict=True))
         return [
-            *(logs.column(name) for name in _BASE),
+            *(logs.column(name) for name in BASE_COLUMNS),
             *(by_name[one.name] for one in self.event.parameters),
             *logs.columns[len(LOG_SCHEMA) :],
         ]
@@ -124,7 +126,7 @@ def event_columns(event: Event) -> list[str]:
     Raises:
         SignatureError: a parameter is called like a column, and its replacement is taken too.
     """
-    return name_columns(_BASE, {"arg": [one.name for one in event.parameters]})
+    return name_columns(BASE_COLUMNS, {"arg": [one.name for one in event.parameters]})
 
 
 def event_query(event: Event, contracts: tuple[str, ...] | None, topics: TopicFilters) -> Query:

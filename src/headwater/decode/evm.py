@@ -29,6 +29,7 @@ from headwater.decode.malformed import OnError
 from headwater.decode.tables import TableOutput, make_table
 from headwater.decode.topic_filters import make_topic_filters
 from headwater.decode.types import Elementary, Kind, arrow_type, is_wide
+from headwater.decode.union import UnionOutput, make_union
 from headwater.errors import AddressError, InvalidOptionError, InvalidRangeError, ParameterError
 from headwater.query import EvmQuery, Query
 from headwater.query.networks import EvmLogs, EvmStateDiffs, EvmTraces, EvmTransactions
@@ -38,6 +39,7 @@ __all__ = [
     "EventsOutput",
     "Factory",
     "TableOutput",
+    "UnionOutput",
     "abi",
     "blocks",
     "calls",
@@ -47,6 +49,7 @@ __all__ = [
     "state_diffs",
     "traces",
     "transactions",
+    "union",
 ]
 
 
@@ -97,6 +100,18 @@ def events(
         on_error=on_error,
         scope=None if parent is None else events_scope(parent),
     )
+
+
+def union(*outputs: EventsOutput) -> UnionOutput:
+    """Return the output that holds several events, of one ABI or several, in one table.
+
+    `evm.union(evm.events(v2.event("Swap")), evm.events(v3.event("Swap")))` has a column per name of
+    a parameter, null where an event has none of it, and the signature in `event`.
+
+    Raises:
+        ParameterError: types of the same name differ, ranges do, or one follows a factory.
+    """
+    return make_union(outputs)
 
 
 def calls(

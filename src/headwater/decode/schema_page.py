@@ -131,6 +131,9 @@ def _borsh_rows() -> str:
 
 _EVM_OUTPUTS: Mapping[str, Callable[[], Output]] = {
     'evm.events("erc20.Transfer")': lambda: evm.events("erc20.Transfer"),
+    'evm.union(evm.events("erc20.Transfer"), evm.events("erc20.Approval"))': lambda: evm.union(
+        evm.events("erc20.Transfer"), evm.events("erc20.Approval")
+    ),
     'evm.calls("transfer(address to, uint256 amount)")': lambda: evm.calls(
         "transfer(address to, uint256 amount)"
     ),
