@@ -4,9 +4,12 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUNS   ?= 2000
 SEED   ?=
+SECONDS ?= 120
+TARGET ?=
+REPLAY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check sim bench lock clean
+.PHONY: help setup demo test check sim fuzz bench lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +37,11 @@ check: setup ## Lint, types, layers, docs
 sim: setup ## Drive client, core and state through RUNS random histories (SEED=n replays one)
 	@$(BIN)/python -m headwater.testing.campaign --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
+fuzz: setup ## Throw mutated bytes at decoders and wire parser for SECONDS (TARGET=, SEED=, REPLAY=file)
+	@$(BIN)/pip install --quiet --only-binary :all: atheris 2>/dev/null || true
+	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(TARGET),--target $(TARGET)) $(if $(REPLAY),--replay $(REPLAY))
+
 bench: setup ## Run the benchmarks; figures and commands are kept in benchmarks/RESULTS.md
 	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
@@ -43,4 +51,4 @@ lock: setup ## Resolve pyproject.toml again into requirements.lock
 	  --all-extras --group dev pyproject.toml --output-file requirements.lock
 
 clean: ## Remove the environment and every cache
-	@rm -rf $(VENV) .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	@rm -rf $(VENV) .coverage .fuzz .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

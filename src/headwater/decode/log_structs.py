@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 
 import msgspec
@@ -20,6 +21,7 @@ _POSITION = re.compile(r"`\$\[(\d+)\]")
 _ADDRESS = re.compile(rf"0x[0-9a-f]{{{ADDRESS_DIGITS}}}")
 _TOPIC = re.compile(rf"0x[0-9a-f]{{{TOPIC_DIGITS}}}")
 _MAX_INDEX = 2**31 - 1
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Log(msgspec.Struct, gc=False, rename="camel"):
@@ -62,7 +64,7 @@ def read_logs(arrays: Sequence[bytes], numbers: Sequence[int]) -> LogColumns:
 def _read_block(raw: bytes, number: int) -> list[_Log]:
     try:
         logs = _decode_logs(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise _explain_logs(raw, number, error) from error
     for position, log in enumerate(logs):
         log.address = log.address.lower()
@@ -99,8 +101,9 @@ def _explain_logs(raw: bytes, number: int, error: Exception) -> BlockContentErro
     found = _POSITION.search(str(error))
     facts: dict[str, object] = {"block": number}
     if found:
-        position = int(found[1])
-        item = msgspec.json.decode(raw)[position]
-        facts["log_index"] = item.get("logIndex") if isinstance(item, dict) else None
-        facts["position"] = position
+        facts["log_index"] = None
+        facts["position"] = position = int(found[1])
+        with suppress(*_UNREADABLE):  # another log of the block may be worse
+            item = msgspec.json.decode(raw)[position]
+            facts["log_index"] = item.get("logIndex") if isinstance(item, dict) else None
     return BlockContentError(f"a log is malformed: {error}", **facts)
