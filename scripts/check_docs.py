@@ -77,12 +77,16 @@ def link_problems() -> list[str]:
 
 
 def guarantee_problems() -> list[str]:
-    """Every guarantee is named by a test, and every test names an existing one."""
+    """Every guarantee and case is named by a test, and every test names an existing one."""
     page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
     promised = set(re.findall(r"^\| \*\*([A-Z]+-\d+)\*\*", page, re.MULTILINE))
     named: set[str] = set()
-    for path in (ROOT / "tests").rglob("*.py"):
-        named |= set(re.findall(r'guarantee\("([A-Z]+-\d+)"\)', path.read_text(encoding="utf-8")))
+    promised |= set(re.findall(r"^\| (CASE-\d+) \|", page, re.MULTILINE))
+    for folder in ("tests", "src/headwater/testing"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            named |= set(re.findall(r'guarantee\("([A-Z]+-\d+)"\)', text))
+            named |= set(re.findall(r"\bCASE-\d+", text))
     return [
         *(f"docs/guarantees.md: no test names {one}" for one in sorted(promised - named)),
         *(f"tests name {one}, which docs/guarantees.md lacks" for one in sorted(named - promised)),

@@ -304,7 +304,7 @@ def test_strangers_and_broken_attempts_are_not_heard() -> None:
 def test_a_stream_goes_from_history_to_the_head_and_through_forks(
     spark: SparkSession, dsn: str, defer_indexes: bool
 ) -> None:
-    """Regression 20: executors up to the seam, block by block after it, compared with the chain."""
+    """CASE-20: executors up to the seam, block by block after it, compared with the chain."""
     events: list[Event] = []
     with simulated_portal(seed=5, blocks=420, finality_depth=12) as portal:
 

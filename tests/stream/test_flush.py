@@ -29,6 +29,7 @@ def portal() -> Iterator[PortalServer]:
 def test_hot_blocks_are_committed_together_and_the_last_ones_at_the_end_of_the_range(
     portal: PortalServer, tmp_path: Path
 ) -> None:
+    """CASE-26."""
     path, events = tmp_path / "a.duckdb", list[Event]()
     stream_of(portal, (40, 57), flush=Flush(blocks=5)).pipe_to(
         duckdb_target(path), on_event=events.append

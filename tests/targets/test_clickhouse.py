@@ -600,6 +600,7 @@ def test_a_batch_that_failed_is_removed_before_the_next_call(make: Make) -> None
 def test_a_clock_that_is_set_back_changes_nothing(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """CASE-21."""
     now = [2_000_000_000.0]
     monkeypatch.setattr(time, "time", lambda: now[0])
     s = make()
@@ -636,7 +637,7 @@ def test_a_fork_is_stored_when_it_completes(make: Make) -> None:
 def test_state_is_kept_to_max_rows_and_a_legal_fork_is_still_possible(
     make: Make, max_rows: int
 ) -> None:
-    """Regression 27."""
+    """CASE-27."""
     other = make(id="other", max_rows=max_rows)
     other.block(1)
     s = make("u", max_rows=max_rows)
@@ -655,7 +656,7 @@ def test_state_is_kept_to_max_rows_and_a_legal_fork_is_still_possible(
 
 
 def test_a_second_writer_of_one_stream_is_noticed(make: Make) -> None:
-    """Regression 11."""
+    """CASE-11."""
     first = make()
     first.block(1, {"t": frame(1, "a")})
     second = make()
@@ -672,7 +673,7 @@ def test_a_second_writer_of_one_stream_is_noticed(make: Make) -> None:
 
 @pytest.mark.guarantee("STATE-2")
 def test_two_streams_share_tables_and_state(make: Make) -> None:
-    """Regressions 11 and 24: a fork and a crash of one leave the other alone."""
+    """CASE-11 and CASE-24: a fork and a crash of one leave the other alone."""
     shared = table("t", stream_column="chain")
     one, two = make(shared, id="one"), make(shared, id="two")
     for number in range(1, 5):

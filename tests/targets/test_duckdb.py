@@ -491,7 +491,7 @@ def test_callbacks_get_the_context_and_run_inside_the_transaction(path: Path) ->
 
 
 def test_state_has_the_form_of_the_pipes_sdk_and_its_rows_are_read(path: Path) -> None:
-    """Regression 12: rows with empty finality and chain."""
+    """CASE-12: rows with empty finality and chain."""
     settings = DuckDBSettings(id="s", schema="state", table="progress")
     s = Stream(duckdb_target(path, settings=settings))
     s.block(1)
@@ -518,7 +518,7 @@ def test_state_has_the_form_of_the_pipes_sdk_and_its_rows_are_read(path: Path) -
 
 
 def test_undo_data_is_bounded_but_never_lacks_what_a_legal_fork_needs(stream: Any) -> None:
-    """Regression 27."""
+    """CASE-27."""
     s = stream(
         table("t", key=["who"]),
         settings=DuckDBSettings(id="s", unfinalized_blocks_retention=5),

@@ -84,7 +84,7 @@ def quoted(name: str) -> str:
     ["select", "My Table", '"a.b"', "Other.Transfers", '"a.b"."c""d{}%"', "ünï", "t" * 63, "x'y"],
 )
 def test_any_name_of_a_table_and_its_columns_works_through_undo(stream: Start, name: str) -> None:
-    """Regression 22."""
+    """CASE-22."""
     columns = ["from", "Group", 'a"b', "x.y", "block", "%s{0}", "c'd"]
     s = stream(table(name, key=columns[:2]))
 
@@ -568,7 +568,7 @@ def test_callbacks_get_the_context_and_run_inside_the_transaction(dsn: str) -> N
 
 
 def test_undo_data_is_bounded_but_never_lacks_what_a_legal_fork_needs(stream: Start) -> None:
-    """Regression 27."""
+    """CASE-27."""
     settings = PostgresSettings(id="s", unfinalized_blocks_retention=5)
     s = stream(table("t", key=["who"]), settings=settings)
     other = stream(table("t", key=["who"]), id="other")
@@ -609,7 +609,7 @@ def test_final_blocks_leave_no_undo_data(stream: Start) -> None:
 
 
 def test_a_rollback_below_the_undo_data_is_refused(stream: Start) -> None:
-    """Regression 18."""
+    """CASE-18."""
     s = stream()
     s.block(1)
     s.block(2)

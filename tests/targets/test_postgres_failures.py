@@ -126,7 +126,7 @@ def proxy(dsn: str) -> Iterator[Proxy]:
 def test_a_commit_whose_answer_is_lost_is_neither_lost_nor_repeated(
     stream: Start, proxy: Proxy, forward: bool, step: str
 ) -> None:
-    """Regression 10: with an operation that would show if it were applied twice."""
+    """CASE-10: with an operation that would show if it were applied twice."""
     s = stream(at=proxy.dsn, lock_wait_s=5)
     calls: list[int] = []
 
@@ -261,7 +261,7 @@ def test_a_conflict_that_stays_is_raised(stream: Start) -> None:
 
 
 def test_a_second_writer_is_refused_and_changes_nothing(stream: Start, dsn: str) -> None:
-    """Regression 11."""
+    """CASE-11."""
     s = stream()
     s.do(1, insert(1))
     ran: list[int] = []
@@ -305,7 +305,7 @@ def test_a_writer_of_another_kind_is_noticed(stream: Start) -> None:
 
 
 def test_two_streams_share_a_table_and_their_forks_do_not_meet(stream: Start) -> None:
-    """Regressions 11 and 24, at the same block numbers."""
+    """CASE-11 and CASE-24, at the same block numbers."""
     one, two = stream(id="one"), stream(id="two")
     for number in range(1, 6):
         one.do(number, lambda tx, n=number: tx.upsert("t", rows(n)))

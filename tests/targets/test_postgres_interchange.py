@@ -194,7 +194,7 @@ def test_state_may_be_kept_elsewhere(dsn: str, targets: list[PostgresTarget]) ->
 
 
 def test_rows_without_finality_or_chain_are_read(dsn: str, targets: list[PostgresTarget]) -> None:
-    """Regression 12."""
+    """CASE-12."""
     theirs(dsn)
     s = resume(dsn, targets)
     s.sql(

@@ -290,6 +290,7 @@ def test_nothing_new_is_an_event_and_no_commit() -> None:
 
 
 def test_finality_that_moves_while_idle_is_committed_without_data() -> None:
+    """CASE-14."""
     run = Run([AtHead(head("6")), AtHead(head("6"))], start=state("5 6 7", "5"))
     assert run.events()[1:] == [Settled(state("6 7", "6"))] * 2
     assert run.calls.count("commit 0 at 7") == 1
@@ -381,6 +382,7 @@ def test_no_answer_after_a_fork_is_taken_from_the_same_reading() -> None:
 
 @pytest.mark.guarantee("FORK-2")
 def test_several_forks_in_a_row_go_lower_each_time() -> None:
+    """CASE-8."""
     start = state("1 2 3 4 5 6", "1")
     run = Run([fork("6b")], [fork("5b")], [fork("3b 4b")], [blocks("3b")], start=start)
     landings = [name(event.state) for event in run.events() if isinstance(event, RolledBack)]

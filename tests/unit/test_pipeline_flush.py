@@ -97,6 +97,7 @@ def test_reading_goes_on_from_what_is_staged() -> None:
 
 @pytest.mark.guarantee("FLUSH-1")
 def test_a_fork_discards_what_is_staged_and_asks_again_before_it_undoes() -> None:
+    """CASE-2."""
     run = run_on(
         [blocks("6 7 8", "5"), fork("7b 8b")],
         [fork("6 7b")],

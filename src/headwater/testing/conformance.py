@@ -172,7 +172,7 @@ class TargetConformance(SideTablePromises):
         rig.target.close()
 
     def test_rollbacks_in_a_row_converge_and_finality_never_falls(self) -> None:
-        """Regressions 6 and 8."""
+        """CASE-6 and CASE-8."""
         rig = self.start()
         for number in range(1, 10):
             rig.block(number, *self.everything(number), final=number - 6)
@@ -186,7 +186,7 @@ class TargetConformance(SideTablePromises):
         rig.target.close()
 
     def test_finality_at_block_zero_unknown_and_reported_late(self) -> None:
-        """Regression 6."""
+        """CASE-6."""
         rig = self.start()
         for number in range(4):
             rig.block(number, *self.everything(number))  # finality unknown: everything is hot
@@ -222,7 +222,7 @@ class TargetConformance(SideTablePromises):
 
     @needs("upserts")
     def test_two_writes_of_one_key_in_one_commit_are_undone_one_by_one(self) -> None:
-        """Regression 1: two hot blocks, one flush, the fork between them."""
+        """CASE-1: two hot blocks, one flush, the fork between them."""
         rig = self.start()
         rig.block(1, upsert(balance("a", "t", 1)), final=1)
         rig.flush([(2, [upsert(balance("a", "t", 2))]), (3, [upsert(balance("a", "t", 3))])])
@@ -236,7 +236,7 @@ class TargetConformance(SideTablePromises):
 
     @needs("upserts", "deletes")
     def test_insert_and_delete_of_one_key_in_one_batch(self) -> None:
-        """Regression 3, both ways."""
+        """CASE-3, both ways."""
         rig = self.start()
         rig.block(1, insert(balance("old", "t", 1)), final=1)
         rig.block(2, insert(balance("new", "t", 2)), delete(("new", "t")))
@@ -250,7 +250,7 @@ class TargetConformance(SideTablePromises):
 
     @needs("upserts")
     def test_a_final_row_that_a_hot_block_changed_comes_back(self) -> None:
-        """Regressions 4 and 5."""
+        """CASE-4 and CASE-5."""
         rig = self.start()
         rig.block(1, upsert(balance("a", "t", LARGEST, "final"), balance("b", "t", 1)), final=1)
         rig.block(2, upsert(balance("a", "t", -LARGEST), balance("c", "t", None)))
@@ -263,7 +263,7 @@ class TargetConformance(SideTablePromises):
 
     @needs("upserts", "deletes")
     def test_set_delete_set_goes_back_to_the_delete(self) -> None:
-        """Regression 7."""
+        """CASE-7."""
         rig = self.start()
         rig.block(1, log(1, 1), final=1)
         rig.block(2, upsert(balance("a", "t", 2)))
@@ -276,7 +276,7 @@ class TargetConformance(SideTablePromises):
 
     @needs("upserts", "deletes")
     def test_keys_with_separators_and_values_at_the_limits(self) -> None:
-        """Regressions 22 and 23."""
+        """CASE-22 and CASE-23."""
         names = ["a|b", "a", "b|a", '"', "'", "", "a,b", "ü\n", "\\", "%s", "null", "?"]
         keys = [(one, two) for one in names for two in names[:4]]
         values = [LARGEST, -LARGEST, 0, None, -1, 10**77]
@@ -310,7 +310,7 @@ class TargetConformance(SideTablePromises):
 
     @needs("shares")
     def test_a_fork_of_one_stream_leaves_the_rows_of_another_alone(self) -> None:
-        """Regressions 11 and 24."""
+        """CASE-11 and CASE-24."""
         one, two = self.start("one"), self.start("two", fresh=False)
         for number in range(1, 6):
             one.block(number, upsert(balance(f"one {number % 2}", "t", number)), final=1)
@@ -325,7 +325,7 @@ class TargetConformance(SideTablePromises):
 
     @needs("exclusive")
     def test_a_second_writer_of_one_stream_is_refused(self) -> None:
-        """Regression 11."""
+        """CASE-11."""
         rig = self.start()
         rig.block(1, log(1, 1), final=1)
         second = self.make_target("one")
@@ -343,7 +343,7 @@ class TargetConformance(SideTablePromises):
 
     @needs("watches_io")
     def test_a_crash_at_any_step_of_io_leaves_a_committed_state(self) -> None:
-        """Regressions 8 and 9: in a commit, a settlement, a rollback, a recovery."""
+        """CASE-8 and CASE-9: in a commit, a settlement, a rollback, a recovery."""
         script = self.script()
         total = run_crashing(self, script, 0)
         assert total > len(script), "nothing was watched"

@@ -84,6 +84,7 @@ def test_out_of_patience_the_cursor_goes_strictly_lower(
     ],
 )
 def test_unrecoverable_forks_are_refused(ours: str, finalized: str | None, sample: str) -> None:
+    """CASE-15."""
     before = state(ours, finalized)
     with pytest.raises(ForkCursorMissingError, match="E1003"):
         resolve_fork(before, cursors(sample))
@@ -96,6 +97,7 @@ def test_a_fork_before_the_first_block_is_refused() -> None:
 
 
 def test_an_empty_sample_is_a_coded_error() -> None:
+    """CASE-15."""
     with pytest.raises(EmptyForkSampleError, match="E1002"):
         resolve_fork(state("5 6", "5"), ())
 

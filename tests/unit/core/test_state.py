@@ -190,6 +190,7 @@ class TestLandingPoints:
 
 class TestCutting:
     def test_final_blocks_stay_together_and_hot_ones_stand_alone(self) -> None:
+        """CASE-5."""
         cut = cut_batches(PipeState(), headers("1 2 3 4 5"), head("3"))
         assert cut == [slice(0, 3), slice(3, 4), slice(4, 5)]
 

@@ -43,6 +43,7 @@ def test_a_range_without_an_end_is_never_finished() -> None:
 def test_disorder_is_named_and_leaves_the_order_at_the_last_good_block(
     number: int, text: str
 ) -> None:
+    """CASE-16."""
     order = after_five()
     order.accept(block(7))
     with pytest.raises(BlockOrderError, match=text) as caught:

@@ -55,6 +55,7 @@ def test_a_response_that_ends_early_is_continued_at_once_from_its_last_block() -
 
 
 def test_the_anchor_is_sent_only_by_its_true_successor() -> None:
+    """CASE-13."""
     for after, asked in [
         (BlockCursor(4, "0x4"), (5, 6, "0x4")),
         (BlockCursor(4), (5, 6, None)),  # no hash, no anchor
@@ -150,6 +151,7 @@ def test_closing_the_iterator_closes_the_response() -> None:
 
 
 def test_a_break_costs_the_partial_line_and_nothing_else() -> None:
+    """CASE-17."""
     body = lines(1, 2, 3)
     for cut in range(len(body) + 1):
         left = range(body[:cut].count(b"\n") + 1, 4)
@@ -233,6 +235,7 @@ def test_good_blocks_are_delivered_before_the_error_of_a_bad_one(
 
 
 def test_a_bad_first_line_is_an_error_at_once() -> None:
+    """CASE-17."""
     with pytest.raises(MalformedLineError):
         next(Harness([Reply(body=[b"<html>\n"])]).read())
 

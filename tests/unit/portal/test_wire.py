@@ -191,6 +191,7 @@ def test_an_empty_sample_is_left_to_whoever_resolves_it() -> None:
     ],
 )
 def test_a_fork_without_usable_blocks_is_refused(body: bytes) -> None:
+    """CASE-15."""
     with pytest.raises(MalformedAnswerError, match=r"\[E3006\].*409"):
         read_fork(body)
 
