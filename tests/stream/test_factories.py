@@ -269,7 +269,7 @@ def script(portal: PortalServer) -> Callable[[Event], None]:
 def test_a_crash_at_every_step_leaves_no_orphan_and_loses_no_child(
     place_type: Callable[[Path], Any], tmp_path: Path
 ) -> None:
-    """CASE-25: Die before and after each effect of the target; the chain forks while nobody is there."""
+    """CASE-25. It dies before and after each effect; the chain forks while nobody is there."""
     at, crashes = 0, 0
     while True:
         at += 1 if place_type is InMemory else 7
