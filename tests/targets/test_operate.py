@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from headwater.changes import TableSchema as ChangeTable
 from headwater.core import BlockCursor, PipeState
 from headwater.errors import (
     CursorMoveError,
@@ -16,7 +17,17 @@ from headwater.errors import (
     SchemaFileError,
     StreamInUseError,
 )
-from headwater.targets.operate import MoveKind, is_postgres, operator, plan_move
+from headwater.targets.history import history_target
+from headwater.targets.operate import (
+    MoveKind,
+    StreamStatus,
+    TableStatus,
+    explain_move,
+    explain_reset,
+    is_postgres,
+    operator,
+    plan_move,
+)
 from headwater.targets.schema_file import SchemaFile, TableSchema, tables_of
 from headwater.testing.conformance_model import Rig, balance, log, upsert
 from tests.targets.places import Place, make_place
@@ -222,10 +233,30 @@ def test_tables_that_others_refer_to_cannot_be_emptied(tmp_path: Path) -> None:
 def test_between_two_stored_blocks_the_lower_one_is_meant() -> None:
     chain = tuple(BlockCursor(number, f"h{number}") for number in (4, 6, 9))
     state = PipeState(chain[-1], chain[0], chain)
-    assert plan_move(state, 8).number == 6
-    assert plan_move(state, 9).state == state
+    stream = StreamStatus("one", state, (TableStatus("log", "append_only"),))
+    assert plan_move(stream, 8).number == 6
+    assert plan_move(stream, 9).state == state
     with pytest.raises(CursorMoveError, match="nothing is committed yet"):
-        plan_move(PipeState(), 5)
+        plan_move(StreamStatus("one", PipeState()), 5)
+
+
+def test_data_that_would_not_follow_is_left_behind_only_by_force(tmp_path: Path) -> None:
+    """A history target undoes its tables by itself; operators do not know them."""
+    path = str(tmp_path / "a.duckdb")
+    owners = ChangeTable("owner", ["id"], {"id": "text", "n": "integer"})
+    target = history_target(path, tables=[owners])
+    target.bind("one")
+    rig = Rig(target, lambda table: [], [])
+    target.recover()
+    for number in range(1, 5):
+        rig.block(number, final=1)
+    target.close()
+    with pytest.raises(CursorMoveError, match=r"E0013.*no table of the stream is known"):
+        operator(path).move("one", 2)
+    (stream,) = operator(path).streams()
+    assert "history_target" in " ".join(explain_reset(stream, keep_data=False))
+    move = operator(path).move("one", 2, force=True)
+    assert "history_target" in " ".join(explain_move(move, stream))
 
 
 @pytest.mark.parametrize(

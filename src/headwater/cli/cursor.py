@@ -100,7 +100,7 @@ def move(
     """
     place = operator(target, schema=state_schema, table=state_table)
     stream = find_stream(place.streams(), stream_id)
-    plan = plan_move(stream.state, block, block_hash, force=force)
+    plan = plan_move(stream, block, block_hash, force=force)
     confirm(explain_move(plan, stream), yes=yes)
     done = place.move(stream_id, block, block_hash=block_hash, force=force)
     say(f"{stream_id} now stands at {done.state.cursor}.", "green")

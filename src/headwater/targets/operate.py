@@ -20,6 +20,10 @@ from headwater.targets.base import SideTable
 from headwater.targets.schema_file import SchemaFile
 
 APPEND_ONLY = "append_only"
+UNKNOWN_TABLES = (
+    "no table of the stream is known here, so none would follow: those of a history_target, and "
+    "untracked ones, stay as they are"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ def find_stream(streams: Sequence[StreamStatus], stream_id: str) -> StreamStatus
 
 
 def plan_move(
-    state: PipeState, number: int, block_hash: str | None = None, *, force: bool = False
+    stream: StreamStatus, number: int, block_hash: str | None = None, *, force: bool = False
 ) -> Move:
     """Decide what moving a cursor to a block means. Pure.
 
@@ -131,7 +135,7 @@ def plan_move(
     Raises:
         CursorMoveError: nothing is stored, or only `force` allows it.
     """
-    points = state.landing_points()
+    state, points = stream.state, stream.state.landing_points()
     if state.cursor is None or not points:
         raise CursorMoveError("nothing is committed yet, so there is no cursor to move")
     wanted = BlockCursor(number, block_hash)
@@ -139,6 +143,8 @@ def plan_move(
         found = next(one for one in reversed(points) if one.number <= number)
         if block_hash is not None and found.hash != block_hash:
             raise CursorMoveError("another block is stored there", wanted=wanted, stored=found)
+        if not stream.tables and found != state.cursor and not force:
+            raise CursorMoveError(UNKNOWN_TABLES, stream=stream.id)
         return Move(MoveKind.UNDO, state.rewind(found))
     if not force:
         below = number < points[0].number
@@ -175,6 +181,8 @@ def explain_move(move: Move, stream: StreamStatus) -> list[str]:
         first = 0 if cursor is None else cursor.number + 1
         return [*said, f"Blocks {first:,} to {number:,} are never read; no table is changed."]
     said.append(f"Reading goes on with block {number + 1:,}.")
+    if not stream.tables:
+        said.append(f"{UNKNOWN_TABLES[0].upper()}{UNKNOWN_TABLES[1:]}.")
     for table in stream.tables:
         if table.undo == APPEND_ONLY or move.kind is MoveKind.UNDO:
             said.append(f"{table.name}: what blocks above {number:,} did is undone.")
@@ -189,6 +197,8 @@ def explain_move(move: Move, stream: StreamStatus) -> list[str]:
 def explain_reset(stream: StreamStatus, *, keep_data: bool) -> list[str]:
     """Say what a reset does, in sentences."""
     said = [f"{stream.id} is forgotten, from {stream.state.cursor} down: it begins anew."]
+    if not stream.tables:
+        said.append(f"{UNKNOWN_TABLES[0].upper()}{UNKNOWN_TABLES[1:]}.")
     for table in stream.tables:
         if keep_data:
             said.append(f"{table.name}: keeps its rows, and the stream adds them once more.")

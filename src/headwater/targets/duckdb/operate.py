@@ -69,7 +69,7 @@ class DuckDBOperator:
         find_stream(self.streams(), stream_id)
         with self._session(stream_id) as session, session.transaction():
             sync = SyncTable(session, self._settings.sync, stream_id)
-            move = plan_move(sync.load(), number, block_hash, force=force)
+            move = plan_move(self._status(session, stream_id), number, block_hash, force=force)
             if move.kind is not MoveKind.AHEAD:
                 undo = UndoLog(session, stream_id)
                 layouts = self._catalog(session, stream_id).undoable()

@@ -73,7 +73,7 @@ class PostgresOperator:
         find_stream(self.streams(), stream_id)
         with self._transaction(stream_id) as session:
             sync = SyncTable(session, self._settings.sync, stream_id)
-            move = plan_move(sync.load(), number, block_hash, force=force)
+            move = plan_move(self._status(session, stream_id), number, block_hash, force=force)
             if move.kind is not MoveKind.AHEAD:
                 layouts = self._catalog(session, stream_id).undoable()
                 UndoLog(session, stream_id).restore(layouts, move.number)
