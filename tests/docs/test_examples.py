@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [
     "README.md",
+    "docs/aggregates.md",
     "docs/operations.md",
     "docs/side-effects.md",
     "docs/simulator.md",

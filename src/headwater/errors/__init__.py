@@ -19,6 +19,7 @@ keeps raised ⇔ documented ⇔ tested.
 
 from headwater.errors.base import REGISTRY, HeadwaterError
 from headwater.errors.changes import (
+    AggregateError,
     ChangeBlockError,
     ChangeFormError,
     ChangeKeyError,
@@ -129,6 +130,7 @@ from headwater.errors.spark import (
 __all__ = [
     "REGISTRY",
     "AddressError",
+    "AggregateError",
     "AppendOnlyError",
     "BlockContentError",
     "BlockLinkError",

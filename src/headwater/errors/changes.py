@@ -108,3 +108,12 @@ class ChangeBlockError(
     fix="give each change the number of the block that it comes from, which is one of its batch",
 ):
     """A change names a block that its batch does not hold."""
+
+
+class AggregateError(
+    HeadwaterError,
+    code="E6014",
+    fix="name an output and its columns as the message lists them; sums need integers, decimals or "
+    "decimal text, min and max those or times, and keys must not be null",
+):
+    """An aggregate cannot be computed as it was declared."""

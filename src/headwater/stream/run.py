@@ -60,6 +60,7 @@ class Run:
         self._clock = clock
         self._finalized = finalized
         self._started = False
+        self._shared = bool(stream.parts)
         self._parts = Parts([make(stream.id) for make in stream.parts])
         self._factories = self._make_factories()
         self._source: Source | None = None
@@ -69,6 +70,7 @@ class Run:
 
     def prepare(self, target: Any) -> None:
         """Have the target make room for what parts of the stream store, before it recovers."""
+        self._shared = self._shared or bool(getattr(target, "rereads", False))
         self._parts.open(target, self._factories)
 
     def start(self, state: PipeState) -> None:
@@ -99,7 +101,7 @@ class Run:
             self._clock,
             self._stream.flush.history,
             self._factories,
-            shared=bool(self._stream.parts),
+            shared=self._shared,
         )
         self._started = True
         for step in self._stream.steps:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import MissingExtraError
+from headwater.targets.aggregates import Aggregate, aggregate
 from headwater.targets.base import Delivery, KeepsConfig, KeepsSideTables, SideTable, Target
 from headwater.targets.memory import MemoryStore, MemoryTarget
 
@@ -38,6 +39,7 @@ _EXTRAS = {
 _PACKAGES = {"clickhouse": "urllib3", "duckdb": "duckdb", "postgres": "psycopg"}
 
 __all__ = [
+    "Aggregate",
     "ClickHouseSettings",
     "ClickHouseTarget",
     "Delivery",
@@ -52,6 +54,7 @@ __all__ = [
     "PostgresTarget",
     "SideTable",
     "Target",
+    "aggregate",
     "clickhouse_target",
     "duckdb_target",
     "history_target",

@@ -10,8 +10,8 @@ unnoticed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import pyarrow as pa
@@ -119,14 +119,23 @@ class Catalog:
             self._settle(declared, *found)
         return self._layouts[name.folded]
 
-    def prepare(self, name: TableName, schema: pa.Schema, key: Sequence[str] | None) -> Layout:
+    def prepare(
+        self,
+        name: TableName,
+        schema: pa.Schema,
+        key: Sequence[str] | None,
+        types: Mapping[str, str] | None = None,
+    ) -> Layout:
         """Return the table for a frame's rows: created if need be, compared if it exists.
 
-        `key` is the primary key that the write relies on.
+        `key` is the primary key that the write relies on, `types` are column types of a new table
+        where nobody has declared others.
         """
         layout = self.layout(name)
         if layout is None:
-            self.create_table(self.declared(name), schema, key)
+            declared = self.declared(name)
+            declared = replace(declared, types={**(types or {}), **declared.types})
+            self.create_table(declared, schema, key)
             layout = self.layout(name)
             assert layout is not None, "it was just created"
         if (name.folded, schema) not in self._checked:

@@ -6,7 +6,6 @@ crash leaves nothing behind, because what is not committed does not exist.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,10 @@ import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, PipeState
 from headwater.errors import InvalidOptionError, RewindError, UndeclaredTableError
+from headwater.targets.aggregates import Aggregate
+from headwater.targets.aggregates.on_duckdb import DuckDBAggregates
 from headwater.targets.base import Delivery, SideTable
+from headwater.targets.callbacks import takes_three
 from headwater.targets.duckdb.catalog import Catalog
 from headwater.targets.duckdb.config_table import ConfigTable
 from headwater.targets.duckdb.session import Session, open_session
@@ -40,6 +42,7 @@ def duckdb_target(
     *,
     tables: Iterable[str | Table] | None = None,
     on_data: OnData | None = None,
+    aggregates: Iterable[Aggregate] = (),
     on_start: OnStart | None = None,
     on_before_rollback: OnRollback | None = None,
     on_after_rollback: OnRollback | None = None,
@@ -53,6 +56,7 @@ def duckdb_target(
             children. Without `on_data`, only those that need more than their name.
         on_data: `on_data(tx, data)` or `on_data(tx, data, ctx)`, called once per batch, inside its
             transaction. Left out, each output is inserted into the table of its own name.
+        aggregates: tables that sum up outputs, made by `aggregate(...)`, after `on_data`.
         on_start: `on_start(tx)`, called once before anything is read, in a transaction.
         on_before_rollback: `on_before_rollback(tx, cursor)`, called inside the transaction that
             undoes a fork, before any table is; for what the target does not track.
@@ -65,6 +69,7 @@ def duckdb_target(
     return DuckDBTarget(
         path,
         declared,
+        tuple(aggregates),
         on_data,
         on_start,
         (on_before_rollback, on_after_rollback),
@@ -83,6 +88,7 @@ class DuckDBTarget:
         self,
         path: str | Path,
         tables: Sequence[Table],
+        aggregates: Sequence[Aggregate],
         on_data: OnData | None,
         on_start: OnStart | None,
         on_rollback: tuple[OnRollback | None, OnRollback | None],
@@ -91,7 +97,8 @@ class DuckDBTarget:
         self.on_statement: Callable[[str], None] | None = None
         self.on_state: Callable[[Session, PipeState], None] | None = None
         self._path = path
-        self._tables = tables
+        self._aggregates = DuckDBAggregates(aggregates, tables)
+        self._tables = (*tables, *self._aggregates.tables())
         self._on_data = on_data
         self._on_start = on_start
         self._before_rollback, self._after_rollback = on_rollback
@@ -102,7 +109,12 @@ class DuckDBTarget:
         self._state = PipeState()
         self._session: Session | None = None
         self._side_tables: tuple[SideTable, ...] = ()
-        self._wants_ctx = on_data is not None and _takes_three(on_data)
+        self._wants_ctx = on_data is not None and takes_three(on_data)
+
+    @property
+    def rereads(self) -> bool:
+        """Whether frames are read more than once; then the stream does not fetch them again."""
+        return bool(self._aggregates)
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""
@@ -279,6 +291,7 @@ class DuckDBTarget:
             self._on_data(tx, data, delivery.ctx)
         else:
             self._on_data(tx, data)
+        self._aggregates.write(tx, data, cursor.number)
 
     def _prune(self, state: PipeState) -> None:
         """Remove undo data that no legal fork needs."""
@@ -302,13 +315,3 @@ class DuckDBTarget:
 
 def _number(state: PipeState) -> int:
     return -1 if state.cursor is None else state.cursor.number
-
-
-def _takes_three(function: OnData) -> bool:
-    """Tell whether a callback wants the context too."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return True
-    return (
-        sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters) > 2
-    )

@@ -6,7 +6,7 @@ still strike. Runs on the driver. If anything raises, the whole batch leaves no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -170,6 +170,28 @@ class Tx:
                 self._session.run(text, params)
         if ddl:
             self._catalog.forget()
+
+    def prepare(
+        self, table: str, schema: pa.Schema, key: Sequence[str], types: Mapping[str, str]
+    ) -> Layout:
+        """Return a table for rows like these, created if need be: for what is built on this."""
+        return self._catalog.prepare(TableName.parse(table), schema, key, types)
+
+    def keep(self, layout: Layout, rows: Fragment) -> None:
+        """Keep what a table holds of rows that are about to be changed or made, while it must.
+
+        `rows` selects their keys. For what is built on this.
+        """
+        block = self._hot_block(layout)
+        if block is not None:
+            met = compose(
+                "{table} AS old WHERE EXISTS (FROM {rows} AS new WHERE {same})",
+                table=layout.name,
+                rows=rows,
+                same=equal(layout.key, "old", "new"),
+            )
+            self._undo.changed(layout, block, "UPDATE", Fragment(met))
+            self._undo.inserted(layout, block, list(layout.key), rows)
 
     @property
     def session(self) -> Session:

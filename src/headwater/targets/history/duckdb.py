@@ -6,17 +6,14 @@ Everything runs inside the transaction that changes the tables, a set at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-import duckdb
 import pyarrow as pa
 
 from headwater.changes import TableSchema
 from headwater.core import BlockCursor
 from headwater.core.codec import dump_cursor
 from headwater.errors import (
-    ChangeRefusedError,
     DuplicateInsertError,
     PrimaryKeyNeededError,
     TableMismatchError,
@@ -31,6 +28,7 @@ from headwater.targets.merge.duckdb import (
     TYPES,
     Lent,
     as_json,
+    coded,
     from_text,
     full_name,
     give_back,
@@ -147,7 +145,7 @@ class DuckDBHistory:
         order = list(self.shapes)
         for staged in self._stager.rounds(folded, floor):
             staged.sort(key=lambda one: order.index(one.shape.name))
-            with _coded():
+            with coded():
                 lent = [
                     lend(session, one, TableName.parse(one.shape.full_name), at)
                     for at, one in enumerate(staged)
@@ -356,17 +354,3 @@ def _refuse_duplicates(session: Session, lent: Lent) -> None:
             key=", ".join(map(str, key)),
             block=block,
         )
-
-
-@contextmanager
-def _coded() -> Iterator[None]:
-    """Give what the database refuses its code."""
-    try:
-        yield
-    except (duckdb.DataError, duckdb.IntegrityError, duckdb.InvalidInputException) as error:
-        reason = str(error).splitlines()[0]
-        if "primary key" in reason.lower():
-            raise DuplicateInsertError(
-                "a row is inserted while it is there", reason=reason
-            ) from error
-        raise ChangeRefusedError("the table refuses a change", reason=reason) from error

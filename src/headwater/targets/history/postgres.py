@@ -5,18 +5,14 @@ Everything runs inside the transaction that changes the tables, a set at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-import psycopg
 import pyarrow as pa
-from psycopg.errors import UniqueViolation
 
 from headwater.changes import TableSchema
 from headwater.core import BlockCursor
 from headwater.core.codec import dump_cursor
 from headwater.errors import (
-    ChangeRefusedError,
     DuplicateInsertError,
     PrimaryKeyNeededError,
     TableMismatchError,
@@ -26,6 +22,7 @@ from headwater.targets.history.names import Names, agreed, table_name
 from headwater.targets.merge.postgres import (
     TYPES,
     Lent,
+    coded,
     full_name,
     kinds_in,
     lend,
@@ -179,7 +176,7 @@ class PostgresHistory:
         """Apply folded changes; keep what was there for blocks above `floor`."""
         session = tx.session
         for staged in self._stager.rounds(folded, floor):
-            with _coded(self._primary):
+            with coded(self._primary):
                 lent = [lend(tx, one, self._layouts[one.shape.name]) for one in staged]
                 for one in lent:
                     if TRANSIENT in one.staged.kinds:
@@ -317,21 +314,3 @@ def _refuse_duplicates(session: Session, lent: Lent) -> None:
             key=key,
             block=block,
         )
-
-
-@contextmanager
-def _coded(primary: Collection[str]) -> Iterator[None]:
-    """Give what the database refuses its code; `primary` are the constraints of primary keys."""
-    try:
-        yield
-    except psycopg.Error as error:
-        shown = str(error.diag.message_primary or error).strip()
-        detail = error.diag.message_detail or ""
-        facts = {"table": error.diag.table_name, "constraint": error.diag.constraint_name}
-        if isinstance(error, UniqueViolation) and facts["constraint"] in primary:
-            raise DuplicateInsertError(
-                "a row is inserted while it is there", table=facts["table"], detail=detail
-            ) from error
-        if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
-            raise ChangeRefusedError(shown, **facts, detail=detail) from error
-        raise

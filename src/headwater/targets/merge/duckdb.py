@@ -7,13 +7,15 @@ after them, because DuckDB checks foreign keys at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import duckdb
 import pyarrow as pa
 
 from headwater.changes.declaration import ColumnType
-from headwater.errors import ChangeKeyError
+from headwater.errors import ChangeKeyError, ChangeRefusedError, DuplicateInsertError
 from headwater.targets.duckdb.catalog import read_table
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.settings import INTEGER_TYPES
@@ -134,8 +136,8 @@ def merge(session: Session, lent: Sequence[Lent]) -> None:
         if one.staged.kinds & {UPDATE, UPSERT} and names:
             types = one.staged.shape.columns
             assign = ", ".join(
-                f"{quote(name)} = CAST({changed(one.staged, name, 'now.' + quote(name))} "
-                f"AS {types[name].type})"
+                f"{quote(name)} = "
+                + _stored(changed(one.staged, name, _held(types[name])), types[name])
                 for name in names
             )
             _run(
@@ -184,7 +186,7 @@ def is_nested(kind: str) -> bool:
 def _insert(session: Session, lent: Lent) -> None:
     staged, names = lent.staged, list(lent.staged.lanes)
     values = [f"s.k{index}" for index in range(len(staged.shape.key))]
-    values += [f"CAST({made(staged, name)} AS {staged.shape.columns[name].type})" for name in names]
+    values += [_stored(made(staged, name), staged.shape.columns[name]) for name in names]
     _run(
         session,
         lent,
@@ -213,10 +215,28 @@ def _value(staged: Staged, field: pa.Field) -> str:
     ]
     if place.kind == "bytes":
         return f"unhex(substr({name}, 3)) AS {name}"
-    kind = place.type
-    if name[0] in (ADD, RAISE, LOWER) and place.kind == "integer":
-        kind = "HUGEINT" if _SMALL.fullmatch(kind) else "BIGNUM"
+    kind = place.type if name[0] == "k" else _computed(place, name[0] in (ADD, RAISE, LOWER))
     return f"CAST({name} AS {kind}) AS {name}"
+
+
+def _computed(column: Column, grows: bool) -> str:
+    """Return the type in which a column is computed: DuckDB's casts between wide integers fail."""
+    if column.kind != "integer":
+        return column.type
+    if _SMALL.fullmatch(column.type):
+        return "HUGEINT" if grows else column.type
+    return "BIGNUM"
+
+
+def _held(column: Column) -> str:
+    value = f"now.{quote(column.name)}"
+    same = _computed(column, grows=False) == column.type
+    return value if same else f"CAST(CAST({value} AS VARCHAR) AS BIGNUM)"
+
+
+def _stored(value: str, column: Column) -> str:
+    same = _computed(column, grows=False) == column.type
+    return f"CAST({value if same else f'CAST({value} AS VARCHAR)'} AS {column.type})"
 
 
 def _kind(kind: str) -> ColumnType:
@@ -252,3 +272,17 @@ def _refuse_spellings(session: Session, lent: Lent) -> None:
             table=lent.staged.shape.name,
             key=", ".join(map(str, rows[0])),
         )
+
+
+@contextmanager
+def coded() -> Iterator[None]:
+    """Give what the database refuses its code."""
+    try:
+        yield
+    except (duckdb.DataError, duckdb.IntegrityError, duckdb.InvalidInputException) as error:
+        reason = str(error).splitlines()[0]
+        if "primary key" in reason.lower():
+            raise DuplicateInsertError(
+                "a row is inserted while it is there", reason=reason
+            ) from error
+        raise ChangeRefusedError("the table refuses a change", reason=reason) from error

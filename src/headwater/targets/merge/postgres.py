@@ -6,13 +6,21 @@ any order within a round. All parts of the statement see the tables as they were
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import psycopg
 import pyarrow as pa
+from psycopg.errors import UniqueViolation
 
 from headwater.changes.declaration import ColumnType
-from headwater.errors import ChangeKeyError, ChangeRefusedError, PostgresTableError
+from headwater.errors import (
+    ChangeKeyError,
+    ChangeRefusedError,
+    DuplicateInsertError,
+    PostgresTableError,
+)
 from headwater.targets.merge.expressions import changed, made
 from headwater.targets.merge.shape import Column, Shape
 from headwater.targets.merge.stage import (
@@ -213,7 +221,7 @@ def _lane(staged: Staged, layout: Layout, field: pa.Field) -> Lane:
     shape = staged.shape
     place = shape.key[int(index)] if name[0] == "k" else list(shape.columns)[int(index)]
     stored, kind = layout.columns[place], shape.columns[place].kind
-    if name[0] in (ADD, RAISE, LOWER):
+    if name[0] in (ADD, RAISE, LOWER) and kind in ("integer", "decimal"):
         whole = kind == "integer"
         return Lane(name, "numeric", "numeric") if whole else Lane(name, "text", "text", "numeric")
     if stored.bare in _BINARY:
@@ -245,3 +253,21 @@ def _refuse_spellings(session: Session, lent: Lent) -> None:
         raise ChangeKeyError(
             "the table takes two keys for the same", table=lent.staged.shape.name, key=rows[0][0]
         )
+
+
+@contextmanager
+def coded(primary: Collection[str]) -> Iterator[None]:
+    """Give what the database refuses its code; `primary` are the constraints of primary keys."""
+    try:
+        yield
+    except psycopg.Error as error:
+        shown = str(error.diag.message_primary or error).strip()
+        detail = error.diag.message_detail or ""
+        facts = {"table": error.diag.table_name, "constraint": error.diag.constraint_name}
+        if isinstance(error, UniqueViolation) and facts["constraint"] in primary:
+            raise DuplicateInsertError(
+                "a row is inserted while it is there", table=facts["table"], detail=detail
+            ) from error
+        if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+            raise ChangeRefusedError(shown, **facts, detail=detail) from error
+        raise

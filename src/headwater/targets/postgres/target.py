@@ -7,7 +7,6 @@ stream's lock is taken again first, so nothing of the old connection can still b
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,10 @@ from headwater.errors import (
     RewindError,
     UntrackedTableError,
 )
+from headwater.targets.aggregates import Aggregate
+from headwater.targets.aggregates.on_postgres import PostgresAggregates
 from headwater.targets.base import Delivery, SideTable
+from headwater.targets.callbacks import takes_three
 from headwater.targets.postgres.catalog import Catalog
 from headwater.targets.postgres.changes import StateChanges
 from headwater.targets.postgres.config_table import ConfigTable
@@ -48,6 +50,7 @@ def postgres_target(
     *,
     tables: Iterable[str | Table] | None = None,
     on_data: OnData | None = None,
+    aggregates: Iterable[Aggregate] = (),
     on_start: OnStart | None = None,
     on_before_rollback: OnRollback | None = None,
     on_after_rollback: OnRollback | None = None,
@@ -62,6 +65,7 @@ def postgres_target(
         on_data: `on_data(tx, data)` or `on_data(tx, data, ctx)`, called inside the transaction of
             each batch; again if the transaction has to be tried again. Left out, each output is
             inserted into the table of its own name.
+        aggregates: tables that sum up outputs, made by `aggregate(...)`, after `on_data`.
         on_start: `on_start(tx)`, called once before anything is read, in a transaction.
         on_before_rollback: `on_before_rollback(tx, cursor)`, called inside the transaction that
             undoes a fork, before any table is; for what the target does not track.
@@ -74,6 +78,7 @@ def postgres_target(
     return PostgresTarget(
         dsn,
         declared,
+        tuple(aggregates),
         on_data,
         on_start,
         (on_before_rollback, on_after_rollback),
@@ -92,6 +97,7 @@ class PostgresTarget:
         self,
         dsn: str,
         tables: Sequence[Table],
+        aggregates: Sequence[Aggregate],
         on_data: OnData | None,
         on_start: OnStart | None,
         on_rollback: tuple[OnRollback | None, OnRollback | None],
@@ -100,7 +106,8 @@ class PostgresTarget:
         self.on_statement: Callable[[str], None] | None = None
         self.on_state: Callable[[Session, PipeState], None] | None = None
         self._dsn = dsn
-        self._tables = tables
+        self._aggregates = PostgresAggregates(aggregates, tables)
+        self._tables = (*tables, *self._aggregates.tables())
         self._on_data = on_data
         self._on_start = on_start
         self._before_rollback, self._after_rollback = on_rollback
@@ -111,7 +118,12 @@ class PostgresTarget:
         self._session: Session | None = None
         self._side_tables: tuple[SideTable, ...] = ()
         self._built = False
-        self._wants_ctx = on_data is not None and _takes_three(on_data)
+        self._wants_ctx = on_data is not None and takes_three(on_data)
+
+    @property
+    def rereads(self) -> bool:
+        """Whether frames are read more than once; then the stream does not fetch them again."""
+        return bool(self._aggregates)
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""
@@ -353,6 +365,7 @@ class PostgresTarget:
             self._on_data(tx, data, delivery.ctx)
         else:
             self._on_data(tx, data)
+        self._aggregates.write(tx, data, cursor.number)
         tx.finish()
 
     def _prune(self, state: PipeState) -> None:
@@ -383,13 +396,3 @@ class PostgresTarget:
 
 def _number(state: PipeState) -> int:
     return -1 if state.cursor is None else state.cursor.number
-
-
-def _takes_three(function: OnData) -> bool:
-    """Tell whether a callback wants the context too."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return True
-    return (
-        sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters) > 2
-    )

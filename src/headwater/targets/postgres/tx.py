@@ -7,7 +7,7 @@ batch leaves no trace. A batch that meets a conflict or loses its connection is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -133,6 +133,12 @@ class Tx:
         rows = transfer.encode(frame.schema, frame.to_batches())
         table = self._temporary.fill(transfer, rows)
         return compose("(SELECT {values} FROM {table})", values=transfer.values(), table=table)
+
+    def prepare(
+        self, table: str, schema: pa.Schema, key: Sequence[str], types: Mapping[str, str]
+    ) -> Layout:
+        """Return a table for rows like these, created if need be: for what is built on this."""
+        return self._catalog.prepare(TableName.parse(table), schema, key, types)
 
     @property
     def session(self) -> Session:

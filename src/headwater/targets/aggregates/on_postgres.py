@@ -1,0 +1,70 @@
+"""Aggregates in PostgreSQL: triggers keep what a merge changes, as with any other write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from headwater.targets.aggregates.columns import Columns, find_columns
+from headwater.targets.aggregates.declaration import Aggregate, plan_aggregates
+from headwater.targets.aggregates.deltas import compute_delta
+from headwater.targets.aggregates.staging import stage_delta
+from headwater.targets.merge.postgres import coded, lend, merge, read_shape
+from headwater.targets.merge.shape import Shape
+from headwater.targets.postgres.layout import Layout
+from headwater.targets.postgres.settings import Table
+from headwater.targets.postgres.sql import TableName
+from headwater.targets.postgres.tx import Tx
+
+
+class PostgresAggregates:
+    """The aggregates of one target. Runs on the driver, inside the transaction of each batch."""
+
+    def __init__(self, aggregates: Iterable[Aggregate], declared: Iterable[Table]) -> None:
+        self._plans = plan_aggregates(aggregates)
+        self._declared = {one.name for one in declared}
+        self._shapes: dict[str, tuple[Layout, Shape]] = {}
+
+    def __bool__(self) -> bool:
+        """Tell whether there are any."""
+        return bool(self._plans)
+
+    def tables(self) -> list[Table]:
+        """Return the tables that nobody has declared; what they hold is found out later."""
+        names = {one.table: TableName.parse(one.table) for one in self._plans}
+        return [
+            Table(names[one.table], one.key, append_only=False)
+            for one in self._plans
+            if names[one.table] not in self._declared
+        ]
+
+    def write(self, tx: Tx, data: Mapping[str, Any], block: int) -> None:
+        """Add what a batch contributes."""
+        for plan in self._plans:
+            columns = find_columns(plan, data)
+            types = dict.fromkeys(columns.wide | columns.long, "numeric")
+            layout = tx.prepare(plan.table, columns.schema, plan.key, types)
+            delta = compute_delta(plan, data, columns.numeric)
+            if delta.num_rows:
+                shape = self._shape(tx, plan.table, layout, columns)
+                staged = stage_delta(plan, delta, shape, columns, block)
+                with coded(()):
+                    merge(tx.session, [lend(tx, staged, layout)])
+
+    def _shape(self, tx: Tx, table: str, layout: Layout, columns: Columns) -> Shape:
+        known, shape = self._shapes.get(table, (None, None))
+        if shape is None or known is not layout:
+            shape = with_integers(read_shape(tx.session, table, layout), columns)
+            self._shapes[table] = (layout, shape)
+        return shape
+
+
+def with_integers(shape: Shape, columns: Columns) -> Shape:
+    """Return a table with the columns that hold integers, though their type could hold more."""
+    changed = {
+        name: replace(one, kind="integer")
+        for name, one in shape.columns.items()
+        if name in columns.long and one.kind == "decimal"
+    }
+    return replace(shape, columns={**shape.columns, **changed})
