@@ -33,7 +33,7 @@ def database() -> str:
     admin(f"CREATE DATABASE {name}")
     if VARIABLE in os.environ:
         _SERVERS.callback(admin, f"DROP DATABASE IF EXISTS {name}")
-    return f"{server()}/{name}"
+    return f"{server()}/{name}?fsync_metadata=0"
 
 
 def admin(sql: str) -> None:

@@ -34,6 +34,7 @@ _CONFIG = """<clickhouse>
   <remote_servers><default><shard><replica>
     <host>127.0.0.1</host><port>9000</port>
   </replica></shard></default></remote_servers>
+  <database_atomic_delay_before_drop_table_sec>0</database_atomic_delay_before_drop_table_sec>
   <logger><level>error</level><console>1</console></logger>
 </clickhouse>
 """

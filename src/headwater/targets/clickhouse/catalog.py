@@ -20,7 +20,8 @@ from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.ddl import create_table, create_view, prepare_undo
 from headwater.targets.clickhouse.layout import Layout, read_layout
 from headwater.targets.clickhouse.settings import Table
-from headwater.targets.clickhouse.sql import Fragment, TableName, compose, literal
+from headwater.targets.clickhouse.sql import Fragment, TableName, compose
+from headwater.targets.side_rows import PREFIX
 
 logger = logging.getLogger("headwater.targets.clickhouse")
 
@@ -47,6 +48,7 @@ class Catalog:
         self._managed = managed
         self._layouts: dict[TableName, Layout] = {}
         self._versions: dict[TableName, int] = {}
+        self._written: list[dict[str, str]] | None = None
         self.resumed = False
 
     def create(self) -> None:
@@ -69,13 +71,16 @@ class Catalog:
         """Read everything again when it is needed next."""
         self._layouts.clear()
         self._versions.clear()
+        self._written = None
 
     def tracked(self) -> list[Layout]:
         """Return every table that the stream has written or may write, as far as they exist."""
         names = dict.fromkeys(self._declared)
-        written = self._registered(compose("id = <id>", id=literal(self._id)))
-        for one in written if self._managed else ():
+        for one in self._registered():
             name = TableName(one["database"], one["name"])
+            ours = self._managed or one["name"].startswith(PREFIX)
+            if one["id"] != self._id or not ours:
+                continue
             names[name] = None
             if name not in self._declared:
                 self._declared[name] = Table(
@@ -147,22 +152,22 @@ class Catalog:
             return None
         if declared is not None:
             self._check_owner(name, layout)
-            prepare_undo(self._client, layout)
             if declared.live_view:
                 create_view(self._client, layout)
-            layout = read_layout(self._client, name, declared)
-            assert layout is not None, "nobody drops a table while its stream runs"
-        self._layouts[name] = layout
+            if not (layout.indexed and layout.deduplicates):
+                prepare_undo(self._client, layout)
+                layout = read_layout(self._client, name, declared)
+        if layout is not None:
+            self._layouts[name] = layout
         return layout
 
     def _check_owner(self, name: TableName, layout: Layout) -> None:
         """Refuse a table in which rows of others could be removed; note it otherwise."""
-        where = compose(
-            "database = <database> AND name = <name>",
-            database=literal(name.database),
-            name=literal(name.name),
-        )
-        owners = {one["id"]: one["stream_column"] for one in self._registered(where)}
+        owners = {
+            one["id"]: one["stream_column"]
+            for one in self._registered()
+            if (one["database"], one["name"]) == (name.database, name.name)
+        }
         others = [one for one in owners if one != self._id]
         own = layout.stream_column or ""
         if others and (not own or any(owners[one] != own for one in others)):
@@ -190,6 +195,7 @@ class Catalog:
                 "stream": own,
             },
         )
+        self._written = None
 
     def _holds_rows(self, layout: Layout) -> bool:
         found = self._client.rows(
@@ -201,7 +207,9 @@ class Catalog:
         )
         return bool(found[0]["n"])
 
-    def _registered(self, where: Fragment) -> list[dict[str, str]]:
-        return self._client.rows(
-            compose("SELECT * FROM <all> FINAL WHERE <where>", all=self._registry, where=where)
-        )
+    def _registered(self) -> list[dict[str, str]]:
+        """Return who writes which table, as it was when a table was last looked at."""
+        if self._written is not None:
+            return self._written
+        self._written = self._client.rows(compose("SELECT * FROM <all> FINAL", all=self._registry))
+        return self._written

@@ -60,7 +60,7 @@ def create_table(
 
 def create_view(client: ClickHouseClient, layout: Layout) -> None:
     """Create the view of the rows that count, unless something of its name is there."""
-    if layout.family is Family.OTHER:
+    if layout.family is Family.OTHER or layout.has_view:
         return
     client.run(
         compose(

@@ -20,6 +20,16 @@ from headwater.targets.clickhouse.types import bare
 _ENGINE = re.compile(r"(?:Shared)?(?:Replicated)?(\w*?)MergeTree")
 _INTEGERS = re.compile(r"U?Int(16|32|64)")
 _WINDOW = "non_replicated_deduplication_window"
+_QUERY = """
+SELECT engine, engine_full, sorting_key, create_table_query,
+  (SELECT arrayMap(one -> [one.2, one.3], arraySort(groupArray((position, name, type))))
+   FROM system.columns WHERE database = {database:String} AND table = {name:String}
+   AND default_kind IN ('', 'DEFAULT')) AS stored,
+  (SELECT any(value) FROM system.merge_tree_settings WHERE name = {window:String}) AS window,
+  (SELECT count() FROM system.tables
+   WHERE database = {database:String} AND name = concat({name:String}, '_live')) AS shown
+FROM system.tables WHERE database = {database:String} AND name = {name:String}
+"""
 
 
 class Family(Enum):
@@ -45,6 +55,7 @@ class Layout:
     stream_column: str | None = None
     deduplicates: bool = False
     indexed: bool = False
+    has_view: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -61,12 +72,7 @@ def read_layout(client: ClickHouseClient, name: TableName, declared: Table | Non
         ClickHouseBlockColumnError: it does not say which block a row is of. Not asked of a table
             that was not declared.
     """
-    where = {"database": name.database, "name": name.name}
-    found = client.rows(
-        "SELECT engine, engine_full, sorting_key, create_table_query FROM system.tables "
-        "WHERE database = {database:String} AND name = {name:String}",
-        where,
-    )
+    found = client.rows(_QUERY, {"database": name.database, "name": name.name, "window": _WINDOW})
     if not found:
         return None
     engine, definition = found[0]["engine"], found[0]["engine_full"]
@@ -77,25 +83,20 @@ def read_layout(client: ClickHouseClient, name: TableName, declared: Table | Non
         raise ClickHouseTableError(
             "a table of this engine cannot take rows back", table=name, engine=engine
         )
-    stored = client.rows(
-        "SELECT name, type FROM system.columns WHERE database = {database:String} "
-        "AND table = {name:String} AND default_kind IN ('', 'DEFAULT') ORDER BY position",
-        where,
-    )
-    columns = {one["name"]: one["type"] for one in stored}
     family, sign, version, deleted = _marks(kind[1], definition)
     layout = Layout(
         name,
         family,
-        columns,
+        dict(found[0]["stored"]),
         _sorting_key(found[0]["sorting_key"]),
         sign,
         version,
         deleted,
         declared.block_column if declared else BLOCK_COLUMN,
         declared.stream_column if declared else None,
-        _deduplicates(client, engine, definition),
+        _deduplicates(engine, definition, found[0]["window"]),
         "_sqd_rollback_idx" in found[0]["create_table_query"],
+        bool(found[0]["shown"]),
     )
     if declared is not None:
         _check(layout)
@@ -146,16 +147,10 @@ def _sorting_key(text: str) -> tuple[str, ...]:
     return tuple(one.strip().strip("`") for one in parts)
 
 
-def _deduplicates(client: ClickHouseClient, engine: str, definition: str) -> bool:
+def _deduplicates(engine: str, definition: str, default: str) -> bool:
     """Tell whether the table remembers which inserts it has stored."""
     if "Replicated" in engine or "Shared" in engine:
         match = re.search(r"\breplicated_deduplication_window = (\d+)", definition)
         return match is None or int(match[1]) > 0
     match = re.search(rf"\b{_WINDOW} = (\d+)", definition)
-    if match:
-        return int(match[1]) > 0
-    known = client.rows(
-        "SELECT value FROM system.merge_tree_settings WHERE name = {name:String}",
-        {"name": _WINDOW},
-    )
-    return bool(known) and int(known[0]["value"]) > 0
+    return int(match[1] if match else default) > 0

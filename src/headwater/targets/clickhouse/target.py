@@ -188,7 +188,7 @@ class ClickHouseTarget:
         """Create the side tables that are missing."""
         if not self._is_open:
             self._open()
-        self._side.open(tables)
+        self._side.open(self._store(), tables)
 
     def read_side_table(
         self,
@@ -237,7 +237,7 @@ class ClickHouseTarget:
             automatic=self._on_data is None,
             managed=self._on_data is None or self._tables is not None,
         )
-        self._side = SideTables(client, self._catalog, self._id)
+        self._side = SideTables(client, self._catalog, sync.suffixed("__settlements"), self._id)
         client.create_database(sync.database)
         self._sync.create()
         self._catalog.create()
