@@ -24,7 +24,17 @@ import pyarrow.json as pj
 from eth_abi.abi import decode, encode
 
 from headwater.core import BlockRange
-from headwater.decode import CallsOutput, EventsOutput, InstructionsOutput, evm, parse_logs, solana
+from headwater.decode import (
+    CallsOutput,
+    EventsOutput,
+    InstructionsOutput,
+    bitcoin,
+    decode_outputs,
+    evm,
+    hyperliquid,
+    parse_logs,
+    solana,
+)
 from headwater.decode.entities import Wanted, read_entities
 from headwater.decode.entity_structs import wire_type
 from headwater.query import EVM, SOLANA, Field, Network
@@ -251,6 +261,61 @@ def plain_transfers(items: list[dict[str, object]]) -> list[tuple[object, ...]]:
     return rows
 
 
+def paid_item(chance: random.Random, at: int) -> dict[str, object]:
+    address = base58.encode(chance.randbytes(25))
+    return {"transactionIndex": at // 3, "outputIndex": at % 3,
+            "value": chance.getrandbits(36) / 10**8, "scriptPubKeyHex": word(chance, 25),
+            "scriptPubKeyType": "pubkeyhash", "scriptPubKeyAddress": address}  # fmt: skip
+
+
+def txid_item(chance: random.Random, at: int) -> dict[str, object]:
+    return {"transactionIndex": at, "txid": word(chance, 32)}
+
+
+def fill_item(chance: random.Random, at: int) -> dict[str, object]:
+    return {"fillIndex": at, "user": f"0x{word(chance, 20)}", "coin": chance.choice(["BTC", "ETH"]),
+            "px": chance.getrandbits(30) / 1000, "sz": chance.getrandbits(20) / 10**5, "side": "B",
+            "time": 1_700_000_000_000 + at, "startPosition": 0.0, "dir": "Open Long",
+            "closedPnl": 0.0, "hash": f"0x{word(chance, 32)}", "oid": chance.getrandbits(37),
+            "crossed": True, "fee": 0.01, "tid": chance.getrandbits(50), "feeToken": "USDC",
+            "builderFee": None, "cloid": None, "builder": None, "twapId": None}  # fmt: skip
+
+
+def plain_paid(lines: list[bytes]) -> pa.Table:
+    rows: list[dict[str, object]] = []
+    for line in lines:
+        block = json.loads(line)
+        number, listed = block["header"]["number"], block["transactions"]
+        names = {one["transactionIndex"]: one["txid"] for one in listed}
+        rows += [{**one, "block": number, "txid": names[one["transactionIndex"]],
+                  "value": round(one["value"] * 10**8),
+                  "scriptPubKeyHex": bytes.fromhex(one["scriptPubKeyHex"])}
+                 for one in block["outputs"]]  # fmt: skip
+    return pa.Table.from_pylist(rows)
+
+
+def plain_fills(lines: list[bytes]) -> pa.Table:
+    return pa.Table.from_pylist(
+        [{**one, "block": block["header"]["number"]} for block in map(json.loads, lines)
+         for one in block["fills"]]
+    )  # fmt: skip
+
+
+def bench_tables() -> None:
+    print("\n| raw tables, lines to columns | M rows/s | json.loads, from_pylist | headwater is |")
+    print("|---|---|---|---|")
+    rows, ranges = BLOCKS // 2 * LOGS, {"t": EVERYTHING}
+    paid = item_lines({"outputs": paid_item, "transactions": txid_item})
+    fills = item_lines({"fills": fill_item})
+    for name, output, lines, plain in (
+        ("outputs of Bitcoin", bitcoin.outputs(), paid, plain_paid),
+        ("fills of Hyperliquid", hyperliquid.fills(), fills, plain_fills),
+    ):
+        ours = rows / best(lambda o=output, n=lines: decode_outputs({"t": o}, n, ranges), 7)  # type: ignore[misc]
+        other = rows / best(lambda p=plain, n=lines: p(n), 3)  # type: ignore[misc]
+        print(f"| {name} | {ours / 1e6:.2f} | {other / 1e6:.2f} | {ours / other:.1f}x |")
+
+
 def bench_items() -> None:
     calls = evm.calls(CALL)
     lines = item_lines({"transactions": call_item})
@@ -312,6 +377,7 @@ def main() -> int:
         rates.append(rate)
 
     bench_items()
+    bench_tables()
     print(f"\nlimits {LIMIT_MB_S} MB/s parsed, {LIMIT_ROWS_S:,} Transfer rows/s decoded")
     return 0 if megabytes / ours >= LIMIT_MB_S and rates[0] >= LIMIT_ROWS_S else 1
 

@@ -6,6 +6,7 @@ from tests.fuzz.seeds import KEPT, seeds_of
 from tests.fuzz.targets import TARGETS
 
 
+@pytest.mark.guarantee("DECODE-1")
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_what_was_found_stays_fixed(target: str) -> None:
     inputs = list(seeds_of(target))

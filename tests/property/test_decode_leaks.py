@@ -249,6 +249,7 @@ def ranges_of(draw: st.DrawFn, network: Network) -> list[BlockRange]:
     return [BlockRange(low.number, draw(st.sampled_from([high.number, None])))]
 
 
+@pytest.mark.guarantee("DECODE-2")
 @pytest.mark.parametrize("network", list(Network))
 @settings(max_examples=60)
 @given(data=st.data())

@@ -136,6 +136,7 @@ def shown(abi_type: AbiType, value: Any) -> Any:
             return value
 
 
+@pytest.mark.guarantee("DECODE-1")
 @given(logged())
 def test_every_value_comes_back_as_eth_abi_encoded_it(
     case: tuple[Event, list[dict[str, Any]]],

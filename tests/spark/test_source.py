@@ -16,6 +16,7 @@ from headwater.core import BlockRange
 from headwater.errors import HeadwaterError
 from headwater.query import EvmQuery
 from headwater.spark import register
+from headwater.spark.raw_query import parse_raw_query
 from headwater.spark.source import load_source
 from headwater.testing import PortalServer, simulated_portal
 from tests.spark.conftest import ALL, LAST, TRANSFER, decoded, lines
@@ -94,6 +95,24 @@ def test_raw_rows_hold_headers_and_lines(spark: SparkSession, portal: PortalServ
     assert data["parent_hash"].to_pylist()[1:] == data["hash"].to_pylist()[:-1]
     first = json.loads(expected[0])["header"]["timestamp"]
     assert data["timestamp"].cast(pa.int64())[0].as_py() == first * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "links"),
+    [
+        ("tron", {"number", "hash", "parentHash", "timestamp"}),
+        ("hyperliquidReplicaCmds", {"number", "hash", "parentHash", "timestamp"}),
+        ("solana", {"number", "hash", "parentNumber", "parentHash", "timestamp"}),
+        ("fuel", {"number", "hash"}),
+    ],
+)
+def test_a_raw_query_of_any_type_asks_for_the_links_that_its_blocks_have(
+    kind: str, links: set[str]
+) -> None:
+    query = parse_raw_query(json.dumps({"type": kind, "receipts": [{}]}))
+    body = json.loads(query.body(3, 5))
+    assert set(body["fields"]["block"]) == links
+    assert (body["type"], body["fromBlock"], body["receipts"]) == (kind, 3, [{}])
 
 
 def test_the_range_is_decided_when_the_source_is_loaded(spark: SparkSession) -> None:

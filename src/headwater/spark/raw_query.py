@@ -15,9 +15,10 @@ from headwater.errors import SourceOptionError
 from headwater.query import check_limits
 
 _POSITION = ("fromBlock", "toBlock", "parentBlockHash")
+_USUAL = ("number", "hash", "parentHash", "timestamp")
 _LINKS = {
-    "evm": ("number", "hash", "parentHash", "timestamp"),
     "solana": ("number", "hash", "parentNumber", "parentHash", "timestamp"),
+    "fuel": ("number", "hash"),  # its blocks have neither a parent's hash nor a timestamp
 }
 _NOT_FILTERS = ("type", "fields", "includeAllBlocks")
 
@@ -79,5 +80,5 @@ def parse_raw_query(text: str) -> RawQuery:
     block = fields.get("block", {}) if isinstance(fields, dict) else None
     if not isinstance(block, dict):
         raise SourceOptionError("fields of a query must map entities to fields")
-    links = dict.fromkeys(_LINKS.get(document["type"], _LINKS["evm"]), True)
+    links = dict.fromkeys(_LINKS.get(document["type"], _USUAL), True)
     return RawQuery({**document, "fields": {**fields, "block": {**block, **links}}})

@@ -39,6 +39,7 @@ def test_every_family_of_filters_has_a_table(network: Network) -> None:
     assert {form.family for form in tables if form.family} == {one.name for one in network.families}
 
 
+@pytest.mark.guarantee("DECODE-3")
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.type)
 def test_a_table_can_be_made_of_every_field_and_every_table_is_on_the_page(
     network: Network,

@@ -425,6 +425,7 @@ def test_a_block_with_an_impossible_time_is_named(output: TableOutput, timestamp
          "an? call is malformed: name is absent.*call_address="),
     ],
 )  # fmt: skip
+@pytest.mark.guarantee("DECODE-1")
 def test_what_is_malformed_names_block_and_position(
     output: TableOutput, families: dict[str, Any], place: str
 ) -> None:

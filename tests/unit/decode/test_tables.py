@@ -152,6 +152,7 @@ def lookup(item: dict[str, Any], field: Any) -> Any:
 @pytest.mark.parametrize(
     ("network", "entity"), list(TABLES), ids=[f"{one.type}-{name}" for one, name in TABLES]
 )
+@pytest.mark.guarantee("DECODE-3")
 def test_every_field_is_a_typed_column_with_the_value_of_the_wire(
     network: Network, entity: str
 ) -> None:
