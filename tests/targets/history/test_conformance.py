@@ -59,7 +59,8 @@ class GivesChanges:
 
     def stage(self, batch: Batch[Delivery]) -> Any:
         made = as_changes(batch.headers[-1].number, batch.data.ctx)
-        return self.inner.stage(batch.with_data(Delivery({"changes": made.toArrow()})))
+        delivery = Delivery({"changes": made.toArrow()}, side=batch.data.side)
+        return self.inner.stage(batch.with_data(delivery))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -67,6 +68,8 @@ class GivesChanges:
 
 class HistoryConformance(TargetConformance):
     keyless = False  # changes are of rows with a key
+    side_tables = True
+    side_walks: ClassVar[int] = 2
     walks: ClassVar[int] = 4
 
     def script(self) -> Script:
@@ -79,7 +82,13 @@ class HistoryConformance(TargetConformance):
         return [block(1), block(2), *fork]
 
     def watch_io(self, target: Any, hook: Callable[[], None]) -> None:
-        target.inner.on_statement = lambda sql: hook()
+        """Dying before a query is dying after the statement before it."""
+
+        def watch(sql: str) -> None:
+            if not sql.lstrip().startswith("SELECT"):
+                hook()
+
+        target.inner.on_statement = watch
 
 
 @pytest.mark.guarantee("STATE-2")
