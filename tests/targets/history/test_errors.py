@@ -1,5 +1,8 @@
 """What the history target refuses, before anything is written, with the names that are valid."""
 
+import subprocess
+import sys
+
 import pyarrow as pa
 import pytest
 
@@ -167,3 +170,17 @@ def test_wrong_arguments_are_refused() -> None:
     for address in ("postgresql://nowhere/x", "host=nowhere dbname=x"):
         with pytest.raises(InvalidOptionError, match="PostgresSettings"):
             history_target(address, tables=["a"], settings=DuckDBSettings())
+
+
+@pytest.mark.parametrize("extra", ["postgres", "duckdb"])
+@pytest.mark.parametrize("module", ["merge", "aggregates", "target"])
+def test_every_module_can_be_the_first_that_is_imported(extra: str, module: str) -> None:
+    """Each target's package imports what is built on it."""
+    name = f"headwater.targets.{extra}.{module}"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import {name}, headwater.targets.history.on_{extra}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr

@@ -17,9 +17,9 @@ import pyarrow as pa
 from headwater.core import Batch, BlockCursor, PipeState
 from headwater.errors import InvalidOptionError, RewindError, UndeclaredTableError
 from headwater.targets.aggregates import Aggregate
-from headwater.targets.aggregates.on_duckdb import DuckDBAggregates
 from headwater.targets.base import Delivery, SideTable
 from headwater.targets.callbacks import takes_three
+from headwater.targets.duckdb.aggregates import DuckDBAggregates
 from headwater.targets.duckdb.catalog import Catalog
 from headwater.targets.duckdb.config_table import ConfigTable
 from headwater.targets.duckdb.session import Session, open_session

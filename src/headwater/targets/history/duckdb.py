@@ -20,11 +20,7 @@ from headwater.errors import (
     UnknownTableError,
 )
 from headwater.targets.duckdb.catalog import read_table
-from headwater.targets.duckdb.session import Session
-from headwater.targets.duckdb.sql import Fragment, TableName, columns, compose, equal, quote
-from headwater.targets.duckdb.tx import Tx
-from headwater.targets.history.names import Names, agreed, table_name
-from headwater.targets.merge.duckdb import (
+from headwater.targets.duckdb.merge import (
     TYPES,
     Lent,
     as_json,
@@ -37,6 +33,10 @@ from headwater.targets.merge.duckdb import (
     merge,
     read_shape,
 )
+from headwater.targets.duckdb.session import Session
+from headwater.targets.duckdb.sql import Fragment, TableName, columns, compose, equal, quote
+from headwater.targets.duckdb.tx import Tx
+from headwater.targets.history.names import Names, agreed, table_name
 from headwater.targets.merge.shape import Shape
 from headwater.targets.merge.stage import ABSENT, DELETE, INSERT, REPLACE, TRANSIENT, UPSERT, Stager
 

@@ -19,7 +19,11 @@ from headwater.errors import (
     UnknownTableError,
 )
 from headwater.targets.history.names import Names, agreed, table_name
-from headwater.targets.merge.postgres import (
+from headwater.targets.merge.shape import Shape
+from headwater.targets.merge.stage import ABSENT, DELETE, INSERT, REPLACE, TRANSIENT, UPSERT, Stager
+from headwater.targets.postgres.capture import OPERATION
+from headwater.targets.postgres.layout import Layout, Undo, read_layout
+from headwater.targets.postgres.merge import (
     TYPES,
     Lent,
     coded,
@@ -30,10 +34,6 @@ from headwater.targets.merge.postgres import (
     met,
     read_shape,
 )
-from headwater.targets.merge.shape import Shape
-from headwater.targets.merge.stage import ABSENT, DELETE, INSERT, REPLACE, TRANSIENT, UPSERT, Stager
-from headwater.targets.postgres.capture import OPERATION
-from headwater.targets.postgres.layout import Layout, Undo, read_layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import (
     Fragment,

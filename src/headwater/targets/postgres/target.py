@@ -20,9 +20,9 @@ from headwater.errors import (
     UntrackedTableError,
 )
 from headwater.targets.aggregates import Aggregate
-from headwater.targets.aggregates.on_postgres import PostgresAggregates
 from headwater.targets.base import Delivery, SideTable
 from headwater.targets.callbacks import takes_three
+from headwater.targets.postgres.aggregates import PostgresAggregates
 from headwater.targets.postgres.catalog import Catalog
 from headwater.targets.postgres.changes import StateChanges
 from headwater.targets.postgres.config_table import ConfigTable

@@ -10,9 +10,9 @@ from headwater.targets.aggregates.columns import Columns, find_columns
 from headwater.targets.aggregates.declaration import Aggregate, plan_aggregates
 from headwater.targets.aggregates.deltas import compute_delta
 from headwater.targets.aggregates.staging import stage_delta
-from headwater.targets.merge.postgres import coded, lend, merge, read_shape
 from headwater.targets.merge.shape import Shape
 from headwater.targets.postgres.layout import Layout
+from headwater.targets.postgres.merge import coded, lend, merge, read_shape
 from headwater.targets.postgres.settings import Table
 from headwater.targets.postgres.sql import TableName
 from headwater.targets.postgres.tx import Tx

@@ -9,10 +9,10 @@ from headwater.targets.aggregates.columns import find_columns
 from headwater.targets.aggregates.declaration import Aggregate, plan_aggregates
 from headwater.targets.aggregates.deltas import compute_delta
 from headwater.targets.aggregates.staging import stage_delta
+from headwater.targets.duckdb.merge import coded, give_back, lend, merge, read_shape
 from headwater.targets.duckdb.settings import Table
 from headwater.targets.duckdb.sql import Fragment, TableName, compose, quote
 from headwater.targets.duckdb.tx import Tx
-from headwater.targets.merge.duckdb import coded, give_back, lend, merge, read_shape
 
 
 class DuckDBAggregates:
