@@ -192,7 +192,7 @@ def test_dead_letters_are_shown_and_replayed_by_command(portal: PortalServer, pl
     assert dead
     assert len(inbox.rows) + len(dead) == len(wanted)
 
-    run, at = CliRunner(), [place, "--stream", "transfers"]
+    run, at = CliRunner(), [place, "--id", "transfers"]
     shown = run.invoke(app, ["outbox", "show", *at])
     assert shown.exit_code == 0, shown.output
     assert "transfers: 0 waiting" in shown.output
@@ -218,9 +218,9 @@ def test_a_stream_without_an_outbox_has_nothing_to_show(
 ) -> None:
     path = tmp_path / "a.duckdb"
     stream_of(portal, (0, 5)).pipe_to(duckdb_target(path))
-    shown = CliRunner().invoke(app, ["outbox", "show", str(path), "--stream", "transfers"])
+    shown = CliRunner().invoke(app, ["outbox", "show", str(path), "--id", "transfers"])
     assert shown.output.strip() == "0 dead letters"
-    missing = CliRunner().invoke(app, ["outbox", "show", str(tmp_path / "no"), "--stream", "x"])
+    missing = CliRunner().invoke(app, ["outbox", "show", str(tmp_path / "no"), "--id", "x"])
     assert isinstance(missing.exception, InvalidOptionError)
 
 

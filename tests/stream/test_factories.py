@@ -339,8 +339,9 @@ def test_a_factory_that_joins_later_finds_the_children_from_before(tmp_path: Pat
             for output in outputs.values():
                 object.__setattr__(output, "ranges", evm.blocks(range=(0, end)).ranges)
             portal_stream(
-                id="pools", portal=portal.url, outputs=outputs, far=10**9, poll_interval_s=0.01
-            ).pipe_to(place.target())
+                id="pools", portal=portal.url, outputs=outputs, far=10**9, poll_interval_s=0.01,
+                on_config_change="ignore",
+            ).pipe_to(place.target())  # fmt: skip
         wanted = truth.swaps_of(chain, chain.canonical(0, 35))
         assert place.rows("swaps") == [row for row in wanted if not 10 < row[0] <= 20]
         assert len(place.children()) == len(set(place.children()))

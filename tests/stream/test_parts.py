@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from headwater import create_target
-from headwater.core import Batch, PipeState
+from headwater.core import Batch, BlockHeader, Head, PipeState
 from headwater.errors import InvalidOptionError, PostgresTableError, SideTablesError
 from headwater.errors import TableSchemaError as DuckDBTableError
 from headwater.pipeline import Event, Settled
@@ -25,6 +25,8 @@ from headwater.targets import (
     duckdb_target,
     postgres_target,
 )
+from headwater.targets.duckdb import DuckDBSettings
+from headwater.targets.postgres import PostgresSettings
 from headwater.testing import PortalServer, simulated_portal
 from tests.stream.test_stream import stream_of
 from tests.stream.truth import transfers
@@ -157,6 +159,34 @@ def test_a_side_table_of_other_columns_is_refused(
     with pytest.raises(error, match="headwater_counts"):
         target.open_side_tables([other])
     target.close()
+
+
+def test_streams_of_one_id_in_two_tables_of_state_are_two(tmp_path: Path) -> None:
+    dsn, path = database(), tmp_path / "a.duckdb"
+    pairs: list[list[Any]] = [
+        [
+            duckdb_target(path, settings=DuckDBSettings(id="one", table=table))
+            for table in ("sync", "other")
+        ],
+        [
+            postgres_target(dsn, settings=PostgresSettings(id="one", table=table))
+            for table in ("sync", "other")
+        ],
+    ]
+    header = BlockHeader(1, "a1", "a0", 0, 1)
+    state = PipeState().advance([header], Head())
+    row = pa.Table.from_pylist([{"block_number": 1, "ordinal": 0, "rows": 7}], COUNTS.columns)
+    batch = Batch((header,), Head(), state, (), Delivery({}, None, {"counts": row}))
+    for first, second in pairs:
+        for target in (first, second):
+            target.open_side_tables([COUNTS])
+            target.recover()
+        first.commit([first.stage(batch)], state)
+        assert second.recover() == PipeState()  # it removes what is above its own cursor
+        assert second.read_side_table("counts").num_rows == 0
+        assert first.read_side_table("counts").num_rows == 1
+        first.close()
+        second.close()
 
 
 def test_a_side_table_begins_with_its_key() -> None:

@@ -34,7 +34,7 @@ def about() -> None:
 
 app.command("demo")(show_demo)
 app.command()(simulate)
-app.add_typer(outbox)
+app.add_typer(outbox, name="outbox")
 app.command()(setup)
 app.add_typer(cursor, name="cursor")
 

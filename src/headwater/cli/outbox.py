@@ -2,112 +2,111 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headwater.effects.dead_letters import DEAD_LETTERS, replay_dead_letters
+from headwater.cli.place import StateSchema, StateTable, StreamId, Target, console, say
+from headwater.effects.dead_letters import DEAD_LETTERS, outbox_table, replay_dead_letters
 from headwater.errors import InvalidOptionError
-from headwater.targets.side_rows import PREFIX
+from headwater.targets.operate import is_postgres
+from headwater.targets.side_rows import PREFIX, stored_id
 
 app = typer.Typer(
-    name="outbox", no_args_is_help=True, help="See messages that wait or were given up."
+    no_args_is_help=True,
+    help="Show messages that wait to be delivered or were given up, and replay them.",
 )
-
 SHOWN = 100
-_POSTGRES = re.compile(r"postgres(ql)?://|.*\b(host|hostaddr|dbname|service)\s*=")
-Place = Annotated[str, typer.Argument(help="postgresql://… or the path of a DuckDB file.")]
-Stream = Annotated[str, typer.Option("--stream", help="The id of the stream.")]
-Schema = Annotated[
-    str | None, typer.Option(help="Where the state is kept, if not in the default schema.")
-]
+OUTBOXES = PREFIX + outbox_table("").name
 
 
 @app.command()
-def show(place: Place, stream: Stream, schema: Schema = None) -> None:
-    """Show how many messages wait, and every dead letter.
+def show(
+    target: Target,
+    stream_id: StreamId,
+    state_schema: StateSchema = None,
+    state_table: StateTable = "sync",
+) -> None:
+    """Show how many messages wait, and the dead letters.
 
     On PostgreSQL the stream may run meanwhile; a DuckDB file is open in one process only.
 
-        headwater outbox show postgresql://localhost/chain --stream usdc-transfers
+        headwater outbox show postgresql://localhost/chain --id usdc-transfers
     """
-    target, where = _target(place, stream, schema)
-    console = Console(soft_wrap=True)
-    tables = target.query(
+    opened, schema = _open(target, stream_id, state_schema, state_table)
+    held = stored_id(state_table, stream_id)
+    tables = opened.query(
         "SELECT table_name FROM information_schema.tables WHERE table_schema = $1 "
         "AND table_name LIKE 'headwater_%' ORDER BY table_name",
-        [where],
-    ).column(0)
-    names = [name for name in tables.to_pylist() if name.startswith(f"{PREFIX}outbox_")]
-    for name in names:
-        rows = _rows(target, where, name, stream, "count(*) AS n, min(block_number) AS b")
-        since = "" if rows[0]["b"] is None else f", the oldest of block {rows[0]['b']}"
-        outbox = name.removeprefix(f"{PREFIX}outbox_")
-        console.print(Text(f"{outbox}: {rows[0]['n']} waiting{since}"))
-    dead = []
-    if PREFIX + DEAD_LETTERS.name in tables.to_pylist():
-        dead = _rows(target, where, PREFIX + DEAD_LETTERS.name, stream, "*")
-    console.print(Text(f"{len(dead)} dead letters"))
+        [schema],
+    )
+    names = tables.column(0).to_pylist()
+    for name in [name for name in names if name.startswith(OUTBOXES)]:
+        found = _rows(opened, schema, name, held, "count(*) AS n, min(block_number) AS b")[0]
+        since = "" if found["b"] is None else f", the oldest of block {found['b']}"
+        say(f"{name.removeprefix(OUTBOXES)}: {found['n']} waiting{since}")
+    dead: list[dict[str, Any]] = []
+    if PREFIX + DEAD_LETTERS.name in names:
+        dead = _rows(opened, schema, PREFIX + DEAD_LETTERS.name, held, "*")
+    say(f"{len(dead)} dead letters")
     if dead:
-        table = Table()
-        for heading in ("outbox", "block", "key", "attempts", "since", "reason"):
-            table.add_column(heading, overflow="fold")
-        for row in sorted(dead, key=lambda row: (row["block_number"], row["position"]))[:SHOWN]:
-            since = row["died_at"].isoformat(sep=" ", timespec="seconds")
-            reason = "".join(one if one.isprintable() else "?" for one in row["reason"])
-            cells = (row["name"], row["block_number"], row["key"], row["attempts"], since, reason)
-            table.add_row(*(Text(str(one)) for one in cells))
-        console.print(table)
-        if len(dead) > SHOWN:
-            console.print(Text(f"and {len(dead) - SHOWN} more, in headwater_dead_letters"))
+        _print_dead(sorted(dead, key=lambda row: (row["block_number"], row["position"])))
 
 
 @app.command()
 def replay(
-    place: Place,
-    stream: Stream,
-    schema: Schema = None,
+    target: Target,
+    stream_id: StreamId,
     name: Annotated[str | None, typer.Option(help="Only those of this outbox.")] = None,
     key: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    state_schema: StateSchema = None,
+    state_table: StateTable = "sync",
 ) -> None:
     """Put dead letters back into their outbox; the stream delivers them when it next starts.
 
-    They keep their idempotency keys. Stop the stream first.
+    They keep their idempotency keys. The stream must not be running: its lock is taken.
 
-        headwater outbox replay chain.duckdb --stream usdc-transfers --name alerts
+        headwater outbox replay chain.duckdb --id usdc-transfers --name alerts
     """
-    target, _ = _target(place, stream, schema)
-    count = replay_dead_letters(target, stream, name=name, keys=key or None)
-    Console(soft_wrap=True).print(Text(f"{count} messages will be delivered again"))
+    opened, _ = _open(target, stream_id, state_schema, state_table)
+    count = replay_dead_letters(opened, stream_id, name=name, keys=key or None)
+    say(f"{count} messages will be delivered again")
 
 
-def _target(place: str, stream: str, schema: str | None) -> tuple[Any, str]:
+def _open(address: str, stream_id: str, schema: str | None, table: str) -> tuple[Any, str]:
     """Return the target at an address, and the schema of its state."""
-    if _POSTGRES.match(place):
-        from headwater.targets import PostgresSettings, postgres_target
+    if is_postgres(address):
+        from headwater.targets.postgres import PostgresSettings, postgres_target
 
-        settings = PostgresSettings(id=stream)
-        settings = settings if schema is None else replace(settings, schema=schema)
-        return postgres_target(place, settings=settings), settings.schema
-    if not Path(place).is_file():
+        own = PostgresSettings(id=stream_id, schema=schema or "public", table=table)
+        return postgres_target(address, settings=own), own.schema
+    if not Path(address).is_file():
         raise InvalidOptionError("neither postgresql://… nor the path of a DuckDB file")
-    from headwater.targets import DuckDBSettings, duckdb_target
+    from headwater.targets.duckdb import DuckDBSettings, duckdb_target
 
-    own = DuckDBSettings(id=stream)
-    own = own if schema is None else replace(own, schema=schema)
-    return duckdb_target(place, settings=own), own.schema
+    settings = DuckDBSettings(id=stream_id, schema=schema or "main", table=table)
+    return duckdb_target(address, settings=settings), settings.schema
 
 
-def _rows(target: Any, schema: str, table: str, stream: str, what: str) -> list[dict[str, Any]]:
+def _rows(target: Any, schema: str, table: str, held: str, what: str) -> list[dict[str, Any]]:
     name = ".".join('"' + part.replace('"', '""') + '"' for part in (schema, table))
     found: list[dict[str, Any]] = target.query(
         f"SELECT {what} FROM {name} WHERE stream_id = $1",  # noqa: S608 - quoted names
-        [stream],
+        [held],
     ).to_pylist()
     return found
+
+
+def _print_dead(rows: list[dict[str, Any]]) -> None:
+    table = Table("outbox", "block", "key", "attempts", "since", "reason")
+    for row in rows[:SHOWN]:
+        since = row["died_at"].isoformat(sep=" ", timespec="seconds")
+        reason = "".join(one if one.isprintable() else "?" for one in row["reason"])
+        cells = (row["name"], row["block_number"], row["key"], row["attempts"], since, reason)
+        table.add_row(*(Text(str(one), overflow="fold") for one in cells))
+    console.print(table)
+    if len(rows) > SHOWN:
+        say(f"and {len(rows) - SHOWN} more, in {PREFIX}{DEAD_LETTERS.name}")

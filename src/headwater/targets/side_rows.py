@@ -15,6 +15,11 @@ KEY = ("block_number", "ordinal")
 PREFIX = "headwater_"
 
 
+def stored_id(state_table: str, stream_id: str) -> str:
+    """Return whose rows these are: streams of one id in two tables of state are two streams."""
+    return stream_id if state_table == "sync" else f"{state_table}/{stream_id}"
+
+
 def check_side_table(table: SideTable) -> SideTable:
     """Return a side table whose columns begin with the key; refuse any other."""
     first = [(field.name, field.type) for field in table.columns][:2]

@@ -33,6 +33,7 @@ from headwater.targets.operate import (
     plan_move,
 )
 from headwater.targets.schema_file import SchemaFile
+from headwater.targets.side_rows import stored_id
 
 _EVERY = 2**62  # above any block
 
@@ -162,7 +163,8 @@ class DuckDBOperator:
         return Catalog(session, stream_id, self._claims, (), automatic=True)
 
     def _side(self, session: Session, stream_id: str) -> SideTables:
-        return SideTables(session, self._settings.schema, stream_id)
+        kept_as = stored_id(self._settings.table, stream_id)
+        return SideTables(session, self._settings.schema, kept_as)
 
 
 def _exists(session: Session, name: TableName) -> bool:

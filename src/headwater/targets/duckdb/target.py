@@ -28,6 +28,7 @@ from headwater.targets.duckdb.side_tables import SideTables
 from headwater.targets.duckdb.sync_table import SyncTable
 from headwater.targets.duckdb.tx import Scope, Tx
 from headwater.targets.duckdb.undo import UndoLog
+from headwater.targets.side_rows import stored_id
 
 OnData = Callable[..., None]
 OnStart = Callable[[Tx], None]
@@ -249,7 +250,7 @@ class DuckDBTarget:
             automatic=self._on_data is None,
         )
         self._undo = UndoLog(session, self._id)
-        self._side = SideTables(session, settings.sync.schema, self._id)
+        self._side = SideTables(session, settings.schema, stored_id(settings.table, self._id))
         try:
             with self._changing(session):
                 self._sync.create()

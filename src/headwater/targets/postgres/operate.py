@@ -34,6 +34,7 @@ from headwater.targets.postgres.transfer import TemporaryTables
 from headwater.targets.postgres.triggers import Triggers
 from headwater.targets.postgres.undo import UndoLog
 from headwater.targets.schema_file import SchemaFile
+from headwater.targets.side_rows import stored_id
 
 _EVERY = 2**62  # above any block
 _TABLES = (
@@ -190,7 +191,8 @@ class PostgresOperator:
         )
 
     def _side(self, session: Session, stream_id: str) -> SideTables:
-        return SideTables(session, TemporaryTables(session), self._settings.schema, stream_id)
+        kept_as = stored_id(self._settings.table, stream_id)
+        return SideTables(session, TemporaryTables(session), self._settings.schema, kept_as)
 
 
 def _tables(session: Session) -> set[TableName]:

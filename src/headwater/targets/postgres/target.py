@@ -36,6 +36,7 @@ from headwater.targets.postgres.transfer import TemporaryTables
 from headwater.targets.postgres.triggers import Triggers
 from headwater.targets.postgres.tx import Scope, Tx
 from headwater.targets.postgres.undo import UndoLog
+from headwater.targets.side_rows import stored_id
 
 OnData = Callable[..., object]
 OnStart = Callable[[Tx], object]
@@ -288,7 +289,8 @@ class PostgresTarget:
         )
         self._undo = UndoLog(session, self._id)
         self._temporary = TemporaryTables(session)
-        self._side = SideTables(session, self._temporary, settings.schema, self._id)
+        kept_as = stored_id(settings.table, self._id)
+        self._side = SideTables(session, self._temporary, settings.schema, kept_as)
         self._staging = Staging(settings.relay_port)
         try:
             session.connect()
