@@ -91,6 +91,11 @@ class ClickHouseServer:
         """The address of the server."""
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def pid(self) -> int:
+        """The id of its process; 0 while it does not run."""
+        return 0 if self._process is None else self._process.pid
+
     def start(self) -> None:
         """Start, and wait until it answers."""
         home = self._folder / "home" / ".clickhouse-local"

@@ -73,6 +73,8 @@ class Transfer:
         if not self.unique or frame.num_rows < 2:
             return
         keys = pa.table({name: _groupable(frame.column(name)) for name in self.unique})
+        if _ascend(keys):
+            return
         if keys.group_by(list(self.unique)).aggregate([]).num_rows < frame.num_rows:
             raise ClickHouseRowsError(
                 "rows of a frame agree in all columns of ORDER BY, and would become one",
@@ -124,6 +126,19 @@ def plan_transfer(
         None if scope is None else (scope.after + 1, scope.block),
         layout.deduplicates,
     )
+
+
+def _ascend(keys: pa.Table) -> bool:
+    """Tell whether each row is higher than the one before, as rows mostly come."""
+    higher: Any = None
+    equal: Any = None
+    for column in keys.columns:
+        before, after = column.slice(0, len(column) - 1), column.slice(1)
+        more = pc.less(before, after)
+        higher = more if equal is None else pc.or_(higher, pc.and_(equal, more))
+        same = pc.equal(before, after)
+        equal = same if equal is None else pc.and_(equal, same)
+    return bool(pc.all(pc.fill_null(higher, False)).as_py())
 
 
 def _groupable(column: Any) -> Any:

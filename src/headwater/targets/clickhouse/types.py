@@ -151,6 +151,9 @@ def _fit_integers(column: Any, name: str, kind: str, unsigned: bool, bits: int) 
 
 def _out_of_range(texts: Any, lowest: int, highest: int) -> str | None:
     """Return a text that is not an integer within these limits."""
+    longest = pc.max(pc.binary_length(texts)).as_py() or 0
+    if longest < len(str(highest)) and pc.all(pc.ascii_is_decimal(texts), min_count=0).as_py():
+        return None
     right = pc.match_substring_regex(texts, "^-?[0-9]+$")
     negative = pc.starts_with(texts, "-")
     digits = pc.utf8_ltrim(texts, "-0")
