@@ -16,6 +16,7 @@ PAGES = [
     "docs/simulator.md",
     "docs/spark.md",
     "docs/streams.md",
+    "docs/targets/clickhouse.md",
 ]
 
 

@@ -180,7 +180,7 @@ def test_an_error_of_a_task_keeps_its_code_and_leaves_nothing(
 def test_a_stream_goes_from_history_to_the_head_and_through_forks(
     spark: SparkSession, url: str
 ) -> None:
-    """Regression 20: executors up to the seam, block by block after it, compared with the chain."""
+    """CASE-20: executors up to the seam, block by block after it, compared with the chain."""
     events: list[Event] = []
     with simulated_portal(seed=5, blocks=420, finality_depth=12) as portal:
 

@@ -252,6 +252,7 @@ def test_without_on_data_each_output_has_a_table_that_a_restart_remembers(
 
 
 def test_an_existing_table_keeps_its_form_and_any_name_works(make: Make) -> None:
+    """CASE-22."""
     name = "we`ird \\ t'"
     quoted = quote(name)
     s = make(
@@ -564,6 +565,7 @@ def die_at(beginning: str) -> Callable[[str], None]:
     return hook
 
 
+@pytest.mark.guarantee("STATE-3")
 @pytest.mark.guarantee("STATE-2")
 def test_rows_that_come_again_after_a_crash_are_not_taken_for_known_ones(make: Make) -> None:
     """Crash after the data and before the cursor: the rows go, and the same rows come once."""

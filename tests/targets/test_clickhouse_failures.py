@@ -106,10 +106,11 @@ def proxy(url: str) -> Iterator[LossyProxy]:
     made.stop()
 
 
+@pytest.mark.guarantee("STATE-3")
 @pytest.mark.guarantee("STATE-2")
 @pytest.mark.parametrize("engine", ["CollapsingMergeTree", "ReplacingMergeTree", "MergeTree"])
 def test_what_is_applied_twice_counts_once(proxy: LossyProxy, url: str, engine: str) -> None:
-    """The first answer to each statement is lost after the server has done what it was asked."""
+    """CASE-10: the first answer to each statement is lost, after the server has done it."""
     s = started(proxy.url, table("t", engine=engine))
     s.client = ClickHouseClient(url)
     seen: set[str] = set()
@@ -178,6 +179,7 @@ def test_without_memory_of_inserts_a_lost_answer_is_an_error_not_a_duplicate(
     s.target.close()
 
 
+@pytest.mark.guarantee("STATE-3")
 def test_an_insert_of_a_dead_driver_is_ended_before_the_repair(url: str) -> None:
     """A statement that still runs on the server would write after the rows were removed."""
     s = started(url)
@@ -207,6 +209,7 @@ def test_an_insert_of_a_dead_driver_is_ended_before_the_repair(url: str) -> None
     s.target.close()
 
 
+@pytest.mark.guarantee("STATE-3")
 @pytest.mark.guarantee("STATE-2")
 def test_the_server_is_killed_again_and_again_while_a_stream_runs() -> None:
     """kill -9 of ClickHouse itself, at any moment; the stream waits for it and goes on."""

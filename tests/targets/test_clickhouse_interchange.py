@@ -228,7 +228,7 @@ def test_the_old_key_is_adopted_once(url: str, targets: list[ClickHouseTarget]) 
 def test_state_may_be_kept_elsewhere_and_without_finality(
     url: str, targets: list[ClickHouseTarget]
 ) -> None:
-    """Regression 12."""
+    """CASE-12."""
     theirs = Theirs(url, table="pipes sync")
     theirs.batch(7, final=None)
     s = resume(url, targets, table="pipes sync")

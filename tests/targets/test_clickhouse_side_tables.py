@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.targets.base import KeepsSideTables, SideTable
+from headwater.targets.base import KeepsConfig, KeepsSideTables, SideTable
 from headwater.targets.clickhouse import ClickHouseSettings, clickhouse_target
 from tests.targets.clickhouse_places import Stream, database
 
@@ -53,6 +53,19 @@ def test_side_rows_live_and_die_with_their_batch(owner: str) -> None:
     s.target.close()
     s = started(url, **options)
     assert keys(s) == ["1/0", "1/1", "2/0", "2/1"]
+    s.target.close()
+    other.target.close()
+
+
+def test_what_a_stream_asked_for_is_kept_by_its_id() -> None:
+    url = database()
+    s, other = started(url), started(url, "other")
+    assert isinstance(s.target, KeepsConfig)
+    assert s.target.stored_config().read() is None
+    for text in ('{"a": "it\'s\\n"}', "second", "third"):
+        s.target.stored_config().write(text)
+        assert s.target.stored_config().read() == text
+    assert other.target.stored_config().read() is None
     s.target.close()
     other.target.close()
 

@@ -27,6 +27,7 @@ from headwater.errors import (
 from headwater.targets.base import Delivery, SideTable
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.config_table import ConfigTable
 from headwater.targets.clickhouse.settings import ClickHouseSettings, Table, table
 from headwater.targets.clickhouse.side_tables import SideTables
 from headwater.targets.clickhouse.sql import TableName
@@ -207,6 +208,12 @@ class ClickHouseTarget:
         """Add rows to side tables, then remove this stream's rows up to a key."""
         self._side.settle(self._store(), name, up_to, moved)
 
+    def stored_config(self) -> ConfigTable:
+        """Return where the definition of this stream is kept."""
+        if not self._is_open:
+            self._open()
+        return ConfigTable(self._client, self._sync_name.database, self._id)
+
     # --- opening ----------------------------------------------------------------------------------
 
     def _ready(self) -> None:
@@ -222,7 +229,7 @@ class ClickHouseTarget:
         """Create what is missing and let the user prepare it."""
         settings, client = self._settings, self._client
         client.on_statement = self._announce
-        sync = TableName(settings.database or client.database, settings.table)
+        sync = self._sync_name
         digest = hashlib.blake2b(f"{sync}/{self._id}".encode(), digest_size=8).hexdigest()
         client.prefix = f"headwater-{digest}-"
         self._sync = SyncTable(client, sync, self._id, settings.max_rows)
@@ -247,6 +254,11 @@ class ClickHouseTarget:
         if self._on_start is not None:
             self._on_start(self._store())
         self._is_open = True
+
+    @property
+    def _sync_name(self) -> TableName:
+        database = self._settings.database or self._client.database
+        return TableName(database, self._settings.table)
 
     def _store(self, scope: Scope | None = None) -> Store:
         return Store(self._inserts, self._catalog, self._undo, scope)

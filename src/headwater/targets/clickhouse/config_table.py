@@ -1,0 +1,49 @@
+"""What each stream asked for, in table `headwater_config` beside the state. Runs on the driver."""
+
+from __future__ import annotations
+
+from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.sql import TableName, compose
+
+
+class ConfigTable:
+    """The text of one stream; the newest version counts."""
+
+    def __init__(self, client: ClickHouseClient, database: str, stream_id: str) -> None:
+        self._client = client
+        self._name = TableName(database, "headwater_config")
+        self._id = stream_id
+
+    def read(self) -> str | None:
+        """Return what is stored; None if nothing is."""
+        self._create()
+        found = self._client.rows(
+            compose(
+                "SELECT config FROM <config> WHERE stream_id = {id:String} "
+                "ORDER BY version DESC LIMIT 1",
+                config=self._name,
+            ),
+            {"id": self._id},
+        )
+        return str(found[0]["config"]) if found else None
+
+    def write(self, text: str) -> None:
+        """Replace it."""
+        self._create()
+        self._client.run(
+            compose(
+                "INSERT INTO <config> SELECT {id:String}, {text:String}, "
+                "(SELECT max(version) + 1 FROM <config> WHERE stream_id = {id:String})",
+                config=self._name,
+            ),
+            {"id": self._id, "text": text},
+        )
+
+    def _create(self) -> None:
+        self._client.run(
+            compose(
+                "CREATE TABLE IF NOT EXISTS <config> (stream_id String, config String, "
+                "version UInt64) ENGINE = ReplacingMergeTree(version) ORDER BY stream_id",
+                config=self._name,
+            )
+        )
