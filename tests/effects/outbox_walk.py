@@ -72,6 +72,16 @@ def expected_messages(chain: ChainSim) -> list[Message]:
     return found
 
 
+class Violation(BaseException):
+    """A promise is broken; not an `Exception`, which would be taken for a failed delivery."""
+
+
+def require(holds: bool, what: str) -> None:
+    """Raise what nobody catches."""
+    if not holds:
+        raise Violation(what)
+
+
 class Receiver:
     """The world outside: it survives crashes of the stream, and remembers everything."""
 
@@ -95,10 +105,10 @@ class Receiver:
         wanted = [one for one in expected_messages(self._chain) if not self.is_poison(one)]
         place = {one.key: index for index, one in enumerate(wanted)}
         for message in messages:
-            assert message.key in place, f"{message} is of an orphaned or a hot block"
+            require(message.key in place, f"{message} is of an orphaned or a hot block")
             at = place[message.key]
-            assert message == wanted[at], "a key stands for one message only"
-            assert at <= len(self.unique), f"{message} has overtaken {wanted[len(self.unique)]}"
+            require(message == wanted[at], f"{message} is not {wanted[at]}")
+            require(at <= len(self.unique), f"{message} comes before {wanted[at - 1]}")
             self.received.append(message)
             if at == len(self.unique):
                 self.unique.append(message)

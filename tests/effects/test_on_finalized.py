@@ -25,6 +25,7 @@ from headwater.portal import RetryPolicy
 from headwater.stream import StopRequested
 from headwater.targets import duckdb_target, postgres_target
 from headwater.testing import PortalServer, simulated_portal
+from tests.effects.outbox_walk import require
 from tests.effects.test_webhook import Hook, receiving
 from tests.stream.test_stream import stream_of
 from tests.stream.truth import transfers
@@ -61,7 +62,7 @@ class Inbox:
             error = self.fails(one)
             if error is not None:
                 raise error
-            assert self.seen.setdefault(one.key, one) == one
+            require(self.seen.setdefault(one.key, one) == one, "a key stands for one message")
 
     @property
     def rows(self) -> list[Row]:

@@ -11,10 +11,17 @@ from typing import Any
 import pytest
 
 from headwater.effects import dead_letters, replay_dead_letters
-from headwater.targets import MemoryStore, MemoryTarget, duckdb_target, postgres_target
+from headwater.targets import (
+    MemoryStore,
+    MemoryTarget,
+    clickhouse_target,
+    duckdb_target,
+    postgres_target,
+)
 from headwater.targets.duckdb import DuckDBSettings
 from headwater.targets.postgres import PostgresSettings
 from tests.effects.outbox_walk import STREAM, OutboxWalk, expected_messages
+from tests.targets.clickhouse_places import database as clickhouse
 from tests.targets.postgres_places import database, empty
 
 Places = Iterator[Callable[[], Any]]
@@ -39,7 +46,13 @@ def postgres_places(path: Path) -> Places:
         yield partial(postgres_target, dsn, settings=PostgresSettings(lock_wait_s=1))
 
 
+def clickhouse_places(path: Path) -> Places:
+    while True:
+        yield partial(clickhouse_target, clickhouse())
+
+
 PLACES = {"memory": memory_places, "duckdb": duckdb_places, "postgres": postgres_places}
+MORE_PLACES = {**PLACES, "clickhouse": clickhouse_places}
 
 
 @pytest.fixture(params=PLACES)
@@ -67,15 +80,20 @@ def test_a_crash_at_any_statement_or_delivery_loses_nothing_and_leaks_nothing(
     assert repeats, "no crash came between a delivery and its settlement"
 
 
+@pytest.fixture(params=MORE_PLACES)
+def more_places(request: pytest.FixtureRequest, tmp_path: Path) -> Places:
+    return MORE_PLACES[request.param](tmp_path)
+
+
 @pytest.mark.guarantee("OUTBOX-1")
 @pytest.mark.guarantee("OUTBOX-2")
 @pytest.mark.guarantee("OUTBOX-3")
 def test_random_histories_with_forks_failures_and_crashes_agree_with_the_oracle(
-    places: Places,
+    more_places: Places,
 ) -> None:
     seen = {"forks": 0, "deaths": 0, "failures": 0, "messages": 0}
-    for seed in range(6):
-        walk = OutboxWalk(next(places), 100 + seed, crashes=0.015)
+    for seed in range(4):
+        walk = OutboxWalk(next(more_places), 100 + seed, crashes=0.015)
         walk.receiver.failing = 0.2
         walk.run(50)
         seen["forks"] += walk.forks
@@ -86,8 +104,8 @@ def test_random_histories_with_forks_failures_and_crashes_agree_with_the_oracle(
 
 
 @pytest.mark.guarantee("OUTBOX-4")
-def test_refused_messages_become_dead_letters_and_can_be_replayed(places: Places) -> None:
-    place = next(places)
+def test_refused_messages_become_dead_letters_and_can_be_replayed(more_places: Places) -> None:
+    place = next(more_places)
     walk = OutboxWalk(place, 7, crashes=0.005)
     walk.receiver.poison = 4
     walk.run(40)

@@ -87,7 +87,7 @@ class NetworkError(
 class SideTablesError(
     HeadwaterError,
     code="E0011",
-    fix="use a target that keeps rows for the stream itself, such as PostgreSQL or DuckDB, or "
+    fix="use a target that keeps rows for the stream itself (PostgreSQL, DuckDB, ClickHouse), or "
     "leave out what needs them: on_finalized",
 ):
     """A part of the stream must store rows with each batch, and the target cannot keep them."""
