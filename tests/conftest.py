@@ -1,10 +1,14 @@
 """Settings shared by all tests: hypothesis profiles, and one worker for all that needs Spark."""
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from headwater.testing.clickhouse_server import VARIABLE
+from headwater.testing.postgres_server import postgres_versions
 
 settings.register_profile(
     "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
@@ -20,3 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if SPARK_FOLDERS & set(Path(item.path).parts):
             item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+def pytest_report_header() -> str:
+    """Say which engines the tests of targets run on."""
+    clickhouse = os.environ.get(VARIABLE) and "a server of your own"
+    clickhouse = clickhouse or f"from chdb-core {version('chdb-core')}"
+    postgres = ", ".join(map(str, postgres_versions()))
+    return f"engines: ClickHouse {clickhouse}; PostgreSQL {postgres}; DuckDB {version('duckdb')}"

@@ -26,7 +26,7 @@ from headwater import evm, portal_stream
 from headwater.spark import local_session
 from headwater.targets import postgres_target
 from headwater.targets.postgres import table
-from headwater.targets.postgres.sender import map_in_arrow
+from headwater.targets.frames import map_in_arrow
 
 master, portal, dsn, folder, dies = sys.argv[1:]
 spark = local_session("cluster", **{

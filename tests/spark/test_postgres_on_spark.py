@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from headwater import evm, portal_stream
 from headwater.errors import PostgresTableError
 from headwater.pipeline import Committed, Event, RolledBack, Settled
+from headwater.targets.frames import map_in_arrow
 from headwater.targets.postgres import (
     PostgresSettings,
     Tx,
@@ -150,7 +151,7 @@ def test_a_task_that_is_tried_again_counts_once(
     s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
     rows = numbers(spark)
     schema = "block_number long, n long, value string, sender string, at timestamp"
-    failing = sender.map_in_arrow(rows, FailsOnce(tmp_path / "failed"), schema)
+    failing = map_in_arrow(rows, FailsOnce(tmp_path / "failed"), schema)
     s.block(9, {"rows": failing}, final=9)
     assert (tmp_path / "failed").exists()
     check(s)
@@ -234,7 +235,7 @@ def test_a_conflict_costs_no_second_computation(
 
     s = started(dsn, write)
     schema = "block_number long, n long, value string, sender string, at timestamp"
-    s.block(9, {"rows": sender.map_in_arrow(numbers(spark), Counted(tmp_path), schema)}, final=9)
+    s.block(9, {"rows": map_in_arrow(numbers(spark), Counted(tmp_path), schema)}, final=9)
     assert len(tries) == 3
     assert len(list(tmp_path.iterdir())) == PARTS
     check(s)

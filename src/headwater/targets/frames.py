@@ -5,13 +5,14 @@ Nothing here imports Spark: whoever brings a DataFrame has loaded it.
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.errors import InvalidOptionError
+from headwater.errors import REGISTRY, HeadwaterError, InvalidOptionError
 
 
 def is_distributed(frame: Any) -> bool:
@@ -67,3 +68,10 @@ def partition_id() -> int:
     """Return which partition a task works on; runs on executors."""
     context = sys.modules["pyspark.taskcontext"].TaskContext.get()
     return int(context.partitionId())
+
+
+def coded(error: Exception) -> Exception:
+    """Return the coded error that a task has raised; only its text comes back from an executor."""
+    found = re.search(r"\[(E\d{4})\] (.*?)(?:\. Fix:|$)", str(error), re.DOTALL)
+    kind: type[HeadwaterError] | None = REGISTRY.get(found[1]) if found else None
+    return error if kind is None or found is None else kind(found[2])

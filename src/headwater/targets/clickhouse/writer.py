@@ -9,7 +9,6 @@ first, and the driver writes the batch again if it finds two.
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,11 +17,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.errors import REGISTRY, HeadwaterError
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.sql import TableName, compose
 from headwater.targets.clickhouse.transfer import Transfer
-from headwater.targets.frames import map_in_arrow, partition_id
+from headwater.targets.frames import coded, map_in_arrow, partition_id
 
 PIECE_BYTES = 128 << 20
 _NAMES = ("partition", "pieces", "rows")
@@ -109,7 +107,7 @@ def insert_distributed(frame: Any, writer: Writer) -> None:
     try:
         receipts = map_in_arrow(frame, writer, RECEIPT_COLUMNS).toArrow().to_pylist()
     except Exception as error:
-        raise _coded(error) from error
+        raise coded(error) from error
     several = [f"{writer.token}/{one['partition']}" for one in receipts if one["pieces"] > 1]
     if several and not writer.attempts.are_single(several):
         raise TryAgain("a task of several inserts was attempted twice")
@@ -137,10 +135,3 @@ def _take(items: Iterator[pa.Table], count: int) -> Iterator[pa.Table]:
         item = next(items, None)
         if item is not None:
             yield item
-
-
-def _coded(error: Exception) -> Exception:
-    """Return the coded error that a task has raised; only its text comes back from an executor."""
-    found = re.search(r"\[(E\d{4})\] (.*?)(?:\. Fix:|$)", str(error), re.DOTALL)
-    kind: type[HeadwaterError] | None = REGISTRY.get(found[1]) if found else None
-    return error if kind is None or found is None else kind(found[2])

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.errors import InvalidOptionError, PostgresTableError
+from headwater.errors import PostgresTableError
+from headwater.targets import frames
 
 _PLAIN = {
     pa.string(): "text",
@@ -49,31 +50,12 @@ _LONG_NAMES = {
 
 
 def is_distributed(frame: Any) -> bool:
-    """Tell whether the rows of a frame lie on executors: it is a DataFrame of Spark's.
+    """Tell whether the rows of a frame lie on executors that can reach this process.
 
-    The class is asked, not the object: a frame that only acts like a DataFrame would make one. Of
-    Spark Connect the executors may not reach this process; its rows are collected.
+    Those of Spark Connect may not; its rows are collected.
     """
-    return hasattr(type(frame), "mapInArrow") and not type(frame).__module__.startswith(
-        "pyspark.sql.connect"
-    )
-
-
-def to_arrow(frame: Any) -> pa.Table:
-    """Return the rows of a frame: an Arrow table, or anything with `toArrow()`.
-
-    A Spark DataFrame is computed here, and its rows are collected on the driver.
-    """
-    if isinstance(frame, pa.RecordBatch):
-        return pa.Table.from_batches([frame])
-    if isinstance(frame, pa.Table):
-        return frame
-    if not hasattr(frame, "toArrow"):
-        raise InvalidOptionError(
-            "a frame is an Arrow table or has toArrow(), as a Spark DataFrame does",
-            got=type(frame).__name__,
-        )
-    return frame.toArrow()
+    connect = type(frame).__module__.startswith("pyspark.sql.connect")
+    return frames.is_distributed(frame) and not connect
 
 
 def column_type(field: pa.Field) -> str:

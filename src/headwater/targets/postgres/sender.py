@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import secrets
 import socket
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headwater.targets.frames import block_range
 from headwater.targets.postgres.relay import ATTEMPT_BYTES, RECEIVED, SIZE_BYTES
 from headwater.targets.postgres.transfer import Transfer
 
@@ -78,27 +76,3 @@ class _Seen:
         lowest, highest = self._blocks or (None, None)
         facts = (attempt, self._rows, lowest, highest, self._nulls)
         return pa.RecordBatch.from_pylist([dict(zip(_NAMES, facts, strict=True))], schema=RECEIPT)
-
-
-def block_range(values: Any) -> tuple[tuple[int, ...], int]:
-    """Return the lowest and the highest block number of a column, if any, and its nulls."""
-    if not pa.types.is_decimal(values.type):
-        values = values.cast(pa.int64())
-    ends = (one.as_py() for one in pc.min_max(values).values())
-    return tuple(int(one) for one in ends if one is not None), values.null_count
-
-
-def map_in_arrow(frame: Any, function: Any, schema: str) -> Any:
-    """Return a DataFrame of what a function makes of each partition's record batches.
-
-    Spark's `mapInArrow` asks for pandas on the driver, although neither it nor the workers use it
-    for Arrow; without pandas the same plan is made from the parts that Spark has loaded.
-    """
-    try:
-        return frame.mapInArrow(function, schema)
-    except ImportError:
-        kind = sys.modules["pyspark.util"].PythonEvalType.SQL_MAP_ARROW_ITER_UDF
-        made = sys.modules["pyspark.sql.udf"].UserDefinedFunction(function, schema, evalType=kind)
-        names = [f"`{name.replace('`', '``')}`" for name in frame.columns]
-        plan = frame._jdf.mapInArrow(made(*(frame[name] for name in names))._jc, False, None)
-        return type(frame)(plan, frame.sparkSession)

@@ -9,7 +9,6 @@ transaction begins again with those that Spark counts. A crash leaves nothing.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Thread
@@ -17,18 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.errors import REGISTRY
+from headwater.targets.frames import coded, map_in_arrow
 from headwater.targets.postgres.changes import TryAgain
 from headwater.targets.postgres.relay import Relay, Spool
-from headwater.targets.postgres.sender import (
-    RECEIPT_COLUMNS,
-    RowSender,
-    block_range,
-    map_in_arrow,
-)
+from headwater.targets.postgres.sender import RECEIPT_COLUMNS, RowSender
 from headwater.targets.postgres.transfer import Transfer
-
-__all__ = ["Distributed", "Staging", "block_range"]
 
 Rows = Iterator[bytes]
 Publish = Callable[[Rows], None]
@@ -121,7 +113,7 @@ class Staging:
                 relay.take([])
                 if not isinstance(failure, Exception):
                     raise
-                raise _coded(failure) from failure
+                raise coded(failure) from failure
             counted = [one for one in receipts if one["rows"]]
             attempts = [one["attempt"] for one in counted]
             error, published = (None, set()) if publisher is None else publisher.finish(attempts)
@@ -195,10 +187,3 @@ def _staged(spools: list[Spool], counted: Sequence[dict[str, Any]]) -> Staged:
             sum(one["nulls"] for one in counted),
         ),
     )
-
-
-def _coded(error: Exception) -> Exception:
-    """Return the coded error that a task has raised; only its text comes back from an executor."""
-    found = re.search(r"\[(E\d{4})\] (.*?)(?:\. Fix:|$)", str(error), re.DOTALL)
-    kind = REGISTRY.get(found[1]) if found else None
-    return error if kind is None or found is None else kind(found[2])

@@ -23,13 +23,14 @@ from headwater.errors import (
     PostgresTableError,
     UntrackedTableError,
 )
+from headwater.targets.frames import block_range, to_arrow
 from headwater.targets.postgres.catalog import Catalog
 from headwater.targets.postgres.changes import TryAgain
-from headwater.targets.postgres.frames import find_nul, is_distributed, to_arrow
+from headwater.targets.postgres.frames import find_nul, is_distributed
 from headwater.targets.postgres.layout import Layout, Undo
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import Fragment, TableName, compose, equal, quote
-from headwater.targets.postgres.staging import Distributed, Staging, block_range
+from headwater.targets.postgres.staging import Distributed, Staging
 from headwater.targets.postgres.statements import (
     may_change_tables,
     refuse_transaction_control,
