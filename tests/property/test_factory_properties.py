@@ -17,6 +17,7 @@ from headwater.core import BlockRange
 from headwater.decode import Children, Output, decode_entities, evm, read_outputs
 from headwater.decode.children import FOUND_FIELDS
 from headwater.query import merge_queries
+from headwater.stream import child_queries
 from headwater.stream.child_queries import query_children
 from headwater.stream.child_rows import CHILDREN
 from headwater.stream.factory_index import FactoryIndex, factories_of
@@ -195,6 +196,44 @@ def truth_pools(chain: ChainSim, blocks: list[SimBlock]) -> set[str]:
     model = truth.Model(chain)
     model.swaps(blocks)
     return set(model.pools)
+
+
+@pytest.mark.parametrize("limit", [0, 10, 60, 4000])
+def test_a_request_names_no_more_addresses_than_it_may(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fewest children come first; whoever finds no room is asked for by topic."""
+    monkeypatch.setattr(child_queries, "MAX_ADDRESSES", limit)
+    chain, blocks = chain_of(1)
+    run = Run(chain, 0)
+    run.take(blocks)
+    bound = list(run.index.bind(run.outputs, BLOCKS).values())
+    query = query_children(bound, BLOCKS)
+    named = [
+        len(value)
+        for one in query.filters
+        for wire, value in one.conditions
+        if wire in ("address", "to", "callTo") and isinstance(value, tuple)
+    ]
+    counts = [len(one.scope.children) for one in bound]  # type: ignore[attr-defined]
+    assert sum(named) <= limit
+    room = limit - sum(named)
+    assert len(named) == 4 or min(sorted(counts)[len(named) :]) > room
+    assert len(query.filters) >= 3
+
+
+def test_a_large_list_of_addresses_still_fits_a_request() -> None:
+    texts = [f"0x{number:040x}" for number in range(child_queries.MAX_ADDRESSES)]
+    found = found_table([(0, 0, at, text) for at, text in enumerate(texts)])
+    factory = evm.factory(texts[0], truth.CREATED, child="pair")
+    output = evm.events(truth.SWAP_EVENT, contracts=factory)
+    assert output.scope is not None
+    bound = output.with_scope(output.scope.with_children(factory.none().add(found)))
+    assert 170_000 < len(query_children([bound], 0).body(0)) < 200_000
+    assert query_children([output.with_scope(output.scope.with_children(factory.none()))], 0) == (
+        output.query.headers_only().add_fields(log=["address", "data", "log_index", "topics",
+                                                    "transaction_hash", "transaction_index"])
+    )  # fmt: skip
 
 
 # --- looking up -----------------------------------------------------------------------------------

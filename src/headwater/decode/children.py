@@ -1,8 +1,9 @@
 """Children of a factory: which addresses they are, and since when each counts.
 
-Made on the driver as creations are found, pickled to executors as a few compact arrays (40 bytes a
-child), never changed: adding gives a new value. Looking up is one binary search per row over sorted
-64-bit numbers, so fifty thousand children cost a row little more than fifty do.
+Made on the driver as creations are found, pickled to executors as a few arrays of 56 bytes a child,
+never changed: adding gives a new value. Looking up is one binary search per row over sorted 64-bit
+numbers: nothing is built per batch, so a single block costs the same however many there are
+(benchmarks/bench_factory.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.decode.hex_text import hex_mask, is_lower_hex, numbers_of
+from headwater.decode.hex_text import hex_mask, numbers_of
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Numbers: TypeAlias = npt.NDArray[np.uint64]
@@ -29,7 +30,8 @@ FOUND_FIELDS = (
 )
 """What is known of a creation, before the columns that were asked for: its place and the child."""
 
-_TEXT = 42  # 0x and 40 digits
+_TEXT, _WORDS = 42, 5  # characters: 0x and 40 digits; the digits, eight to a word
+_CHUNKS = 32
 
 
 class Since(Enum):
@@ -49,16 +51,16 @@ class Children:
     """The children of one factory, each with the place of its first creation.
 
     `places` holds block, transaction and log index in the order of creation; `details` the columns
-    that were asked for, in the same order. `keys` holds the addresses as three numbers, sorted by
-    the first; `rows` says which row of the others each is. `run` is the longest run of equal first
-    numbers: 1, unless somebody made addresses that begin alike.
+    that were asked for, in the same order. `keys` holds the addresses as three numbers, sorted;
+    `rows` says which row of the others each is. `alike` says that some have the same first number:
+    hardly ever, unless somebody announces such addresses on purpose.
     """
 
     places: Integers
     details: pa.Table
     keys: Numbers
     rows: Integers
-    run: int
+    alike: bool
 
     @staticmethod
     def none(columns: pa.Schema) -> Children:
@@ -69,7 +71,7 @@ class Children:
             columns.empty_table(),
             empty.astype(np.uint64),
             np.zeros(0, np.int64),
-            1,
+            False,
         )
 
     def __len__(self) -> int:
@@ -86,20 +88,20 @@ class Children:
         found = found.sort_by([("block_number", "ascending"), ("log_index", "ascending")])
         fresh = self.find(found["address"].combine_chunks()) < 0
         found = found.filter(pa.array(fresh & _is_first(found["address"])))
-        keys, valid = _keys_of(found["address"].combine_chunks())
-        assert valid is None, "decoded addresses are well-formed"
-        order = np.argsort(keys[0], kind="stable")
-        at = np.searchsorted(self.keys[0], keys[0][order])
+        words, _ = _words_of(found["address"].combine_chunks())
+        keys = np.stack([_first_numbers(words), *_other_numbers(words)])
+        order = np.lexsort(keys[::-1])
+        at = self._positions(keys[0][order], words[order], exact=True)
         merged = np.insert(self.keys, at, keys[:, order], axis=1)
         columns = [found[name].to_numpy() for name in ("block_number", "transaction_index")]
         places = np.stack([*columns, found["log_index"].to_numpy()]).astype(np.int64)
         details = found.select(self.details.schema.names).cast(self.details.schema)
         return Children(
             np.concatenate([self.places, places], axis=1),
-            pa.concat_tables([self.details, details]),
+            _joined(self.details, details),
             merged,
             np.insert(self.rows, at, len(self) + order),
-            _longest_run(merged[0]),
+            _any_alike(merged[0]),
         )
 
     def up_to(self, block: int) -> Children:
@@ -110,9 +112,7 @@ class Children:
         kept = self.rows < count
         details = self.details.slice(0, count).combine_chunks()
         keys = self.keys[:, kept]
-        return Children(
-            self.places[:, :count], details, keys, self.rows[kept], _longest_run(keys[0])
-        )
+        return Children(self.places[:, :count], details, keys, self.rows[kept], _any_alike(keys[0]))
 
     def found(self, first: int, last: int) -> pa.Table:
         """Return the creations in the blocks from `first` to `last`, as `add` takes them."""
@@ -135,16 +135,34 @@ class Children:
         found = np.full(len(addresses), -1, np.int64)
         if not len(self) or not len(addresses):
             return found
-        keys, valid = _keys_of(addresses)
-        hits = found if valid is None else np.full(keys.shape[1], -1, np.int64)
-        left = np.searchsorted(self.keys[0], keys[0])
-        for step in range(self.run):
-            at = np.minimum(left + step, len(self) - 1)
-            same = (self.keys[:, at] == keys).all(axis=0)
-            hits[same] = self.rows[at[same]]
-        if valid is not None:
-            found[valid] = hits
+        words, places = _words_of(addresses)
+        first = _first_numbers(words)
+        at = np.minimum(self._positions(first, words, exact=self.alike), len(self) - 1)
+        begins = np.flatnonzero(self.keys[0][at] == first)
+        at, text = at[begins], words[begins]
+        same = (self.keys[1:, at] == _other_numbers(text)).all(axis=0)
+        same &= hex_mask(text.view(np.uint8)).all(axis=1)
+        begins = begins[same]
+        found[begins if places is None else places[begins]] = self.rows[at[same]]
         return found
+
+    def _positions(self, first: Numbers, words: Numbers, *, exact: bool) -> Integers:
+        """Return where each address is, or belongs; by its first number alone if not `exact`."""
+        low = np.searchsorted(self.keys[0], first)
+        if not exact:
+            return low
+        high = np.searchsorted(self.keys[0], first, "right")
+        begins = np.flatnonzero(high > low)
+        second, third = _other_numbers(words[begins])
+        left, right = low[begins], high[begins]
+        while (between := left < right).any():
+            middle = np.minimum((left + right) // 2, len(self) - 1)
+            known = self.keys[:, middle]
+            below = (known[1] < second) | ((known[1] == second) & (known[2] < third))
+            left = np.where(between & below, middle + 1, left)
+            right = np.where(between & ~below, middle, right)
+        low[begins] = left
+        return low
 
     def own_rows(self, batch: pa.RecordBatch, address: str, since: Since) -> pa.RecordBatch:
         """Return the rows of children since their creation, with the asked columns appended."""
@@ -165,32 +183,35 @@ class Children:
         return batch
 
 
-def _keys_of(addresses: pa.StringArray) -> tuple[Numbers, npt.NDArray[np.bool_] | None]:
-    """Return addresses as columns of 64, 64 and 32 bits, and which are well-formed; None for all.
+def _words_of(addresses: pa.StringArray) -> tuple[Numbers, Integers | None]:
+    """Return the digits of addresses, eight to a word, and their places; None if all are there.
 
-    Only the well-formed ones have a column: 42 characters, of which the last 40 are hex digits.
+    What has not 42 characters is none. Whether they are digits is not looked at.
     """
-    well = pc.fill_null(pc.equal(pc.binary_length(addresses), _TEXT), False)
-    mask = None
-    if not pc.all(well, min_count=0).as_py():
-        mask = well.to_numpy(zero_copy_only=False)
-        addresses = addresses.filter(well)
-    count = len(addresses)
+    places = None
+    sized = pc.fill_null(pc.equal(pc.binary_length(addresses), _TEXT), False)
+    if not pc.all(sized, min_count=0).as_py():
+        places = np.flatnonzero(sized.to_numpy(zero_copy_only=False))
+        addresses = addresses.filter(sized)
+    if not len(addresses):
+        return np.zeros((0, _WORDS), np.uint64), places
     _, offsets, data = addresses.buffers()
-    if not count:
-        return np.zeros((3, 0), np.uint64), mask
     first = int(np.frombuffer(offsets, np.int32)[addresses.offset])
-    text = np.frombuffer(data, np.uint8)[first : first + _TEXT * count].reshape(count, _TEXT)
-    digits = np.ascontiguousarray(text[:, 2:])
-    if not is_lower_hex(digits):
-        hexes = hex_mask(digits).all(axis=1)
-        digits = digits[hexes]
-        mask = np.ones(count, bool) if mask is None else mask
-        mask[np.flatnonzero(mask)[~hexes]] = False
-    parts = numbers_of(digits.view("<u8"))
-    shift = np.uint64(32)
-    keys = [parts[:, 0] << shift | parts[:, 1], parts[:, 2] << shift | parts[:, 3], parts[:, 4]]
-    return np.stack(keys), mask
+    text = np.frombuffer(data, np.uint8)[first : first + _TEXT * len(addresses)]
+    digits = np.ascontiguousarray(text.reshape(-1, _TEXT)[:, 2:])
+    return digits.view("<u8"), places
+
+
+def _first_numbers(words: Numbers) -> Numbers:
+    """Return the first 64 bits of addresses."""
+    parts = numbers_of(words[:, :2])
+    return parts[:, 0] << np.uint64(32) | parts[:, 1]
+
+
+def _other_numbers(words: Numbers) -> Numbers:
+    """Return the other 64 and 32 bits of addresses."""
+    parts = numbers_of(words[:, 2:])
+    return np.stack([parts[:, 0] << np.uint64(32) | parts[:, 1], parts[:, 2]])
 
 
 def _is_first(addresses: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
@@ -201,8 +222,13 @@ def _is_first(addresses: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def _longest_run(values: Numbers) -> int:
-    """Return how often the most frequent of sorted values occurs, 1 at the least."""
-    if len(values) < 2 or (values[1:] != values[:-1]).all():
-        return 1
-    return int(np.unique(values, return_counts=True)[1].max())
+def _joined(known: pa.Table, more: pa.Table) -> pa.Table:
+    """Return both, in a bounded number of chunks: each batch near the head adds one."""
+    joined = pa.concat_tables([known, more])
+    many = joined.num_columns and joined.column(0).num_chunks > _CHUNKS
+    return joined.combine_chunks() if many else joined
+
+
+def _any_alike(values: Numbers) -> bool:
+    """Whether some of these sorted values are equal."""
+    return bool((values[1:] == values[:-1]).any())

@@ -1,0 +1,191 @@
+"""Creations are read up to a cursor only if they are of its own branch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headwater.core import (
+    AtHead,
+    Batch,
+    BlockCursor,
+    BlockHeader,
+    BlockRange,
+    Blocks,
+    Fork,
+    Head,
+    PipeState,
+    RangeEnd,
+    RangeSpec,
+)
+from headwater.decode import Output, evm
+from headwater.errors import BlockLinkError
+from headwater.query import Query, merge_queries
+from headwater.stream.factories import Factories
+from headwater.stream.factory_index import FactoryIndex, factories_of
+from headwater.stream.factory_scan import FactoryScan
+from headwater.testing import ChainSim, Network, Selection, SimBlock
+from tests.stream import pool_truth as truth
+
+
+class Portal:
+    """A portal that serves one branch of a chain, or says what it is told to."""
+
+    def __init__(self, chain: ChainSim) -> None:
+        self.chain = chain
+        self.branch = list(chain.canonical())
+        self.final = -1
+        self.says: list[Any] = []
+        self.asked: list[BlockRange] = []
+
+    def read(
+        self, query: Query, blocks: BlockRange, after: Any = None, *, finalized: bool = False
+    ) -> Iterator[Any]:
+        self.asked.append(blocks)
+        if self.says:
+            yield from self.says
+            return
+        selection = Selection(Network.EVM, json.loads(query.body(0)))
+        inside = [one for one in self.branch if one.number in blocks]
+        lines = [selection.line(self.chain, one, boundary=True) for one in inside]
+        yield Blocks(tuple(map(header, inside)), tuple(one or b"" for one in lines), Head())
+        yield RangeEnd(Head())
+
+    def finalized_head(self, attempts: Any = None) -> BlockCursor | None:
+        return BlockCursor(self.final) if self.final >= 0 else None
+
+    def start_block(self) -> int:
+        return 0
+
+    def resolve_range(self, spec: RangeSpec) -> BlockRange:
+        return spec.resolve()
+
+
+def header(block: SimBlock) -> BlockHeader:
+    return BlockHeader(block.number, block.hash, block.parent_hash, block.timestamp)
+
+
+def no_span(*_: Any) -> dict[str, pa.Table]:
+    raise AssertionError("few blocks are read by the driver")
+
+
+@pytest.fixture
+def portal() -> Portal:
+    chain = ChainSim(seed=4, content=truth.SETTINGS)
+    chain.extend(30)
+    return Portal(chain)
+
+
+def outputs_of(portal: Portal) -> dict[str, Output]:
+    return {"swaps": evm.events(truth.SWAP_EVENT, contracts=truth.launched_of(portal.chain))}
+
+
+def scan_of(portal: Any) -> tuple[FactoryIndex, FactoryScan]:
+    found = factories_of(outputs_of(portal).values())
+    index = FactoryIndex(found, {one.key: 0 for one in found})
+    return index, FactoryScan(index, portal, no_span, 10**9)
+
+
+@pytest.mark.parametrize("final", [-1, 12, 40])
+def test_all_creations_up_to_a_cursor_are_found(portal: Portal, final: int) -> None:
+    index, scan = scan_of(portal)
+    assert scan.read_to(portal.chain.head.cursor, final)
+    assert not index.missing(30)
+    model = truth.Model(portal.chain, nested=True)
+    model.swaps(portal.branch)
+    stored = [one for one in index.take_rows(30)["address"].to_pylist() if one]
+    assert sorted(stored) == sorted([*model.pools, *model.launchpads])
+    asked = len(portal.asked)
+    assert scan.read_to(portal.chain.head.cursor, final)
+    assert len(portal.asked) == asked, "what is known is not read again"
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        [Fork((BlockCursor(29, "0x1"),))],
+        [AtHead(Head()), AtHead(Head()), AtHead(Head())],
+        [RangeEnd(Head())],
+    ],
+)
+def test_a_cursor_that_the_portal_cannot_confirm_leaves_the_index_as_it_was(
+    portal: Portal, says: list[Any]
+) -> None:
+    index, scan = scan_of(portal)
+    portal.says = says
+    assert not scan.read_to(portal.chain.head.cursor, -1)
+    assert index.missing(30)
+    assert index.take_rows(30).num_rows == 0
+
+
+def test_creations_of_another_branch_are_not_taken(portal: Portal) -> None:
+    index, scan = scan_of(portal)
+    old = portal.chain.head.cursor
+    portal.chain.fork(4)
+    portal.branch = list(portal.chain.canonical())
+    assert not scan.read_to(old, 10)
+    assert [one.from_block for _, one in index.missing(30).values()] == [11]
+    assert scan.read_to(portal.chain.head.cursor, 10)
+    assert not index.missing(30)
+
+
+def union(outputs: dict[str, Output], plan: list[tuple[BlockRange, Query]]) -> Query:
+    return merge_queries([*(one.query for one in outputs.values()), *(one for _, one in plan)])
+
+
+def batch_of(portal: Portal, block: SimBlock, query: Query) -> Batch[Any]:
+    selection = Selection(Network.EVM, json.loads(query.body(0)))
+    line = selection.line(portal.chain, block, boundary=True)
+    return Batch((header(block),), Head(), PipeState(block.cursor), (), (line,))
+
+
+def test_a_batch_whose_predecessors_cannot_be_read_is_refused(portal: Portal) -> None:
+    """The chain went away while creations were read, and came back with a batch."""
+    outputs, pauses = outputs_of(portal), []
+    client: Any = portal
+    factories = Factories(
+        factories_of(outputs.values()), client, no_span, 10**9, lambda: pauses.append(1)
+    )
+    cursor = portal.branch[28].cursor
+    query = union(outputs, factories.plan([BlockRange(0)], cursor))
+    portal.says = [Fork((cursor,))]
+    factories.catch_up(PipeState(cursor))
+    batch = batch_of(portal, portal.branch[29], query)
+    with pytest.raises(BlockLinkError, match="E3005"):
+        factories.decode(outputs, batch, {"swaps": [BlockRange(0)]})
+    assert pauses
+    portal.says = []
+    rows = factories.decode(outputs, batch, {"swaps": [BlockRange(0)]}).tables["swaps"]
+    wanted = truth.Model(portal.chain, nested=True).swaps(portal.branch[:30], first=29)
+    assert rows.num_rows == len(wanted)
+
+
+def test_blocks_behind_all_that_was_asked_for_are_made_up_for(portal: Portal) -> None:
+    """A user's fork went back behind the first block: what was not asked for is read apart."""
+    outputs = outputs_of(portal)
+    client: Any = portal
+    factories = Factories(factories_of(outputs.values()), client, no_span, 10**9, lambda: None)
+    portal.final = 18
+    query = union(outputs, factories.plan([BlockRange(20)], None))
+    factories.catch_up(PipeState())
+    ranges = {"swaps": [BlockRange(20)]}
+    for block in portal.branch[19:21]:
+        factories.decode(outputs, batch_of(portal, block, query), ranges)
+    back = PipeState(portal.branch[15].cursor)
+    factories.forget(back)
+    factories.catch_up(back)
+    empty = query.headers_only()
+    for block, asked in ((portal.branch[18], empty), (portal.branch[19], query)):
+        factories.decode(outputs, batch_of(portal, block, asked), ranges)
+    made = factories.decode(outputs, batch_of(portal, portal.branch[20], query), ranges)
+    wanted = truth.Model(portal.chain, nested=True).swaps(portal.branch[:21], first=20)
+    assert made.tables["swaps"].num_rows == len(wanted)
+    model = truth.Model(portal.chain, nested=True)
+    model.swaps(portal.branch[:21])
+    stored: Any = factories.rows(batch_of(portal, portal.branch[20], query))
+    addresses = [one for one in stored["factory_children"]["address"].to_pylist() if one]
+    assert sorted(addresses) == sorted([*model.pools, *model.launchpads])
