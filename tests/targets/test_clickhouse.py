@@ -442,7 +442,7 @@ def test_rows_that_were_written_twice_are_all_taken_back(make: Make) -> None:
 
 
 @pytest.mark.guarantee("ORACLE-1")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_materialized_view_over_the_sign_equals_the_oracle_after_every_fork(
     make: Make, seed: int
 ) -> None:
@@ -530,6 +530,19 @@ def test_whoever_names_no_tables_undoes_by_the_hook_as_in_the_pipes_sdk(make: Ma
     s.target.close()
     s = make(on_rollback=on_rollback)
     assert calls == [("blockchain_fork", 3, 1), ("offset_check", 1, 1)]
+
+
+def test_whoever_undoes_forks_may_write_any_table(make: Make) -> None:
+    s = make(
+        on_rollback=lambda type: None,
+        on_start=lambda store: store.command(
+            "CREATE TABLE IF NOT EXISTS notes (text String) ENGINE = MergeTree ORDER BY text"
+        ),
+    )
+    s.block(1, {"notes": pa.table({"text": ["a", "a"]}), "t": frame(77, "any block")})
+    s.block(2, {"notes": pa.table({"text": ["a", "a"]})})
+    assert s.rows("SELECT count() AS n FROM notes") == [{"n": 4}]
+    assert values(s, "t FINAL") == ["any block"]
 
 
 def test_a_hook_takes_what_it_names_and_comes_after_the_managed_undo(make: Make) -> None:
@@ -635,7 +648,7 @@ def test_a_fork_is_stored_when_it_completes(make: Make) -> None:
         s.target.roll_back(PipeState(BlockCursor(0, "h0")))
 
 
-@pytest.mark.parametrize("max_rows", [1, 10, 40])
+@pytest.mark.parametrize("max_rows", [1, 30])
 def test_state_is_kept_to_max_rows_and_a_legal_fork_is_still_possible(
     make: Make, max_rows: int
 ) -> None:
@@ -643,7 +656,7 @@ def test_state_is_kept_to_max_rows_and_a_legal_fork_is_still_possible(
     other = make(id="other", max_rows=max_rows)
     other.block(1)
     s = make("u", max_rows=max_rows)
-    for number in range(1, 80):
+    for number in range(1, 64):
         s.block(number, {"u": frame(number, f"{number}")} if number % 9 == 0 else {}, final=20)
     expected = s.state
     rows = "SELECT id, count() AS n FROM sync FINAL GROUP BY id ORDER BY id"

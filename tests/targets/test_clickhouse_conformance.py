@@ -29,9 +29,9 @@ class TestClickHouseTarget(TargetConformance):
     exclusive = False  # there are no locks; a second writer is noticed, see test_clickhouse
     keyless = False
     side_tables = True
-    side_walks = 2
+    side_walks = 1
     engine = "CollapsingMergeTree"
-    walks = 4
+    walks = 3
 
     @pytest.fixture(autouse=True)
     def _place(self) -> None:
@@ -74,7 +74,7 @@ class TestClickHouseTargetReplacing(TestClickHouseTarget):
     engine = "ReplacingMergeTree"
     side_tables = False
     first_seed = 1000
-    walks = 3
+    walks = 2
 
     def script(self) -> Script:
         """Fewer steps: what differs is how blocks are undone."""
@@ -89,4 +89,4 @@ class TestClickHouseTargetMergeTree(TestClickHouseTarget):
     side_tables = False
     watches_io = False
     first_seed = 2000
-    walks = 3
+    walks = 2

@@ -102,6 +102,10 @@ class Catalog:
         assert layout is not None, "it was created"
         return layout
 
+    def is_managed(self, name: TableName) -> bool:
+        """Tell whether the target undoes forks in a table."""
+        return name in self._declared
+
     def existing(self, name: TableName) -> Layout:
         """Return a table that a user names, declared or not."""
         layout = self._layouts.get(name) or read_layout(

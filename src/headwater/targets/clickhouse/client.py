@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,7 +23,7 @@ import urllib3
 from headwater.errors import ClickHouseConnectionError, ClickHouseServerError, InvalidOptionError
 from headwater.targets.clickhouse.sql import literal, quote
 
-TIMEOUT_S = 600.0
+TIMEOUT_S = 3600.0  # of a statement; a dead connection is noticed earlier
 _TRANSIENT = frozenset(
     {3, 159, 164, 202, 203, 209, 210, 225, 236, 241, 242, 252, 285, 319, 394, 999}
 )
@@ -132,7 +133,7 @@ class ClickHouseClient:
             "deduplicate_blocks_in_dependent_materialized_views": "0",
         }
         if token is None:
-            settings["insert_deduplicate"] = "0"
+            settings |= every_row()
         else:
             settings |= {"insert_deduplicate": "1", "insert_deduplication_token": token}
         self._send(
@@ -193,7 +194,13 @@ class ClickHouseClient:
     def _post(self, sql: str, body: bytes | None, fields: Mapping[str, str]) -> bytes:
         if self._pool is None:
             self._pool = urllib3.PoolManager(
-                maxsize=4, retries=False, timeout=urllib3.Timeout(connect=10, read=TIMEOUT_S)
+                maxsize=4,
+                retries=False,
+                timeout=urllib3.Timeout(connect=10, read=TIMEOUT_S),
+                socket_options=[
+                    *urllib3.connection.HTTPConnection.default_socket_options,
+                    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+                ],
             )
         headers = {"X-ClickHouse-User": self._user, "X-ClickHouse-Key": self._password}
         headers = {name: value for name, value in headers.items() if value}
@@ -223,6 +230,19 @@ class ClickHouseClient:
         raise ClickHouseServerError(
             "the server refuses a statement", number=code or answer.status, reason=reason
         )
+
+
+def every_row() -> dict[str, str]:
+    """Return settings of an insert whose rows are stored in any case, all of them.
+
+    Servers differ in whether they let it be switched off that a block like an earlier one is
+    dropped; a word of chance tells it apart for all of them.
+    """
+    return {
+        "insert_deduplicate": "0",
+        "insert_deduplication_token": secrets.token_hex(16),
+        "optimize_on_insert": "0",
+    }
 
 
 def refused_as(error: ClickHouseServerError, *numbers: int) -> bool:

@@ -72,7 +72,8 @@ class Store:
         schema = frame.limit(0).toArrow().schema if far else rows.schema
         layout = self._catalog.prepare(name, schema)
         version = self._catalog.next_version(layout)
-        transfer = plan_transfer(schema, layout, self._inserts.stream_id, self._scope, version)
+        scope = self._scope if self._catalog.is_managed(name) else None
+        transfer = plan_transfer(schema, layout, self._inserts.stream_id, scope, version)
         token = self._inserts.token()
         if far and layout.deduplicates:
             writer = Writer(

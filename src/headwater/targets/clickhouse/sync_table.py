@@ -24,7 +24,7 @@ from headwater.core.codec import (
     sync_row,
 )
 from headwater.core.watermark import FinalizedWatermark
-from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.client import ClickHouseClient, every_row
 from headwater.targets.clickhouse.sql import TableName, columns, compose
 
 LEGACY_ID = "stream"
@@ -65,7 +65,7 @@ class SyncTable:
                 columns=_COLUMNS,
             ),
             {"own": self._id, "legacy": LEGACY_ID},
-            settings={"optimize_on_insert": "0"},
+            settings=every_row(),
         )
         return True
 
@@ -159,7 +159,7 @@ class SyncTable:
                 columns=_COLUMNS,
             ),
             {"id": self._id, "kept": self._max_rows},
-            settings={"insert_deduplicate": "0", "optimize_on_insert": "0"},
+            settings=every_row(),
         )
         self._rows = self._max_rows
 

@@ -6,18 +6,14 @@ import logging
 from collections.abc import Mapping
 
 from headwater.errors import ClickHouseServerError
-from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.client import ClickHouseClient, every_row
 from headwater.targets.clickhouse.layout import Family, Layout
 from headwater.targets.clickhouse.sql import Fragment, columns, compose
 
 logger = logging.getLogger("headwater.targets.clickhouse")
 
 _ROUNDS = 5
-_SETTINGS = {
-    "insert_deduplicate": "0",  # the same negatives may be needed again after a replay
-    "optimize_on_insert": "0",
-    "max_bytes_before_external_group_by": "2000000000",
-}
+_EXTERNAL = {"max_bytes_before_external_group_by": "2000000000"}
 Params = Mapping[str, object]
 
 
@@ -86,7 +82,7 @@ class Undo:
                     nets=nets,
                 ),
                 params,
-                settings=_SETTINGS,
+                settings=every_row() | _EXTERNAL,  # the same rows may have to go again and again
             )
         raise ClickHouseServerError(
             "rows come back while they are removed: somebody else writes the table",
@@ -110,7 +106,7 @@ class Undo:
                     alive=alive,
                 ),
                 params,
-                settings=_SETTINGS,
+                settings=every_row(),
             )
         return found
 
