@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import pickle
 import re
 import threading
 import time
@@ -14,13 +15,15 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-from headwater.errors import ClickHouseConnectionError
+from headwater.errors import ClickHouseConnectionError, ClickHouseWriterError
 from headwater.targets.clickhouse import (
     ClickHouseClient,
     ClickHouseSettings,
     clickhouse_target,
     table,
+    writer,
 )
+from headwater.targets.clickhouse.transfer import Scope, plan_transfer
 from headwater.testing.clickhouse_server import ClickHouseServer
 from tests.targets.clickhouse_places import Stream, database
 
@@ -176,6 +179,26 @@ def test_without_memory_of_inserts_a_lost_answer_is_an_error_not_a_duplicate(
     proxy.lose = lambda sql: False
     s.block(2, {"t": frame(2, 2)})
     assert s.rows("SELECT sum(sign) AS n FROM t") == [{"n": 2}]
+    s.target.close()
+
+
+@pytest.mark.guarantee("STATE-3")
+def test_an_executor_of_a_dead_driver_writes_no_more(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was computing while the driver was killed and started again."""
+    monkeypatch.setattr(writer, "partition_id", lambda: 0)
+    s = started(url)
+    s.block(1, {"t": frame(1, 1)})
+    layout = s.target._catalog.prepare(s.target._catalog.parse("t"), frame(1, 1).schema)
+    transfer = plan_transfer(frame(2, 2).schema, layout, "s", Scope(2, 1, False), 0)
+    task = pickle.loads(pickle.dumps(s.target._inserts.writer(transfer, "token")))
+    assert next(task(frame(2, 2).to_batches()))["rows"].to_pylist() == [1]
+    s.target.close()
+    s = started(url)
+    with pytest.raises(ClickHouseWriterError):
+        next(task(frame(2, 3).to_batches()))
+    assert s.rows("SELECT value FROM t_live") == [{"value": 1}]
     s.target.close()
 
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.transfer import Scope, plan_transfer
+from headwater.targets.clickhouse.epochs import Epochs
+from headwater.targets.clickhouse.transfer import Scope, Transfer, plan_transfer
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, Writer, insert_distributed
 from headwater.targets.frames import is_distributed, to_arrow
@@ -29,10 +30,17 @@ class Inserts:
     """
 
     def __init__(
-        self, client: ClickHouseClient, attempts: Attempts, stream_id: str, piece_rows: int
+        self,
+        client: ClickHouseClient,
+        attempts: Attempts,
+        epochs: Epochs,
+        stream_id: str,
+        piece_rows: int,
     ) -> None:
         self.client = client
         self.attempts = attempts
+        self.epochs = epochs
+        self.epoch = ""
         self.stream_id = stream_id
         self.piece_rows = piece_rows
         self._generation = ""
@@ -41,6 +49,18 @@ class Inserts:
     def begin(self, generation: str) -> None:
         """Use tokens of a new generation from here on."""
         self._generation, self._count = generation, 0
+
+    def writer(self, transfer: Transfer, token: str) -> Writer:
+        """Return what tasks insert with."""
+        return Writer(
+            self.client,
+            transfer,
+            self.attempts,
+            self.epochs,
+            self.epoch,
+            token,
+            self.piece_rows,
+        )
 
     def token(self) -> str:
         """Return a token that was never used before."""
@@ -76,10 +96,7 @@ class Store:
         transfer = plan_transfer(schema, layout, self._inserts.stream_id, scope, version)
         token = self._inserts.token()
         if far and layout.deduplicates:
-            writer = Writer(
-                self._client, transfer, self._inserts.attempts, token, self._inserts.piece_rows
-            )
-            insert_distributed(frame, writer)
+            insert_distributed(frame, self._inserts.writer(transfer, token))
             return
         rows = to_arrow(rows)
         step = self._inserts.piece_rows

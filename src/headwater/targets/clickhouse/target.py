@@ -28,6 +28,7 @@ from headwater.targets.base import Delivery, SideTable
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.config_table import ConfigTable
+from headwater.targets.clickhouse.epochs import Epochs
 from headwater.targets.clickhouse.settings import ClickHouseSettings, Table, table
 from headwater.targets.clickhouse.side_tables import SideTables
 from headwater.targets.clickhouse.sql import TableName
@@ -125,6 +126,7 @@ class ClickHouseTarget:
         """Return the stored state, after removing what lies above its cursor."""
         if not self._is_open:
             self._open()
+        self._inserts.epoch = self._epochs.begin()
         self._client.end_statements()
         self._state = self._sync.load()
         self._catalog.resumed = self._state.cursor is not None
@@ -220,7 +222,9 @@ class ClickHouseTarget:
         """Open if that was not done, repair what a failed call has left, refuse a second writer."""
         if not self._is_open or self._dirty:
             self.recover()
-        elif not self._sync.is_ours:
+            return
+        self._epochs.check(self._inserts.epoch)
+        if not self._sync.is_ours:
             raise ClickHouseWriterError(
                 "the stored state is not what this writer has stored", stream=self._id
             )
@@ -234,7 +238,8 @@ class ClickHouseTarget:
         client.prefix = f"headwater-{digest}-"
         self._sync = SyncTable(client, sync, self._id, settings.max_rows)
         attempts = Attempts(client, sync.suffixed("__attempts"))
-        self._inserts = Inserts(client, attempts, self._id, settings.insert_rows)
+        self._epochs = Epochs(client, sync.suffixed("__epochs"), self._id)
+        self._inserts = Inserts(client, attempts, self._epochs, self._id, settings.insert_rows)
         self._undo = Undo(client)
         self._catalog = Catalog(
             client,
@@ -248,6 +253,7 @@ class ClickHouseTarget:
         client.create_database(sync.database)
         self._sync.create()
         self._catalog.create()
+        self._epochs.create()
         if settings.id is None and self._id != LEGACY_ID and self._sync.adopt_legacy():
             logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
         self._inserts.begin(secrets.token_hex(8))

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.epochs import Epochs
 from headwater.targets.clickhouse.sql import TableName, compose
 from headwater.targets.clickhouse.transfer import Transfer
 from headwater.targets.frames import coded, map_in_arrow, partition_id
@@ -77,6 +78,8 @@ class Writer:
     client: ClickHouseClient
     transfer: Transfer
     attempts: Attempts
+    epochs: Epochs
+    epoch: str
     token: str
     piece_rows: int
 
@@ -90,6 +93,7 @@ class Writer:
             self.attempts.put_down(token)
         for piece in chain(first, found):
             sent = self.transfer.apply(piece)
+            self.epochs.check(self.epoch)
             self.client.insert(self.transfer.target, sent, f"{token}/{pieces}")
             pieces, rows = pieces + 1, rows + piece.num_rows
         self.client.close()

@@ -1,0 +1,65 @@
+"""Which start of a stream is the newest: whoever belongs to an earlier one may write no more.
+
+A driver that was killed can leave executors that still work for it. Every start puts down a new
+epoch before it ends statements and removes rows; tasks look at it right before they insert, drivers
+before they commit. It pickles.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from headwater.errors import ClickHouseWriterError
+from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.sql import TableName, compose
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """The epochs of one stream, in a table next to the state."""
+
+    client: ClickHouseClient
+    name: TableName
+    stream_id: str
+
+    def create(self) -> None:
+        """Create the table if it is not there."""
+        self.client.run(
+            compose(
+                "CREATE TABLE IF NOT EXISTS <epochs> (id String, number UInt64, epoch String) "
+                "ENGINE = ReplacingMergeTree(number) ORDER BY id",
+                epochs=self.name,
+            )
+        )
+
+    def begin(self) -> str:
+        """Put down a new epoch, and return it."""
+        epoch = secrets.token_hex(8)
+        self.client.run(
+            compose(
+                "INSERT INTO <epochs> SELECT {id:String}, "
+                "(SELECT max(number) + 1 FROM <epochs> WHERE id = {id:String}), {epoch:String}",
+                epochs=self.name,
+            ),
+            {"id": self.stream_id, "epoch": epoch},
+        )
+        return epoch
+
+    def check(self, epoch: str) -> None:
+        """Make sure that an epoch is the newest.
+
+        Raises:
+            ClickHouseWriterError: the stream was started again since.
+        """
+        found = self.client.rows(
+            compose(
+                "SELECT argMax(epoch, number) AS epoch FROM <epochs> WHERE id = {id:String}",
+                epochs=self.name,
+            ),
+            {"id": self.stream_id},
+        )
+        if found[0]["epoch"] != epoch:
+            raise ClickHouseWriterError(
+                "the stream was started again by somebody else", stream=self.stream_id
+            )
