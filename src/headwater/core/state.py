@@ -49,6 +49,40 @@ class PipeState:
             return (self.cursor,)
         return (mark, *(block for block in self.rollback_chain if block.number > mark.number))
 
+    @property
+    def number(self) -> int:
+        """The number of the cursor; -1 before the first block."""
+        return -1 if self.cursor is None else self.cursor.number
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether a fork may undo the newest block: targets keep what it changes."""
+        return self.undo_floor < self.number
+
+    @property
+    def undo_floor(self) -> int:
+        """The oldest block that a rollback may land on: only what is above it can be undone."""
+        points = self.landing_points()
+        return points[0].number if points else -1
+
+    def check_reach(self, safe: PipeState) -> None:
+        """Refuse a rollback that undo data does not reach. Called by targets before they undo."""
+        if safe.number < self.undo_floor:
+            raise RewindError(
+                "undo data does not reach that far",
+                wanted=safe.cursor,
+                oldest=self.landing_points()[0],
+            )
+
+    def prunable(self, retention: int) -> int:
+        """Return the newest block whose undo data is kept for nobody; -1 if there is none.
+
+        `retention` blocks below the finalized one are kept, and whatever a legal fork needs.
+        """
+        final = self.number if self.finalized is None else self.finalized.number
+        oldest = min(self.number, final) - retention
+        return max(-1, min(oldest, self.undo_floor - 1))
+
     def advance(
         self, headers: Sequence[BlockHeader], head: Head, *, cap: int = DEFAULT_CAP
     ) -> PipeState:
@@ -60,7 +94,7 @@ class PipeState:
         """
         if not headers:
             raise BlockOrderError("a batch must hold at least one block")
-        previous = -1 if self.cursor is None else self.cursor.number
+        previous = self.number
         for header in headers:
             if header.number <= previous:
                 raise BlockOrderError(

@@ -37,6 +37,20 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
+class Scope:
+    """What is being written: blocks above `after` up to `block`; `hot` if a fork may undo them."""
+
+    block: int
+    after: int
+    hot: bool
+
+    @classmethod
+    def between(cls, before: PipeState, after: PipeState) -> Scope:
+        """Return the scope of the batch that leads from one state to the next."""
+        return cls(after.number, before.number, after.is_hot)
+
+
+@dataclass(frozen=True, slots=True)
 class SideTable:
     """Rows that the stream keeps beside the user's: children of factories, messages to deliver.
 

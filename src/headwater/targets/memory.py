@@ -61,7 +61,7 @@ class MemoryTarget(Generic[Data]):
 
     def roll_back(self, state: PipeState) -> None:
         """Drop the batches and the side rows above the cursor, and replace the state."""
-        number = -1 if state.cursor is None else state.cursor.number
+        number = state.number
         held = self.store.committed
         kept = tuple(batch for batch in held.batches if batch.headers[-1].number <= number)
         side = {name: rows.filter(pc.field(KEY[0]) <= number) for name, rows in held.side.items()}

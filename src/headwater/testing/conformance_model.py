@@ -162,7 +162,7 @@ class Model:
 
     def roll_back(self, state: PipeState) -> None:
         """Return to the contents of the newest batch at or below the cursor."""
-        number = -1 if state.cursor is None else state.cursor.number
+        number = state.number
         while (cursor := self.state.cursor) is not None and cursor.number > number:
             self._kept.pop()
         self._kept.append((state, self.contents))

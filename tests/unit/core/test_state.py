@@ -40,6 +40,34 @@ def state(chain: str, finalized: str | None = None) -> PipeState:
     )
 
 
+class TestUndo:
+    """What targets ask before they keep, undo or forget."""
+
+    def test_only_what_lies_above_the_oldest_landing_point_is_hot(self) -> None:
+        assert not PipeState().is_hot
+        assert not state("3", "3").is_hot
+        assert state("3 4", "3").is_hot
+        assert not state("5").is_hot, "nothing below it is held"
+        assert [one.undo_floor for one in (PipeState(), state("3 4", "3"))] == [-1, 3]
+        assert [one.number for one in (PipeState(), state("3 4", "3"))] == [-1, 4]
+
+    def test_a_rollback_below_the_undo_data_is_refused(self) -> None:
+        held = state("3 4 5", "3")
+        held.check_reach(state("3", "3"))
+        PipeState().check_reach(PipeState())
+        with pytest.raises(RewindError, match="does not reach"):
+            held.check_reach(state("2"))
+        with pytest.raises(RewindError, match="does not reach"):
+            held.check_reach(PipeState())
+
+    def test_undo_data_is_prunable_below_finality_and_every_landing_point(self) -> None:
+        assert PipeState().prunable(5) == -1
+        assert state("30 31", "30").prunable(10) == 20
+        assert state("3 4", "3").prunable(10) == -1
+        assert state("30 31 99").prunable(10) == 29, "finality is unknown: all of the chain is kept"
+        assert state("20", "30").prunable(10) == 10, "never above the cursor"
+
+
 class TestAdvance:
     def test_a_final_batch_moves_the_cursor_and_leaves_one_anchor(self) -> None:
         after = PipeState().advance(headers("1 2 3"), head("10"))

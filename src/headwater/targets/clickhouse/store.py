@@ -11,10 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from headwater.targets.base import Scope
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.epochs import Epochs
-from headwater.targets.clickhouse.transfer import Scope, Transfer, plan_transfer
+from headwater.targets.clickhouse.transfer import Transfer, plan_transfer
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, Writer, insert_distributed
 from headwater.targets.frames import is_distributed, to_arrow

@@ -21,10 +21,9 @@ from headwater.errors import (
     ClickHouseConnectionError,
     ClickHouseWriterError,
     InvalidOptionError,
-    RewindError,
     RollbackHandlerMissingError,
 )
-from headwater.targets.base import Delivery, SideTable
+from headwater.targets.base import Delivery, Scope, SideTable
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.config_table import ConfigTable
@@ -34,7 +33,6 @@ from headwater.targets.clickhouse.side_tables import SideTables
 from headwater.targets.clickhouse.sql import TableName
 from headwater.targets.clickhouse.store import Inserts, Params, Store
 from headwater.targets.clickhouse.sync_table import LEGACY_ID, SyncTable
-from headwater.targets.clickhouse.transfer import Scope
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, TryAgain
 
@@ -163,11 +161,7 @@ class ClickHouseTarget:
     def roll_back(self, state: PipeState) -> None:
         """Store the state that the fork leads to, then remove what lies above its cursor."""
         self._ready()
-        number = -1 if state.cursor is None else state.cursor.number
-        oldest = next(iter(self._state.landing_points()), None)
-        if oldest is not None and number < oldest.number:
-            raise RewindError("the stored state does not reach that far", wanted=state.cursor,
-                              oldest=oldest)  # fmt: skip
+        self._state.check_reach(state)
         orphaned = self._state.cursor
         self._dirty = True
         if state.cursor is not None:
@@ -281,7 +275,7 @@ class ClickHouseTarget:
     ) -> None:
         """Remove every row above the cursor, and begin a new generation of tokens."""
         self._inserts.begin(secrets.token_hex(8))
-        number = -1 if state.cursor is None else state.cursor.number
+        number = state.number
         for layout in self._catalog.tracked():
             removed = self._undo.above(layout, number, self._id)
             if removed:
@@ -303,11 +297,7 @@ class ClickHouseTarget:
             before = after
 
     def _write(self, delivery: Delivery, before: PipeState, after: PipeState) -> None:
-        cursor = after.cursor
-        assert cursor is not None, "a batch ends in a block"
-        hot = any(point.number < cursor.number for point in after.landing_points())
-        last = -1 if before.cursor is None else before.cursor.number
-        store = self._store(Scope(cursor.number, last, hot))
+        store = self._store(Scope.between(before, after))
         data: Mapping[str, Any] = delivery.data
         if self._on_data is None:
             for name, frame in data.items():

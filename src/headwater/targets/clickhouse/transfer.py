@@ -13,19 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import ClickHouseRowsError, ClickHouseTableError
+from headwater.targets.base import Scope
 from headwater.targets.clickhouse.layout import Family, Layout
 from headwater.targets.clickhouse.sql import columns
 from headwater.targets.clickhouse.types import fit
 from headwater.targets.frames import block_range
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What is being written: blocks above `after` up to `block`; `hot` if a fork may undo them."""
-
-    block: int
-    after: int
-    hot: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ class SyncTable:
 
     def roll_back(self, state: PipeState) -> None:
         """Forget the rows above the cursor. Where it has no row of its own, it gets one."""
-        number = -1 if state.cursor is None else state.cursor.number
+        number = state.number
         self._session.run(
             compose("DELETE FROM {sync} WHERE id = ? AND current_number > ?", sync=self._name),
             [self._id, number],

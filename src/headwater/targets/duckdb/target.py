@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, PipeState
-from headwater.errors import InvalidOptionError, RewindError, UndeclaredTableError
+from headwater.errors import InvalidOptionError, UndeclaredTableError
 from headwater.targets.aggregates import Aggregate
-from headwater.targets.base import Delivery, SideTable
+from headwater.targets.base import Delivery, Scope, SideTable
 from headwater.targets.callbacks import takes_three
 from headwater.targets.duckdb.aggregates import DuckDBAggregates
 from headwater.targets.duckdb.catalog import Catalog
@@ -26,7 +26,7 @@ from headwater.targets.duckdb.session import Session, open_session
 from headwater.targets.duckdb.settings import DuckDBSettings, Table, table
 from headwater.targets.duckdb.side_tables import SideTables
 from headwater.targets.duckdb.sync_table import SyncTable
-from headwater.targets.duckdb.tx import Scope, Tx
+from headwater.targets.duckdb.tx import Tx
 from headwater.targets.duckdb.undo import UndoLog
 from headwater.targets.side_rows import stored_id
 
@@ -130,7 +130,7 @@ class DuckDBTarget:
         session = self._session or self._open()
         with self._changing(session):
             self._state = self._sync.load()
-            self._side.remove_above(_number(self._state))
+            self._side.remove_above(self._state.number)
         return self._state
 
     def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
@@ -160,22 +160,17 @@ class DuckDBTarget:
     def roll_back(self, state: PipeState) -> None:
         """Restore every table and the state in one transaction."""
         session = self._opened()
-        number = _number(state)
-        oldest = next(iter(self._state.landing_points()), None)
-        if oldest is not None and number < oldest.number:
-            raise RewindError(
-                "undo data does not reach that far", wanted=state.cursor, oldest=oldest
-            )
+        self._state.check_reach(state)
         with self._changing(session):
             tx = Tx(session, self._catalog, self._undo, None)
             if self._before_rollback is not None:
                 self._before_rollback(tx, state.cursor)
             layouts = self._catalog.undoable()
             for layout in reversed(layouts):
-                self._undo.remove(layout, number)
+                self._undo.remove(layout, state.number)
             for layout in layouts:
-                self._undo.restore(layout, number)
-            self._side.remove_above(number)
+                self._undo.restore(layout, state.number)
+            self._side.remove_above(state.number)
             self._sync.roll_back(state)
             if self._after_rollback is not None:
                 self._after_rollback(tx, state.cursor)
@@ -279,11 +274,7 @@ class DuckDBTarget:
     def _write(
         self, session: Session, delivery: Delivery, before: PipeState, after: PipeState
     ) -> None:
-        cursor = after.cursor
-        assert cursor is not None, "a batch ends in a block"
-        hot = any(point.number < cursor.number for point in after.landing_points())
-        last = -1 if before.cursor is None else before.cursor.number
-        tx = Tx(session, self._catalog, self._undo, Scope(cursor.number, last, hot))
+        tx = Tx(session, self._catalog, self._undo, Scope.between(before, after))
         data: Mapping[str, Any] = delivery.data
         if self._on_data is None:
             for name, frame in data.items():
@@ -292,17 +283,11 @@ class DuckDBTarget:
             self._on_data(tx, data, delivery.ctx)
         else:
             self._on_data(tx, data)
-        self._aggregates.write(tx, data, cursor.number)
+        self._aggregates.write(tx, data, after.number)
 
     def _prune(self, state: PipeState) -> None:
         """Remove undo data that no legal fork needs."""
-        points = state.landing_points()
-        if state.cursor is None or not points:
-            return
-        final = state.cursor if state.finalized is None else state.finalized
-        oldest = min(state.cursor.number, final.number)
-        number = oldest - self._settings.unfinalized_blocks_retention
-        number = min(number, points[0].number - 1)
+        number = state.prunable(self._settings.unfinalized_blocks_retention)
         if number < 0:
             return
         self._sync.prune(number)
@@ -312,7 +297,3 @@ class DuckDBTarget:
     def _announce(self, sql: str) -> None:
         if self.on_statement is not None:
             self.on_statement(sql)
-
-
-def _number(state: PipeState) -> int:
-    return -1 if state.cursor is None else state.cursor.number

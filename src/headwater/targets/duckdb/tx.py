@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import AppendOnlyError, TableKeyError, UntraceableWriteError
+from headwater.targets.base import Scope
 from headwater.targets.duckdb.catalog import Catalog, Layout, Undo
 from headwater.targets.duckdb.frames import check_integers, to_arrow
 from headwater.targets.duckdb.session import Session
@@ -23,15 +24,6 @@ from headwater.targets.duckdb.settings import INTEGER_TYPES
 from headwater.targets.duckdb.sql import Fragment, TableName, columns, compose, equal, quote
 from headwater.targets.duckdb.statements import ALLOWED, READING, changed_tables
 from headwater.targets.duckdb.undo import UndoLog
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What is being written: blocks above `after` up to `block`; `hot` if a fork may undo them."""
-
-    block: int
-    after: int
-    hot: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,12 +81,6 @@ class Store(Protocol):
         ...
 
 
-def landing_floor(state: PipeState) -> int:
-    """Return the oldest block that a rollback may land on: only blocks above it can be undone."""
-    points = state.landing_points()
-    return points[0].number if points else -1
-
-
 class Hooks:
     """What the database's own target calls, inside its transactions."""
 
@@ -106,7 +100,7 @@ class Hooks:
         """Show the cursor, and forget what became final."""
         if state.cursor is not None:
             self._store.save(session, state.cursor)
-            self._store.prune(session, landing_floor(state))
+            self._store.prune(session, state.undo_floor)
 
     def on_before_rollback(self, tx: Any, cursor: BlockCursor | None) -> None:
         """Put the tables back."""

@@ -22,7 +22,7 @@ from headwater.core import Batch, BlockCursor, PipeState
 from headwater.errors import ChangeBlockError, ChangeFormError, MissingExtraError
 from headwater.targets.base import Delivery, SideTable, StoredConfig
 from headwater.targets.history.names import CURSORS, HISTORY, Names
-from headwater.targets.history.store import Inner, Store, Work, landing_floor
+from headwater.targets.history.store import Inner, Store, Work
 
 if TYPE_CHECKING:
     from headwater.targets.duckdb import DuckDBSettings
@@ -118,7 +118,7 @@ class HistoryTarget:
             before = batch.state.cursor
         given: list[Batch[Delivery]] = []
         if receipts:
-            floor = landing_floor(state)
+            floor = state.undo_floor
             changes = pa.concat_tables([batch.data.ctx for batch in receipts])
             works: list[Work | None] = [None] * len(receipts)
             works[0] = Work(fold(changes, finalized=floor), floor)

@@ -172,7 +172,7 @@ class SyncTable:
 
     def roll_back(self, state: PipeState) -> Newest | None:
         """Forget the rows above the cursor. Where it has no row of its own, it gets one."""
-        number = -1 if state.cursor is None else state.cursor.number
+        number = state.number
         self._session.run(
             compose("DELETE FROM {sync} WHERE id = $1 AND current_number > $2", sync=self._name),
             [self._id, number],

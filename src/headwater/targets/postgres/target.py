@@ -16,11 +16,10 @@ import pyarrow as pa
 from headwater.core import Batch, BlockCursor, PipeState
 from headwater.errors import (
     InvalidOptionError,
-    RewindError,
     UntrackedTableError,
 )
 from headwater.targets.aggregates import Aggregate
-from headwater.targets.base import Delivery, SideTable
+from headwater.targets.base import Delivery, Scope, SideTable
 from headwater.targets.callbacks import takes_three
 from headwater.targets.postgres.aggregates import PostgresAggregates
 from headwater.targets.postgres.catalog import Catalog
@@ -34,7 +33,7 @@ from headwater.targets.postgres.statements import to_table
 from headwater.targets.postgres.sync_table import LEGACY_ID, Newest, SyncTable
 from headwater.targets.postgres.transfer import TemporaryTables
 from headwater.targets.postgres.triggers import Triggers
-from headwater.targets.postgres.tx import Scope, Tx
+from headwater.targets.postgres.tx import Tx
 from headwater.targets.postgres.undo import UndoLog
 from headwater.targets.side_rows import stored_id
 
@@ -141,7 +140,7 @@ class PostgresTarget:
             session = self._open()
         with session.transaction(isolation_level="repeatable read"):
             self._state, self._changes.stored = self._sync.load(), self._sync.newest()
-            self._side.remove_above(_number(self._state))
+            self._side.remove_above(self._state.number)
         return self._state
 
     def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
@@ -175,20 +174,15 @@ class PostgresTarget:
     def roll_back(self, state: PipeState) -> None:
         """Restore every table and the state in one transaction."""
         session = self._opened()
-        number = _number(state)
-        oldest = next(iter(self._state.landing_points()), None)
-        if oldest is not None and number < oldest.number:
-            raise RewindError(
-                "undo data does not reach that far", wanted=state.cursor, oldest=oldest
-            )
+        self._state.check_reach(state)
 
         def undo() -> Newest | None:
             self._begin()
             tx = Tx(session, self._catalog, self._temporary)
             if self._before_rollback is not None:
                 self._before_rollback(tx, state.cursor)
-            self._undo.restore(self._catalog.undoable(), number)
-            self._side.remove_above(number)
+            self._undo.restore(self._catalog.undoable(), state.number)
+            self._side.remove_above(state.number)
             newest = self._sync.roll_back(state)
             if self._after_rollback is not None:
                 self._after_rollback(tx, state.cursor)
@@ -336,18 +330,14 @@ class PostgresTarget:
 
     def _write(self, delivery: Delivery, before: PipeState, after: PipeState) -> None:
         session = self._opened()
-        cursor = after.cursor
-        assert cursor is not None, "a batch ends in a block"
-        hot = any(point.number < cursor.number for point in after.landing_points())
-        last = -1 if before.cursor is None else before.cursor.number
-        if hot and not self._built:
+        if after.is_hot and not self._built:
             self._catalog.build_all()
             self._built = True
-        if hot or session.begun:
+        if after.is_hot or session.begun:
             session.rows(
                 "SELECT set_config('sqd.snapshot_enabled', $1, true), "
                 "set_config('sqd.snapshot_block_number', $2, true)",
-                ["true" if hot else "false", str(cursor.number)],
+                ["true" if after.is_hot else "false", str(after.number)],
                 prepare=True,
             )
         sync = self._settings.sync
@@ -356,7 +346,7 @@ class PostgresTarget:
             self._catalog,
             self._temporary,
             self._staging,
-            Scope(cursor.number, last, hot),
+            Scope.between(before, after),
             (sync, sync.suffixed("__tables"), *self._side.names),
         )
         data: Mapping[str, Any] = delivery.data
@@ -367,18 +357,12 @@ class PostgresTarget:
             self._on_data(tx, data, delivery.ctx)
         else:
             self._on_data(tx, data)
-        self._aggregates.write(tx, data, cursor.number)
+        self._aggregates.write(tx, data, after.number)
         tx.finish()
 
     def _prune(self, state: PipeState) -> None:
         """Remove undo data that no legal fork needs."""
-        points = state.landing_points()
-        if state.cursor is None or not points:
-            return
-        final = state.cursor if state.finalized is None else state.finalized
-        oldest = min(state.cursor.number, final.number)
-        number = oldest - self._settings.unfinalized_blocks_retention
-        number = min(number, points[0].number - 1)
+        number = state.prunable(self._settings.unfinalized_blocks_retention)
         if number < 0:
             return
         self._sync.prune(number)
@@ -394,7 +378,3 @@ class PostgresTarget:
     def _announce(self, sql: str) -> None:
         if self.on_statement is not None:
             self.on_statement(sql)
-
-
-def _number(state: PipeState) -> int:
-    return -1 if state.cursor is None else state.cursor.number

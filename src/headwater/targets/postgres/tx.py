@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -23,6 +22,7 @@ from headwater.errors import (
     PostgresTableError,
     UntrackedTableError,
 )
+from headwater.targets.base import Scope
 from headwater.targets.frames import block_range, to_arrow
 from headwater.targets.postgres.catalog import Catalog
 from headwater.targets.postgres.changes import TryAgain
@@ -57,15 +57,6 @@ WHERE l.locktype = 'relation' AND l.pid = pg_backend_pid() AND l.granted
 AND l.mode IN ('RowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What is being written: blocks above `after` up to `block`; `hot` if a fork may undo them."""
-
-    block: int
-    after: int
-    hot: bool
 
 
 class Tx:
