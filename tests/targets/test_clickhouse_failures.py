@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.errors import ClickHouseConnectionError, ClickHouseWriterError
+from headwater.targets.base import Scope
 from headwater.targets.clickhouse import (
     ClickHouseClient,
     ClickHouseSettings,
@@ -23,7 +24,7 @@ from headwater.targets.clickhouse import (
     table,
     writer,
 )
-from headwater.targets.clickhouse.transfer import Scope, plan_transfer
+from headwater.targets.clickhouse.transfer import plan_transfer
 from headwater.testing.clickhouse_server import ClickHouseServer
 from tests.targets.clickhouse_places import Stream, database
 
