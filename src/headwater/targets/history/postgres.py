@@ -19,15 +19,25 @@ from headwater.errors import (
     UnknownTableError,
 )
 from headwater.targets.history.names import Names, agreed, table_name
+from headwater.targets.history.postgres_undo import HistoryLog
 from headwater.targets.merge.shape import Shape
-from headwater.targets.merge.stage import ABSENT, DELETE, INSERT, REPLACE, TRANSIENT, UPSERT, Stager
-from headwater.targets.postgres.capture import OPERATION
+from headwater.targets.merge.stage import (
+    ABSENT,
+    DELETE,
+    INSERT,
+    REPLACE,
+    TRANSIENT,
+    UPSERT,
+    Staged,
+    Stager,
+)
 from headwater.targets.postgres.layout import Layout, Undo, read_layout
 from headwater.targets.postgres.merge import (
     TYPES,
     Lent,
     coded,
     full_name,
+    insert_directly,
     kinds_in,
     lend,
     merge,
@@ -38,16 +48,13 @@ from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import (
     Fragment,
     TableName,
-    columns,
     compose,
-    equal,
     fitted,
     literal,
     quote,
 )
 from headwater.targets.postgres.sync_table import LEGACY_ID, exists, make_schema
 from headwater.targets.postgres.tx import Tx
-from headwater.targets.postgres.undo import UndoLog
 
 _COLUMNS = ("id", "op", "table_name", "pk", "prev_value", "block_num", "stream_id")
 
@@ -65,6 +72,7 @@ class PostgresHistory:
         self._layouts: dict[str, Layout] = {}
         self._stager = Stager({})
         self._primary: set[str] = set()
+        self._referring: set[str] = set()
 
     def bind(self, stream_id: str) -> None:
         """Take the id of the stream, unless the settings name another."""
@@ -90,6 +98,14 @@ class PostgresHistory:
             [relations],
         )
         self._primary = {name for (name,) in rows}
+        self._referring = {
+            name
+            for name, layout in self._layouts.items()
+            if session.rows(
+                "SELECT FROM pg_constraint WHERE contype = 'f' AND conrelid = $1::regclass",
+                [compose("{name}", name=layout.name)],
+            )
+        }
         self._stager = Stager(self.shapes)
 
     def _create_own(self, session: Session) -> None:
@@ -177,12 +193,24 @@ class PostgresHistory:
         session = tx.session
         for staged in self._stager.rounds(folded, floor):
             with coded(self._primary):
-                lent = [lend(tx, one, self._layouts[one.shape.name]) for one in staged]
+                left = [self._inserted(session, one, floor) for one in staged]
+                lent = [
+                    lend(tx, one, self._layouts[one.shape.name])
+                    for one in left
+                    if one.frame.num_rows
+                ]
                 for one in lent:
                     if TRANSIENT in one.staged.kinds:
                         _refuse_duplicates(session, one)
                 self._keep(session, lent, floor)
                 merge(session, lent)
+
+    def _inserted(self, session: Session, staged: Staged, floor: int) -> Staged:
+        """Copy new rows of final blocks straight into a table that refers to none."""
+        name = staged.shape.name
+        if staged.newest > floor or name in self._referring:
+            return staged
+        return insert_directly(session, staged, self._layouts[name]) or staged
 
     def _keep(self, session: Session, lent: Sequence[Lent], floor: int) -> None:
         """Write the history of a round, in the order of its changes."""
@@ -268,42 +296,7 @@ class PostgresHistory:
             if layout is None or not layout.key:
                 raise TableMismatchError("a table that must be restored is gone", table=name)
             layouts.append(layout.undone_by(Undo.KEYED, ""))
-        _HistoryLog(session, self._id, self._history).restore(layouts, number)
-
-
-class _HistoryLog(UndoLog):
-    """The undo log of tracked tables, with images that come from the history."""
-
-    def __init__(self, session: Session, stream_id: str, history: TableName) -> None:
-        super().__init__(session, stream_id)
-        self._history = history
-
-    def _images(self, layout: Layout) -> Fragment:
-        """Read the oldest image of each row; columns that came since keep what they hold."""
-        return compose(
-            "SELECT {values}, CASE kept.op WHEN 'I' THEN 'INSERT' ELSE kept.op END AS {operation} "
-            "FROM (SELECT DISTINCT ON (pk) pk, op::text, prev_value FROM {history} "
-            "WHERE block_num > (SELECT above FROM given) "
-            "AND stream_id = (SELECT stream FROM given) AND table_name = {name} "
-            "ORDER BY pk, block_num, id) AS kept "
-            "CROSS JOIN LATERAL json_populate_record(NULL::{table}, kept.pk::json) AS one "
-            "LEFT JOIN {table} AS now ON {same} CROSS JOIN LATERAL "
-            "json_populate_record(now, COALESCE(kept.prev_value, kept.pk)::json) AS old",
-            values=columns(layout.stored, "old."),
-            operation=OPERATION,
-            history=self._history,
-            name=literal(full_name(layout.name)),
-            table=layout.name,
-            same=equal(layout.key, "now", "one"),
-        )
-
-    def _forget(self, layout: Layout) -> Fragment:
-        return compose(
-            "DELETE FROM {history} WHERE block_num > (SELECT above FROM given) "
-            "AND stream_id = (SELECT stream FROM given) AND table_name = {name}",
-            history=self._history,
-            name=literal(full_name(layout.name)),
-        )
+        HistoryLog(session, self._id, self._history).restore(layouts, number)
 
 
 def _refuse_duplicates(session: Session, lent: Lent) -> None:

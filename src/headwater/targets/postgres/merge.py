@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg.errors import UniqueViolation
 
 from headwater.changes.declaration import ColumnType
@@ -32,6 +33,8 @@ from headwater.targets.merge.stage import (
     LOWER,
     RAISE,
     REPLACE,
+    SET,
+    TRANSIENT,
     UPDATE,
     UPSERT,
     Staged,
@@ -41,7 +44,7 @@ from headwater.targets.postgres.layout import Column as StoredColumn
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import Fragment, TableName, compose, literal, quote
-from headwater.targets.postgres.transfer import Lane, Transfer
+from headwater.targets.postgres.transfer import Lane, Transfer, copy_in
 from headwater.targets.postgres.tx import Tx
 
 TYPES: dict[ColumnType, str] = {
@@ -67,6 +70,8 @@ _KINDS: dict[str, ColumnType] = {
     "json": "json",
     "jsonb": "json",
 }
+SCALARS = {*_KINDS, "text", "character varying", "character", "uuid"} - {"json", "jsonb"}
+BULK = 10_000  # rows from which on it pays to look at them before planning
 _BINARY = {"text", "character varying", "bytea", *INTEGERS}
 _PLAIN_KEYS = {*_BINARY, "numeric", "boolean"}
 
@@ -113,16 +118,56 @@ def read_shape(session: Session, name: str, layout: Layout) -> Shape:
 
 def lend(tx: Tx, staged: Staged, layout: Layout) -> Lent:
     """Put staged changes where SQL can select from them."""
-    lanes = tuple(_lane(staged, layout, one) for one in staged.frame.schema)
+    transfer = Transfer(tuple(_lane(staged, layout, one) for one in staged.frame.schema))
+    with _fitting(staged):
+        table = tx.lend(transfer, staged.frame)
+    if staged.frame.num_rows >= BULK:
+        tx.session.run(
+            compose(
+                "ANALYZE {table} (kind, k0); SET LOCAL jit = off; SET LOCAL work_mem = '64MB'",
+                table=table,
+            )
+        )
+    source = compose("(SELECT {values} FROM {table})", values=transfer.values(), table=table)
+    lent = Lent(staged, layout, source)
+    if staged.shape.ambiguous:
+        _refuse_spellings(tx.session, lent)
+    return lent
+
+
+def insert_directly(session: Session, staged: Staged, layout: Layout) -> Staged | None:
+    """Copy new rows straight into their table if that is all there is to do; else return None.
+
+    Returns what is left: rows that came and went, which have to be compared with the table.
+    """
+    shape, kinds = staged.shape, staged.kinds
+    if kinds - {INSERT, TRANSIENT} or set(staged.lanes) != staged.always or shape.ambiguous:
+        return None
+    numbers = {name: f"{SET}{at}" for at, name in enumerate(shape.columns)}
+    names = {one: f"k{at}" for at, one in enumerate(shape.key)}
+    names |= {one: numbers[one] for one in staged.lanes}
+    lanes = [_lane(staged, layout, staged.frame.schema.field(one)) for one in names.values()]
+    if any(one.cast for one in lanes):
+        return None
+    new = pc.equal(staged.frame["kind"], INSERT)
+    rows = staged.frame.filter(new).select(list(names.values())).rename_columns(list(names))
+    pairs = zip(names, lanes, strict=True)
+    transfer = Transfer(tuple(Lane(name, one.type, one.bare) for name, one in pairs))
+    with _fitting(staged):
+        copy_in(session, layout.name, transfer, transfer.encode(rows.schema, rows.to_batches()))
+    left = staged.frame.filter(pc.invert(new))
+    return replace(staged, frame=left, kinds=kinds - {INSERT}, lanes={}, always=frozenset())
+
+
+@contextmanager
+def _fitting(staged: Staged) -> Iterator[None]:
+    """Name the table whose columns cannot hold a value."""
     try:
-        lent = Lent(staged, layout, tx.lend(Transfer(lanes), staged.frame))
+        yield
     except PostgresTableError as error:
         raise ChangeRefusedError(
             "a value does not fit its column", table=staged.shape.name, reason=error.__cause__
         ) from error
-    if staged.shape.ambiguous:
-        _refuse_spellings(tx.session, lent)
-    return lent
 
 
 def merge(session: Session, lent: Sequence[Lent]) -> None:

@@ -117,14 +117,13 @@ class Tx:
         """
         return int(self._run(sql, params).rowcount)
 
-    def lend(self, transfer: Transfer, frame: pa.Table) -> Fragment:
+    def lend(self, transfer: Transfer, frame: pa.Table) -> TableName:
         """Put an Arrow table where SQL can select from it until the end of the transaction.
 
-        For targets that are built on this one. Returns the query that selects from it.
+        For targets that are built on this one.
         """
         rows = transfer.encode(frame.schema, frame.to_batches())
-        table = self._temporary.fill(transfer, rows)
-        return compose("(SELECT {values} FROM {table})", values=transfer.values(), table=table)
+        return self._temporary.fill(transfer, rows)
 
     def prepare(
         self, table: str, schema: pa.Schema, key: Sequence[str], types: Mapping[str, str]
@@ -254,13 +253,11 @@ class Tx:
         """Put a frame where a statement can select from it; return the query that does."""
         transfer = plan_transfer(frame.schema, layout)
         if isinstance(frame, pa.Table):
-            return self.lend(transfer, frame)
-        rows = frame.stage(transfer, layout.block_column, None)
-        return compose(
-            "(SELECT {values} FROM {table})",
-            values=transfer.values(),
-            table=self._temporary.fill(transfer, rows),
-        )
+            table = self.lend(transfer, frame)
+        else:
+            rows = frame.stage(transfer, layout.block_column, None)
+            table = self._temporary.fill(transfer, rows)
+        return compose("(SELECT {values} FROM {table})", values=transfer.values(), table=table)
 
     # --- guards -----------------------------------------------------------------------------------
 

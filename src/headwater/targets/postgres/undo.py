@@ -115,6 +115,7 @@ class UndoLog:
                 parts += self._keyed(layout, index, replace=layout.name in replaced)
         for plan in _PLANS:  # rows are found by key: the cost is theirs, not the table's
             self._session.run(f"SET LOCAL {plan} = off")
+        self._session.run("SET LOCAL work_mem = '64MB'")
         self._session.run(
             compose(
                 "WITH given AS (SELECT $1::bigint AS above, $2::text AS stream), {parts} "
