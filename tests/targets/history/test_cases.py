@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headwater.changes import Changes, TableSchema, add, max_, min_, set_if_null, sub
@@ -13,6 +14,7 @@ from headwater.errors import (
     RewindError,
     TableMismatchError,
 )
+from headwater.targets import Delivery, SideTable
 from tests.targets.history.places import Place, Stream
 from tests.targets.test_postgres_failures import Proxy
 
@@ -277,6 +279,30 @@ def test_history_is_bounded_and_holds_what_a_legal_fork_needs(place: Place) -> N
         assert len(stream.history()) <= 3
     stream.fork(26)
     assert values(stream) == {"a": 26}
+
+
+@pytest.mark.guarantee("SIDE-1")
+def test_rows_that_the_stream_keeps_for_itself_go_with_their_batch(place: Place) -> None:
+    schema = pa.schema(
+        [("block_number", pa.int64()), ("ordinal", pa.int64()), ("note", pa.string())]
+    )
+    target = place.target(TRANSFER)
+    target.open_side_tables([SideTable("notes", schema)])
+    stream = Stream(target)
+    for number in (1, 2):
+        batch = stream.batch(number, change(number).toArrow(), stream.state, final=1, branch="a")
+        row = {"block_number": number, "ordinal": 0, "note": "n"}
+        side = {"notes": pa.Table.from_pylist([row], schema=schema)}
+        delivery = Delivery(batch.data.data, None, side)
+        target.commit([target.stage(batch.with_data(delivery))], batch.state)
+        stream.state = batch.state
+    assert target.read_side_table("notes").num_rows == 2
+    stream.fork(1)
+    assert target.read_side_table("notes")["block_number"].to_pylist() == [1]
+    target.settle_side_rows("notes", (1, 0), {})
+    assert target.read_side_table("notes").num_rows == 0
+    target.stored_config().write("told")
+    assert target.stored_config().read() == "told"
 
 
 @pytest.mark.guarantee("CASE-29")

@@ -68,8 +68,6 @@ class GivesChanges:
 
 class HistoryConformance(TargetConformance):
     keyless = False  # changes are of rows with a key
-    side_tables = True
-    side_walks: ClassVar[int] = 2
     walks: ClassVar[int] = 4
 
     def script(self) -> Script:
@@ -82,10 +80,14 @@ class HistoryConformance(TargetConformance):
         return [block(1), block(2), *fork]
 
     def watch_io(self, target: Any, hook: Callable[[], None]) -> None:
-        """Dying before a query is dying after the statement before it."""
+        """Die only before statements that leave something, in the end or for the next ones.
+
+        Dying before a query is dying after the statement before it, and whatever is created is
+        created in the transaction that is watched.
+        """
 
         def watch(sql: str) -> None:
-            if not sql.lstrip().startswith("SELECT"):
+            if not sql.lstrip().startswith(("SELECT", "CREATE", "DROP")):
                 hook()
 
         target.inner.on_statement = watch
