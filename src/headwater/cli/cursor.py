@@ -61,7 +61,7 @@ def show(
     if stream_id is not None:
         streams = [find_stream(streams, stream_id)]
     if as_json:
-        console.file.write(json.dumps([_document(one) for one in streams]) + "\n")
+        console().file.write(json.dumps([_document(one) for one in streams]) + "\n")
         return
     if not streams:
         say("No stream has stored anything here.")
@@ -69,11 +69,11 @@ def show(
     table = Table("id", "cursor", "finalized", "can go back to", "tables", title_justify="left")
     for one in streams:
         oldest = next(iter(one.state.landing_points()), None)
-        names = ", ".join(f"{each.name} ({each.undo})" for each in one.tables)
+        names = "\n".join(f"{each.name} ({each.undo})" for each in one.tables)
         table.add_row(
             one.id, _shown(one.state.cursor), _shown(one.state.finalized), _shown(oldest), names
         )
-    console.print(table)
+    console().print(table)
 
 
 @app.command("set")

@@ -107,6 +107,6 @@ def _print_dead(rows: list[dict[str, Any]]) -> None:
         reason = "".join(one if one.isprintable() else "?" for one in row["reason"])
         cells = (row["name"], row["block_number"], row["key"], row["attempts"], since, reason)
         table.add_row(*(Text(str(one), overflow="fold") for one in cells))
-    console.print(table)
+    console().print(table)
     if len(rows) > SHOWN:
         say(f"and {len(rows) - SHOWN} more, in {PREFIX}{DEAD_LETTERS.name}")

@@ -23,12 +23,15 @@ StateTable = Annotated[str, typer.Option("--state-table", help="Table of the sta
 StreamId = Annotated[str, typer.Option("--id", help="The stream's id.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
-console = Console(soft_wrap=True)
+
+def console() -> Console:
+    """Return the terminal as it is now: as wide as it is, or as `COLUMNS` says."""
+    return Console(soft_wrap=True)
 
 
 def say(text: str, style: str = "") -> None:
     """Print a line as it is: names of tables may look like markup."""
-    console.print(Text(text, style=style))
+    console().print(Text(text, style=style))
 
 
 def confirm(lines: list[str], *, yes: bool) -> None:
