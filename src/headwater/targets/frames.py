@@ -23,6 +23,14 @@ def is_distributed(frame: Any) -> bool:
     return hasattr(type(frame), "mapInArrow")
 
 
+def is_in_reach(frame: Any) -> bool:
+    """Tell whether the executors that hold a frame's rows know this process as their driver.
+
+    Those of Spark Connect do not: its rows are collected.
+    """
+    return is_distributed(frame) and not type(frame).__module__.startswith("pyspark.sql.connect")
+
+
 def to_arrow(frame: Any) -> pa.Table:
     """Return the rows of a frame: an Arrow table, or anything with `toArrow()`.
 

@@ -21,6 +21,8 @@ from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
 from headwater.core import Batch, BlockCursor, PipeState
 from headwater.errors import ChangeBlockError, ChangeFormError, MissingExtraError
 from headwater.targets.base import Delivery, SideTable, StoredConfig
+from headwater.targets.frames import is_in_reach
+from headwater.targets.history.executors import Folded, fold_on_executors
 from headwater.targets.history.names import CURSORS, HISTORY, Names
 from headwater.targets.history.store import Inner, Store, Work
 
@@ -99,13 +101,22 @@ class HistoryTarget:
         return self._state
 
     def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
-        """Check the changes of a batch, and hold them until they are committed."""
-        frames = [_to_arrow(name, frame) for name, frame in batch.data.data.items()]
-        changes = pa.concat_tables(frames) if frames else CHANGES_SCHEMA.empty_table()
+        """Check the changes of a batch, and hold them until they are committed.
+
+        Those of final blocks that lie on executors are folded there.
+        """
         if not self._store.shapes:
             self.recover()
-        checked = check(changes, [one.schema() for one in self._store.shapes.values()])
-        return batch.with_data(Delivery({}, checked, batch.data.side))
+        tables = [one.schema() for one in self._store.shapes.values()]
+        frames = batch.data.data
+        if frames and not batch.state.is_hot and all(map(is_in_reach, frames.values())):
+            for name, frame in frames.items():
+                _refuse_other_frames(name, frame.columns)
+            held: Any = fold_on_executors(list(frames.values()), tables, batch.state.number)
+        else:
+            arrow = [_to_arrow(name, frame) for name, frame in frames.items()]
+            held = check(pa.concat_tables(arrow) if arrow else CHANGES_SCHEMA.empty_table(), tables)
+        return batch.with_data(Delivery({}, held, batch.data.side))
 
     def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Apply the batches and store their state in one transaction.
@@ -118,10 +129,7 @@ class HistoryTarget:
             before = batch.state.cursor
         given: list[Batch[Delivery]] = []
         if receipts:
-            floor = state.undo_floor
-            changes = pa.concat_tables([batch.data.ctx for batch in receipts])
-            works: list[Work | None] = [None] * len(receipts)
-            works[0] = Work(fold(changes, finalized=floor), floor)
+            works = _works([batch.data.ctx for batch in receipts], state.undo_floor)
             given = [
                 batch.with_data(Delivery({}, work, batch.data.side))
                 for batch, work in zip(receipts, works, strict=True)
@@ -168,24 +176,44 @@ class HistoryTarget:
         return self._inner.query(sql, params)
 
 
-def _to_arrow(name: str, frame: Any) -> pa.Table:
-    """Return a frame of changes as Arrow; a Spark DataFrame is collected on the driver."""
-    table = frame if isinstance(frame, pa.Table) else frame.toArrow()
-    missing = [one for one in CHANGES_SCHEMA.names if one not in table.column_names]
+def _works(held: Sequence[pa.Table | Folded], floor: int) -> list[Work | None]:
+    """Return what each batch of a commit does; changes on the driver are folded all together."""
+    if any(isinstance(one, Folded) for one in held):
+        return [
+            Work(one.rows if isinstance(one, Folded) else fold(one, finalized=floor), floor)
+            for one in held
+        ]
+    joined = Work(fold(pa.concat_tables(held), finalized=floor), floor)
+    return [joined, *[None] * (len(held) - 1)]
+
+
+def _refuse_other_frames(name: str, columns: Sequence[str]) -> None:
+    missing = [one for one in CHANGES_SCHEMA.names if one not in columns]
     if missing:
         raise ChangeFormError(
             "a frame is not a table of changes", frame=name, missing=", ".join(missing)
         )
+
+
+def _to_arrow(name: str, frame: Any) -> pa.Table:
+    """Return a frame of changes as Arrow; a Spark DataFrame is collected on the driver."""
+    table = frame if isinstance(frame, pa.Table) else frame.toArrow()
+    _refuse_other_frames(name, table.column_names)
     return table.select(CHANGES_SCHEMA.names).cast(CHANGES_SCHEMA)
 
 
 def _refuse_blocks(
-    changes: pa.Table, before: BlockCursor | None, cursor: BlockCursor | None
+    held: pa.Table | Folded, before: BlockCursor | None, cursor: BlockCursor | None
 ) -> None:
     """Refuse changes of blocks that the batch does not hold: a fork would undo them wrongly."""
-    if not changes.num_rows or cursor is None:
+    if isinstance(held, Folded):
+        blocks = held.blocks
+    else:
+        ends = pc.min_max(held["block_number"])
+        blocks = (ends["min"].as_py(), ends["max"].as_py()) if held.num_rows else None
+    if blocks is None or cursor is None:
         return
-    lowest, highest = (one.as_py() for one in pc.min_max(changes["block_number"]).values())
+    lowest, highest = blocks
     first = 0 if before is None else before.number + 1
     if lowest < first or highest > cursor.number:
         raise ChangeBlockError(

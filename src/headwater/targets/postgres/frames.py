@@ -5,13 +5,10 @@ What has no exact counterpart (structures, lists of lists) becomes `jsonb`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import PostgresTableError
-from headwater.targets import frames
 
 _PLAIN = {
     pa.string(): "text",
@@ -47,15 +44,6 @@ _LONG_NAMES = {
     "float8": "double precision",
     "decimal": "numeric",
 }
-
-
-def is_distributed(frame: Any) -> bool:
-    """Tell whether the rows of a frame lie on executors that can reach this process.
-
-    Those of Spark Connect may not; its rows are collected.
-    """
-    connect = type(frame).__module__.startswith("pyspark.sql.connect")
-    return frames.is_distributed(frame) and not connect
 
 
 def column_type(field: pa.Field) -> str:

@@ -23,10 +23,10 @@ from headwater.errors import (
     UntrackedTableError,
 )
 from headwater.targets.base import Scope
-from headwater.targets.frames import block_range, to_arrow
+from headwater.targets.frames import block_range, is_in_reach, to_arrow
 from headwater.targets.postgres.catalog import Catalog
 from headwater.targets.postgres.changes import TryAgain
-from headwater.targets.postgres.frames import find_nul, is_distributed
+from headwater.targets.postgres.frames import find_nul
 from headwater.targets.postgres.layout import Layout, Undo
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import Fragment, TableName, compose, equal, quote
@@ -161,7 +161,7 @@ class Tx:
         The rows of a hot block are few, and a Spark job of its own would cost more than they do.
         """
         final = self._scope is not None and not self._scope.hot
-        if self._staging is not None and final and is_distributed(frame):
+        if self._staging is not None and final and is_in_reach(frame):
             return self._staging.distributed(frame)
         return to_arrow(frame)
 

@@ -1,0 +1,104 @@
+"""Folding where the changes are: executors check and fold them, the driver gets one row per key.
+
+Used for final blocks, whose changes are folded together and may be many. Each task checks its part,
+which gives keys their one spelling; then all changes of a key meet in one task, in their order, and
+are folded there by the code that the driver uses. Repeating a task gives the same rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
+from headwater.changes.model import FOLDED_SCHEMA
+from headwater.targets.frames import coded, map_in_arrow
+
+_KEY = "array<struct<name: string, value: string>>"
+_FIELDS = "array<struct<name: string, value: string, operation: string>>"
+_CHANGES = (
+    f"`table` string, pk {_KEY}, operation string, fields {_FIELDS}, "
+    "ordinal bigint, block_number bigint"
+)
+_FOLDED = (
+    f"`table` string, pk {_KEY}, operation string, fields {_FIELDS}, fresh {_KEY}, "
+    "ordinal bigint, block_number bigint, lowest bigint, highest bigint"
+)
+_ENDS = [pa.field("lowest", pa.int64()), pa.field("highest", pa.int64())]
+_SENT = pa.schema([*FOLDED_SCHEMA, *_ENDS])
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What the changes of a batch come to, and between which blocks they lie."""
+
+    rows: pa.Table
+    blocks: tuple[int, int] | None
+
+
+def fold_on_executors(
+    frames: Sequence[Any], tables: Sequence[TableSchema], finalized: int
+) -> Folded:
+    """Check and fold DataFrames of changes. Called on the driver; runs a Spark job.
+
+    In a DataFrame, changes of different keys with the same block and ordinal have no order.
+    """
+    functions = sys.modules["pyspark.sql.functions"]
+    changes = reduce(lambda one, other: one.unionByName(other), frames)
+    checked = map_in_arrow(changes.select(*CHANGES_SCHEMA.names), Checker(tuple(tables)), _CHANGES)
+    parts = 2 * changes.sparkSession.sparkContext.defaultParallelism
+    meeting = (
+        checked.withColumn("place", functions.monotonically_increasing_id())
+        .repartition(parts, functions.xxhash64("table", functions.array_sort("pk")))
+        .sortWithinPartitions("block_number", "ordinal", "place")
+    )
+    try:
+        sent = map_in_arrow(meeting, Folder(finalized), _FOLDED).toArrow()
+    except Exception as error:
+        raise coded(error) from error
+    if not sent.num_rows:
+        return Folded(FOLDED_SCHEMA.empty_table(), None)
+    lowest, highest = pc.min(sent["lowest"]).as_py(), pc.max(sent["highest"]).as_py()
+    rows = sent.select(FOLDED_SCHEMA.names).cast(FOLDED_SCHEMA)
+    return Folded(
+        rows.sort_by([("block_number", "ascending"), ("ordinal", "ascending")]).combine_chunks(),
+        (lowest, highest),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """Compares changes with the declared tables. It pickles, and runs on executors."""
+
+    tables: tuple[TableSchema, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the same changes, their keys in one spelling."""
+        for batch in batches:
+            yield from check(pa.Table.from_batches([batch]), list(self.tables)).to_batches()
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Folds the changes of a partition, which holds all those of its keys. It pickles."""
+
+    finalized: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield one row per key, with the ends of the blocks that the partition saw."""
+        held = [batch for batch in batches if batch.num_rows]
+        if not held:
+            return
+        changes = pa.Table.from_batches(held)
+        ends = pc.min_max(changes["block_number"])
+        rows = fold(changes.select(CHANGES_SCHEMA.names), finalized=self.finalized)
+        for field in _ENDS:
+            end = ends["min" if field.name == "lowest" else "max"]
+            rows = rows.append_column(field, pa.repeat(end, rows.num_rows))
+        yield from rows.cast(_SENT).to_batches()
