@@ -30,7 +30,7 @@ from headwater.targets.frames import map_in_arrow
 
 master, portal, dsn, folder, dies = sys.argv[1:]
 spark = local_session("cluster", **{
-    "spark.master": master, "spark.executor.memory": "512m", "spark.executor.cores": 1,
+    "spark.master": master, "spark.executor.memory": "512m", "spark.cores.max": 1,
     "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"]})
 marker = Path(folder, "executor-killed")
 
