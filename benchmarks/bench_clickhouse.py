@@ -36,6 +36,10 @@ from headwater.targets.clickhouse import (
 from headwater.testing.clickhouse_server import ClickHouseServer
 
 BACKFILL_RATIO, UNDO_S = 0.6, 5.0
+CONF = {
+    "spark.master": "local[2]",
+    "spark.sql.inMemoryColumnarStorage.compressed": False,  # nor is the Arrow table
+}
 ROUNDS = 6
 TRANSFERS = table("transfers", types={"value": "UInt256"})
 
@@ -232,7 +236,7 @@ def at_the_head(server: ClickHouseServer, blocks: int = 200) -> None:
 
 def main() -> int:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    spark = local_session("bench", **{"spark.master": "local[2]"})
+    spark = local_session("bench", **CONF)
     server = ClickHouseServer()
     try:
         server.start()

@@ -36,6 +36,10 @@ from headwater.targets.postgres.transfer import plan_transfer
 from headwater.testing.postgres_server import postgres_server
 
 BACKFILL_RATIO, ROLLBACK_MS, LINEAR, CAPTURE_RATIO = 0.5, 300.0, 2.0, 3.0
+CONF = {
+    "spark.master": "local[2]",
+    "spark.sql.inMemoryColumnarStorage.compressed": False,  # nor is the Arrow table
+}
 DURABLE = {
     "fsync": "on", "full_page_writes": "on", "synchronous_commit": "on",
     "shared_buffers": "1GB", "max_wal_size": "4GB", "autovacuum": "off",
@@ -302,7 +306,7 @@ def at_the_head(dsn: str, blocks: int = 300) -> None:
 
 def main() -> int:
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    spark = local_session("bench", **{"spark.master": "local[2]"})
+    spark = local_session("bench", **CONF)
     with postgres_server(settings=DURABLE) as dsn:
         with psycopg.connect(dsn) as connection:
             version = connection.info.server_version // 10000
