@@ -43,7 +43,8 @@ fuzz: setup ## Throw mutated bytes at decoders and wire parser for SECONDS (TARG
 	  $(if $(TARGET),--target $(TARGET)) $(if $(REPLAY),--replay $(REPLAY))
 
 bench: setup ## Run the benchmarks; figures and commands are kept in benchmarks/RESULTS.md
-	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+	@missed=0; for file in benchmarks/bench_*.py; do $(BIN)/python $$file || missed=1; done; \
+	  exit $$missed
 
 lock: setup ## Resolve pyproject.toml again into requirements.lock
 	@$(BIN)/pip install --quiet uv

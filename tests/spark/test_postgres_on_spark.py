@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from headwater import evm, portal_stream
-from headwater.errors import PostgresTableError
+from headwater.errors import InvalidOptionError, PostgresConnectionError, PostgresTableError
 from headwater.pipeline import Committed, Event, RolledBack, Settled
 from headwater.targets.frames import map_in_arrow
 from headwater.targets.postgres import (
@@ -299,6 +299,27 @@ def test_strangers_and_broken_attempts_are_not_heard() -> None:
     assert relay.token.hex() not in repr(
         sender.RowSender(("h", 1), relay.token, plan_transfer(pa.schema([]), None))
     )
+
+
+def test_a_port_that_is_taken_or_closed_is_a_coded_error(
+    spark: SparkSession, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        s = started(
+            dsn,
+            lambda tx, data: tx.insert("log", data["rows"]),
+            relay_port=taken.getsockname()[1],
+        )
+        with pytest.raises(InvalidOptionError, match="relay_port must be free"):
+            s.block(9, {"rows": numbers(spark, 10)}, final=9)
+        s.target.close()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        closed = free.getsockname()[1]
+    monkeypatch.setattr(Relay, "port", closed)
+    s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
+    with pytest.raises(PostgresConnectionError, match="cannot reach the driver"):
+        s.block(9, {"rows": numbers(spark, 10)}, final=9)
+    s.target.close()
 
 
 @pytest.mark.parametrize("defer_indexes", [False, True])

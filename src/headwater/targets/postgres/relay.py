@@ -18,6 +18,8 @@ from threading import Condition, Thread
 from types import TracebackType
 from typing import IO, Any
 
+from headwater.errors import InvalidOptionError
+
 TOKEN_BYTES, ATTEMPT_BYTES, SIZE_BYTES = 32, 8, 4
 RECEIVED = b"\x06"
 _PIECE = 1 << 20
@@ -57,7 +59,12 @@ class Relay:
         return int(self._server.server_address[1])
 
     def __enter__(self) -> Relay:
-        self._server = _Server((self._bind, self._port), self)
+        try:
+            self._server = _Server((self._bind, self._port), self)
+        except (OSError, OverflowError) as error:
+            raise InvalidOptionError(
+                f"relay_port must be free, or 0 for any: {error}", got=self._port
+            ) from error
         Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 

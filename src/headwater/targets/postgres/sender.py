@@ -14,11 +14,13 @@ from itertools import chain
 
 import pyarrow as pa
 
+from headwater.errors import PostgresConnectionError
 from headwater.targets.frames import block_range
 from headwater.targets.postgres.relay import ATTEMPT_BYTES, RECEIVED, SIZE_BYTES
 from headwater.targets.postgres.transfer import Transfer
 
 _NAMES = ("attempt", "rows", "lowest", "highest", "nulls")
+_CONNECT_S = 30.0
 RECEIPT = pa.schema([(name, pa.int64()) for name in _NAMES])
 RECEIPT_COLUMNS = ", ".join(f"`{name}` bigint" for name in _NAMES)
 
@@ -39,7 +41,7 @@ class RowSender:
         first = next(remaining, None)
         if first is not None:
             rows = self.transfer.encode(first.schema, seen.through(chain([first], remaining)))
-            with socket.create_connection(self.address) as connection:
+            with self._connected() as connection:
                 connection.sendall(self.token + attempt.to_bytes(ATTEMPT_BYTES))
                 for chunk in rows:
                     connection.sendall(len(chunk).to_bytes(SIZE_BYTES))
@@ -48,6 +50,18 @@ class RowSender:
                 if connection.recv(1) != RECEIVED:
                     raise ConnectionResetError("the driver did not take the rows")
         yield seen.receipt(attempt)
+
+    def _connected(self) -> socket.socket:
+        try:
+            connection = socket.create_connection(self.address, _CONNECT_S)
+        except OSError as error:
+            host, port = self.address
+            raise PostgresConnectionError(
+                "an executor cannot reach the driver; relay_port names a port that a firewall lets "
+                "through", driver=host, port=port, reason=error,
+            ) from error  # fmt: skip
+        connection.settimeout(None)
+        return connection
 
 
 class _Seen:
