@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import REGISTRY, HeadwaterError, InvalidOptionError
+
+_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_UNLIMITED = str(2**31 - 1)
+_ROWS = 4000  # of half a megabyte each would fill a batch
+_lock = Lock()
+_counting: dict[Any, tuple[int, dict[str, str | None]]] = {}
 
 
 def is_distributed(frame: Any) -> bool:
@@ -70,6 +80,58 @@ def map_in_arrow(frame: Any, function: Any, schema: str) -> Any:
         names = [f"`{name.replace('`', '``')}`" for name in frame.columns]
         plan = frame._jdf.mapInArrow(made(*(frame[name] for name in names))._jc, False, None)
         return type(frame)(plan, frame.sparkSession)
+
+
+def collect_in_arrow(frame: Any, function: Any, schema: str) -> pa.Table:
+    """Run a function on each partition's record batches, and return what it makes of them.
+
+    Called on the driver; runs a Spark job.
+    """
+    with _batches_by_count(frame.sparkSession):
+        return map_in_arrow(frame, function, schema).toArrow()
+
+
+@contextmanager
+def _batches_by_count(session: Any) -> Iterator[None]:
+    """Let Spark end a batch for Python by its rows alone, while jobs of ours run.
+
+    To limit a batch's bytes Spark adds up its buffers after every row, which takes as long as all
+    else that it does for the row. A limit that somebody has set stays. Jobs of several threads may
+    overlap: the last one that ends puts back what was there before the first.
+    """
+    with _lock:
+        holders, before = _counting.get(session) or (0, _count_rows(session.conf))
+        _counting[session] = (holders + 1, before)
+    try:
+        yield
+    finally:
+        with _lock:
+            holders, before = _counting.pop(session)
+            if holders > 1:
+                _counting[session] = (holders - 1, before)
+            else:
+                _put_back(session.conf, before)
+
+
+def _count_rows(conf: Any) -> dict[str, str | None]:
+    """Change the settings; return what was there, if somebody had set it."""
+    known = conf.getAll
+    if _BATCH_BYTES in known:
+        return {}
+    before = {name: known.get(name) for name in (_BATCH_BYTES, _BATCH_ROWS)}
+    rows = int(conf.get(_BATCH_ROWS))
+    conf.set(_BATCH_BYTES, _UNLIMITED)
+    conf.set(_BATCH_ROWS, rows if 0 < rows < _ROWS else _ROWS)
+    return before
+
+
+def _put_back(conf: Any, before: Mapping[str, str | None]) -> None:
+    with suppress(Exception):  # of a session that has ended: there is nothing to put back
+        for name, value in before.items():
+            if value is None:
+                conf.unset(name)
+            else:
+                conf.set(name, value)
 
 
 def partition_id() -> int:

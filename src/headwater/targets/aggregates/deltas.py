@@ -22,7 +22,7 @@ from headwater.changes.reduction import canonical, reduce_numbers
 from headwater.changes.values import text_column
 from headwater.errors import AggregateError
 from headwater.targets.aggregates.declaration import Aggregate, Measure, Plan
-from headwater.targets.frames import is_distributed, map_in_arrow, to_arrow
+from headwater.targets.frames import collect_in_arrow, is_distributed, to_arrow
 
 _KINDS = {"add": ADD, "min": MIN, "max": MAX}
 _WIDTH = 20  # digits of a 64-bit integer
@@ -39,8 +39,8 @@ def compute_delta(plan: Plan, data: Mapping[str, Any], numeric: Mapping[str, boo
         frame = data[part.source]
         if is_distributed(frame):
             schema = ", ".join(f"`{name}` string" for name in delta_schema(plan).names)
-            frame = map_in_arrow(frame, reducer, schema).toArrow()
-            deltas.append(frame.cast(delta_schema(plan)))
+            found = collect_in_arrow(frame, reducer, schema)
+            deltas.append(found.cast(delta_schema(plan)))
         else:
             deltas.append(reducer.reduced([to_arrow(frame)]))
     return reduce_delta(plan, pa.concat_tables(deltas), numeric)

@@ -7,13 +7,13 @@ never run at once.
 
 from __future__ import annotations
 
-import io
 import json
 import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -35,6 +35,7 @@ class ClickHouseClient:
     """One server, by its address: `http://user:password@host:8123/database?setting=value`.
 
     `on_statement` is called with each statement before it is sent, for those who watch.
+    `compression` is that of inserted rows: none if the server is on this machine, else "zstd".
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class ClickHouseClient:
         self.attempts = attempts
         self.database = unquote(parts.path.strip("/")) or "default"
         self.prefix = "headwater-"
+        self.compression = None if _is_here(parts.hostname) else "zstd"
         self._address = f"{parts.scheme}://{host}:{port}/"
         self._user = unquote(parts.username or "")
         self._password = unquote(parts.password or "")
@@ -116,13 +118,16 @@ class ClickHouseClient:
         return found
 
     def insert(self, target: str, frame: pa.Table, token: str | None) -> None:
-        """Insert rows as one block, so all or none; `target` is the table with its columns.
+        """Insert rows; `target` is the table with its columns."""
+        if frame.num_rows:
+            self.insert_body(target, self._stream(frame), token)
+
+    def insert_body(self, target: str, body: pa.Buffer, token: str | None) -> None:
+        """Insert the rows of an Arrow stream as one block, so all or none.
 
         With a token the insert is tried again, and the server drops what it has stored already.
         Without one a lost connection leaves a question, which is an error.
         """
-        if not frame.num_rows:
-            return
         settings = {
             "input_format_null_as_default": "0",
             "optimize_on_insert": "0",
@@ -138,7 +143,7 @@ class ClickHouseClient:
             settings |= {"insert_deduplicate": "1", "insert_deduplication_token": token}
         self._send(
             f"INSERT INTO {target} FORMAT ArrowStream",
-            _stream(frame),
+            body,
             None,
             settings,
             attempts=self.attempts if token is not None else 1,
@@ -157,12 +162,19 @@ class ClickHouseClient:
         """Have the server end everything that runs under our prefix, and wait for its end."""
         self._end(f"startsWith(query_id, {literal(self.prefix)})")
 
+    def _stream(self, frame: pa.Table) -> pa.Buffer:
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression=self.compression)
+        with pa.ipc.new_stream(sink, frame.schema, options=options) as writer:
+            writer.write_table(frame.combine_chunks())
+        return sink.getvalue()
+
     # --- the wire ---------------------------------------------------------------------------------
 
     def _send(
         self,
         sql: str,
-        body: bytes | None,
+        body: pa.Buffer | None,
         params: Mapping[str, object] | None,
         settings: Mapping[str, str] | None,
         *,
@@ -191,7 +203,7 @@ class ClickHouseClient:
         sql = f"KILL QUERY WHERE {which} AND query_id != queryID() SYNC FORMAT Null"
         self._post(sql, None, dict(self._settings))
 
-    def _post(self, sql: str, body: bytes | None, fields: Mapping[str, str]) -> bytes:
+    def _post(self, sql: str, body: pa.Buffer | None, fields: Mapping[str, str]) -> bytes:
         if self._pool is None:
             self._pool = urllib3.PoolManager(
                 maxsize=4,
@@ -250,14 +262,12 @@ def refused_as(error: ClickHouseServerError, *numbers: int) -> bool:
     return error.facts.get("number") in numbers
 
 
-def _stream(frame: pa.Table) -> bytes:
-    """Write rows as one record batch of an Arrow stream; it is small on the wire."""
-    sink = io.BytesIO()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    whole = frame.combine_chunks()
-    with pa.ipc.new_stream(sink, whole.schema, options=options) as writer:
-        writer.write_table(whole)
-    return sink.getvalue()
+def _is_here(host: str) -> bool:
+    """Tell whether a host is this machine, where compressing costs more than sending."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _escape(value: object) -> str:

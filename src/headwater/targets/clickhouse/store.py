@@ -15,6 +15,7 @@ from headwater.targets.base import Scope
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.epochs import Epochs
+from headwater.targets.clickhouse.piece import Piece
 from headwater.targets.clickhouse.transfer import Transfer, plan_transfer
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, Writer, insert_distributed
@@ -102,9 +103,10 @@ class Store:
         rows = to_arrow(rows)
         step = self._inserts.piece_rows
         for start in range(0, rows.num_rows, step):
-            piece = transfer.apply(rows.slice(start, step))
+            piece = Piece(transfer, self._client.compression)
+            piece.add(rows.slice(start, step))
             known = f"{token}/{start}" if layout.deduplicates else None
-            self._client.insert(transfer.target, piece, known)
+            self._client.insert_body(transfer.target, piece.seal(), known)
 
     def query(self, sql: str, params: Params | None = None) -> pa.Table:
         """Return the rows of a query; parameters are `{name:Type}`."""

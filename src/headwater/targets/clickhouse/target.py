@@ -248,6 +248,7 @@ class ClickHouseTarget:
         self._sync.create()
         self._catalog.create()
         self._epochs.create()
+        attempts.create()
         if settings.id is None and self._id != LEGACY_ID and self._sync.adopt_legacy():
             logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
         self._inserts.begin(secrets.token_hex(8))

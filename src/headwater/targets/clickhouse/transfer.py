@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headwater.errors import ClickHouseRowsError, ClickHouseTableError
 from headwater.targets.base import Scope
@@ -38,10 +36,9 @@ class Transfer:
         return f"{self.table} ({columns([*self.types, *self.constants])})"
 
     def apply(self, frame: pa.Table) -> pa.Table:
-        """Return the rows as they are sent; raise a coded error if they could not be undone."""
+        """Return rows as they are sent; raise a coded error if they could not be undone."""
         if self.blocks is not None and self.block_column in self.types:
             self._check_blocks(frame)
-        self._check_unique(frame)
         made = {name: fit(frame.column(name), kind, name) for name, kind in self.types.items()}
         for name, (value, kind) in self.constants.items():
             made[name] = pa.repeat(pa.scalar(value, kind), frame.num_rows)
@@ -58,20 +55,6 @@ class Transfer:
                 column=self.block_column,
                 rows=f"{ends[0]}..{ends[1]}" if ends else "null",
                 batch=f"{first}..{last}",
-            )
-
-    def _check_unique(self, frame: pa.Table) -> None:
-        """Refuse rows that the engine would merge into one."""
-        if not self.unique or frame.num_rows < 2:
-            return
-        keys = pa.table({name: _groupable(frame.column(name)) for name in self.unique})
-        if _ascend(keys):
-            return
-        if keys.group_by(list(self.unique)).aggregate([]).num_rows < frame.num_rows:
-            raise ClickHouseRowsError(
-                "rows of a frame agree in all columns of ORDER BY, and would become one",
-                table=self.table,
-                order_by=list(self.unique),
             )
 
 
@@ -118,24 +101,3 @@ def plan_transfer(
         None if scope is None else (scope.after + 1, scope.block),
         layout.deduplicates,
     )
-
-
-def _ascend(keys: pa.Table) -> bool:
-    """Tell whether each row is higher than the one before, as rows mostly come."""
-    higher: Any = None
-    equal: Any = None
-    for column in keys.columns:
-        before, after = column.slice(0, len(column) - 1), column.slice(1)
-        more = pc.less(before, after)
-        higher = more if equal is None else pc.or_(higher, pc.and_(equal, more))
-        same = pc.equal(before, after)
-        equal = same if equal is None else pc.and_(equal, same)
-    return bool(pc.all(pc.fill_null(higher, False)).as_py())
-
-
-def _groupable(column: Any) -> Any:
-    """Return values that can be told apart in groups: lists become text."""
-    if pa.types.is_list(column.type):
-        texts = column.cast(pa.list_(pa.string()))
-        return pc.binary_join(texts, ",")
-    return column

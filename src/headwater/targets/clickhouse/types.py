@@ -171,11 +171,11 @@ def _out_of_range(texts: Any, lowest: int, highest: int) -> str | None:
 def _fit_bytes(column: Any, name: str, kind: str, width: int) -> Any:
     if column_type(pa.field(name, column.type)) != "String":
         raise _unfit(name, column.type, kind)
-    if not len(column) or column.null_count == len(column):
-        return column
+    if column.null_count == len(column):
+        return pa.nulls(len(column), pa.binary(width))
     shortest, longest = (one.as_py() for one in pc.min_max(pc.binary_length(column)).values())
     if shortest == longest == width:
-        return column
+        return column.cast(pa.binary()).cast(pa.binary(width))
     if shortest != 2 * width + 2 or longest != shortest:
         raise _unfit(name, column.type, kind, f"{shortest} to {longest} bytes")
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]

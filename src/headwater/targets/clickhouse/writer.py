@@ -12,18 +12,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
 
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.epochs import Epochs
+from headwater.targets.clickhouse.piece import pieces_of
 from headwater.targets.clickhouse.sql import TableName, compose
 from headwater.targets.clickhouse.transfer import Transfer
-from headwater.targets.frames import coded, map_in_arrow, partition_id
+from headwater.targets.frames import coded, collect_in_arrow, partition_id
 
-PIECE_BYTES = 128 << 20
 _NAMES = ("partition", "pieces", "rows")
 _RECEIPT = pa.schema([(name, pa.int64()) for name in _NAMES])
 RECEIPT_COLUMNS = ", ".join(f"`{name}` bigint" for name in _NAMES)
@@ -87,15 +87,14 @@ class Writer:
         """Insert, and yield the receipt."""
         partition, pieces, rows = partition_id(), 0, 0
         token = f"{self.token}/{partition}"
-        found = _pieces(batches, self.piece_rows)
-        first = list(_take(found, 2))
+        found = pieces_of(batches, self.transfer, self.piece_rows, self.client.compression)
+        first = list(islice(found, 2))
         if len(first) > 1:
             self.attempts.put_down(token)
-        for piece in chain(first, found):
-            sent = self.transfer.apply(piece)
+        for body, count in chain(first, found):
             self.epochs.check(self.epoch)
-            self.client.insert(self.transfer.target, sent, f"{token}/{pieces}")
-            pieces, rows = pieces + 1, rows + piece.num_rows
+            self.client.insert_body(self.transfer.target, body, f"{token}/{pieces}")
+            pieces, rows = pieces + 1, rows + count
         self.client.close()
         facts = dict(zip(_NAMES, (partition, pieces, rows), strict=True))
         yield pa.RecordBatch.from_pylist([facts], schema=_RECEIPT)
@@ -107,35 +106,10 @@ def insert_distributed(frame: Any, writer: Writer) -> None:
     Raises:
         TryAgain: a partition may be a mixture of two attempts.
     """
-    writer.attempts.create()
     try:
-        receipts = map_in_arrow(frame, writer, RECEIPT_COLUMNS).toArrow().to_pylist()
+        receipts = collect_in_arrow(frame, writer, RECEIPT_COLUMNS).to_pylist()
     except Exception as error:
         raise coded(error) from error
     several = [f"{writer.token}/{one['partition']}" for one in receipts if one["pieces"] > 1]
     if several and not writer.attempts.are_single(several):
         raise TryAgain("a task of several inserts was attempted twice")
-
-
-def _pieces(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.Table]:
-    """Cut the rows of a partition into tables of a bounded size; always after the same rows."""
-    held: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        while batch.num_rows:
-            room = limit - rows
-            part, batch = batch.slice(0, room), batch.slice(room)
-            held.append(part)
-            rows, size = rows + part.num_rows, size + part.nbytes
-            if rows >= limit or size >= PIECE_BYTES:
-                yield pa.Table.from_batches(held)
-                held, rows, size = [], 0, 0
-    if held:
-        yield pa.Table.from_batches(held)
-
-
-def _take(items: Iterator[pa.Table], count: int) -> Iterator[pa.Table]:
-    for _ in range(count):
-        item = next(items, None)
-        if item is not None:
-            yield item

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
 from headwater.changes.model import FOLDED_SCHEMA
-from headwater.targets.frames import coded, map_in_arrow
+from headwater.targets.frames import coded, collect_in_arrow, map_in_arrow
 
 _KEY = "array<struct<name: string, value: string>>"
 _FIELDS = "array<struct<name: string, value: string, operation: string>>"
@@ -59,7 +59,7 @@ def fold_on_executors(
         .sortWithinPartitions("block_number", "ordinal", "place")
     )
     try:
-        sent = map_in_arrow(meeting, Folder(finalized), _FOLDED).toArrow()
+        sent = collect_in_arrow(meeting, Folder(finalized), _FOLDED)
     except Exception as error:
         raise coded(error) from error
     if not sent.num_rows:

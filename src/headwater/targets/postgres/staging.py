@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.targets.frames import coded, map_in_arrow
+from headwater.targets.frames import coded, collect_in_arrow
 from headwater.targets.postgres.changes import TryAgain
 from headwater.targets.postgres.relay import Relay, Spool
 from headwater.targets.postgres.sender import RECEIPT_COLUMNS, RowSender
@@ -106,7 +106,7 @@ class Staging:
             publisher = None if publish is None else _Publisher(relay, publish)
             sender = RowSender((host, relay.port), relay.token, transfer, block_column)
             try:
-                receipts = map_in_arrow(frame, sender, RECEIPT_COLUMNS).toArrow().to_pylist()
+                receipts = collect_in_arrow(frame, sender, RECEIPT_COLUMNS).to_pylist()
             except BaseException as failure:
                 if publisher is not None:
                     publisher.give_up()

@@ -1,0 +1,73 @@
+"""While a target's jobs run, batches end by their rows; settings are as before afterwards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from headwater.targets.frames import _batches_by_count, collect_in_arrow
+
+# workers cannot import the tests
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+
+BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+def sizes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"n": pa.array([batch.num_rows], pa.int64())})
+
+
+def failing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        raise ValueError("as told")
+    yield from ()
+
+
+def settings(spark: SparkSession) -> tuple[str | None, str | None]:
+    known = spark.conf.getAll
+    return known.get(BYTES), known.get(ROWS)
+
+
+def test_batches_end_by_their_rows(spark: SparkSession) -> None:
+    assert settings(spark) == (None, None)
+    found = collect_in_arrow(spark.range(0, 9000, 1, 1), sizes, "n bigint")
+    assert found["n"].to_pylist() == [4000, 4000, 1000]
+    assert settings(spark) == (None, None)
+
+
+def test_a_job_that_fails_leaves_the_settings(spark: SparkSession) -> None:
+    with pytest.raises(Exception, match="as told"):
+        collect_in_arrow(spark.range(1), failing, "n bigint")
+    assert settings(spark) == (None, None)
+
+
+def test_what_somebody_has_set_is_kept(spark: SparkSession) -> None:
+    spark.conf.set(ROWS, "300")
+    try:
+        found = collect_in_arrow(spark.range(0, 700, 1, 1), sizes, "n bigint")
+        assert found["n"].to_pylist() == [300, 300, 100]
+        assert settings(spark) == (None, "300")
+        spark.conf.set(BYTES, "1kb")
+        with _batches_by_count(spark):
+            assert settings(spark) == ("1kb", "300")
+        assert settings(spark) == ("1kb", "300")
+    finally:
+        spark.conf.unset(ROWS)
+        spark.conf.unset(BYTES)
+
+
+def test_jobs_that_overlap_put_the_settings_back_once(spark: SparkSession) -> None:
+    one, other = _batches_by_count(spark), _batches_by_count(spark)
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert settings(spark) != (None, None), "the other still runs"
+    other.__exit__(None, None, None)
+    assert settings(spark) == (None, None)
