@@ -6,10 +6,10 @@ a chain of millions of blocks costs nothing until it is read, and calling order 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
+from headwater.testing.block_content import BlockContent
 from headwater.testing.chain import ChainSim, SimBlock
 from headwater.testing.content_bitcoin import BitcoinContent
 from headwater.testing.content_evm import EvmContent
@@ -20,37 +20,17 @@ from headwater.testing.content_tron import TronContent
 from headwater.testing.population import populate
 from headwater.testing.settings import ContentSettings, Network
 
-FAMILIES: dict[Network, tuple[str, ...]] = {
-    Network.EVM: ("transactions", "logs", "traces", "stateDiffs"),
-    Network.SOLANA: (
-        "transactions",
-        "instructions",
-        "logs",
-        "balances",
-        "tokenBalances",
-        "rewards",
-    ),
-    Network.BITCOIN: ("transactions", "inputs", "outputs"),
-    Network.TRON: ("transactions", "logs", "internalTransactions"),
-    Network.HYPERLIQUID: ("fills",),
-    Network.SUBSTRATE: ("extrinsics", "calls", "events"),
+_CONTENTS: dict[Network, type[BlockContent]] = {
+    Network.EVM: EvmContent,
+    Network.SOLANA: SolanaContent,
+    Network.BITCOIN: BitcoinContent,
+    Network.TRON: TronContent,
+    Network.HYPERLIQUID: HyperliquidContent,
+    Network.SUBSTRATE: SubstrateContent,
 }
+
+FAMILIES = {network: content.families for network, content in _CONTENTS.items()}
 """The item families of a line, in the order in which lines hold them."""
-
-Row = dict[str, Any]
-
-
-class BlockContent(Protocol):
-    """One block's contents, family by family; rows are shared, so readers leave them as is."""
-
-    @property
-    def header(self) -> Row:
-        """The block's own fields."""
-        ...
-
-    def rows(self, family: str) -> list[Row]:
-        """Return the rows of a family, in block order."""
-        ...
 
 
 def contents(chain: ChainSim, block: SimBlock) -> dict[str, Any]:
@@ -72,18 +52,7 @@ def _make(
     seed: int, network: Network, start_block: int, settings: ContentSettings, block: SimBlock
 ) -> BlockContent:
     people = populate(seed, network, settings)
-    if network is Network.EVM:
-        return EvmContent(seed, block, block.number - start_block, people, settings)
-    return _CONTENTS[network](seed, block, people, settings)
-
-
-_CONTENTS: dict[Network, Callable[..., BlockContent]] = {
-    Network.SOLANA: SolanaContent,
-    Network.BITCOIN: BitcoinContent,
-    Network.TRON: TronContent,
-    Network.HYPERLIQUID: HyperliquidContent,
-    Network.SUBSTRATE: SubstrateContent,
-}
+    return _CONTENTS[network](seed, block, block.number - start_block, people, settings)
 
 
 _cached = lru_cache(maxsize=256)(_make)

@@ -6,17 +6,11 @@ raw transactions are drawn.
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any
-
 from headwater.testing import base58
-from headwater.testing.chain import SimBlock
+from headwater.testing.block_content import Row, Rows, WholeContent
 from headwater.testing.draw import Draw
 from headwater.testing.population import Population
-from headwater.testing.recurring import transaction_keys
 from headwater.testing.settings import ContentSettings
-
-Row = dict[str, Any]
 
 SUBSIDY = 312_500_000
 _COIN = 100_000_000
@@ -24,28 +18,16 @@ _SUPPLY = 2_099_999_997_690_000  # satoshis that will ever be
 _LAST = 4_294_967_295
 
 
-class BitcoinContent:
-    """The contents of one block, family by family; rows are shared, so do not change them."""
+class BitcoinContent(WholeContent):
+    """The contents of one block."""
 
-    def __init__(
-        self, seed: int, block: SimBlock, people: Population, settings: ContentSettings
-    ) -> None:
-        self._seed, self._block = seed, block
-        self._people, self._settings = people, settings
+    families = ("transactions", "inputs", "outputs")
 
-    def rows(self, family: str) -> list[Row]:
-        """Return the rows of a family, in block order."""
-        return self._rows[family]
-
-    @cached_property
-    def header(self) -> Row:
-        """The block's own fields."""
+    def _header(self) -> Row:
         block, draw = self._block, Draw(self._seed, self._block.hash, "header")
         size = 285 + 400 * len(self._rows["transactions"])
         return {
-            "number": block.number,
-            "hash": block.hash,
-            "parentHash": block.parent_hash,
+            **self._links,
             "timestamp": block.timestamp,
             "medianTime": block.timestamp - 3600,
             "version": 0x20000000 | draw.bits(28),
@@ -60,12 +42,9 @@ class BitcoinContent:
             "weight": 4 * size - 240,
         }
 
-    @cached_property
-    def _rows(self) -> dict[str, list[Row]]:
-        rows: dict[str, list[Row]] = {"transactions": [], "inputs": [], "outputs": []}
-        keys = transaction_keys(self._seed, self._block, self._settings)
-        drawn = [_Payment(Draw(key), self._people, self._settings) for key in keys]
-        if keys:
+    def _fill(self, rows: Rows) -> None:
+        drawn = [_Payment(Draw(key), self._people, self._settings) for key in self._keys]
+        if drawn:
             self._add_coinbase(rows, sum(one.fee for one in drawn))
         for index, payment in enumerate(drawn, 1):
             rows["transactions"].append(_transaction(payment.draw, index))
@@ -77,9 +56,8 @@ class BitcoinContent:
                 _output(payment.draw, index, at, value, self._people)
                 for at, value in enumerate(payment.paid)
             ]
-        return rows
 
-    def _add_coinbase(self, rows: dict[str, list[Row]], fees: int) -> None:
+    def _add_coinbase(self, rows: Rows, fees: int) -> None:
         draw = Draw(self._seed, self._block.hash, "coinbase")
         rows["transactions"].append(_transaction(draw, 0))
         rows["inputs"].append(

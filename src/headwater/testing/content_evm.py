@@ -1,8 +1,7 @@
 """A simulated EVM block in the portal's wire form: every field of every entity.
 
-Each family is made when it is first asked for, since most requests want one or two of them. Numbers
-agree within a block: cumulative gas, trace addresses, states before and after. What would need
-Keccak (blooms, roots, hashes) is drawn instead.
+Numbers agree within a block: cumulative gas, trace addresses, states before and after. What would
+need Keccak (blooms, roots, hashes) is drawn instead.
 
 A block reward belongs to no transaction; its trace carries the index after the last one.
 """
@@ -12,17 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
 
 from headwater.testing import evm_scenes as scenes
-from headwater.testing.chain import SimBlock
+from headwater.testing.block_content import BlockContent, Row
 from headwater.testing.draw import Draw
 from headwater.testing.evm_pools import play_pools
 from headwater.testing.evm_state import StateChanges
-from headwater.testing.population import Population
-from headwater.testing.settings import ContentSettings
-
-Row = dict[str, Any]
 
 _GAS_PER_FRAME = 25_000
 _BASE_GAS = 21_000
@@ -38,39 +32,18 @@ class _Transaction:
     gas_used: int
 
 
-class EvmContent:
-    """The contents of one block, family by family; rows are shared, so do not change them."""
+class EvmContent(BlockContent):
+    """The contents of one block."""
 
-    def __init__(
-        self,
-        seed: int,
-        block: SimBlock,
-        since_start: int,
-        people: Population,
-        settings: ContentSettings,
-    ) -> None:
-        self._seed = seed
-        self._block = block
-        self._since_start = since_start
-        self._people = people
-        self._settings = settings
+    families = ("transactions", "logs", "traces", "stateDiffs")
 
-    def rows(self, family: str) -> list[Row]:
-        """Return the rows of a family, in block order."""
-        rows: list[Row] = getattr(self, _FAMILIES[family])
-        return rows
-
-    @cached_property
-    def header(self) -> Row:
-        """The block's own fields."""
+    def _header(self) -> Row:
         block = self._block
         draw = Draw(self._seed, block.hash, "header")
         hashes = ("transactionsRoot", "receiptsRoot", "stateRoot", "sha3Uncles", "mixHash")
         quantities = {"difficulty": 0, "totalDifficulty": 58_750_003_716_598_352_816_469}
         return {
-            "number": block.number,
-            "hash": block.hash,
-            "parentHash": block.parent_hash,
+            **self._links,
             "timestamp": block.timestamp,
             **{name: draw.hex(32) for name in hashes},
             "logsBloom": draw.hex(256),
@@ -92,7 +65,7 @@ class EvmContent:
 
     @cached_property
     def _txs(self) -> list[_Transaction]:
-        return [self._transaction(key, announced) for key, announced in self._keys()]
+        return [self._transaction(key, announced) for key, announced in self._named()]
 
     @cached_property
     def _transactions(self) -> list[Row]:
@@ -140,7 +113,7 @@ class EvmContent:
     def _producer(self) -> str:
         return Draw(self._seed, self._block.hash, "producer").pick(self._people.producers)
 
-    def _keys(self) -> list[tuple[str, int | None]]:
+    def _named(self) -> list[tuple[str, int | None]]:
         """Return what names each transaction, in block order, and the pool that it announces.
 
         Recurring ones are named by the height, all others by the block; the order is the block's.
@@ -216,13 +189,6 @@ class EvmContent:
             "amount": hex(draw.bits(34)),
         }
 
-
-_FAMILIES = {
-    "transactions": "_transactions",
-    "logs": "_logs",
-    "traces": "_traces",
-    "stateDiffs": "_state_diffs",
-}
 
 _L1_FIELDS = (
     "l1Fee",

@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any
-
-from headwater.testing.chain import SimBlock
+from headwater.testing.block_content import Row, Rows, WholeContent
 from headwater.testing.draw import Draw
-from headwater.testing.population import Population
-from headwater.testing.recurring import transaction_keys
-from headwater.testing.settings import ContentSettings
-
-Row = dict[str, Any]
 
 _DIRECTIONS = (("Open Long", "Open Short"), ("Close Short", "Close Long"), ("Buy", "Sell"))
 
 
-class HyperliquidContent:
-    """The contents of one block; rows are shared, so do not change them."""
+class HyperliquidContent(WholeContent):
+    """The contents of one block."""
 
-    def __init__(
-        self, seed: int, block: SimBlock, people: Population, settings: ContentSettings
-    ) -> None:
-        self._seed, self._block = seed, block
-        self._people, self._settings = people, settings
+    families = ("fills",)
 
-    def rows(self, family: str) -> list[Row]:
-        """Return the fills, in block order."""
-        return self._fills if family == "fills" else []
+    def _header(self) -> Row:
+        return {**self._links, "timestamp": 1000 * self._block.timestamp}
 
-    @cached_property
-    def header(self) -> Row:
-        """The block's own fields."""
-        block = self._block
-        return {
-            "number": block.number,
-            "hash": block.hash,
-            "parentHash": block.parent_hash,
-            "timestamp": 1000 * block.timestamp,
-        }
-
-    @cached_property
-    def _fills(self) -> list[Row]:
-        rows: list[Row] = []
-        for key in transaction_keys(self._seed, self._block, self._settings):
-            rows += self._trade(Draw(key), len(rows))
-        return rows
+    def _fill(self, rows: Rows) -> None:
+        for key in self._keys:
+            rows["fills"] += self._trade(Draw(key), len(rows["fills"]))
 
     def _trade(self, draw: Draw, index: int) -> list[Row]:
         people, names = self._people, draw.pick(_DIRECTIONS)

@@ -1,40 +1,26 @@
-"""A simulated Solana block in the portal's wire form: every field of every entity.
-
-Each family is made when it is first asked for, since most requests want one or two of them.
-"""
+"""A simulated Solana block in the portal's wire form: every field of every entity."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 from headwater.testing import base58, solana_balances
-from headwater.testing.chain import SimBlock
+from headwater.testing.block_content import BlockContent, Row
 from headwater.testing.draw import Draw
-from headwater.testing.population import Population
-from headwater.testing.recurring import transaction_keys
-from headwater.testing.settings import ContentSettings
 from headwater.testing.solana_scenes import SolanaScene, Step, play
 
-Row = dict[str, Any]
 
+class SolanaContent(BlockContent):
+    """The contents of one block."""
 
-class SolanaContent:
-    """The contents of one block, family by family; rows are shared, so do not change them."""
+    families = ("transactions", "instructions", "logs", "balances", "tokenBalances", "rewards")
 
-    def __init__(
-        self, seed: int, block: SimBlock, people: Population, settings: ContentSettings
-    ) -> None:
-        self._seed = seed
-        self._block = block
-        self._people = people
-        self._settings = settings
-        self._salt = f"{seed}/{block.hash}"
+    @property
+    def _salt(self) -> str:
+        return f"{self._seed}/{self._block.hash}"
 
-    @cached_property
-    def header(self) -> Row:
-        """The block's own fields."""
+    def _header(self) -> Row:
         block = self._block
         return {
             "number": block.number,
@@ -44,11 +30,6 @@ class SolanaContent:
             "parentHash": block.parent_hash,
             "timestamp": block.timestamp,
         }
-
-    def rows(self, family: str) -> list[Row]:
-        """Return the rows of a family, in block order."""
-        rows: list[Row] = getattr(self, _FAMILIES[family])
-        return rows
 
     @cached_property
     def _transactions(self) -> list[Row]:
@@ -110,21 +91,6 @@ class SolanaContent:
     @cached_property
     def _scenes(self) -> list[SolanaScene]:
         return [play(Draw(key), self._people, self._settings) for key in self._keys]
-
-    @cached_property
-    def _keys(self) -> list[str]:
-        """What names each transaction, in block order."""
-        return transaction_keys(self._seed, self._block, self._settings)
-
-
-_FAMILIES = {
-    "transactions": "_transactions",
-    "instructions": "_instructions",
-    "logs": "_logs",
-    "balances": "_balances",
-    "tokenBalances": "_token_balances",
-    "rewards": "_rewards",
-}
 
 
 def _steps(steps: list[Step], parent: tuple[int, ...] = ()) -> Iterator[tuple[list[int], Step]]:

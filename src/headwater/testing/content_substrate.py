@@ -6,43 +6,24 @@ EVM transactions with logs in both of the forms that runtimes had, and contracts
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any
-
+from headwater.testing.block_content import Row, Rows, WholeContent
 from headwater.testing.chain import SimBlock
 from headwater.testing.draw import Draw
-from headwater.testing.population import Population
-from headwater.testing.recurring import transaction_keys
-from headwater.testing.settings import ContentSettings
-
-Row = dict[str, Any]
 
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 SIGHASH = "0xa9059cbb"
 _KINDS = ("transfer", "transfer", "batch", "evm", "contract", "gear", "revive")
 
 
-class SubstrateContent:
-    """The contents of one block, family by family; rows are shared, so do not change them."""
+class SubstrateContent(WholeContent):
+    """The contents of one block."""
 
-    def __init__(
-        self, seed: int, block: SimBlock, people: Population, settings: ContentSettings
-    ) -> None:
-        self._seed, self._block = seed, block
-        self._people, self._settings = people, settings
+    families = ("extrinsics", "calls", "events")
 
-    def rows(self, family: str) -> list[Row]:
-        """Return the rows of a family, in block order."""
-        return self._rows[family]
-
-    @cached_property
-    def header(self) -> Row:
-        """The block's own fields; the first block of a chain has no time."""
+    def _header(self) -> Row:
         block, draw = self._block, Draw(self._seed, self._block.hash, "header")
         return {
-            "number": block.number,
-            "hash": block.hash,
-            "parentHash": block.parent_hash,
+            **self._links,
             "stateRoot": draw.hex(32),
             "extrinsicsRoot": draw.hex(32),
             "digest": {"logs": [draw.hex(20) for _ in range(2)]},
@@ -54,10 +35,8 @@ class SubstrateContent:
             "validator": None if block.number == 0 else draw.pick(self._people.producers),
         }
 
-    @cached_property
-    def _rows(self) -> dict[str, list[Row]]:
-        rows: dict[str, list[Row]] = {"extrinsics": [], "calls": [], "events": []}
-        keys = transaction_keys(self._seed, self._block, self._settings)
+    def _fill(self, rows: Rows) -> None:
+        keys = self._keys
         if keys:
             _event(rows, None, None, "ParaInclusion.CandidateBacked", {}, "Initialization")
             draw = Draw(self._seed, self._block.hash, "inherent")
@@ -68,11 +47,8 @@ class SubstrateContent:
             failed = draw.chance(self._settings.failed_share)
             _extrinsic(rows, draw, draw.pick(self._people.accounts), failed)
             getattr(self, f"_{draw.pick(_KINDS)}")(rows, draw, index, failed)
-        return rows
 
-    def _transfer(
-        self, rows: dict[str, list[Row]], draw: Draw, index: int, failed: bool, *address: int
-    ) -> None:
+    def _transfer(self, rows: Rows, draw: Draw, index: int, failed: bool, *address: int) -> None:
         account, amount = draw.pick(self._people.accounts), str(draw.bits(90))
         args = {"dest": {"__kind": "Id", "value": account}, "value": amount}
         _call(rows, index, list(address), "Balances.transfer_keep_alive", args, failed)
@@ -80,12 +56,12 @@ class SubstrateContent:
             moved = {"from": draw.pick(self._people.accounts), "to": account, "amount": amount}
             _event(rows, index, list(address), "Balances.Transfer", moved)
 
-    def _batch(self, rows: dict[str, list[Row]], draw: Draw, index: int, failed: bool) -> None:
+    def _batch(self, rows: Rows, draw: Draw, index: int, failed: bool) -> None:
         _call(rows, index, [], "Utility.batch", {"calls": []}, failed)
         for position in range(1 + draw.below(3)):
             self._transfer(rows, draw, index, failed, position)
 
-    def _evm(self, rows: dict[str, list[Row]], draw: Draw, index: int, failed: bool) -> None:
+    def _evm(self, rows: Rows, draw: Draw, index: int, failed: bool) -> None:
         token, person = draw.pick(self._people.tokens), draw.hex(20)
         create = draw.chance(0.1)
         action: Row = {"__kind": "Create"} if create else {"__kind": "Call", "value": token}
@@ -105,14 +81,14 @@ class SubstrateContent:
             log: Row = {"address": token, "topics": topics, "data": draw.hex(32)}
             _event(rows, index, [], "EVM.Log", log if form == 0 else {"log": log})
 
-    def _contract(self, rows: dict[str, list[Row]], draw: Draw, index: int, failed: bool) -> None:
+    def _contract(self, rows: Rows, draw: Draw, index: int, failed: bool) -> None:
         contract = draw.pick(self._people.producers)
         _call(rows, index, [], "Contracts.call", {"dest": contract}, failed)
         if not failed:
             args = {"contract": contract, "data": draw.hex(8)}
             _event(rows, index, [], "Contracts.ContractEmitted", args)
 
-    def _gear(self, rows: dict[str, list[Row]], draw: Draw, index: int, failed: bool) -> None:
+    def _gear(self, rows: Rows, draw: Draw, index: int, failed: bool) -> None:
         program = draw.pick(self._people.producers)
         _call(rows, index, [], "Gear.send_message", {"destination": program}, failed)
         if not failed:
@@ -120,7 +96,7 @@ class SubstrateContent:
             message = {"source": program, "payload": draw.hex(4)}
             _event(rows, index, [], "Gear.UserMessageSent", {"message": message})
 
-    def _revive(self, rows: dict[str, list[Row]], draw: Draw, index: int, failed: bool) -> None:
+    def _revive(self, rows: Rows, draw: Draw, index: int, failed: bool) -> None:
         contract = draw.pick(self._people.tokens)
         _call(rows, index, [], "Revive.call", {"dest": contract}, failed)
         if not failed:
@@ -133,7 +109,7 @@ def timestamp(block: SimBlock) -> int | None:
     return None if block.number == 0 else 1000 * block.timestamp
 
 
-def _extrinsic(rows: dict[str, list[Row]], draw: Draw, signer: str | None, failed: bool) -> None:
+def _extrinsic(rows: Rows, draw: Draw, signer: str | None, failed: bool) -> None:
     signature = {"__kind": "Sr25519", "value": draw.hex(64)}
     signed = {"address": signer, "signature": signature, "signedExtensions": {"nonce": 1}}
     rows["extrinsics"].append(
@@ -151,7 +127,7 @@ def _extrinsic(rows: dict[str, list[Row]], draw: Draw, signer: str | None, faile
 
 
 def _call(
-    rows: dict[str, list[Row]],
+    rows: Rows,
     index: int,
     address: list[int],
     name: str,
@@ -172,7 +148,7 @@ def _call(
 
 
 def _event(
-    rows: dict[str, list[Row]],
+    rows: Rows,
     index: int | None,
     address: list[int] | None,
     name: str,

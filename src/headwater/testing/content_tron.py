@@ -6,16 +6,8 @@ transactions, votes. Addresses have their 41 but in logs, as on the wire.
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any
-
-from headwater.testing.chain import SimBlock
+from headwater.testing.block_content import Row, Rows, WholeContent
 from headwater.testing.draw import Draw
-from headwater.testing.population import Population
-from headwater.testing.recurring import transaction_keys
-from headwater.testing.settings import ContentSettings
-
-Row = dict[str, Any]
 
 TRANSFER = "ddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 SIGHASH = "a9059cbb"
@@ -23,27 +15,15 @@ ASSETS = ("31303030323236", "31303032303030")
 _TYPES = ("Transfer", "TransferAsset", "TriggerSmart", "TriggerSmart", "VoteWitness")
 
 
-class TronContent:
-    """The contents of one block, family by family; rows are shared, so do not change them."""
+class TronContent(WholeContent):
+    """The contents of one block."""
 
-    def __init__(
-        self, seed: int, block: SimBlock, people: Population, settings: ContentSettings
-    ) -> None:
-        self._seed, self._block = seed, block
-        self._people, self._settings = people, settings
+    families = ("transactions", "logs", "internalTransactions")
 
-    def rows(self, family: str) -> list[Row]:
-        """Return the rows of a family, in block order."""
-        return self._rows[family]
-
-    @cached_property
-    def header(self) -> Row:
-        """The block's own fields."""
+    def _header(self) -> Row:
         block, draw = self._block, Draw(self._seed, self._block.hash, "header")
         return {
-            "number": block.number,
-            "hash": block.hash,
-            "parentHash": block.parent_hash,
+            **self._links,
             "txTrieRoot": draw.octets(32).hex(),
             "version": None if draw.chance(0.05) else 35,
             "timestamp": 1000 * block.timestamp,
@@ -51,10 +31,8 @@ class TronContent:
             "witnessSignature": None if block.number == 0 else draw.octets(65).hex(),
         }
 
-    @cached_property
-    def _rows(self) -> dict[str, list[Row]]:
-        rows: dict[str, list[Row]] = {"transactions": [], "logs": [], "internalTransactions": []}
-        for index, key in enumerate(transaction_keys(self._seed, self._block, self._settings)):
+    def _fill(self, rows: Rows) -> None:
+        for index, key in enumerate(self._keys):
             draw = Draw(key)
             kind = f"{draw.pick(_TYPES)}Contract"
             failed = draw.chance(self._settings.failed_share)
@@ -63,7 +41,6 @@ class TronContent:
             if kind == "TriggerSmartContract" and not failed:
                 rows["logs"] += self._logs(draw, index, value)
                 rows["internalTransactions"] += self._internal(draw, index, value)
-        return rows
 
     def _value(self, draw: Draw, kind: str) -> Row:
         people = self._people

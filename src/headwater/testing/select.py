@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
+from headwater.testing.block_content import BlockContent
 from headwater.testing.chain import ChainSim, SimBlock
-from headwater.testing.content import FAMILIES, BlockContent, content_of
+from headwater.testing.content import FAMILIES, content_of
 from headwater.testing.request import BadRequest, FilterObject, read_request
 from headwater.testing.settings import Network
 from headwater.testing.surface import ABOVE, BELOW, TRACE_FIELDS, TRANSACTION, Relation, Surface
