@@ -7,24 +7,7 @@ from collections.abc import Iterable, Mapping
 from headwater.decode.table_forms import FORMS
 from headwater.decode.tables import TableOutput, make_table
 from headwater.errors import QueryError
-from headwater.query import (
-    BitcoinQuery,
-    EvmQuery,
-    HyperliquidQuery,
-    Query,
-    SolanaQuery,
-    SubstrateQuery,
-    TronQuery,
-)
-
-_QUERIES: Mapping[str, type[Query]] = {
-    "evm": EvmQuery,
-    "solana": SolanaQuery,
-    "bitcoin": BitcoinQuery,
-    "tron": TronQuery,
-    "hyperliquid": HyperliquidQuery,
-    "substrate": SubstrateQuery,
-}
+from headwater.query.networks import QUERIES
 
 
 def named_table(
@@ -43,10 +26,10 @@ def named_table(
         InvalidRangeError: the range cannot be understood.
     """
     network, _, table = name.partition(".")
-    make = _QUERIES.get(network)
+    make = QUERIES.get(network)
     form = None if make is None else FORMS[make.network.type].get(table)
     if make is None or form is None:
-        tables = (f"{one}.{name}" for one, query in _QUERIES.items()
+        tables = (f"{one}.{name}" for one, query in QUERIES.items()
                   for name in FORMS[query.network.type])  # fmt: skip
         raise QueryError(f"there is no table {name!r}", valid=", ".join(tables))
     empty = make(include_all_blocks=form.family is None)

@@ -17,17 +17,8 @@ from headwater.decode.output import Output
 from headwater.decode.programs import PROGRAMS
 from headwater.decode.table_forms import FORMS, TableForm
 from headwater.decode.vocabulary import HEADER, column_name, transaction_name
-from headwater.query import (
-    BITCOIN,
-    EVM,
-    HYPERLIQUID,
-    SOLANA,
-    SUBSTRATE,
-    TRON,
-    Network,
-    Presence,
-    WireType,
-)
+from headwater.query import SOLANA, Network, Presence, WireType
+from headwater.query.networks import QUERIES
 
 _INTRODUCTION = """\
 # Tables and columns
@@ -89,13 +80,13 @@ def schema_page() -> str:
     """Return the whole page. Pure; a test holds docs/schema.md to it."""
     introduction = _INTRODUCTION.replace("{{times}}", "\n".join(_time_rows()))
     parts = [introduction + "\n".join(_abi_rows()), _borsh_rows()]
-    parts += [_network(network, *_TITLES[network.type]) for network in _NETWORKS]
+    parts += [_network(prefix, query.network) for prefix, query in QUERIES.items()]
     return "\n\n".join(parts) + "\n"
 
 
 def _time_rows() -> Iterable[str]:
-    for network in _NETWORKS:
-        title = _TITLES[network.type][0]
+    for prefix, query in QUERIES.items():
+        title, network = _title(prefix), query.network
         for entity in network.entities:
             for field in entity.fields:
                 if field.type in (WireType.SECONDS, WireType.MILLISECONDS):
@@ -147,20 +138,15 @@ _SOLANA_OUTPUTS: Mapping[str, Callable[[], Output]] = {
         program=solana.SYSTEM, layouts={"x": {"discriminator": "0x00"}}
     ),
 }
-_NETWORKS = (EVM, SOLANA, BITCOIN, TRON, HYPERLIQUID, SUBSTRATE)
-_TITLES: Mapping[str, tuple[str, str, Mapping[str, Callable[[], Output]]]] = {
-    EVM.type: ("EVM", "evm", _EVM_OUTPUTS),
-    SOLANA.type: ("Solana", "solana", _SOLANA_OUTPUTS),
-    BITCOIN.type: ("Bitcoin", "bitcoin", {}),
-    TRON.type: ("Tron", "tron", {}),
-    HYPERLIQUID.type: ("Hyperliquid", "hyperliquid", {}),
-    SUBSTRATE.type: ("Substrate", "substrate", {}),
-}
+_OUTPUTS = {"evm": _EVM_OUTPUTS, "solana": _SOLANA_OUTPUTS}
 
 
-def _network(
-    network: Network, title: str, prefix: str, outputs: Mapping[str, Callable[[], Output]]
-) -> str:
+def _title(prefix: str) -> str:
+    return "EVM" if prefix == "evm" else prefix.capitalize()
+
+
+def _network(prefix: str, network: Network) -> str:
+    title, outputs = _title(prefix), _OUTPUTS.get(prefix, {})
     parts = [f"## {title}: decoded"] if outputs else []
     for name, make in outputs.items():
         schema = make().schema

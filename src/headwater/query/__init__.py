@@ -21,8 +21,8 @@ from headwater.query.catalog import (
 from headwater.query.evm import EVM
 from headwater.query.filters import Filter
 from headwater.query.hyperliquid import HYPERLIQUID, HyperliquidQuery
-from headwater.query.networks import EvmQuery, SolanaQuery
-from headwater.query.page import NETWORKS, reference_page
+from headwater.query.networks import NETWORKS, EvmQuery, SolanaQuery
+from headwater.query.page import reference_page
 from headwater.query.plan import merge_queries, plan_requests
 from headwater.query.query import Query
 from headwater.query.solana import SOLANA

@@ -17,9 +17,11 @@ from headwater.query.catalog import (
     Field,
     Network,
     Presence,
-    Relation,
     ValueKind,
     WireType,
+    fields,
+    header,
+    related,
 )
 from headwater.query.query import Query
 
@@ -34,37 +36,26 @@ _SCRIPT_TYPES = ScriptType.__args__  # type: ignore[attr-defined]
 
 _BLOCK = (
     Field("number", _NUMBER),
-    Field("hash", _HEX),
-    Field("parentHash", _HEX),
-    Field("timestamp", WireType.SECONDS),
-    Field("medianTime", WireType.SECONDS),
+    *fields("hash parentHash", _HEX),
+    *fields("timestamp medianTime", WireType.SECONDS),
     Field("version", _NUMBER),
     Field("merkleRoot", _HEX),
     Field("nonce", _NUMBER),
-    Field("target", _HEX),
-    Field("bits", _HEX),
+    *fields("target bits", _HEX),
     Field("difficulty", WireType.FLOAT),
     Field("chainWork", _HEX),
-    Field("strippedSize", _NUMBER),
-    Field("size", _NUMBER),
-    Field("weight", _NUMBER),
+    *fields("strippedSize size weight", _NUMBER),
 )
 
 _TRANSACTION = (
     Field("transactionIndex", _NUMBER),
-    Field("hex", _HEX),
-    Field("txid", _HEX),
+    *fields("hex txid", _HEX),
     Field("hash", _HEX),  # of the transaction with its witness: not the one that others refer to
-    Field("size", _NUMBER),
-    Field("vsize", _NUMBER),
-    Field("weight", _NUMBER),
-    Field("version", _NUMBER),
-    Field("locktime", _NUMBER),
+    *fields("size vsize weight version locktime", _NUMBER),
 )
 
 _INPUT = (
-    Field("transactionIndex", _NUMBER),
-    Field("inputIndex", _NUMBER),
+    *fields("transactionIndex inputIndex", _NUMBER),
     Field("type", _STRING),
     Field("txid", _HEX, _OPTIONAL),
     Field("vout", _NUMBER, _OPTIONAL),
@@ -77,33 +68,26 @@ _INPUT = (
     Field("prevoutHeight", _NUMBER, _OPTIONAL),
     Field("prevoutValue", WireType.BITCOINS, _OPTIONAL),
     Field("prevoutScriptPubKeyHex", _HEX, _OPTIONAL),
-    Field("prevoutScriptPubKeyAsm", _STRING, _OPTIONAL),
-    Field("prevoutScriptPubKeyDesc", _STRING, _OPTIONAL),
-    Field("prevoutScriptPubKeyType", _STRING, _OPTIONAL),
-    Field("prevoutScriptPubKeyAddress", _STRING, _OPTIONAL),
+    *fields("prevoutScriptPubKeyAsm prevoutScriptPubKeyDesc", _STRING, _OPTIONAL),
+    *fields("prevoutScriptPubKeyType prevoutScriptPubKeyAddress", _STRING, _OPTIONAL),
 )
 
 _OUTPUT = (
-    Field("transactionIndex", _NUMBER),
-    Field("outputIndex", _NUMBER),
+    *fields("transactionIndex outputIndex", _NUMBER),
     Field("value", WireType.BITCOINS),
     Field("scriptPubKeyHex", _HEX),
-    Field("scriptPubKeyAsm", _STRING, _OPTIONAL),
-    Field("scriptPubKeyDesc", _STRING, _OPTIONAL),
-    Field("scriptPubKeyType", _STRING, _OPTIONAL),
-    Field("scriptPubKeyAddress", _STRING, _OPTIONAL),
+    *fields("scriptPubKeyAsm scriptPubKeyDesc", _STRING, _OPTIONAL),
+    *fields("scriptPubKeyType scriptPubKeyAddress", _STRING, _OPTIONAL),
 )
 
-_OF_THE_TRANSACTION = (
-    Relation("transaction", "transaction"),
-    Relation("transactionInputs", "input"),
-    Relation("transactionOutputs", "output"),
+_OF_THE_TRANSACTION = related(
+    transaction="transaction", transactionInputs="input", transactionOutputs="output"
 )
 
 BITCOIN = Network(
     "bitcoin",
     (
-        Entity("block", "header", _BLOCK, forced=("number", "hash", "parentHash", "timestamp")),
+        header(_BLOCK),
         Entity("transaction", "transactions", _TRANSACTION),
         Entity("input", "inputs", _INPUT),
         Entity("output", "outputs", _OUTPUT),
@@ -113,7 +97,7 @@ BITCOIN = Network(
             "transactions",
             "transaction",
             (),
-            (Relation("inputs", "input"), Relation("outputs", "output")),
+            related(inputs="input", outputs="output"),
         ),
         Family(
             "inputs",

@@ -90,6 +90,23 @@ class Entity:
         return snake_name(self.wire)
 
 
+def fields(
+    wires: str, type: WireType, presence: Presence = Presence.REQUIRED, *, is_list: bool = False
+) -> tuple[Field, ...]:
+    """Return several fields of one type; their names have spaces between them."""
+    return tuple(Field(wire, type, presence, is_list) for wire in wires.split())
+
+
+def header(block: tuple[Field, ...]) -> Entity:
+    """Return the entity `block`; the fields that prove that blocks follow each other are forced.
+
+    Where slots are skipped, only `parentNumber` tells a gap from a missing block.
+    """
+    links = {"number", "hash", "parentNumber", "parentHash", "timestamp"}
+    forced = tuple(field.wire for field in block if field.wire in links)
+    return Entity("block", "header", block, forced)
+
+
 class ValueKind(StrEnum):
     """What a filter compares with."""
 
@@ -139,6 +156,11 @@ class Relation:
     def name(self) -> str:
         """Our spelling, as a keyword argument."""
         return argument_name(self.wire)
+
+
+def related(**flags: str) -> tuple[Relation, ...]:
+    """Return the flags of a family, each with the entity that it brings."""
+    return tuple(Relation(wire, entity) for wire, entity in flags.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ from headwater.query.catalog import (
     Field,
     Network,
     Presence,
-    Relation,
     ValueKind,
     WireType,
+    fields,
+    header,
+    related,
 )
 
 _NUMBER, _HEX, _QUANTITY = WireType.NUMBER, WireType.HEX, WireType.QUANTITY
@@ -24,34 +26,20 @@ _STRING, _OBJECT = WireType.STRING, WireType.OBJECT
 _OPTIONAL, _NULLABLE = Presence.OPTIONAL, Presence.NULLABLE
 
 _WITHDRAWAL = (
-    Field("index", _QUANTITY),
-    Field("validatorIndex", _QUANTITY),
+    *fields("index validatorIndex", _QUANTITY),
     Field("address", _HEX),
     Field("amount", _QUANTITY),
 )
 
 _BLOCK = (
     Field("number", _NUMBER),
-    Field("hash", _HEX),
-    Field("parentHash", _HEX),
+    *fields("hash parentHash", _HEX),
     Field("timestamp", WireType.SECONDS),
-    Field("transactionsRoot", _HEX),
-    Field("receiptsRoot", _HEX),
-    Field("stateRoot", _HEX),
-    Field("logsBloom", _HEX),
-    Field("sha3Uncles", _HEX),
-    Field("extraData", _HEX),
-    Field("miner", _HEX),
-    Field("nonce", _HEX),
-    Field("mixHash", _HEX),
+    *fields("transactionsRoot receiptsRoot stateRoot logsBloom sha3Uncles", _HEX),
+    *fields("extraData miner nonce mixHash", _HEX),
     Field("size", _NUMBER),
-    Field("gasLimit", _QUANTITY),
-    Field("gasUsed", _QUANTITY),
-    Field("difficulty", _QUANTITY),
-    Field("totalDifficulty", _QUANTITY, _OPTIONAL),
-    Field("baseFeePerGas", _QUANTITY, _OPTIONAL),
-    Field("blobGasUsed", _QUANTITY, _OPTIONAL),
-    Field("excessBlobGas", _QUANTITY, _OPTIONAL),
+    *fields("gasLimit gasUsed difficulty", _QUANTITY),
+    *fields("totalDifficulty baseFeePerGas blobGasUsed excessBlobGas", _QUANTITY, _OPTIONAL),
     Field("l1BlockNumber", _NUMBER, _OPTIONAL),
     Field("uncles", _HEX, _OPTIONAL, is_list=True),
     Field("withdrawalsRoot", _HEX, _OPTIONAL),
@@ -67,21 +55,13 @@ _TRANSACTION = (
     Field("from", _HEX),
     Field("to", _HEX, _OPTIONAL),
     Field("input", _HEX),
-    Field("value", _QUANTITY),
-    Field("gas", _QUANTITY),
-    Field("gasPrice", _QUANTITY),
-    Field("maxFeePerGas", _QUANTITY, _OPTIONAL),
-    Field("maxPriorityFeePerGas", _QUANTITY, _OPTIONAL),
+    *fields("value gas gasPrice", _QUANTITY),
+    *fields("maxFeePerGas maxPriorityFeePerGas", _QUANTITY, _OPTIONAL),
     Field("v", _QUANTITY),
-    Field("r", _HEX),
-    Field("s", _HEX),
-    Field("yParity", _NUMBER, _OPTIONAL),
-    Field("chainId", _NUMBER, _OPTIONAL),
-    Field("sighash", _HEX, _OPTIONAL),
-    Field("contractAddress", _HEX, _OPTIONAL),
-    Field("gasUsed", _QUANTITY),
-    Field("cumulativeGasUsed", _QUANTITY),
-    Field("effectiveGasPrice", _QUANTITY),
+    *fields("r s", _HEX),
+    *fields("yParity chainId", _NUMBER, _OPTIONAL),
+    *fields("sighash contractAddress", _HEX, _OPTIONAL),
+    *fields("gasUsed cumulativeGasUsed effectiveGasPrice", _QUANTITY),
     Field("type", _NUMBER),
     Field("status", _NUMBER, _OPTIONAL),
     Field("logsBloom", _HEX, _OPTIONAL),
@@ -89,19 +69,13 @@ _TRANSACTION = (
     Field("accessList", _OBJECT, _OPTIONAL, is_list=True, members=_ACCESS),
     Field("l1Fee", _QUANTITY, _OPTIONAL),
     Field("l1FeeScalar", WireType.FLOAT, _OPTIONAL),
-    Field("l1GasPrice", _QUANTITY, _OPTIONAL),
-    Field("l1GasUsed", _QUANTITY, _OPTIONAL),
-    Field("l1BlobBaseFee", _QUANTITY, _OPTIONAL),
-    Field("l1BlobBaseFeeScalar", _NUMBER, _OPTIONAL),
-    Field("l1BaseFeeScalar", _NUMBER, _OPTIONAL),
+    *fields("l1GasPrice l1GasUsed l1BlobBaseFee", _QUANTITY, _OPTIONAL),
+    *fields("l1BlobBaseFeeScalar l1BaseFeeScalar", _NUMBER, _OPTIONAL),
 )
 
 _LOG = (
-    Field("logIndex", _NUMBER),
-    Field("transactionIndex", _NUMBER),
-    Field("transactionHash", _HEX),
-    Field("address", _HEX),
-    Field("data", _HEX),
+    *fields("logIndex transactionIndex", _NUMBER),
+    *fields("transactionHash address data", _HEX),
     Field("topics", _HEX, is_list=True),
 )
 
@@ -169,11 +143,11 @@ _LOGS = Family(
         _addresses("address"),
         *(Condition(f"topic{index}", ValueKind.HEX, width=32) for index in range(4)),
     ),
-    (
-        Relation("transaction", "transaction"),
-        Relation("transactionTraces", "trace"),
-        Relation("transactionLogs", "log"),
-        Relation("transactionStateDiffs", "stateDiff"),
+    related(
+        transaction="transaction",
+        transactionTraces="trace",
+        transactionLogs="log",
+        transactionStateDiffs="stateDiff",
     ),
 )
 
@@ -188,7 +162,7 @@ _TRANSACTIONS = Family(
         Condition("firstNonce", ValueKind.NUMBER, is_list=False),  # known to servers, not to
         Condition("lastNonce", ValueKind.NUMBER, is_list=False),  # the SDK: nonces, both included
     ),
-    (Relation("logs", "log"), Relation("traces", "trace"), Relation("stateDiffs", "stateDiff")),
+    related(logs="log", traces="trace", stateDiffs="stateDiff"),
 )
 
 _TRACES = Family(
@@ -204,12 +178,7 @@ _TRACES = Family(
         _addresses("suicideRefundAddress"),
         _addresses("rewardAuthor"),
     ),
-    (
-        Relation("transaction", "transaction"),
-        Relation("transactionLogs", "log"),
-        Relation("subtraces", "trace"),
-        Relation("parents", "trace"),
-    ),
+    related(transaction="transaction", transactionLogs="log", subtraces="trace", parents="trace"),
 )
 
 _STATE_DIFFS = Family(
@@ -220,13 +189,13 @@ _STATE_DIFFS = Family(
         Condition("key", ValueKind.HEX, width=32, choices=("balance", "code", "nonce")),
         Condition("kind", ValueKind.CHOICE, choices=("+", "-", "*", "=")),
     ),
-    (Relation("transaction", "transaction"),),
+    related(transaction="transaction"),
 )
 
 EVM = Network(
     "evm",
     (
-        Entity("block", "header", _BLOCK, forced=("number", "hash", "parentHash", "timestamp")),
+        header(_BLOCK),
         Entity("transaction", "transactions", _TRANSACTION),
         Entity("log", "logs", _LOG),
         # `type` says which of the nested fields a trace has, so no trace can be read without it.

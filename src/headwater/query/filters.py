@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 from headwater.errors import DiscriminatorError, QueryError
 from headwater.query.catalog import Family
 from headwater.query.names import unknown_name
 from headwater.query.values import Item, Value, check_value
+
+
+class LogKeys(TypedDict, total=False):
+    """Keys of filters on logs of EVM contracts, wherever such contracts run."""
+
+    address: Iterable[str]
+    topic0: Iterable[str]
+    topic1: Iterable[str]
+    topic2: Iterable[str]
+    topic3: Iterable[str]
 
 
 @dataclass(frozen=True, slots=True)

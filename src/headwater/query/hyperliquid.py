@@ -18,6 +18,8 @@ from headwater.query.catalog import (
     Presence,
     ValueKind,
     WireType,
+    fields,
+    header,
 )
 from headwater.query.query import Query
 
@@ -26,8 +28,7 @@ _FLOAT, _OPTIONAL = WireType.FLOAT, Presence.OPTIONAL
 
 _BLOCK = (
     Field("number", _NUMBER),
-    Field("hash", _HEX),
-    Field("parentHash", _HEX),
+    *fields("hash parentHash", _HEX),
     Field("timestamp", WireType.MILLISECONDS),
 )
 
@@ -35,8 +36,7 @@ _FILL = (
     Field("fillIndex", _NUMBER),
     Field("user", _HEX),
     Field("coin", _STRING),
-    Field("px", _FLOAT),
-    Field("sz", _FLOAT),
+    *fields("px sz", _FLOAT),
     Field("side", _STRING),  # "A" ask, "B" bid
     Field("time", WireType.MILLISECONDS),
     Field("startPosition", _FLOAT),
@@ -57,7 +57,7 @@ _FILL = (
 HYPERLIQUID = Network(
     "hyperliquidFills",
     (
-        Entity("block", "header", _BLOCK, forced=("number", "hash", "parentHash", "timestamp")),
+        header(_BLOCK),
         Entity("fill", "fills", _FILL),
     ),
     (

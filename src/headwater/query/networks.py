@@ -1,29 +1,31 @@
-"""`EvmQuery` and `SolanaQuery`: the builders, typed so that an editor knows every key.
+"""All networks; and the builders of EVM and Solana, typed so that an editor knows every key.
 
-The typed dictionaries repeat the catalogue's names for the sake of type checkers; a test holds them
-to the catalogue, and at run time the catalogue alone decides.
+A network is one module: a catalogue, and a builder with a method per family; Bitcoin's is a short
+one to begin from. Here it enters `QUERIES`, in `decode/table_forms.py` its raw tables. The typed
+dictionaries repeat the catalogue's names for the sake of type checkers; a test holds them to the
+catalogue, and at run time the catalogue alone decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self, TypedDict, Unpack
 
+from headwater.query.bitcoin import BitcoinQuery
 from headwater.query.catalog import Network
 from headwater.query.evm import EVM
+from headwater.query.filters import LogKeys
+from headwater.query.hyperliquid import HyperliquidQuery
 from headwater.query.query import Query
 from headwater.query.solana import SOLANA
+from headwater.query.substrate import SubstrateQuery
+from headwater.query.tron import TronQuery
 
 
-class EvmLogs(TypedDict, total=False):
+class EvmLogs(LogKeys, total=False):
     """Keys of `add_logs` on EVM."""
 
-    address: Iterable[str]
-    topic0: Iterable[str]
-    topic1: Iterable[str]
-    topic2: Iterable[str]
-    topic3: Iterable[str]
     transaction: bool
     transaction_traces: bool
     transaction_logs: bool
@@ -200,3 +202,17 @@ class SolanaQuery(Query):
     def add_rewards(self, **keys: Unpack[SolanaRewards]) -> Self:
         """Add a filter on rewards."""
         return self.add_filter("rewards", **keys)
+
+
+QUERIES: Mapping[str, type[Query]] = {
+    "evm": EvmQuery,
+    "solana": SolanaQuery,
+    "bitcoin": BitcoinQuery,
+    "tron": TronQuery,
+    "hyperliquid": HyperliquidQuery,
+    "substrate": SubstrateQuery,
+}
+"""The builder of every network, by the name of the module whose functions make its tables."""
+
+NETWORKS = tuple(query.network for query in QUERIES.values())
+"""Every type of network that a portal serves and Headwater knows."""

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headwater.query.bitcoin import BITCOIN
 from headwater.query.catalog import Condition, Entity, Family, Field, Network, Presence
-from headwater.query.evm import EVM
-from headwater.query.hyperliquid import HYPERLIQUID
-from headwater.query.solana import SOLANA
-from headwater.query.substrate import SUBSTRATE
-from headwater.query.tron import TRON
+from headwater.query.networks import NETWORKS
 from headwater.query.values import describe_item
-
-NETWORKS = (EVM, SOLANA, BITCOIN, TRON, HYPERLIQUID, SUBSTRATE)
-"""Every type of network that a portal serves and Headwater knows."""
 
 _INTRODUCTION = """\
 # Queries

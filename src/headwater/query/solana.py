@@ -9,9 +9,11 @@ from headwater.query.catalog import (
     Field,
     Network,
     Presence,
-    Relation,
     ValueKind,
     WireType,
+    fields,
+    header,
+    related,
 )
 
 _NUMBER, _DECIMAL, _BASE58 = WireType.NUMBER, WireType.DECIMAL, WireType.BASE58
@@ -21,36 +23,28 @@ _OPTIONAL, _NULLABLE = Presence.OPTIONAL, Presence.NULLABLE
 _BLOCK = (
     Field("number", _NUMBER),
     Field("hash", _BASE58),
-    Field("height", _NUMBER),
-    Field("parentNumber", _NUMBER),
+    *fields("height parentNumber", _NUMBER),
     Field("parentHash", _BASE58),
     Field("timestamp", WireType.SECONDS),
 )
 
 _LOOKUP = (
     Field("accountKey", _BASE58),
-    Field("readonlyIndexes", _NUMBER, is_list=True),
-    Field("writableIndexes", _NUMBER, is_list=True),
+    *fields("readonlyIndexes writableIndexes", _NUMBER, is_list=True),
 )
 
-_LOADED = (
-    Field("readonly", _BASE58, is_list=True),
-    Field("writable", _BASE58, is_list=True),
-)
+_LOADED = fields("readonly writable", _BASE58, is_list=True)
 
 _TRANSACTION = (
     Field("transactionIndex", _NUMBER),
     Field("version", WireType.NUMBER_OR_STRING),
     Field("accountKeys", _BASE58, is_list=True),
     Field("addressTableLookups", WireType.OBJECT, is_list=True, members=_LOOKUP),
-    Field("numReadonlySignedAccounts", _NUMBER),
-    Field("numReadonlyUnsignedAccounts", _NUMBER),
-    Field("numRequiredSignatures", _NUMBER),
+    *fields("numReadonlySignedAccounts numReadonlyUnsignedAccounts numRequiredSignatures", _NUMBER),
     Field("recentBlockhash", _BASE58),
     Field("signatures", _BASE58, is_list=True),
     Field("err", WireType.JSON, _NULLABLE),
-    Field("computeUnitsConsumed", _DECIMAL),
-    Field("fee", _DECIMAL),
+    *fields("computeUnitsConsumed fee", _DECIMAL),
     Field("loadedAddresses", WireType.OBJECT, _OPTIONAL, members=_LOADED),
     Field("hasDroppedLogMessages", _BOOL),
 )
@@ -67,24 +61,20 @@ _INSTRUCTION = (
     *(Field(f"d{width}", _HEX, _OPTIONAL) for width in _WIDTHS),
     Field("computeUnitsConsumed", _DECIMAL, _OPTIONAL),
     Field("error", WireType.JSON, _OPTIONAL),
-    Field("isCommitted", _BOOL),
-    Field("hasDroppedLogMessages", _BOOL),
+    *fields("isCommitted hasDroppedLogMessages", _BOOL),
 )
 
 _LOG = (
-    Field("transactionIndex", _NUMBER),
-    Field("logIndex", _NUMBER),
+    *fields("transactionIndex logIndex", _NUMBER),
     Field("instructionAddress", _NUMBER, is_list=True),
     Field("programId", _BASE58),
-    Field("kind", _STRING),
-    Field("message", _STRING),
+    *fields("kind message", _STRING),
 )
 
 _BALANCE = (
     Field("transactionIndex", _NUMBER),
     Field("account", _BASE58),
-    Field("pre", _DECIMAL),
-    Field("post", _DECIMAL),
+    *fields("pre post", _DECIMAL),
 )
 
 _TOKEN_BALANCE = (
@@ -106,8 +96,7 @@ _TOKEN_BALANCE = (
 
 _REWARD = (
     Field("pubkey", _BASE58),
-    Field("lamports", _DECIMAL),
-    Field("postBalance", _DECIMAL),
+    *fields("lamports postBalance", _DECIMAL),
     Field("rewardType", _STRING, _OPTIONAL),
     Field("commission", _NUMBER, _OPTIONAL),
 )
@@ -127,13 +116,13 @@ _INSTRUCTIONS = Family(
         *_pubkeys(*(f"a{index}" for index in range(16))),
         Condition("isCommitted", ValueKind.BOOL, is_list=False),
     ),
-    (
-        Relation("transaction", "transaction"),
-        Relation("transactionBalances", "balance"),
-        Relation("transactionTokenBalances", "tokenBalance"),
-        Relation("transactionInstructions", "instruction"),
-        Relation("logs", "log"),
-        Relation("innerInstructions", "instruction"),
+    related(
+        transaction="transaction",
+        transactionBalances="balance",
+        transactionTokenBalances="tokenBalance",
+        transactionInstructions="instruction",
+        logs="log",
+        innerInstructions="instruction",
     ),
     discriminators=tuple(f"d{width}" for width in _WIDTHS),
 )
@@ -142,7 +131,7 @@ _TRANSACTIONS = Family(
     "transactions",
     "transaction",
     _pubkeys("feePayer"),
-    (Relation("instructions", "instruction"), Relation("logs", "log")),
+    related(instructions="instruction", logs="log"),
 )
 
 _LOGS = Family(
@@ -152,17 +141,14 @@ _LOGS = Family(
         *_pubkeys("programId"),
         Condition("kind", ValueKind.CHOICE, choices=("log", "data", "other")),
     ),
-    (Relation("transaction", "transaction"), Relation("instruction", "instruction")),
+    related(transaction="transaction", instruction="instruction"),
 )
 
 _BALANCES = Family(
     "balances",
     "balance",
     _pubkeys("account"),
-    (
-        Relation("transaction", "transaction"),
-        Relation("transactionInstructions", "instruction"),
-    ),
+    related(transaction="transaction", transactionInstructions="instruction"),
 )
 
 _TOKEN_BALANCES = Family(
@@ -172,10 +158,7 @@ _TOKEN_BALANCES = Family(
         "account",
         *("preProgramId", "postProgramId", "preMint", "postMint", "preOwner", "postOwner"),
     ),
-    (
-        Relation("transaction", "transaction"),
-        Relation("transactionInstructions", "instruction"),
-    ),
+    related(transaction="transaction", transactionInstructions="instruction"),
 )
 
 _REWARDS = Family("rewards", "reward", _pubkeys("pubkey"))
@@ -183,13 +166,7 @@ _REWARDS = Family("rewards", "reward", _pubkeys("pubkey"))
 SOLANA = Network(
     "solana",
     (
-        Entity(
-            "block",
-            "header",
-            _BLOCK,
-            # Slots are skipped: only `parentNumber` tells a gap from a missing block.
-            forced=("number", "hash", "parentNumber", "parentHash", "timestamp"),
-        ),
+        header(_BLOCK),
         Entity("transaction", "transactions", _TRANSACTION),
         Entity("instruction", "instructions", _INSTRUCTION),
         Entity("log", "logs", _LOG),

@@ -17,10 +17,13 @@ from headwater.query.catalog import (
     Field,
     Network,
     Presence,
-    Relation,
     ValueKind,
     WireType,
+    fields,
+    header,
+    related,
 )
+from headwater.query.filters import LogKeys
 from headwater.query.query import Query
 
 _NUMBER, _HEX, _STRING, _JSON = WireType.NUMBER, WireType.HEX, WireType.STRING, WireType.JSON
@@ -28,10 +31,7 @@ _WIDE, _BOOL, _OPTIONAL = WireType.WIDE_DECIMAL, WireType.BOOL, Presence.OPTIONA
 
 _BLOCK = (
     Field("number", _NUMBER),
-    Field("hash", _HEX),
-    Field("parentHash", _HEX),
-    Field("stateRoot", _HEX),
-    Field("extrinsicsRoot", _HEX),
+    *fields("hash parentHash stateRoot extrinsicsRoot", _HEX),
     Field("digest", _JSON),
     Field("specName", _STRING),
     Field("specVersion", _NUMBER),
@@ -42,14 +42,11 @@ _BLOCK = (
 )
 
 _EXTRINSIC = (
-    Field("index", _NUMBER),
-    Field("version", _NUMBER),
+    *fields("index version", _NUMBER),
     Field("success", _BOOL, _OPTIONAL),
     Field("hash", _HEX, _OPTIONAL),
-    Field("fee", _WIDE, _OPTIONAL),
-    Field("tip", _WIDE, _OPTIONAL),
-    Field("signature", _JSON, _OPTIONAL),
-    Field("error", _JSON, _OPTIONAL),
+    *fields("fee tip", _WIDE, _OPTIONAL),
+    *fields("signature error", _JSON, _OPTIONAL),
 )
 
 _CALL = (
@@ -57,31 +54,20 @@ _CALL = (
     Field("address", _NUMBER, is_list=True),
     Field("name", _STRING),
     Field("success", _BOOL, _OPTIONAL),
-    Field("args", _JSON, _OPTIONAL),
-    Field("origin", _JSON, _OPTIONAL),
-    Field("error", _JSON, _OPTIONAL),
+    *fields("args origin error", _JSON, _OPTIONAL),
 )
 
 _EVENT = (
     Field("index", _NUMBER),
     Field("extrinsicIndex", _NUMBER, _OPTIONAL),
-    Field("name", _STRING),
-    Field("phase", _STRING),
+    *fields("name phase", _STRING),
     Field("callAddress", _NUMBER, _OPTIONAL, is_list=True),
     Field("topics", _HEX, _OPTIONAL, is_list=True),
     Field("args", _JSON, _OPTIONAL),
 )
 
-_OF_AN_EVENT = (
-    Relation("extrinsic", "extrinsic"),
-    Relation("call", "call"),
-    Relation("stack", "call"),
-)
-_OF_A_CALL = (
-    Relation("extrinsic", "extrinsic"),
-    Relation("stack", "call"),
-    Relation("events", "event"),
-)
+_OF_AN_EVENT = related(extrinsic="extrinsic", call="call", stack="call")
+_OF_A_CALL = related(extrinsic="extrinsic", stack="call", events="event")
 
 
 def _inside(wire: str, width: int, *places: str, is_prefix: bool = False) -> Condition:
@@ -107,7 +93,7 @@ def _events(wire: str, names: tuple[str, ...], *conditions: Condition) -> Family
 SUBSTRATE = Network(
     "substrate",
     (
-        Entity("block", "header", _BLOCK, forced=("number", "hash", "parentHash", "timestamp")),
+        header(_BLOCK),
         Entity("extrinsic", "extrinsics", _EXTRINSIC),
         Entity("call", "calls", _CALL),
         Entity("event", "events", _EVENT),
@@ -118,7 +104,7 @@ SUBSTRATE = Network(
             "calls",
             "call",
             (Condition("name", ValueKind.QUALIFIED_NAME),),
-            (Relation("subcalls", "call"), *_OF_A_CALL),
+            (*related(subcalls="call"), *_OF_A_CALL),
         ),
         _events(
             "evmLogs",
@@ -180,14 +166,9 @@ class SubstrateCalls(TypedDict, total=False):
     events: bool
 
 
-class SubstrateEvmLogs(TypedDict, total=False):
+class SubstrateEvmLogs(LogKeys, total=False):
     """Keys of `add_evm_logs`."""
 
-    address: Iterable[str]
-    topic0: Iterable[str]
-    topic1: Iterable[str]
-    topic2: Iterable[str]
-    topic3: Iterable[str]
     extrinsic: bool
     call: bool
     stack: bool
@@ -221,13 +202,8 @@ class SubstrateGearMessagesEnqueued(TypedDict, total=False):
     stack: bool
 
 
-class SubstrateGearUserMessagesSent(TypedDict, total=False):
+class SubstrateGearUserMessagesSent(SubstrateGearMessagesEnqueued, total=False):
     """Keys of `add_gear_user_messages_sent`."""
-
-    program_id: Iterable[str]
-    extrinsic: bool
-    call: bool
-    stack: bool
 
 
 class SubstrateReviveContractEmitted(TypedDict, total=False):

@@ -18,10 +18,13 @@ from headwater.query.catalog import (
     Field,
     Network,
     Presence,
-    Relation,
     ValueKind,
     WireType,
+    fields,
+    header,
+    related,
 )
+from headwater.query.filters import LogKeys
 from headwater.query.query import Query
 
 _NUMBER, _HEX, _STRING = WireType.NUMBER, WireType.BARE_HEX, WireType.STRING
@@ -43,9 +46,7 @@ CONTRACT_TYPES = tuple(f"{name}Contract" for name in _CONTRACTS.split())
 
 _BLOCK = (
     Field("number", _NUMBER),
-    Field("hash", _HEX),
-    Field("parentHash", _HEX),
-    Field("txTrieRoot", _HEX),
+    *fields("hash parentHash txTrieRoot", _HEX),
     Field("version", _NUMBER, _OPTIONAL),
     Field("timestamp", _MILLISECONDS),
     Field("witnessAddress", _HEX),
@@ -60,43 +61,29 @@ _TRANSACTION = (
     Field("type", _STRING),
     Field("parameter", _JSON),
     Field("permissionId", _NUMBER, _OPTIONAL),
-    Field("refBlockBytes", _HEX, _OPTIONAL),
-    Field("refBlockHash", _HEX, _OPTIONAL),
+    *fields("refBlockBytes refBlockHash", _HEX, _OPTIONAL),
     Field("feeLimit", _DECIMAL, _OPTIONAL),
-    Field("expiration", _MILLISECONDS, _OPTIONAL),
-    Field("timestamp", _MILLISECONDS, _OPTIONAL),
+    *fields("expiration timestamp", _MILLISECONDS, _OPTIONAL),
     Field("rawDataHex", _HEX),
     Field("fee", _DECIMAL, _OPTIONAL),
-    Field("contractResult", _HEX, _OPTIONAL),
-    Field("contractAddress", _HEX, _OPTIONAL),
-    Field("resMessage", _HEX, _OPTIONAL),
-    Field("withdrawAmount", _DECIMAL, _OPTIONAL),
-    Field("unfreezeAmount", _DECIMAL, _OPTIONAL),
-    Field("withdrawExpireAmount", _DECIMAL, _OPTIONAL),
+    *fields("contractResult contractAddress resMessage", _HEX, _OPTIONAL),
+    *fields("withdrawAmount unfreezeAmount withdrawExpireAmount", _DECIMAL, _OPTIONAL),
     Field("cancelUnfreezeV2Amount", _JSON, _OPTIONAL),
     Field("result", _STRING, _OPTIONAL),
-    Field("energyFee", _DECIMAL, _OPTIONAL),
-    Field("energyUsage", _DECIMAL, _OPTIONAL),
-    Field("energyUsageTotal", _DECIMAL, _OPTIONAL),
-    Field("netUsage", _DECIMAL, _OPTIONAL),
-    Field("netFee", _DECIMAL, _OPTIONAL),
-    Field("originEnergyUsage", _DECIMAL, _OPTIONAL),
-    Field("energyPenaltyTotal", _DECIMAL, _OPTIONAL),
+    *fields("energyFee energyUsage energyUsageTotal netUsage netFee", _DECIMAL, _OPTIONAL),
+    *fields("originEnergyUsage energyPenaltyTotal", _DECIMAL, _OPTIONAL),
 )
 
 _LOG = (
-    Field("transactionIndex", _NUMBER),
-    Field("logIndex", _NUMBER),
+    *fields("transactionIndex logIndex", _NUMBER),
     Field("address", _HEX, prefix="41"),
     Field("data", _HEX, _OPTIONAL),
     Field("topics", _HEX, _OPTIONAL, is_list=True),
 )
 
 _INTERNAL_TRANSACTION = (
-    Field("transactionIndex", _NUMBER),
-    Field("internalTransactionIndex", _NUMBER),
-    Field("hash", _HEX),
-    Field("callerAddress", _HEX),
+    *fields("transactionIndex internalTransactionIndex", _NUMBER),
+    *fields("hash callerAddress", _HEX),
     Field("transferToAddress", _HEX, _OPTIONAL),
     Field("callValueInfo", _JSON),
     Field("note", _HEX),
@@ -111,15 +98,12 @@ def _account(wire: str, key: str) -> Condition:
 
 
 _OWNER, _TO = _account("owner", "owner_address"), _account("to", "to_address")
-_OF_THE_TRANSACTION = (
-    Relation("logs", "log"),
-    Relation("internalTransactions", "internalTransaction"),
-)
+_OF_THE_TRANSACTION = related(logs="log", internalTransactions="internalTransaction")
 
 TRON = Network(
     "tron",
     (
-        Entity("block", "header", _BLOCK, forced=("number", "hash", "parentHash", "timestamp")),
+        header(_BLOCK),
         Entity("transaction", "transactions", _TRANSACTION),
         Entity("log", "logs", _LOG),
         Entity("internalTransaction", "internalTransactions", _INTERNAL_TRANSACTION),
@@ -176,7 +160,7 @@ TRON = Network(
                     for at in range(4)
                 ),
             ),
-            (Relation("transaction", "transaction"),),
+            related(transaction="transaction"),
         ),
         Family(
             "internalTransactions",
@@ -187,7 +171,7 @@ TRON = Network(
                     "transferTo", ValueKind.TRON_ADDRESS, width=21, at=(("transferToAddress",),)
                 ),
             ),
-            (Relation("transaction", "transaction"),),
+            related(transaction="transaction"),
         ),
     ),
 )
@@ -230,14 +214,9 @@ class TronTriggerSmartContractTransactions(TypedDict, total=False):
     internal_transactions: bool
 
 
-class TronLogs(TypedDict, total=False):
+class TronLogs(LogKeys, total=False):
     """Keys of `add_logs` on Tron."""
 
-    address: Iterable[str]
-    topic0: Iterable[str]
-    topic1: Iterable[str]
-    topic2: Iterable[str]
-    topic3: Iterable[str]
     transaction: bool
 
 
