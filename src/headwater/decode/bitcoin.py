@@ -5,7 +5,9 @@
 
 Amounts are satoshis, exactly. A transaction is named by its txid in `transaction_hash`; an input
 says which output it spends with `txid` and `vout`. All of these are values: made on the driver,
-pickled to executors, never changed; the same lines give the same rows again.
+pickled to executors, never changed; the same lines give the same rows again. The functions raise
+`QueryError` if a field or filter is not known, or a value is of the wrong kind, and
+`ParameterError` if `decimals` names a column that cannot be one.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Unpack
 
-from headwater.decode.tables import TableOutput, make_table
+from headwater.decode.tables import Fields, TableOutput, make_table
 from headwater.query.bitcoin import (
     BitcoinInputs,
     BitcoinOutputs,
@@ -30,56 +32,26 @@ __all__ = [
 
 
 def blocks(
-    *,
-    fields: Iterable[str] | None = None,
-    range: object = None,
-    decimals: Iterable[str] = (),
+    *, fields: Fields = None, range: object = None, decimals: Iterable[str] = ()
 ) -> TableOutput:
-    """Return the table of all blocks. docs/schema.md lists the fields and their types.
-
-    Raises:
-        QueryError: a field is not known.
-        ParameterError: `decimals` names a column that cannot be one.
-    """
-    return make_table(BitcoinQuery(include_all_blocks=True), "blocks", fields, {}, range, decimals)
+    """Return the table of all blocks. docs/schema.md lists the fields and their types."""
+    return make_table(BitcoinQuery, "blocks", fields, {}, range, decimals)
 
 
-def transactions(
-    *,
-    fields: Iterable[str] | None = None,
-    range: object = None,
-) -> TableOutput:
-    """Return the table of all transactions.
-
-    Raises:
-        QueryError: a field is not known.
-    """
-    return make_table(BitcoinQuery(), "transactions", fields, {}, range)
+def transactions(*, fields: Fields = None, range: object = None) -> TableOutput:
+    """Return the table of all transactions."""
+    return make_table(BitcoinQuery, "transactions", fields, {}, range)
 
 
 def inputs(
-    *,
-    fields: Iterable[str] | None = None,
-    range: object = None,
-    **filters: Unpack[BitcoinInputs],
+    *, fields: Fields = None, range: object = None, **filters: Unpack[BitcoinInputs]
 ) -> TableOutput:
-    """Return the table of inputs that match the filters of `BitcoinQuery.add_inputs`.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(BitcoinQuery(), "inputs", fields, filters, range)
+    """Return the table of inputs that match the filters of `BitcoinQuery.add_inputs`."""
+    return make_table(BitcoinQuery, "inputs", fields, filters, range)
 
 
 def outputs(
-    *,
-    fields: Iterable[str] | None = None,
-    range: object = None,
-    **filters: Unpack[BitcoinOutputs],
+    *, fields: Fields = None, range: object = None, **filters: Unpack[BitcoinOutputs]
 ) -> TableOutput:
-    """Return the table of outputs that match the filters of `BitcoinQuery.add_outputs`.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(BitcoinQuery(), "outputs", fields, filters, range)
+    """Return the table of outputs that match the filters of `BitcoinQuery.add_outputs`."""
+    return make_table(BitcoinQuery, "outputs", fields, filters, range)

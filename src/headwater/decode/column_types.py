@@ -19,11 +19,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
 import pyarrow as pa
 
 from headwater.decode.block_lines import TIMESTAMP
 from headwater.decode.measures import EXACT_DECIMAL
 from headwater.decode.types import DECIMAL
+from headwater.errors import ParameterError
 from headwater.query import Field, WireType
 
 
@@ -71,6 +75,21 @@ def decimal_type(field: Field) -> pa.DataType | None:
         return EXACT_DECIMAL
     is_wide = field.type is WireType.QUANTITY and scalar_type(field) == pa.string()
     return DECIMAL if is_wide else None
+
+
+def check_decimals(decimals: Iterable[str], able: AbstractSet[str], whose: str) -> frozenset[str]:
+    """Return the names that are asked for as decimals; `whose` names the able ones in errors.
+
+    Raises:
+        ParameterError: one is not among those that can.
+    """
+    asked = frozenset([decimals] if isinstance(decimals, str) else decimals)
+    for name in sorted(asked - able):
+        raise ParameterError(
+            f"{name!r} cannot be asked for as a decimal; of {whose} can: "
+            f"{', '.join(sorted(able)) or 'none'}"
+        )
+    return asked
 
 
 def scalar_type(field: Field) -> pa.DataType:

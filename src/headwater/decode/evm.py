@@ -6,7 +6,9 @@
     evm.events("Swap(…)", contracts=evm.factory("0x1f98…", "PoolCreated(…)", child="pool"))
 
 All of these are values: made on the driver, pickled to executors, never changed. Decoding is a pure
-function of the lines, so a retried task gives the same rows.
+function of the lines, so a retried task gives the same rows. Raw tables raise `QueryError` if a
+field or filter is not known or a value of the wrong kind, `ParameterError` if `decimals` names a
+column that cannot be one.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from headwater.decode.abi import Event, Parameter, parse_event
 from headwater.decode.abi_file import load_abi as abi
 from headwater.decode.addresses import check_address
 from headwater.decode.calls import CallsOutput, Source, call_columns
+from headwater.decode.column_types import check_decimals
 from headwater.decode.events import EventsOutput, column_type, event_columns, event_query
 from headwater.decode.factory import PREFIX, Factory, calls_scope, events_scope
 from headwater.decode.functions import Function, parse_function
-from headwater.decode.malformed import OnError
-from headwater.decode.tables import TableOutput, make_table
+from headwater.decode.malformed import OnError, check_on_error
+from headwater.decode.tables import Fields, TableOutput, make_table
 from headwater.decode.topic_filters import make_topic_filters
 from headwater.decode.types import Elementary, Kind, arrow_type, is_wide
 from headwater.decode.union import UnionOutput, make_union
@@ -83,7 +86,7 @@ def events(
         InvalidRangeError: the range cannot be understood.
         InvalidOptionError: `on_error` is something else.
     """
-    _check_on_error(on_error)
+    check_on_error(on_error)
     parsed = parse_event(event)
     parsed = replace(parsed, parameters=_ask_decimals(parsed.name, parsed.parameters, decimals))
     addresses, parent = _check_contracts(contracts)
@@ -141,7 +144,7 @@ def calls(
         InvalidRangeError: the range cannot be understood.
         InvalidOptionError: `on_error` or `source` is something else.
     """
-    _check_on_error(on_error)
+    check_on_error(on_error)
     if source not in ("transactions", "traces"):
         raise InvalidOptionError("source is 'transactions' or 'traces'", got=repr(source))
     parsed = parse_function(function)
@@ -224,66 +227,51 @@ def factory(
 # --- raw tables -----------------------------------------------------------------------------------
 
 
-def blocks(*, fields: Iterable[str] | None = None, range: object = None,
-           decimals: Iterable[str] = ()) -> TableOutput:  # fmt: skip
-    """Return the table of all blocks. docs/schema.md lists the fields and their types.
-
-    Raises:
-        QueryError: a field is not known.
-    """
-    query = EvmQuery(include_all_blocks=True)
-    return make_table(query, "blocks", fields, {}, range, decimals)
+def blocks(
+    *, fields: Fields = None, range: object = None, decimals: Iterable[str] = ()
+) -> TableOutput:
+    """Return the table of all blocks. docs/schema.md lists the fields and their types."""
+    return make_table(EvmQuery, "blocks", fields, {}, range, decimals)
 
 
-def transactions(*, fields: Iterable[str] | None = None, range: object = None,
-                 decimals: Iterable[str] = (),
-                 **filters: Unpack[EvmTransactions]) -> TableOutput:  # fmt: skip
-    """Return the table of transactions that match the filters of `EvmQuery.add_transactions`.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(EvmQuery(), "transactions", fields, filters, range, decimals)
-
-
-def logs(*, fields: Iterable[str] | None = None, range: object = None,
-         **filters: Unpack[EvmLogs]) -> TableOutput:  # fmt: skip
-    """Return the table of logs, not decoded, that match the filters of `EvmQuery.add_logs`.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(EvmQuery(), "logs", fields, filters, range)
+def transactions(
+    *,
+    fields: Fields = None,
+    range: object = None,
+    decimals: Iterable[str] = (),
+    **filters: Unpack[EvmTransactions],
+) -> TableOutput:
+    """Return the table of transactions that match the filters of `EvmQuery.add_transactions`."""
+    return make_table(EvmQuery, "transactions", fields, filters, range, decimals)
 
 
-def traces(*, fields: Iterable[str] | None = None, range: object = None,
-           decimals: Iterable[str] = (), **filters: Unpack[EvmTraces]) -> TableOutput:  # fmt: skip
+def logs(*, fields: Fields = None, range: object = None, **filters: Unpack[EvmLogs]) -> TableOutput:
+    """Return the table of logs, not decoded, that match the filters of `EvmQuery.add_logs`."""
+    return make_table(EvmQuery, "logs", fields, filters, range)
+
+
+def traces(
+    *,
+    fields: Fields = None,
+    range: object = None,
+    decimals: Iterable[str] = (),
+    **filters: Unpack[EvmTraces],
+) -> TableOutput:
     """Return the table of traces that match the filters of `EvmQuery.add_traces`.
 
     A trace has the columns of its own `type`; those of the other types are null.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
     """
-    return make_table(EvmQuery(), "traces", fields, filters, range, decimals)
+    return make_table(EvmQuery, "traces", fields, filters, range, decimals)
 
 
-def state_diffs(*, fields: Iterable[str] | None = None, range: object = None,
-                **filters: Unpack[EvmStateDiffs]) -> TableOutput:  # fmt: skip
-    """Return the table of state changes that match the filters of `EvmQuery.add_state_diffs`.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(EvmQuery(), "state_diffs", fields, filters, range)
+def state_diffs(
+    *, fields: Fields = None, range: object = None, **filters: Unpack[EvmStateDiffs]
+) -> TableOutput:
+    """Return the table of state changes that match the filters of `EvmQuery.add_state_diffs`."""
+    return make_table(EvmQuery, "state_diffs", fields, filters, range)
 
 
 # --- checks ---------------------------------------------------------------------------------------
-
-
-def _check_on_error(on_error: object) -> None:
-    if on_error not in ("raise", "skip"):
-        raise InvalidOptionError("on_error is 'raise' or 'skip'", got=repr(on_error))
 
 
 def _check_contracts(
@@ -316,13 +304,8 @@ def _refuse_taken(names: list[str], parent: Factory | None) -> None:
 def _ask_decimals(
     owner: str, parameters: tuple[Parameter, ...], decimals: Iterable[str]
 ) -> tuple[Parameter, ...]:
-    asked = {decimals} if isinstance(decimals, str) else set(decimals)
     able = {one.name for one in parameters if is_wide(one.type)}
-    for name in sorted(asked - able):
-        raise ParameterError(
-            f"{name!r} cannot be asked for as a decimal; of {owner} these can: "
-            f"{', '.join(sorted(able)) or 'none'}"
-        )
+    asked = check_decimals(decimals, able, f"{owner} these")
     return tuple(
         replace(one, type=replace(one.type, as_decimal=True))
         if one.name in asked and isinstance(one.type, Elementary)

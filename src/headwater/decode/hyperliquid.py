@@ -4,7 +4,9 @@
 
 Prices, sizes and fees are doubles on the portal's server, and here unless `decimals` names them:
 then they are the decimals that those doubles are written as. All of these are values: made on the
-driver, pickled to executors, never changed; the same lines give the same rows again.
+driver, pickled to executors, never changed; the same lines give the same rows again. The functions
+raise `QueryError` if a field or filter is not known, or a value is of the wrong kind, and
+`ParameterError` if `decimals` names a column that cannot be one.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Unpack
 
-from headwater.decode.tables import TableOutput, make_table
+from headwater.decode.tables import Fields, TableOutput, make_table
 from headwater.query.hyperliquid import (
     HyperliquidFills,
     HyperliquidQuery,
@@ -25,30 +27,17 @@ __all__ = [
 ]
 
 
-def blocks(
-    *,
-    fields: Iterable[str] | None = None,
-    range: object = None,
-) -> TableOutput:
-    """Return the table of all blocks. docs/schema.md lists the fields and their types.
-
-    Raises:
-        QueryError: a field is not known.
-    """
-    return make_table(HyperliquidQuery(include_all_blocks=True), "blocks", fields, {}, range)
+def blocks(*, fields: Fields = None, range: object = None) -> TableOutput:
+    """Return the table of all blocks. docs/schema.md lists the fields and their types."""
+    return make_table(HyperliquidQuery, "blocks", fields, {}, range)
 
 
 def fills(
     *,
-    fields: Iterable[str] | None = None,
+    fields: Fields = None,
     range: object = None,
     decimals: Iterable[str] = (),
     **filters: Unpack[HyperliquidFills],
 ) -> TableOutput:
-    """Return the table of fills that match the filters of `HyperliquidQuery.add_fills`.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-        ParameterError: `decimals` names a column that cannot be one.
-    """
-    return make_table(HyperliquidQuery(), "fills", fields, filters, range, decimals)
+    """Return the table of fills that match the filters of `HyperliquidQuery.add_fills`."""
+    return make_table(HyperliquidQuery, "fills", fields, filters, range, decimals)

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headwater.errors import InvalidOptionError
+
 OnError = Literal["raise", "skip"]
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -25,6 +27,16 @@ class MalformedRowsError(Exception):
     def __init__(self, rows: Rows, reason: str) -> None:
         super().__init__(reason)
         self.rows, self.reason = rows, reason
+
+
+def check_on_error(on_error: object) -> None:
+    """Refuse what is no `OnError`. Called by the functions that make outputs, on the driver.
+
+    Raises:
+        InvalidOptionError: it is something else.
+    """
+    if on_error not in ("raise", "skip"):
+        raise InvalidOptionError("on_error is 'raise' or 'skip'", got=repr(on_error))
 
 
 def refuse(bad: Mask, reason: str, owners: Rows | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from headwater.decode.table_forms import FORMS
-from headwater.decode.tables import TableOutput, make_table
+from headwater.decode.tables import Fields, TableOutput, make_table
 from headwater.errors import QueryError
 from headwater.query.networks import QUERIES
 
@@ -13,7 +13,7 @@ from headwater.query.networks import QUERIES
 def named_table(
     name: str,
     *,
-    fields: Iterable[str] | None = None,
+    fields: Fields = None,
     filters: Mapping[str, object] | None = None,
     range: object = None,
     decimals: Iterable[str] = (),
@@ -26,11 +26,9 @@ def named_table(
         InvalidRangeError: the range cannot be understood.
     """
     network, _, table = name.partition(".")
-    make = QUERIES.get(network)
-    form = None if make is None else FORMS[make.network.type].get(table)
-    if make is None or form is None:
+    build = QUERIES.get(network)
+    if build is None or table not in FORMS[build.network.type]:
         tables = (f"{one}.{name}" for one, query in QUERIES.items()
                   for name in FORMS[query.network.type])  # fmt: skip
         raise QueryError(f"there is no table {name!r}", valid=", ".join(tables))
-    empty = make(include_all_blocks=form.family is None)
-    return make_table(empty, table, fields, filters or {}, range, decimals)
+    return make_table(build, table, fields, filters or {}, range, decimals)

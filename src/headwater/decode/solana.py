@@ -7,7 +7,7 @@
 
 Block numbers are slots, which have gaps. All of these are values: made on the driver, pickled to
 executors, never changed. Decoding is a pure function of the lines, so a retried task gives the same
-rows.
+rows. Raw tables raise `QueryError` if a field or filter is not known, or a value of the wrong kind.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from typing import Literal, Unpack
 from headwater.core import parse_ranges
 from headwater.decode.anchor_events import AnchorEventsOutput
 from headwater.decode.borsh_types import is_wide
+from headwater.decode.column_types import check_decimals
 from headwater.decode.idl import load_idl
 from headwater.decode.instructions import InstructionsOutput, layout_columns
 from headwater.decode.layouts import Layout, parse_layout
-from headwater.decode.malformed import OnError
+from headwater.decode.malformed import OnError, check_on_error
 from headwater.decode.programs import PROGRAMS, SYSTEM, TOKEN, TOKEN_2022
 from headwater.decode.solana_items import INSTRUCTION_FIELDS, LOG_FIELDS
-from headwater.decode.tables import TableOutput, make_table
+from headwater.decode.tables import Fields, TableOutput, make_table
 from headwater.errors import InvalidOptionError, LayoutError, ParameterError
 from headwater.query import Query, SolanaQuery
 from headwater.query.networks import (
@@ -169,81 +170,58 @@ def events(
 # --- raw tables -----------------------------------------------------------------------------------
 
 
-def blocks(*, fields: Iterable[str] | None = None, range: object = None) -> TableOutput:
-    """Return the table of all blocks. docs/schema.md lists the fields and their types.
-
-    Raises:
-        QueryError: a field is not known.
-    """
-    return make_table(SolanaQuery(include_all_blocks=True), "blocks", fields, {}, range)
+def blocks(*, fields: Fields = None, range: object = None) -> TableOutput:
+    """Return the table of all blocks. docs/schema.md lists the fields and their types."""
+    return make_table(SolanaQuery, "blocks", fields, {}, range)
 
 
-def transactions(*, fields: Iterable[str] | None = None, range: object = None,
-                 **filters: Unpack[SolanaTransactions]) -> TableOutput:  # fmt: skip
-    """Return the table of transactions, failed ones too, that match `fee_payer`.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(SolanaQuery(), "transactions", fields, filters, range)
+def transactions(
+    *, fields: Fields = None, range: object = None, **filters: Unpack[SolanaTransactions]
+) -> TableOutput:
+    """Return the table of transactions, failed ones too, that match `fee_payer`."""
+    return make_table(SolanaQuery, "transactions", fields, filters, range)
 
 
-def instructions_raw(*, fields: Iterable[str] | None = None, range: object = None,
-                     **filters: Unpack[SolanaInstructions]) -> TableOutput:  # fmt: skip
-    """Return the table of instructions, not decoded, that match the filters of `SolanaQuery`.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(SolanaQuery(), "instructions_raw", fields, filters, range)
+def instructions_raw(
+    *, fields: Fields = None, range: object = None, **filters: Unpack[SolanaInstructions]
+) -> TableOutput:
+    """Return the table of instructions, not decoded, that match the filters of `SolanaQuery`."""
+    return make_table(SolanaQuery, "instructions_raw", fields, filters, range)
 
 
-def logs(*, fields: Iterable[str] | None = None, range: object = None,
-         **filters: Unpack[SolanaLogs]) -> TableOutput:  # fmt: skip
-    """Return the table of log messages that match the filters of `SolanaQuery.add_logs`.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(SolanaQuery(), "logs", fields, filters, range)
+def logs(
+    *, fields: Fields = None, range: object = None, **filters: Unpack[SolanaLogs]
+) -> TableOutput:
+    """Return the table of log messages that match the filters of `SolanaQuery.add_logs`."""
+    return make_table(SolanaQuery, "logs", fields, filters, range)
 
 
-def balances(*, fields: Iterable[str] | None = None, range: object = None,
-             **filters: Unpack[SolanaBalances]) -> TableOutput:  # fmt: skip
-    """Return the table of changes of SOL balances that match `account`.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(SolanaQuery(), "balances", fields, filters, range)
+def balances(
+    *, fields: Fields = None, range: object = None, **filters: Unpack[SolanaBalances]
+) -> TableOutput:
+    """Return the table of changes of SOL balances that match `account`."""
+    return make_table(SolanaQuery, "balances", fields, filters, range)
 
 
-def token_balances(*, fields: Iterable[str] | None = None, range: object = None,
-                   **filters: Unpack[SolanaTokenBalances]) -> TableOutput:  # fmt: skip
-    """Return the table of changes of token balances that match the filters.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(SolanaQuery(), "token_balances", fields, filters, range)
+def token_balances(
+    *, fields: Fields = None, range: object = None, **filters: Unpack[SolanaTokenBalances]
+) -> TableOutput:
+    """Return the table of changes of token balances that match the filters."""
+    return make_table(SolanaQuery, "token_balances", fields, filters, range)
 
 
-def rewards(*, fields: Iterable[str] | None = None, range: object = None,
-            **filters: Unpack[SolanaRewards]) -> TableOutput:  # fmt: skip
-    """Return the table of rewards that match `pubkey`.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(SolanaQuery(), "rewards", fields, filters, range)
+def rewards(
+    *, fields: Fields = None, range: object = None, **filters: Unpack[SolanaRewards]
+) -> TableOutput:
+    """Return the table of rewards that match `pubkey`."""
+    return make_table(SolanaQuery, "rewards", fields, filters, range)
 
 
 # --- checks ---------------------------------------------------------------------------------------
 
 
 def _check_options(on_error: object, committed_only: object) -> None:
-    if on_error not in ("raise", "skip"):
-        raise InvalidOptionError("on_error is 'raise' or 'skip'", got=repr(on_error))
+    check_on_error(on_error)
     if not isinstance(committed_only, bool):
         raise InvalidOptionError("committed_only is True or False", got=repr(committed_only))
 
@@ -313,14 +291,8 @@ def _account_filters(layout: Layout, accounts: Mapping[str, object]) -> dict[str
 
 
 def _check_decimals(layout: Layout, decimals: Iterable[str]) -> frozenset[str]:
-    asked = frozenset([decimals] if isinstance(decimals, str) else decimals)
     able = {one.name for one in layout.args.members if is_wide(one.type)}
-    for name in sorted(asked - able):
-        raise ParameterError(
-            f"{name!r} cannot be asked for as a decimal; of {layout.name} these can: "
-            f"{', '.join(sorted(able)) or 'none'}"
-        )
-    return asked
+    return check_decimals(decimals, able, f"{layout.name} these")
 
 
 def _instruction_query(keys: Mapping[str, object]) -> Query:

@@ -25,212 +25,162 @@ class TableForm:
     flag: str | None = None
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
+def _blocks(default: str) -> TableForm:
+    return TableForm("blocks", "block", None, (), tuple(default.split()))
+
+
+def _items(
+    name: str,
+    entity: str,
+    identity: str,
+    default: str,
+    *,
+    family: str | None = None,
+    joined: bool = False,
+    flag: str | None = None,
+) -> TableForm:
+    """Return a table of items; its family of filters is called like it, unless it says which."""
+    first, chosen = tuple(identity.split()), tuple(default.split())
+    return TableForm(name, entity, family or name, first, chosen, joined, flag)
 
 
 _EVM_FORMS = (
-    TableForm(
-        "blocks",
-        "block",
-        None,
-        (),
-        _words("parent_hash miner size gas_limit gas_used base_fee_per_gas extra_data"),
-    ),
-    TableForm(
+    _blocks("parent_hash miner size gas_limit gas_used base_fee_per_gas extra_data"),
+    _items(
         "transactions",
         "transaction",
-        "transactions",
-        _words("hash transaction_index"),
-        _words("from to nonce value input gas gas_price gas_used effective_gas_price")
-        + _words("contract_address type status"),
+        "hash transaction_index",
+        "from to nonce value input gas gas_price gas_used effective_gas_price contract_address "
+        "type status",
     ),
-    TableForm(
-        "logs",
-        "log",
-        "logs",
-        _words("transaction_hash transaction_index log_index"),
-        _words("address topics data"),
-    ),
-    TableForm(
+    _items("logs", "log", "transaction_hash transaction_index log_index", "address topics data"),
+    _items(
         "traces",
         "trace",
-        "traces",
-        _words("transaction_index trace_address type"),
-        _words("error create_from create_value create_result_address call_call_type call_from")
-        + _words("call_to call_value call_sighash call_input call_result_output")
-        + _words("suicide_address suicide_refund_address suicide_balance")
-        + _words("reward_author reward_value reward_type"),
+        "transaction_index trace_address type",
+        "error create_from create_value create_result_address call_call_type call_from call_to "
+        "call_value call_sighash call_input call_result_output suicide_address "
+        "suicide_refund_address suicide_balance reward_author reward_value reward_type",
         joined=True,
     ),
-    TableForm(
-        "state_diffs",
-        "stateDiff",
-        "state_diffs",
-        _words("transaction_index address key"),
-        _words("kind prev next"),
-        joined=True,
+    _items(
+        "state_diffs", "stateDiff", "transaction_index address key", "kind prev next", joined=True
     ),
 )
 
 _SOLANA_FORMS = (
-    TableForm("blocks", "block", None, (), _words("height parent_number parent_hash")),
-    TableForm(
+    _blocks("height parent_number parent_hash"),
+    _items(
         "transactions",
         "transaction",
-        "transactions",
-        _words("transaction_index"),
-        _words("account_keys err fee compute_units_consumed version"),
+        "transaction_index",
+        "account_keys err fee compute_units_consumed version",
         joined=True,
     ),
-    TableForm(
+    _items(
         "instructions_raw",
         "instruction",
-        "instructions",
-        _words("transaction_index instruction_address program_id"),
-        _words("accounts data is_committed error"),
+        "transaction_index instruction_address program_id",
+        "accounts data is_committed error",
+        family="instructions",
         joined=True,
     ),
-    TableForm(
+    _items(
         "logs",
         "log",
-        "logs",
-        _words("transaction_index log_index instruction_address program_id"),
-        _words("kind message"),
+        "transaction_index log_index instruction_address program_id",
+        "kind message",
         joined=True,
     ),
-    TableForm(
-        "balances",
-        "balance",
-        "balances",
-        _words("transaction_index account"),
-        _words("pre post"),
-        joined=True,
-    ),
-    TableForm(
+    _items("balances", "balance", "transaction_index account", "pre post", joined=True),
+    _items(
         "token_balances",
         "tokenBalance",
-        "token_balances",
-        _words("transaction_index account"),
-        _words("pre_program_id pre_mint pre_decimals pre_owner pre_amount")
-        + _words("post_program_id post_mint post_decimals post_owner post_amount"),
+        "transaction_index account",
+        "pre_program_id pre_mint pre_decimals pre_owner pre_amount "
+        "post_program_id post_mint post_decimals post_owner post_amount",
         joined=True,
     ),
-    TableForm(
-        "rewards",
-        "reward",
-        "rewards",
-        _words("pubkey"),
-        _words("lamports post_balance reward_type commission"),
-    ),
+    _items("rewards", "reward", "pubkey", "lamports post_balance reward_type commission"),
 )
 
 _BITCOIN_FORMS = (
-    TableForm(
-        "blocks", "block", None, (), _words("parent_hash median_time difficulty size weight")
-    ),
-    TableForm(
+    _blocks("parent_hash median_time difficulty size weight"),
+    _items(
         "transactions",
         "transaction",
-        "transactions",
-        _words("txid transaction_index"),
-        _words("size vsize weight version locktime"),
+        "txid transaction_index",
+        "size vsize weight version locktime",
     ),
-    TableForm(
+    _items(
         "inputs",
         "input",
-        "inputs",
-        _words("transaction_index input_index"),
-        _words("type txid vout sequence prevout_height prevout_value prevout_script_pub_key_type")
-        + _words("prevout_script_pub_key_address"),
+        "transaction_index input_index",
+        "type txid vout sequence prevout_height prevout_value prevout_script_pub_key_type "
+        "prevout_script_pub_key_address",
         joined=True,
     ),
-    TableForm(
+    _items(
         "outputs",
         "output",
-        "outputs",
-        _words("transaction_index output_index"),
-        _words("value script_pub_key_type script_pub_key_address script_pub_key_hex"),
+        "transaction_index output_index",
+        "value script_pub_key_type script_pub_key_address script_pub_key_hex",
         joined=True,
     ),
 )
 
 _TRON_TRANSACTION = (
-    _words("hash transaction_index"),
-    _words("type parameter ret fee fee_limit energy_usage_total net_usage contract_address result"),
+    "transaction",
+    "hash transaction_index",
+    "type parameter ret fee fee_limit energy_usage_total net_usage contract_address result",
 )
 _TRON_FORMS = (
-    TableForm("blocks", "block", None, (), _words("parent_hash witness_address version")),
-    TableForm("transactions", "transaction", "transactions", *_TRON_TRANSACTION),
-    TableForm("transfers", "transaction", "transfer_transactions", *_TRON_TRANSACTION),
-    TableForm("asset_transfers", "transaction", "transfer_asset_transactions", *_TRON_TRANSACTION),
-    TableForm(
-        "contract_calls", "transaction", "trigger_smart_contract_transactions", *_TRON_TRANSACTION
-    ),
-    TableForm(
-        "logs",
-        "log",
-        "logs",
-        _words("transaction_index log_index"),
-        _words("address topics data"),
-        joined=True,
-    ),
-    TableForm(
+    _blocks("parent_hash witness_address version"),
+    _items("transactions", *_TRON_TRANSACTION),
+    _items("transfers", *_TRON_TRANSACTION, family="transfer_transactions"),
+    _items("asset_transfers", *_TRON_TRANSACTION, family="transfer_asset_transactions"),
+    _items("contract_calls", *_TRON_TRANSACTION, family="trigger_smart_contract_transactions"),
+    _items("logs", "log", "transaction_index log_index", "address topics data", joined=True),
+    _items(
         "internal_transactions",
         "internalTransaction",
-        "internal_transactions",
-        _words("transaction_index internal_transaction_index"),
-        _words("hash caller_address transfer_to_address call_value_info note rejected"),
+        "transaction_index internal_transaction_index",
+        "hash caller_address transfer_to_address call_value_info note rejected",
         joined=True,
     ),
 )
 
 _HYPERLIQUID_FORMS = (
-    TableForm("blocks", "block", None, (), _words("parent_hash")),
-    TableForm(
+    _blocks("parent_hash"),
+    _items(
         "fills",
         "fill",
-        "fills",
-        _words("hash fill_index"),
-        _words("user coin px sz side time dir start_position closed_pnl oid tid crossed fee")
-        + _words("fee_token builder_fee builder cloid twap_id"),
+        "hash fill_index",
+        "user coin px sz side time dir start_position closed_pnl oid tid crossed fee fee_token "
+        "builder_fee builder cloid twap_id",
     ),
 )
 
-_EVENT = (
-    _words("extrinsic_index index name"),
-    _words("phase call_address args"),
-)
-_CALL = (_words("extrinsic_index address name"), _words("success origin args error"))
+_CALL = ("call", "extrinsic_index address name", "success origin args error")
+_EVENT = ("event", "extrinsic_index index name", "phase call_address args")
 _SUBSTRATE_FORMS = (
-    TableForm(
-        "blocks",
-        "block",
-        None,
-        (),
-        _words("parent_hash validator spec_name spec_version"),
-    ),
-    TableForm(
+    _blocks("parent_hash validator spec_name spec_version"),
+    _items(
         "extrinsics",
         "extrinsic",
-        "calls",
-        _words("hash index"),
-        _words("version success fee tip signature error"),
+        "hash index",
+        "version success fee tip signature error",
+        family="calls",
         flag="extrinsic",
     ),
-    TableForm("calls", "call", "calls", *_CALL, joined=True),
-    TableForm("ethereum_transactions", "call", "ethereum_transactions", *_CALL, joined=True),
-    TableForm("events", "event", "events", *_EVENT, joined=True),
-    *(
-        TableForm(family, "event", family, *_EVENT, joined=True)
-        for family in (
-            "evm_logs",
-            "contracts_events",
-            "gear_messages_enqueued",
-            "gear_user_messages_sent",
-            "revive_contract_emitted",
-        )
-    ),
+    _items("calls", *_CALL, joined=True),
+    _items("ethereum_transactions", *_CALL, joined=True),
+    _items("events", *_EVENT, joined=True),
+    _items("evm_logs", *_EVENT, joined=True),
+    _items("contracts_events", *_EVENT, joined=True),
+    _items("gear_messages_enqueued", *_EVENT, joined=True),
+    _items("gear_user_messages_sent", *_EVENT, joined=True),
+    _items("revive_contract_emitted", *_EVENT, joined=True),
 )
 
 FORMS = {

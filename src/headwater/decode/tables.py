@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 
 from headwater.core import BlockRange, RangeSpec, parse_ranges
 from headwater.decode.block_lines import HEADER_FIELDS
-from headwater.decode.column_types import column_type, decimal_type
+from headwater.decode.column_types import check_decimals, column_type, decimal_type
 from headwater.decode.entities import Entities
 from headwater.decode.entity_structs import held_as
 from headwater.decode.log_columns import TOPICS
@@ -27,8 +28,11 @@ from headwater.decode.transaction_names import look_up
 from headwater.decode.vocabulary import HEADER, column_name, transaction_name
 from headwater.decode.wire_columns import as_decimals, convert
 from headwater.decode.words import fixed_width_array
-from headwater.errors import BlockContentError, ParameterError, QueryError
+from headwater.errors import BlockContentError, QueryError
 from headwater.query import EVM, Family, Field, Network, Presence, Query
+
+Fields: TypeAlias = Iterable[str] | None
+"""Fields of a raw table; None for those that docs/schema.md calls default."""
 
 _PREFIX = np.frombuffer(b"0x", np.uint8)
 
@@ -135,9 +139,9 @@ class TableOutput:
 
 
 def make_table(
-    empty: Query,
+    build: type[Query],
     name: str,
-    fields: Iterable[str] | None,
+    fields: Fields,
     filters: Mapping[str, object],
     block_range: object,
     decimals: Iterable[str] = (),
@@ -149,12 +153,14 @@ def make_table(
         ParameterError: `decimals` names a column that cannot be one.
         InvalidRangeError: the range cannot be understood.
     """
-    network = empty.network
+    network = build.network
     form = FORMS[network.type][name]
+    empty = build(include_all_blocks=form.family is None)
     entity = network.entity(form.entity)
     known = {field.name: field for field in entity.fields}
     columns = _columns(network, form, known, fields)
-    asked = _check_decimals(columns, decimals)
+    able = {one.name for one in columns if decimal_type(one) is not None}
+    asked = check_decimals(decimals, able, "these columns")
     query = empty
     if form.family is None:
         query = empty.add_fields(block=[one.name for one in columns])
@@ -178,7 +184,7 @@ def make_table(
 
 
 def _columns(
-    network: Network, form: TableForm, known: Mapping[str, Field], fields: Iterable[str] | None
+    network: Network, form: TableForm, known: Mapping[str, Field], fields: Fields
 ) -> tuple[Field, ...]:
     if isinstance(fields, str):
         raise QueryError("fields is a list of names", got=repr(fields))
@@ -196,17 +202,6 @@ def _columns(
     return tuple(
         known[name] for name in names if column_name(network, form.entity, name) not in HEADER
     )
-
-
-def _check_decimals(columns: Sequence[Field], decimals: Iterable[str]) -> frozenset[str]:
-    asked = frozenset([decimals] if isinstance(decimals, str) else decimals)
-    able = {one.name for one in columns if decimal_type(one) is not None}
-    for name in sorted(asked - able):
-        raise ParameterError(
-            f"{name!r} cannot be asked for as a decimal; of these columns can: "
-            f"{', '.join(sorted(able)) or 'none'}"
-        )
-    return asked
 
 
 def _join_transactions(

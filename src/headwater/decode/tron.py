@@ -6,14 +6,14 @@
 Addresses in filters are `T…` or hex; in columns they are hex of 21 bytes, `41…`, those of logs too.
 Amounts are sun. What a transaction does is in its `parameter`, as JSON. All of these are values:
 made on the driver, pickled to executors, never changed; the same lines give the same rows again.
+The functions raise `QueryError` if a field or filter is not known, or a value is of the wrong kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Unpack
 
-from headwater.decode.tables import TableOutput, make_table
+from headwater.decode.tables import Fields, TableOutput, make_table
 from headwater.query.tron import (
     TronInternalTransactions,
     TronLogs,
@@ -36,98 +36,51 @@ __all__ = [
 ]
 
 
-def blocks(
-    *,
-    fields: Iterable[str] | None = None,
-    range: object = None,
-) -> TableOutput:
-    """Return the table of all blocks. docs/schema.md lists the fields and their types.
-
-    Raises:
-        QueryError: a field is not known.
-    """
-    return make_table(TronQuery(include_all_blocks=True), "blocks", fields, {}, range)
+def blocks(*, fields: Fields = None, range: object = None) -> TableOutput:
+    """Return the table of all blocks. docs/schema.md lists the fields and their types."""
+    return make_table(TronQuery, "blocks", fields, {}, range)
 
 
 def transactions(
-    *,
-    fields: Iterable[str] | None = None,
-    range: object = None,
-    **filters: Unpack[TronTransactions],
+    *, fields: Fields = None, range: object = None, **filters: Unpack[TronTransactions]
 ) -> TableOutput:
-    """Return the table of transactions of these types, or of all.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(TronQuery(), "transactions", fields, filters, range)
+    """Return the table of transactions of these types, or of all."""
+    return make_table(TronQuery, "transactions", fields, filters, range)
 
 
 def transfers(
-    *,
-    fields: Iterable[str] | None = None,
-    range: object = None,
-    **filters: Unpack[TronTransferTransactions],
+    *, fields: Fields = None, range: object = None, **filters: Unpack[TronTransferTransactions]
 ) -> TableOutput:
-    """Return the table of transactions that transfer TRX.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(TronQuery(), "transfers", fields, filters, range)
+    """Return the table of transactions that transfer TRX."""
+    return make_table(TronQuery, "transfers", fields, filters, range)
 
 
 def asset_transfers(
-    *,
-    fields: Iterable[str] | None = None,
-    range: object = None,
-    **filters: Unpack[TronTransferAssetTransactions],
+    *, fields: Fields = None, range: object = None, **filters: Unpack[TronTransferAssetTransactions]
 ) -> TableOutput:
-    """Return the table of transactions that transfer TRC-10 tokens.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(TronQuery(), "asset_transfers", fields, filters, range)
+    """Return the table of transactions that transfer TRC-10 tokens."""
+    return make_table(TronQuery, "asset_transfers", fields, filters, range)
 
 
 def contract_calls(
     *,
-    fields: Iterable[str] | None = None,
+    fields: Fields = None,
     range: object = None,
     **filters: Unpack[TronTriggerSmartContractTransactions],
 ) -> TableOutput:
-    """Return the table of transactions that call contracts.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(TronQuery(), "contract_calls", fields, filters, range)
+    """Return the table of transactions that call contracts."""
+    return make_table(TronQuery, "contract_calls", fields, filters, range)
 
 
 def logs(
-    *,
-    fields: Iterable[str] | None = None,
-    range: object = None,
-    **filters: Unpack[TronLogs],
+    *, fields: Fields = None, range: object = None, **filters: Unpack[TronLogs]
 ) -> TableOutput:
-    """Return the table of logs, not decoded, that match the filters of `TronQuery.add_logs`.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(TronQuery(), "logs", fields, filters, range)
+    """Return the table of logs, not decoded, that match the filters of `TronQuery.add_logs`."""
+    return make_table(TronQuery, "logs", fields, filters, range)
 
 
 def internal_transactions(
-    *,
-    fields: Iterable[str] | None = None,
-    range: object = None,
-    **filters: Unpack[TronInternalTransactions],
+    *, fields: Fields = None, range: object = None, **filters: Unpack[TronInternalTransactions]
 ) -> TableOutput:
-    """Return the table of what contracts sent and called.
-
-    Raises:
-        QueryError: a field or filter is not known, or a value is of the wrong kind.
-    """
-    return make_table(TronQuery(), "internal_transactions", fields, filters, range)
+    """Return the table of what contracts sent and called."""
+    return make_table(TronQuery, "internal_transactions", fields, filters, range)
