@@ -52,6 +52,6 @@ class DuckDBAggregates:
                     rows = compose(
                         "(SELECT {keys} FROM {stage})", keys=Fragment(keys), stage=lent[0].source
                     )
-                    tx.keep(layout, Fragment(rows))
+                    tx.keep(layout, rows)
                     merge(tx.session, lent)
                     give_back(tx.session, lent)

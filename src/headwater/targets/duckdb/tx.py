@@ -182,7 +182,7 @@ class Tx:
                 rows=rows,
                 same=equal(layout.key, "old", "new"),
             )
-            self._undo.changed(layout, block, "UPDATE", Fragment(met))
+            self._undo.changed(layout, block, "UPDATE", met)
             self._undo.inserted(layout, block, list(layout.key), rows)
 
     @property
@@ -298,17 +298,15 @@ class Tx:
             source = compose(
                 "(SELECT {values} FROM {view})", values=Fragment(", ".join(values)), view=view
             )
-            yield _Rows(layout, names, Fragment(source))
+            yield _Rows(layout, names, source)
 
     def _matching(self, rows: _Rows, same: Fragment) -> Fragment:
         """Return the rows `old` of the table that the frame meets."""
-        return Fragment(
-            compose(
-                "{table} AS old WHERE EXISTS (FROM {source} AS new WHERE {same})",
-                table=rows.layout.name,
-                source=rows.source,
-                same=same,
-            )
+        return compose(
+            "{table} AS old WHERE EXISTS (FROM {source} AS new WHERE {same})",
+            table=rows.layout.name,
+            source=rows.source,
+            same=same,
         )
 
     @contextmanager

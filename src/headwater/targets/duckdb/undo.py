@@ -38,12 +38,10 @@ class UndoLog:
         new = Fragment("")
         if layout.undo is Undo.KEYED:
             same = equal(layout.key, "old", "new")
-            new = Fragment(
-                compose(
-                    "WHERE NOT EXISTS (FROM {table} AS old WHERE {same})",
-                    table=layout.name,
-                    same=same,
-                )
+            new = compose(
+                "WHERE NOT EXISTS (FROM {table} AS old WHERE {same})",
+                table=layout.name,
+                same=same,
             )
         self._keep(layout, block, "INSERT", names, Fragment(f"{source} AS new {new}"), "new.")
 
@@ -61,7 +59,7 @@ class UndoLog:
                     one=one or layout.name,
                     other=other or layout.name,
                 )
-                self._keep(layout, block, operation, names, Fragment(rows), "old.")
+                self._keep(layout, block, operation, names, rows, "old.")
             return
         gone = "(FROM {before} EXCEPT FROM {table}) AS old"
         kept = gone + " WHERE {no} EXISTS (FROM {table} AS now WHERE {same})"
@@ -74,7 +72,7 @@ class UndoLog:
                 no=Fragment("NOT" if operation == "DELETE" else ""),
                 same=same,
             )
-            self._keep(layout, block, operation, names, Fragment(rows), "old.")
+            self._keep(layout, block, operation, names, rows, "old.")
 
     def _keep(
         self,
@@ -104,7 +102,7 @@ class UndoLog:
 
     def _log(self, layout: Layout) -> TableName:
         """Return the table's log, with all the columns that the table has."""
-        log = layout.name.suffixed("__snapshots")
+        log = layout.name.snapshots
         if log.folded in self._ready:
             return log
         parts = [f"{quote(name)} {kind}" for name, kind in layout.types.items()]
@@ -216,7 +214,7 @@ class UndoLog:
         self._session.run(
             compose(
                 "DELETE FROM {log} WHERE {stream} = ? AND {block} > ?",
-                log=layout.name.suffixed("__snapshots"),
+                log=layout.name.snapshots,
                 stream=STREAM,
                 block=BLOCK,
             ),
@@ -229,7 +227,7 @@ class UndoLog:
             self._session.run(
                 compose(
                     "DELETE FROM {log} WHERE {stream} = ? AND {block} <= ?",
-                    log=layout.name.suffixed("__snapshots"),
+                    log=layout.name.snapshots,
                     stream=STREAM,
                     block=BLOCK,
                 ),
@@ -237,7 +235,7 @@ class UndoLog:
             )
 
     def _exists(self, layout: Layout) -> bool:
-        log = layout.name.suffixed("__snapshots")
+        log = layout.name.snapshots
         return log.folded in self._ready or bool(
             self._session.rows(
                 "SELECT 1 FROM duckdb_tables() WHERE database_name = current_database() "
@@ -263,30 +261,26 @@ class UndoLog:
 
     def _earliest(self, layout: Layout) -> Fragment:
         """Return the query of the oldest image of each row above a block."""
-        return Fragment(
-            compose(
-                "FROM {log} WHERE {stream} = ? AND {block} > ? "
-                "QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY {block}) = 1",
-                log=layout.name.suffixed("__snapshots"),
-                stream=STREAM,
-                block=BLOCK,
-                key=layout.key,
-            )
+        return compose(
+            "FROM {log} WHERE {stream} = ? AND {block} > ? "
+            "QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY {block}) = 1",
+            log=layout.name.snapshots,
+            stream=STREAM,
+            block=BLOCK,
+            key=layout.key,
         )
 
     def _net(self, layout: Layout) -> Fragment:
         """Return the query of how often each row came (or, below zero, went) above a block."""
-        return Fragment(
-            compose(
-                "SELECT {names}, sum(CASE {operation} WHEN 'INSERT' THEN 1 ELSE -1 END)::BIGINT "
-                "AS {times}, row_number() OVER () AS {group} "
-                "FROM {log} WHERE {stream} = ? AND {block} > ? GROUP BY {names}",
-                names=list(layout.types),
-                operation=OPERATION,
-                times=TIMES,
-                group=GROUP,
-                block=BLOCK,
-                log=layout.name.suffixed("__snapshots"),
-                stream=STREAM,
-            )
+        return compose(
+            "SELECT {names}, sum(CASE {operation} WHEN 'INSERT' THEN 1 ELSE -1 END)::BIGINT "
+            "AS {times}, row_number() OVER () AS {group} "
+            "FROM {log} WHERE {stream} = ? AND {block} > ? GROUP BY {names}",
+            names=list(layout.types),
+            operation=OPERATION,
+            times=TIMES,
+            group=GROUP,
+            block=BLOCK,
+            log=layout.name.snapshots,
+            stream=STREAM,
         )

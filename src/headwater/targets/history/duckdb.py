@@ -34,7 +34,15 @@ from headwater.targets.duckdb.merge import (
     read_shape,
 )
 from headwater.targets.duckdb.session import Session
-from headwater.targets.duckdb.sql import Fragment, TableName, columns, compose, equal, quote
+from headwater.targets.duckdb.sql import (
+    Fragment,
+    TableName,
+    columns,
+    compose,
+    equal,
+    literal,
+    quote,
+)
 from headwater.targets.duckdb.tx import Tx
 from headwater.targets.history.names import Names, agreed, table_name
 from headwater.targets.merge.shape import Shape
@@ -187,7 +195,7 @@ class DuckDBHistory:
             "AND CASE WHEN now.{first} IS NULL THEN {makes} ELSE NOT {leaves} END",
             first=shape.key[0],
             deletes=kinds_in("s", DELETE),
-            name=_literal(shape.full_name),
+            name=literal(shape.full_name),
             pk=as_json(key),
             row=as_json(row),
             stage=lent.source,
@@ -277,7 +285,7 @@ class DuckDBHistory:
                 "LEFT JOIN {table} AS now ON {key}",
                 image=image,
                 values=Fragment(values),
-                texts=_literal(texts),
+                texts=literal(texts),
                 history=self._history,
                 table=TableName.parse(shape.full_name),
                 key=Fragment(key),
@@ -325,14 +333,10 @@ def _bring_back(session: Session, shape: Shape, image: str) -> None:
 
 def _restored(shape: Shape, name: str) -> str:
     kind, old = shape.columns[name].type, f"kept.old.{quote(name)}"
-    known = f"list_contains(kept.names, {_literal(name)})"
+    known = f"list_contains(kept.names, {literal(name)})"
     return (
         f"CASE WHEN {known} THEN {from_text(old, kind)} ELSE now.{quote(name)} END AS {quote(name)}"
     )
-
-
-def _literal(text: str) -> Fragment:
-    return Fragment("'" + text.replace("'", "''") + "'")
 
 
 def _refuse_duplicates(session: Session, lent: Lent) -> None:

@@ -1,0 +1,110 @@
+"""Names and statements: every identifier is quoted in one place, so any name works.
+
+A table may be called `select`, `My Table` or `a.b`; a column may contain a quote. Statements are
+templates whose gaps are filled with quoted names, never with values: values are parameters (`$1`),
+except where a database takes none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from headwater.errors import InvalidOptionError
+
+_PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
+
+
+class Fragment(str):
+    """SQL text that is already complete; anything else that fills a gap is quoted."""
+
+    __slots__ = ()
+
+
+def quote(identifier: str) -> str:
+    """Return an identifier in double quotes."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def literal(text: str) -> Fragment:
+    """Return a text in single quotes."""
+    return Fragment("'" + text.replace("'", "''") + "'")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class QualifiedName:
+    """A table in a schema. Each database has its own kind, with its own default schema."""
+
+    schema: str
+    name: str
+    default_schema: ClassVar[str]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `name`, `schema.name`, or parts in double quotes; a part is taken literally."""
+        parts: list[str] = []
+        end = 0
+        while end < len(text) or not parts:
+            match = _PART.match(text, end)
+            if match is None:
+                raise InvalidOptionError("not a table name: name, or schema.name", got=repr(text))
+            parts.append((match[1] or "").replace('""', '"') or match[2])
+            end = match.end()
+            if end < len(text):
+                if text[end] != "." or end + 1 == len(text):
+                    raise InvalidOptionError("not a table name", got=repr(text))
+                end += 1
+        if len(parts) > 2:
+            raise InvalidOptionError("a table name has one part or two", got=repr(text))
+        for part in parts:
+            cls.check(part)
+        return cls(parts[0] if len(parts) == 2 else cls.default_schema, parts[-1])
+
+    @classmethod
+    def check(cls, part: str) -> None:
+        """Refuse what the database cannot use as a name."""
+
+    @property
+    def folded(self) -> tuple[str, str]:
+        """What two spellings of one table have in common."""
+        return self.schema, self.name
+
+    def suffixed(self, suffix: str) -> Self:
+        """Return the name of a table that belongs to this one."""
+        return type(self)(self.schema, self.name + suffix)
+
+    @property
+    def snapshots(self) -> Self:
+        """The table's undo log."""
+        return self.suffixed("__snapshots")
+
+    def __str__(self) -> str:
+        return self.name if self.schema == self.default_schema else f"{self.schema}.{self.name}"
+
+
+def columns(names: Iterable[str], prefix: str = "") -> Fragment:
+    """Return quoted names, separated by commas."""
+    return Fragment(", ".join(prefix + quote(name) for name in names))
+
+
+def equal(names: Iterable[str], left: str, right: str, *, nulls: bool = False) -> Fragment:
+    """Return the condition that two rows agree in all of these columns."""
+    operator = "IS NOT DISTINCT FROM" if nulls else "="
+    return Fragment(
+        " AND ".join(f"{left}.{quote(name)} {operator} {right}.{quote(name)}" for name in names)
+    )
+
+
+def compose(template: str, **parts: QualifiedName | Sequence[str] | str) -> Fragment:
+    """Fill the gaps of a statement: names are quoted, fragments stay as they are."""
+    return Fragment(template.format_map({name: _write(part) for name, part in parts.items()}))
+
+
+def _write(part: QualifiedName | Sequence[str] | str) -> str:
+    if isinstance(part, Fragment):
+        return part
+    if isinstance(part, QualifiedName):
+        return f"{quote(part.schema)}.{quote(part.name)}"
+    return quote(part) if isinstance(part, str) else columns(part)
