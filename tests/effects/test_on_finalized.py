@@ -23,12 +23,13 @@ from headwater.errors import (
 from headwater.pipeline import Event, RolledBack, Settled
 from headwater.portal import RetryPolicy
 from headwater.stream import StopRequested
-from headwater.targets import duckdb_target, postgres_target
+from headwater.targets import clickhouse_target, duckdb_target, postgres_target
 from headwater.testing import PortalServer, simulated_portal
 from tests.effects.outbox_walk import require
 from tests.effects.test_webhook import Hook, receiving
 from tests.stream.test_stream import stream_of
 from tests.stream.truth import transfers
+from tests.targets import clickhouse_places
 from tests.targets.postgres_places import database
 
 QUICK = RetryPolicy(schedule_s=(0.01,), attempts=3)
@@ -43,10 +44,19 @@ def portal() -> Iterator[PortalServer]:
 
 @pytest.fixture(params=["duckdb", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "a.duckdb") if request.param == "duckdb" else database()
+    return _PLACES[request.param](tmp_path)
+
+
+_PLACES: dict[str, Callable[[Path], str]] = {
+    "duckdb": lambda folder: str(folder / "a.duckdb"),
+    "postgres": lambda folder: database(),
+    "clickhouse": lambda folder: clickhouse_places.database(),
+}
 
 
 def target_at(place: str) -> Any:
+    if place.startswith("http"):
+        return clickhouse_target(place)
     return postgres_target(place) if place.startswith("postgres") else duckdb_target(place)
 
 
@@ -181,6 +191,7 @@ def test_two_subscriptions_go_their_own_ways(portal: PortalServer, place: str) -
 
 
 @pytest.mark.guarantee("OUTBOX-4")
+@pytest.mark.parametrize("place", ["duckdb", "postgres", "clickhouse"], indirect=True)
 def test_dead_letters_are_shown_and_replayed_by_command(portal: PortalServer, place: str) -> None:
     healthy = False
     inbox = Inbox(

@@ -12,6 +12,7 @@ from headwater.core import BlockCursor, PipeState
 from headwater.errors import (
     CursorMoveError,
     HeadwaterError,
+    InvalidOptionError,
     PostgresLockError,
     PostgresStatementError,
     SchemaFileError,
@@ -25,6 +26,7 @@ from headwater.targets.operate import (
     explain_move,
     explain_reset,
     is_postgres,
+    kind_of,
     operator,
     plan_move,
 )
@@ -260,14 +262,25 @@ def test_data_that_would_not_follow_is_left_behind_only_by_force(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("address", "postgres"),
+    ("address", "kind"),
     [
-        ("postgresql://localhost/chain", True),
-        ("postgres://u:p@host/db", True),
-        ("host=localhost dbname=chain", True),
-        ("chain.duckdb", False),
-        ("/tmp/some where/chain.db", False),
+        ("postgresql://localhost/chain", "postgres"),
+        ("postgres://u:p@host/db", "postgres"),
+        ("host=localhost dbname=chain", "postgres"),
+        ("host=localhost options=a://b", "postgres"),
+        ("http://u:p@localhost:8123/chain?insert_quorum=2", "clickhouse"),
+        ("HTTPS://host", "clickhouse"),
+        ("chain.duckdb", "duckdb"),
+        ("/tmp/some where/chain.db", "duckdb"),
     ],
 )
-def test_a_database_is_told_from_a_file(address: str, postgres: bool) -> None:
-    assert is_postgres(address) is postgres
+def test_a_database_is_told_from_a_file(address: str, kind: str) -> None:
+    assert kind_of(address) == kind
+    assert is_postgres(address) is (kind == "postgres")
+
+
+def test_an_address_of_something_else_is_refused_without_its_password() -> None:
+    for address in ("clickhouse://me:secret@host/x", "mysql://me:secret@host/x?a=b"):
+        with pytest.raises(InvalidOptionError, match=r"E0007.*begins with.*http://") as refused:
+            operator(address)
+        assert "secret" not in str(refused.value)

@@ -31,7 +31,7 @@ from headwater.targets.operate import (
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Show where streams stand in PostgreSQL or DuckDB, and move them.",
+    help="Show where streams stand in PostgreSQL, ClickHouse or DuckDB, and move them.",
     rich_markup_mode="markdown",
 )
 
@@ -54,6 +54,8 @@ def show(
     process at a time: stop the stream first.)
 
         headwater cursor show postgresql://localhost/chain
+
+        headwater cursor show http://localhost:8123/chain
 
         headwater cursor show chain.duckdb --json
     """
@@ -94,9 +96,12 @@ def move(
     blocks, but tables with a key keep what final blocks did, and get it once more. Forward
     (--force) blocks are left out. What will happen is said before you are asked.
 
-    The stream must not be running: its lock is taken.
+    The stream must not be running: its lock is taken. (ClickHouse has no locks; there a stream that
+    runs stops with E2016. Its tables go back exactly, however far.)
 
         headwater cursor set chain.duckdb --id usdc-transfers --block 21000000
+
+        headwater cursor set http://localhost:8123/chain --id usdc-transfers --block 21000000
     """
     place = operator(target, schema=state_schema, table=state_table)
     stream = find_stream(place.streams(), stream_id)
@@ -121,11 +126,15 @@ def reset(
     """Forget a stream: cursor, undo data, stored outputs; and empty its tables.
 
     The next run begins at the start of the range. Tables that other streams write too keep their
-    rows. With --keep-data all do, and the stream adds the same rows once more.
+    rows. With --keep-data all do, and the stream adds the same rows once more; on ClickHouse it
+    does not start on them (E2015), so that no row is there twice.
 
-    The stream must not be running: its lock is taken.
+    The stream must not be running: its lock is taken. (ClickHouse has no locks; there a stream that
+    runs stops with E2016.)
 
         headwater cursor reset postgresql://localhost/chain --id usdc-transfers --force
+
+        headwater cursor reset http://localhost:8123/chain --id usdc-transfers --force
     """
     place = operator(target, schema=state_schema, table=state_table)
     stream = find_stream(place.streams(), stream_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from rich.text import Text
 from headwater.cli.place import StateSchema, StateTable, StreamId, Target, console, say
 from headwater.effects.dead_letters import DEAD_LETTERS, outbox_table, replay_dead_letters
 from headwater.errors import InvalidOptionError
-from headwater.targets.operate import is_postgres
+from headwater.targets.operate import find_stream, kind_of, operator
 from headwater.targets.side_rows import PREFIX, stored_id
 
 app = typer.Typer(
@@ -32,25 +33,20 @@ def show(
 ) -> None:
     """Show how many messages wait, and the dead letters.
 
-    On PostgreSQL the stream may run meanwhile; a DuckDB file is open in one process only.
+    On PostgreSQL and ClickHouse the stream may run meanwhile; a DuckDB file is open in one process
+    only.
 
         headwater outbox show postgresql://localhost/chain --id usdc-transfers
     """
-    opened, schema = _open(target, stream_id, state_schema, state_table)
-    held = stored_id(state_table, stream_id)
-    tables = opened.query(
-        "SELECT table_name FROM information_schema.tables WHERE table_schema = $1 "
-        "AND table_name LIKE 'headwater_%' ORDER BY table_name",
-        [schema],
-    )
-    names = tables.column(0).to_pylist()
+    opened = _open(target, stream_id, state_schema, state_table)
+    names = opened.side_tables()
     for name in [name for name in names if name.startswith(OUTBOXES)]:
-        found = _rows(opened, schema, name, held, "count(*) AS n, min(block_number) AS b")[0]
-        since = "" if found["b"] is None else f", the oldest of block {found['b']}"
+        found = opened.rows(name, "count(*) AS n, min(block_number) AS b")[0]
+        since = f", the oldest of block {found['b']}" if found["n"] else ""
         say(f"{name.removeprefix(OUTBOXES)}: {found['n']} waiting{since}")
     dead: list[dict[str, Any]] = []
     if PREFIX + DEAD_LETTERS.name in names:
-        dead = _rows(opened, schema, PREFIX + DEAD_LETTERS.name, held, "*")
+        dead = opened.rows(PREFIX + DEAD_LETTERS.name, "*")
     say(f"{len(dead)} dead letters")
     if dead:
         _print_dead(sorted(dead, key=lambda row: (row["block_number"], row["position"])))
@@ -67,37 +63,91 @@ def replay(
 ) -> None:
     """Put dead letters back into their outbox; the stream delivers them when it next starts.
 
-    They keep their idempotency keys. The stream must not be running: its lock is taken.
+    They keep their idempotency keys. The stream must not be running: its lock is taken. (ClickHouse
+    has no locks; there a stream that runs stops with E2016.)
 
         headwater outbox replay chain.duckdb --id usdc-transfers --name alerts
     """
-    opened, _ = _open(target, stream_id, state_schema, state_table)
-    count = replay_dead_letters(opened, stream_id, name=name, keys=key or None)
+    opened = _open(target, stream_id, state_schema, state_table)
+    count = replay_dead_letters(opened.target, stream_id, name=name, keys=key or None)
     say(f"{count} messages will be delivered again")
 
 
-def _open(address: str, stream_id: str, schema: str | None, table: str) -> tuple[Any, str]:
-    """Return the target at an address, and the schema of its state."""
-    if is_postgres(address):
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A target, the schema of its state, and under which id rows of the stream are kept there."""
+
+    target: Any
+    schema: str
+    held: str
+
+    def side_tables(self) -> list[str]:
+        """Return the tables that streams keep for themselves."""
+        names: list[str] = self.query(
+            "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = $1 "
+            "AND table_name LIKE 'headwater_%' ORDER BY table_name",
+            self.schema,
+        )["name"].to_pylist()
+        return names
+
+    def rows(self, table: str, what: str) -> list[dict[str, Any]]:
+        """Return something of the stream's rows."""
+        name = ".".join('"' + part.replace('"', '""') + '"' for part in (self.schema, table))
+        found: list[dict[str, Any]] = self.query(
+            f"SELECT {what} FROM {name} {self.final} WHERE stream_id = $1",  # noqa: S608 - quoted
+            self.held,
+        ).to_pylist()
+        return found
+
+    @property
+    def final(self) -> str:
+        """What follows the name of a table, so that only rows that count are read."""
+        return ""
+
+    def query(self, sql: str, value: str) -> Any:
+        """Read rows; `$1` is the value."""
+        return self.target.query(sql, [value])
+
+
+class _ClickHousePlace(_Place):
+    __slots__ = ()
+
+    @property
+    def final(self) -> str:
+        return "FINAL"
+
+    def query(self, sql: str, value: str) -> Any:
+        return self.target.query(sql.replace("$1", "{value:String}"), {"value": value})
+
+
+def _open(address: str, stream_id: str, schema: str | None, table: str) -> _Place:
+    """Return the target at an address, not opened yet."""
+    kind, held = kind_of(address), stored_id(table, stream_id)
+    if kind == "postgres":
         from headwater.targets.postgres import PostgresSettings, postgres_target
 
         own = PostgresSettings(id=stream_id, schema=schema or "public", table=table)
-        return postgres_target(address, settings=own), own.schema
+        return _Place(postgres_target(address, settings=own), own.schema, held)
+    if kind == "clickhouse":
+        from headwater.targets.clickhouse import (
+            ClickHouseClient,
+            ClickHouseSettings,
+            clickhouse_target,
+        )
+
+        find_stream(operator(address, schema=schema, table=table).streams(), stream_id)
+        client = ClickHouseClient(address)
+        there = ClickHouseSettings(id=stream_id, database=schema, table=table)
+        database = schema or client.database
+        return _ClickHousePlace(clickhouse_target(client, settings=there), database, stream_id)
     if not Path(address).is_file():
-        raise InvalidOptionError("neither postgresql://… nor the path of a DuckDB file")
+        raise InvalidOptionError(
+            "neither postgresql://…, nor http://… of ClickHouse, nor the path of a DuckDB file"
+        )
     from headwater.targets.duckdb import DuckDBSettings, duckdb_target
 
     settings = DuckDBSettings(id=stream_id, schema=schema or "main", table=table)
-    return duckdb_target(address, settings=settings), settings.schema
-
-
-def _rows(target: Any, schema: str, table: str, held: str, what: str) -> list[dict[str, Any]]:
-    name = ".".join('"' + part.replace('"', '""') + '"' for part in (schema, table))
-    found: list[dict[str, Any]] = target.query(
-        f"SELECT {what} FROM {name} WHERE stream_id = $1",  # noqa: S608 - quoted names
-        [held],
-    ).to_pylist()
-    return found
+    return _Place(duckdb_target(address, settings=settings), settings.schema, held)
 
 
 def _print_dead(rows: list[dict[str, Any]]) -> None:

@@ -13,11 +13,16 @@ Target = Annotated[
     typer.Argument(
         envvar="HEADWATER_TARGET",
         show_envvar=True,
-        help="postgresql://user@host/name, or the path of a DuckDB file.",
+        help="postgresql://user@host/name, http://user:password@host:8123/name (ClickHouse), or "
+        "the path of a DuckDB file.",
     ),
 ]
 StateSchema = Annotated[
-    str | None, typer.Option("--state-schema", help="Schema of the state, if not the default.")
+    str | None,
+    typer.Option(
+        "--state-schema",
+        help="Schema of the state (ClickHouse: its database), if not the default.",
+    ),
 ]
 StateTable = Annotated[str, typer.Option("--state-table", help="Table of the state.")]
 StreamId = Annotated[str, typer.Option("--id", help="The stream's id.")]

@@ -12,7 +12,7 @@ from headwater.cli.place import StateSchema, StateTable, Target, say
 from headwater.effects.dead_letters import DEAD_LETTERS, outbox_table
 from headwater.errors import InvalidOptionError
 from headwater.stream.child_rows import CHILDREN
-from headwater.targets.operate import is_postgres, operator
+from headwater.targets.operate import kind_of, operator
 from headwater.targets.schema_file import SchemaFile, read_schema_file
 
 PASSWORD = "HEADWATER_READER_PASSWORD"
@@ -55,17 +55,31 @@ def setup(
 
         headwater setup postgresql://localhost/chain --schema tables.toml --read-only-user grafana
 
+        headwater setup http://localhost:8123/chain --schema tables.sql
+
     The password of a new read-only user is taken from HEADWATER_READER_PASSWORD; without it one is
     made up and printed once. The server sees only its hash.
     """
-    if reader is not None and not is_postgres(target):
-        raise InvalidOptionError("DuckDB has no users: --read-only-user is for PostgreSQL")
+    if reader is not None:
+        _check_has_readers(target)
     asked = SchemaFile() if schema is None else read_schema_file(schema)
     place = operator(target, schema=state_schema, table=state_table)
     created = place.setup(asked, (*SIDE_TABLES, *map(outbox_table, outbox or ())))
     say(f"Created: {', '.join(created)}." if created else "Everything was there already.")
     if reader is not None:
         _add_reader(target, reader, state_schema, asked)
+
+
+def _check_has_readers(target: str) -> None:
+    kind = kind_of(target)
+    if kind == "duckdb":
+        raise InvalidOptionError("DuckDB has no users: --read-only-user is for PostgreSQL")
+    if kind == "clickhouse":
+        raise InvalidOptionError(
+            "--read-only-user is for PostgreSQL, and nothing was created. Many ClickHouse servers "
+            "keep users in a file; on others run CREATE USER <name> IDENTIFIED BY '<password>' "
+            "SETTINGS readonly = 1, then GRANT SELECT ON <database>.* TO <name>"
+        )
 
 
 def _add_reader(target: str, name: str, state_schema: str | None, asked: SchemaFile) -> None:

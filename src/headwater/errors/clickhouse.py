@@ -104,7 +104,8 @@ class ClickHouseSharedTableError(
 class ClickHouseWriterError(
     HeadwaterError,
     code="E2016",
-    fix="a stream id has one writer at a time: stop the other one, then start this one again",
+    fix="a stream id has one writer at a time: stop the other one, then start this one again; "
+    "after headwater cursor or outbox, which stop a writer too, just start it again",
     retryable=True,
 ):
     """Somebody else has moved the cursor of this stream."""

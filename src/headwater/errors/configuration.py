@@ -114,6 +114,7 @@ class CursorMoveError(
 class SchemaFileError(
     HeadwaterError,
     code="E0014",
-    fix="write SQL, or JSON or TOML as docs/operations.md shows it; nothing was created",
+    fix="write SQL, or JSON or TOML as docs/operations.md shows it; nothing was created, unless "
+    "the message says so",
 ):
     """A schema file cannot be read, or what it asks for cannot be created."""

@@ -1,8 +1,9 @@
 """What operators do to a target outside a run: look at streams, move cursors, prepare a place.
 
-`operator(address)` returns who does it for a PostgreSQL database or a DuckDB file. What a move is
-is decided here, the same for all; the packages carry it out in one transaction, under the lock that
-a running stream holds.
+`operator(address)` returns who does it for a PostgreSQL database, a DuckDB file or a ClickHouse
+server. What a move is is decided here, the same for all; the packages carry it out in one
+transaction, under the lock that a running stream holds. ClickHouse has neither: there the state is
+stored first, and a running stream stops.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from pathlib import Path
 from typing import Protocol
 
 from headwater.core import BlockCursor, PipeState
-from headwater.errors import CursorMoveError, MissingExtraError
+from headwater.errors import CursorMoveError, InvalidOptionError, MissingExtraError
 from headwater.targets.base import SideTable
 from headwater.targets.schema_file import SchemaFile
 
 APPEND_ONLY = "append_only"
+COLLAPSING, REPLACING, DELETION = "collapsing", "replacing", "deletion"  # of ClickHouse's engines
 UNKNOWN_TABLES = (
     "no table of the stream is known here, so none would follow: those of a history_target, and "
     "untracked ones, stay as they are"
@@ -28,11 +30,20 @@ UNKNOWN_TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A table that a stream writes, how a fork undoes it, and whether other streams write it."""
+    """A table that a stream writes, how a fork undoes it, and whether other streams write it.
+
+    `own_rows` says that a column tells the stream's rows from those of others.
+    """
 
     name: str
     undo: str
     shared: bool = False
+    own_rows: bool = False
+
+    @property
+    def is_repaired(self) -> bool:
+        """Whether every start removes the stream's rows above its cursor."""
+        return self.undo in (COLLAPSING, REPLACING, DELETION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +78,10 @@ class Move:
 
 
 class Operator(Protocol):
-    """Operates on one place. Nothing is changed while a stream is being written."""
+    """Operates on one place. Nothing is changed while a stream is being written.
+
+    Except on ClickHouse, which has no locks: there the stream that is being written stops.
+    """
 
     def streams(self) -> list[StreamStatus]:
         """Return all streams that have stored something; takes no lock."""
@@ -89,11 +103,13 @@ class Operator(Protocol):
 
 
 def operator(address: str, *, schema: str | None = None, table: str = "sync") -> Operator:
-    """Return who operates on a place: `postgresql://…`, libpq's `key=value` form, or a file.
+    """Return who operates on a place: `postgresql://…`, libpq's `key=value` form, `http://…` of a
+    ClickHouse server, or a file.
 
-    `schema` and `table` say where the state is kept, if not in the default place.
+    `schema` (ClickHouse: the database) and `table` say where the state is kept, if not in the
+    default place.
     """
-    extra = "postgres" if is_postgres(address) else "duckdb"
+    extra = kind_of(address)
     try:
         module = import_module(f"headwater.targets.{extra}.operate")
     except ModuleNotFoundError as error:
@@ -104,11 +120,37 @@ def operator(address: str, *, schema: str | None = None, table: str = "sync") ->
     return made
 
 
+def kind_of(address: str) -> str:
+    """Return whose address it is: `postgres`, `clickhouse` or, a path, `duckdb`.
+
+    Raises:
+        InvalidOptionError: it is an address of something else.
+    """
+    match scheme := _scheme(address):
+        case "postgresql" | "postgres":
+            return "postgres"
+        case "http" | "https":
+            return "clickhouse"
+        case "":
+            is_pairs = "=" in address and not Path(address).exists()
+            return "postgres" if is_pairs else "duckdb"
+        case _:
+            raise InvalidOptionError(
+                "an address begins with postgresql://, or with http:// or https:// (ClickHouse); a "
+                "DuckDB file is given by its path",
+                got=f"{scheme}://",
+            )
+
+
 def is_postgres(address: str) -> bool:
-    """Tell a database's address from a file's path."""
-    if address.startswith(("postgresql://", "postgres://")):
-        return True
-    return "=" in address and not Path(address).exists()
+    """Tell a PostgreSQL database's address from others."""
+    return kind_of(address) == "postgres"
+
+
+def _scheme(address: str) -> str:
+    scheme, found, _ = address.partition("://")
+    known = found and scheme.isascii() and scheme.replace("+", "").isalnum()
+    return scheme.lower() if known else ""
 
 
 def find_stream(streams: Sequence[StreamStatus], stream_id: str) -> StreamStatus:
@@ -184,7 +226,12 @@ def explain_move(move: Move, stream: StreamStatus) -> list[str]:
     if not stream.tables:
         said.append(f"{UNKNOWN_TABLES[0].upper()}{UNKNOWN_TABLES[1:]}.")
     for table in stream.tables:
-        if table.undo == APPEND_ONLY or move.kind is MoveKind.UNDO:
+        if table.undo == DELETION:
+            said.append(
+                f"{table.name}: the rows of blocks above {number:,} are deleted; materialized "
+                "views on it keep theirs."
+            )
+        elif table.undo == APPEND_ONLY or table.is_repaired or move.kind is MoveKind.UNDO:
             said.append(f"{table.name}: what blocks above {number:,} did is undone.")
         else:
             said.append(
@@ -196,12 +243,21 @@ def explain_move(move: Move, stream: StreamStatus) -> list[str]:
 
 def explain_reset(stream: StreamStatus, *, keep_data: bool) -> list[str]:
     """Say what a reset does, in sentences."""
-    said = [f"{stream.id} is forgotten, from {stream.state.cursor} down: it begins anew."]
+    cursor = stream.state.cursor
+    since = "which has committed nothing" if cursor is None else f"from {cursor} down"
+    said = [f"{stream.id} is forgotten, {since}: it begins anew."]
     if not stream.tables:
         said.append(f"{UNKNOWN_TABLES[0].upper()}{UNKNOWN_TABLES[1:]}.")
     for table in stream.tables:
-        if keep_data:
+        if keep_data and table.is_repaired:
+            fate = "they are removed" if table.own_rows else "it is refused (E2015)"
+            said.append(
+                f"{table.name}: keeps its rows; when the stream starts on it again, {fate}."
+            )
+        elif keep_data:
             said.append(f"{table.name}: keeps its rows, and the stream adds them once more.")
+        elif table.own_rows:
+            said.append(f"{table.name}: loses the rows of this stream, and keeps those of others.")
         elif table.shared:
             said.append(f"{table.name}: keeps its rows, because other streams write it too.")
         else:

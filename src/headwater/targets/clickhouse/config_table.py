@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.sql import TableName, compose
+from headwater.targets.clickhouse.sql import DELETED, TableName, compose
 
 
 class ConfigTable:
@@ -16,7 +16,7 @@ class ConfigTable:
 
     def read(self) -> str | None:
         """Return what is stored; None if nothing is."""
-        self._create()
+        self.create()
         found = self._client.rows(
             compose(
                 "SELECT config FROM <config> WHERE stream_id = {id:String} "
@@ -29,7 +29,7 @@ class ConfigTable:
 
     def write(self, text: str) -> None:
         """Replace it."""
-        self._create()
+        self.create()
         self._client.run(
             compose(
                 "INSERT INTO <config> SELECT {id:String}, {text:String}, "
@@ -39,7 +39,18 @@ class ConfigTable:
             {"id": self._id, "text": text},
         )
 
-    def _create(self) -> None:
+    def remove(self) -> None:
+        """Forget it."""
+        if self.read() is None:
+            return
+        self._client.run(
+            compose("DELETE FROM <config> WHERE stream_id = {id:String}", config=self._name),
+            {"id": self._id},
+            settings=DELETED,
+        )
+
+    def create(self) -> None:
+        """Create the table if it is not there."""
         self._client.run(
             compose(
                 "CREATE TABLE IF NOT EXISTS <config> (stream_id String, config String, "

@@ -1,18 +1,25 @@
 """Which start of a stream is the newest: whoever belongs to an earlier one may write no more.
 
 A driver that was killed can leave executors that still work for it. Every start puts down a new
-epoch before it ends statements and removes rows; tasks look at it right before they insert, drivers
-before they commit. It pickles.
+epoch before it ends statements and removes rows, and so does an operator who moves a cursor; tasks
+look at it right before they insert, drivers before they commit. It pickles.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass
 
 from headwater.errors import ClickHouseWriterError
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.sql import TableName, compose
+
+
+def statement_prefix(sync: TableName, stream_id: str) -> str:
+    """Return how the ids of all statements of a stream begin, so that they can be ended."""
+    digest = hashlib.blake2b(f"{sync}/{stream_id}".encode(), digest_size=8).hexdigest()
+    return f"headwater-{digest}-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ class Epochs:
         """Make sure that an epoch is the newest.
 
         Raises:
-            ClickHouseWriterError: the stream was started again since.
+            ClickHouseWriterError: the stream was started again, or moved by hand, since.
         """
         found = self.client.rows(
             compose(
@@ -61,5 +68,5 @@ class Epochs:
         )
         if found[0]["epoch"] != epoch:
             raise ClickHouseWriterError(
-                "the stream was started again by somebody else", stream=self.stream_id
+                "the stream was started again, or moved, by somebody else", stream=self.stream_id
             )

@@ -41,6 +41,13 @@ class SideTables:
 
     def open(self, store: Store, tables: Sequence[SideTable]) -> None:
         """Create what is missing, and complete a settlement that was interrupted."""
+        self.create(tables)
+        for note in self._noted():
+            self._apply(store, note["document"])
+            self._note(note["name"], note["document"], -1)
+
+    def create(self, tables: Sequence[SideTable]) -> None:
+        """Create what is missing."""
         self._client.run(
             compose(
                 "CREATE TABLE IF NOT EXISTS <notes> (id String, name String, document String, "
@@ -53,13 +60,11 @@ class SideTables:
             self._catalog.declare(declared)
             create_table(self._client, self._name(one.name), declared, one.columns)
             self._tables[one.name] = check_side_table(one)
-        found = self._client.rows(
-            compose("SELECT name, document FROM <notes> FINAL WHERE id = {id:String}",
-                    notes=self._notes),
-            {"id": self._id},
-        )  # fmt: skip
-        for note in found:
-            self._apply(store, note["document"])
+
+    def forget(self) -> None:
+        """Strike out settlements that were interrupted: the stream begins anew."""
+        self.create(())
+        for note in self._noted():
             self._note(note["name"], note["document"], -1)
 
     def write(self, store: Store, side: Mapping[str, pa.Table]) -> None:
@@ -142,6 +147,13 @@ class SideTables:
         known = set(zip(*(held.column(one).to_pylist() for one in KEY), strict=True))
         keys = zip(*(rows.column(one).to_pylist() for one in KEY), strict=True)
         return rows.filter(pa.array([key not in known for key in keys], pa.bool_()))
+
+    def _noted(self) -> list[dict[str, str]]:
+        return self._client.rows(
+            compose("SELECT name, document FROM <notes> FINAL WHERE id = {id:String}",
+                    notes=self._notes),
+            {"id": self._id},
+        )  # fmt: skip
 
     def _note(self, name: str, document: str, sign: int) -> None:
         frame = pa.table(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from headwater.errors import ClickHouseTableNameError
 
 _PART = re.compile(r'`((?:[^`\\]|\\.)+)`|"((?:[^"\\]|\\.)+)"|([^`".]+)')
+DELETED = {"lightweight_deletes_sync": "2", "mutations_sync": "2"}  # settings: when it has happened
 _GAP = re.compile(r"<(\w+)>")
 _ESCAPES = str.maketrans({"\\": "\\\\", "`": "\\`", "'": "\\'"})
 

@@ -40,7 +40,7 @@ class SyncTable:
     ) -> None:
         self._client = client
         self._name = name
-        self._id = stream_id
+        self.stream_id = stream_id
         self._max_rows = max_rows
         self._newest = self._rows = self._saves = 0
 
@@ -54,7 +54,7 @@ class SyncTable:
 
     def adopt_legacy(self) -> bool:
         """Take over the rows that were kept before streams had ids, once: if there are no own."""
-        if self._count(self._id) or not self._count(LEGACY_ID):
+        if self._count(self.stream_id) or not self._count(LEGACY_ID):
             return False
         self._client.run(
             compose(
@@ -64,7 +64,7 @@ class SyncTable:
                 sync=self._name,
                 columns=_COLUMNS,
             ),
-            {"own": self._id, "legacy": LEGACY_ID},
+            {"own": self.stream_id, "legacy": LEGACY_ID},
             settings=every_row(),
         )
         return True
@@ -78,7 +78,7 @@ class SyncTable:
                 "FROM <sync> FINAL WHERE id = {id:String}",
                 sync=self._name,
             ),
-            {"id": self._id},
+            {"id": self.stream_id},
         )
         rows = [
             (
@@ -103,7 +103,7 @@ class SyncTable:
                 "WHERE id = {id:String}",
                 sync=self._name,
             ),
-            {"id": self._id},
+            {"id": self.stream_id},
         )
         return int(found[0]["at"])
 
@@ -132,22 +132,65 @@ class SyncTable:
         self._saves += 1
         self._insert([sync_row(state, PipeState())])
 
+    def replace(self, state: PipeState) -> None:
+        """Cancel all rows, and add that of a state that has a cursor, in one step.
+
+        What earlier rows say of finality then counts no longer. Called by operators; after a lost
+        connection it is not tried again, because whoever asked can look and ask again.
+        """
+        held = self._client.rows(
+            compose(
+                "SELECT current, finalized, rollback_chain, "
+                "toUnixTimestamp64Milli(timestamp) AS at, toInt64(sum(sign)) AS net "
+                "FROM <sync> WHERE id = {id:String} "
+                "GROUP BY current, finalized, rollback_chain, at HAVING net > 0",
+                sync=self._name,
+            ),
+            {"id": self.stream_id},
+        )
+        texts = [
+            (one["current"], one["finalized"], one["rollback_chain"], one["at"], -1)
+            for one in held
+            for _ in range(one["net"])
+        ]
+        at = self._newest
+        if state.cursor is not None:
+            at = self._next_time()
+            texts.append((*_texts(sync_row(state, PipeState())), at, 1))
+        self._store(texts, None)
+        self._newest, self._rows = at, int(state.cursor is not None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the stream has no row."""
+        return not self._count(self.stream_id)
+
+    def _next_time(self) -> int:
+        return max(self._newest + 1, int(time.time() * 1000))
+
     def _insert(self, rows: Sequence[SyncRow]) -> None:
-        begin = max(self._newest + 1, int(time.time() * 1000))
+        begin = self._next_time()
         times = [begin + place for place in range(len(rows))]
+        texts = [(*_texts(row), at, 1) for row, at in zip(rows, times, strict=True)]
+        self._store(texts, f"{self.stream_id}/{times[-1]}")
+        self._newest, self._rows = times[-1], self._rows + len(rows)
+
+    def _store(self, rows: Sequence[tuple[str, str, str, int, int]], token: str | None) -> None:
+        """Insert rows, with the milliseconds of their time and their sign, all in one step."""
+        if not rows:
+            return
+        current, finalized, chain, times, signs = zip(*rows, strict=True)
         frame = pa.table(
             {
-                "id": [self._id] * len(rows),
-                "current": [dump_cursor(row.current) for row in rows],
-                "finalized": ["" if row.finalized is None else dump_cursor(row.finalized)
-                              for row in rows],
-                "rollback_chain": [dump_chain(row.rollback_chain) for row in rows],
+                "id": [self.stream_id] * len(rows),
+                "current": current,
+                "finalized": finalized,
+                "rollback_chain": chain,
                 "timestamp": pa.array(times, pa.timestamp("ms", "UTC")),
-                "sign": pa.array([1] * len(rows), pa.int8()),
+                "sign": pa.array(signs, pa.int8()),
             }
-        )  # fmt: skip
-        self._client.insert(f"{self._name} ({columns(_COLUMNS)})", frame, f"{self._id}/{times[-1]}")
-        self._newest, self._rows = times[-1], self._rows + len(rows)
+        )
+        self._client.insert(f"{self._name} ({columns(_COLUMNS)})", frame, token)
 
     def _remove_oldest(self) -> None:
         self._client.run(
@@ -158,7 +201,7 @@ class SyncTable:
                 sync=self._name,
                 columns=_COLUMNS,
             ),
-            {"id": self._id, "kept": self._max_rows},
+            {"id": self.stream_id, "kept": self._max_rows},
             settings=every_row(),
         )
         self._rows = self._max_rows
@@ -171,6 +214,11 @@ class SyncTable:
             {"id": stream_id},
         )
         return int(found[0]["n"])
+
+
+def _texts(row: SyncRow) -> tuple[str, str, str]:
+    final = "" if row.finalized is None else dump_cursor(row.finalized)
+    return dump_cursor(row.current), final, dump_chain(row.rollback_chain)
 
 
 def _needed(rows: list[SyncRow]) -> list[SyncRow]:

@@ -7,7 +7,6 @@ cursor, and every start removes these before anything is read.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import logging
 import secrets
@@ -27,7 +26,7 @@ from headwater.targets.base import Delivery, Scope, SideTable
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.config_table import ConfigTable
-from headwater.targets.clickhouse.epochs import Epochs
+from headwater.targets.clickhouse.epochs import Epochs, statement_prefix
 from headwater.targets.clickhouse.settings import ClickHouseSettings, Table, table
 from headwater.targets.clickhouse.side_tables import SideTables
 from headwater.targets.clickhouse.sql import TableName
@@ -154,6 +153,7 @@ class ClickHouseTarget:
                         "a batch was begun too often", stream=self._id, reason=reason
                     ) from reason
         if state.cursor is not None:
+            self._epochs.check(self._inserts.epoch)  # a cursor moved meanwhile is not overwritten
             self._sync.append(states, self._state)
         self._state, self._dirty = state, False
         self._catalog.resumed = True
@@ -228,8 +228,7 @@ class ClickHouseTarget:
         settings, client = self._settings, self._client
         client.on_statement = self._announce
         sync = self._sync_name
-        digest = hashlib.blake2b(f"{sync}/{self._id}".encode(), digest_size=8).hexdigest()
-        client.prefix = f"headwater-{digest}-"
+        client.prefix = statement_prefix(sync, self._id)
         self._sync = SyncTable(client, sync, self._id, settings.max_rows)
         attempts = Attempts(client, sync.suffixed("__attempts"))
         self._epochs = Epochs(client, sync.suffixed("__epochs"), self._id)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from headwater.errors import ClickHouseServerError
 from headwater.targets.clickhouse.client import ClickHouseClient, every_row
 from headwater.targets.clickhouse.layout import Family, Layout
-from headwater.targets.clickhouse.sql import Fragment, columns, compose
+from headwater.targets.clickhouse.sql import DELETED, Fragment, columns, compose
 
 logger = logging.getLogger("headwater.targets.clickhouse")
 
@@ -119,7 +119,7 @@ class Undo:
             self._client.run(
                 compose("DELETE FROM <which>", which=which),
                 params,
-                settings={"lightweight_deletes_sync": "2", "mutations_sync": "2"},
+                settings=DELETED,
             )
         return found
 
