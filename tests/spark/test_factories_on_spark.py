@@ -75,6 +75,10 @@ def run(
         outputs={
             "swaps": swaps(truth.pools_of(portal.chain)),
             "launched": swaps(truth.launched_of(portal.chain)),
+            "united": evm.union(
+                *truth.united_of(portal.chain, first).parts,
+                evm.events("erc20.Approval", range=first),
+            ),
         },
         spark=spark,
         far=far,
@@ -112,6 +116,15 @@ def test_history_and_head_give_the_same_rows_and_both_equal_the_model(
         wanted = truth.swaps_of(pools.chain, pools.chain.canonical(), nested=nested)
         assert rows_of(tmp_path / "spans.duckdb", name, truth.COLUMNS) == wanted
         assert rows_of(tmp_path / "blocks.duckdb", name) == rows_of(tmp_path / "spans.duckdb", name)
+    united = rows_of(tmp_path / "spans.duckdb", "united")
+    assert rows_of(tmp_path / "blocks.duckdb", "united") == united
+    model = truth.Model(pools.chain, nested=True)
+    model.swaps(pools.chain.canonical())
+    swaps = rows_of(tmp_path / "spans.duckdb", "swaps", truth.COLUMNS)
+    children = "united WHERE event NOT LIKE 'Approval%'"
+    found = [row[:4] for row in rows_of(tmp_path / "spans.duckdb", children, truth.COLUMNS)]
+    assert found == sorted([*(row[:4] for row in swaps), *model.creations])
+    assert len(united) > len(found) > len(swaps), "approvals are anyone's"
     stored = "factory, address, block_number, log_index"
     assert rows_of(tmp_path / "spans.duckdb", "headwater_factory_children", stored)[1:]
 

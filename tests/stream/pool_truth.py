@@ -33,10 +33,23 @@ def pools_of(chain: ChainSim, **options: Any) -> evm.Factory:
     )
 
 
+def launchpads_of(chain: ChainSim, **options: Any) -> evm.Factory:
+    """The launchpads, which are children of the registrar."""
+    return evm.factory(chain.population.registrar, ADDED, child="launchpad", **options)
+
+
 def launched_of(chain: ChainSim, **options: Any) -> evm.Factory:
-    """The pools of launchpads, which are children of the registrar."""
-    launchpads = evm.factory(chain.population.registrar, ADDED, child="launchpad", **options)
+    """The pools of launchpads."""
+    launchpads = launchpads_of(chain, **options)
     return evm.factory(launchpads, CREATED, child="pair", columns=["token1", "n"], **options)
+
+
+def united_of(chain: ChainSim, block_range: object, **options: Any) -> evm.UnionOutput:
+    """Two events of children of two factories: swaps of pools, and what launchpads create."""
+    return evm.union(
+        evm.events(SWAP_EVENT, contracts=pools_of(chain, **options), range=block_range),
+        evm.events(CREATED, contracts=launchpads_of(chain, **options), range=block_range),
+    )
 
 
 @dataclass
@@ -49,6 +62,7 @@ class Model:
     token1: str | None = None
     launchpads: set[str] = field(default_factory=set)
     pools: dict[str, tuple[int, int, str, str]] = field(default_factory=dict)
+    creations: list[Row] = field(default_factory=list)
 
     def swaps(self, blocks: Iterable[SimBlock], first: int = 0) -> list[Row]:
         """Return the swaps of known pools in these blocks, which begin with the chain's first."""
@@ -88,6 +102,7 @@ class Model:
             self.launchpads.add("0x" + topics[1][26:])
         by_whom = self.launchpads if self.nested else {people.factory}
         if topics[0] == PAIR_CREATED and log["address"] in by_whom:
+            self.creations.append((block.number, block.hash, log["logIndex"], log["address"]))
             token1 = "0x" + topics[2][26:]
             if self.token1 in (None, token1):
                 address, n = "0x" + log["data"][26:66], str(int(log["data"][66:], 16))

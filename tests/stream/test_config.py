@@ -78,6 +78,18 @@ def test_what_does_not_change_the_question_is_no_change(
     assert counts(target())[1] == 40
 
 
+def test_another_factory_of_an_event_in_a_union_is_a_change() -> None:
+    made = [evm.factory("0x" + digit * 40, "Made(address child)", child="child") for digit in "12"]
+
+    def config(*contracts: evm.Factory | None) -> Config:
+        events = (evm.events("erc20.Transfer", contracts=one) for one in contracts)
+        return Config.of({"all": evm.union(*events)})
+
+    assert config(made[0], None).differences(config(made[1], None)) == {"changed": "all"}
+    assert config(made[0], None).differences(config(None, None)) == {"changed": "all"}
+    assert not config(made[0], None).differences(config(made[0], None))
+
+
 @pytest.mark.parametrize("how", ["warn", "ignore"])
 def test_a_change_that_is_allowed_goes_on_from_the_cursor_and_is_said_once(
     portal: PortalServer, target: Targets, how: Any, caplog: pytest.LogCaptureFixture

@@ -57,6 +57,7 @@ def stream_of(portal: PortalServer, block_range: object = 0, **options: Any) -> 
                 contracts=truth.launched_of(portal.chain, start=start),
                 range=block_range,
             ),
+            "united": truth.united_of(portal.chain, block_range, start=start),
         },
         **{"far": 10**9, "poll_interval_s": 0.01, **options},
     )
@@ -168,6 +169,8 @@ def expected(portal: PortalServer, cursor: BlockCursor, **options: Any) -> dict[
     nested = truth.Model(portal.chain, nested=True, **options)
     made = {"swaps": sorted(plain.swaps(branch, first)),
             "launched": sorted(nested.swaps(branch, first))}  # fmt: skip
+    created = [row for row in nested.creations if row[0] >= first]
+    made["united"] = sorted([*(row[:4] for row in made["swaps"]), *created])
     known = [*plain.pools, *nested.pools, *nested.launchpads]
     return {**made, "children": [(one,) for one in sorted(known)]}
 
@@ -178,6 +181,7 @@ def check(place: Any, portal: PortalServer, state: PipeState, **options: Any) ->
     wanted = expected(portal, state.cursor, **options)
     assert place.rows("swaps") == wanted["swaps"]
     assert place.rows("launched") == wanted["launched"]
+    assert [row[:4] for row in place.rows("united")] == wanted["united"]
     assert [(one,) for one in place.children()] == wanted["children"]
 
 

@@ -109,10 +109,11 @@ def union(*outputs: EventsOutput) -> UnionOutput:
     """Return the output that holds several events, of one ABI or several, in one table.
 
     `evm.union(evm.events(v2.event("Swap")), evm.events(v3.event("Swap")))` has a column per name of
-    a parameter, null where an event has none of it, and the signature in `event`.
+    a parameter, null where an event has none of it, and the signature in `event`. Each event may be
+    of the children of another factory.
 
     Raises:
-        ParameterError: types of the same name differ, ranges do, or one follows a factory.
+        ParameterError: types of the same name differ, or ranges do.
     """
     return make_union(outputs)
 

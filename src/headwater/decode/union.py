@@ -22,10 +22,10 @@ EVENT = "event"
 
 @dataclass(frozen=True, slots=True)
 class UnionOutput:
-    """One table of several events, in the order of the chain.
+    """One table of several events, in the order of the chain; each may follow its own factory.
 
     Columns: those that all events have, `event` with the signature, then one per name of a
-    parameter; null in the rows of events that have none of this name.
+    parameter and of what is asked of a factory; null in the rows of events that have none of it.
     """
 
     parts: tuple[EventsOutput, ...]
@@ -73,14 +73,12 @@ def make_union(parts: Sequence[EventsOutput]) -> UnionOutput:
     """Check that some events fit into one table. Called by `evm.union`, on the driver.
 
     Raises:
-        ParameterError: there is none, ranges or types differ, or one follows a factory.
+        ParameterError: there is none, or ranges or types differ.
     """
     if not parts:
         raise ParameterError("a union needs one event at least")
     kinds: dict[str, tuple[pa.DataType, str]] = {}
     for part in parts:
-        if part.scope is not None:
-            raise ParameterError("children of a factory cannot be in a union; make them an output")
         if part.ranges != parts[0].ranges:
             raise ParameterError("the events of a union have one range", event=part.event.signature)
         for one in part.schema:

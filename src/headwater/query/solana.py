@@ -144,12 +144,9 @@ _LOGS = Family(
     related(transaction="transaction", instruction="instruction"),
 )
 
-_BALANCES = Family(
-    "balances",
-    "balance",
-    _pubkeys("account"),
-    related(transaction="transaction", transactionInstructions="instruction"),
-)
+_OF_A_BALANCE = related(transaction="transaction", transactionInstructions="instruction")
+
+_BALANCES = Family("balances", "balance", _pubkeys("account"), _OF_A_BALANCE)
 
 _TOKEN_BALANCES = Family(
     "tokenBalances",
@@ -158,7 +155,7 @@ _TOKEN_BALANCES = Family(
         "account",
         *("preProgramId", "postProgramId", "preMint", "postMint", "preOwner", "postOwner"),
     ),
-    related(transaction="transaction", transactionInstructions="instruction"),
+    _OF_A_BALANCE,
 )
 
 _REWARDS = Family("rewards", "reward", _pubkeys("pubkey"))

@@ -11,24 +11,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headwater.decode import ChildScope, Output
+from headwater.decode.union import UnionOutput
 from headwater.query import Query, merge_queries
 
 MAX_ADDRESSES = 4000  # 180 KB, so that 80 KB are left for everything else
 
 
-def scope_of(output: Output) -> ChildScope | None:
-    """Return the factory that restricts an output, or None."""
-    return getattr(output, "scope", None)
+def parts_of(output: Output) -> tuple[Output, ...]:
+    """Return the events of a union, each of which may follow a factory; else the output itself."""
+    return output.parts if isinstance(output, UnionOutput) else (output,)
+
+
+def scope_of(part: Output) -> ChildScope | None:
+    """Return the factory that restricts an output that is no union, or None."""
+    return getattr(part, "scope", None)
 
 
 def query_children(outputs: Iterable[Output], block: int) -> Query:
     """Return the union of what these outputs ask for, up to a block whose children are all known.
 
-    Outputs with the fewest children are the first to be asked for by address.
+    Those with the fewest children are the first to be asked for by address.
     """
     queries: list[Query] = []
     narrowed: list[tuple[int, Output, ChildScope]] = []
-    for output in outputs:
+    for output in (part for one in outputs for part in parts_of(one)):
         scope = scope_of(output)
         if scope is None or scope.children is None:
             queries.append(output.query)

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 from headwater.core import PipeState
 from headwater.decode import Output
 from headwater.errors import ConfigChangedError, InvalidOptionError, StoredStateError
+from headwater.stream.child_queries import parts_of, scope_of
 from headwater.targets.base import KeepsConfig
 
 OnConfigChange = Literal["error", "warn", "ignore"]
@@ -105,7 +106,8 @@ def compare_config(
 def _fingerprint(output: Output) -> str:
     """Hash what an output asks for and how it reads the answer; nothing of where and how fast."""
     columns = [[field.name, str(field.type)] for field in output.schema]
-    scope = getattr(output, "scope", None)
-    children = None if scope is None else scope.factory.key
+    scopes = [scope_of(part) for part in parts_of(output)]
+    keys = [None if scope is None else scope.factory.key for scope in scopes]
+    children = keys if len(keys) > 1 and any(keys) else keys[0]
     parts = [output.query.query_hash, columns, getattr(output, "on_error", None), children]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -9,7 +9,8 @@ back with them, and read anew where nothing is stored. Runs on the driver, in on
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,8 +18,11 @@ import pyarrow.compute as pc
 from headwater.core import BlockRange
 from headwater.decode import Children, Entities, Factory, Output, creations_of
 from headwater.decode.creations import CreationsOutput
-from headwater.stream.child_queries import scope_of
+from headwater.decode.union import UnionOutput
+from headwater.stream.child_queries import parts_of, scope_of
 from headwater.stream.child_rows import CHILDREN, MARK_EVERY, from_rows, mark, to_rows
+
+_Output = TypeVar("_Output", bound=Output)
 
 
 @dataclass(slots=True)
@@ -145,12 +149,14 @@ class FactoryIndex:
         children = self._known[one.factory.parent.key].children
         return output.with_scope(output.scope.with_children(children))
 
-    def _bind(self, output: Output, to_block: int) -> Output:
+    def _bind(self, output: _Output, to_block: int) -> _Output:
+        if isinstance(output, UnionOutput):
+            return replace(output, parts=tuple(self._bind(one, to_block) for one in output.parts))
         scope = scope_of(output)
         if scope is None:
             return output
         children = self._known[scope.factory.key].children.up_to(to_block)
-        bound: Output = output.with_scope(scope.with_children(children))  # type: ignore[attr-defined]
+        bound: _Output = output.with_scope(scope.with_children(children))  # type: ignore[attr-defined]
         return bound
 
 
@@ -163,8 +169,8 @@ def _pairs(found: pa.Table) -> list[tuple[int, int]]:
 def factories_of(outputs: Iterable[Output]) -> list[Factory]:
     """Return the factories that outputs name, each once, those above others first."""
     found: dict[str, Factory] = {}
-    for output in outputs:
-        scope = scope_of(output)
+    for part in (part for output in outputs for part in parts_of(output)):
+        scope = scope_of(part)
         factory = None if scope is None else scope.factory
         while factory is not None:
             found[factory.key] = factory

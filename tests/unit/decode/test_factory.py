@@ -20,6 +20,7 @@ from headwater.errors import (
     ParameterError,
     SignatureError,
 )
+from headwater.stream.child_queries import query_children
 from headwater.stream.child_rows import CHILDREN, from_rows, mark, to_rows
 from headwater.stream.factory_index import FactoryIndex, factories_of
 
@@ -100,6 +101,21 @@ def test_factories_above_come_first_and_each_once() -> None:
     found = factories_of([*outputs, evm.events(SWAP)])
     assert [one.depth for one in found] == [0, 1, 1]
     assert found[0] == top
+
+
+def test_each_event_of_a_union_is_asked_for_by_the_children_of_its_own_factory() -> None:
+    few, many = factory(), factory(address=TWO, columns=["token", "fee"])
+    parts = [evm.events(SWAP, contracts=one) for one in (few, many)]
+    union = evm.union(*parts, evm.events("erc20.Transfer"))
+    assert [one.key for one in factories_of([union])] == [few.key, many.key]
+    index = FactoryIndex([few, many], {few.key: 0, many.key: 0})
+    index.add(few.key, found_rows(few, 2), 50_000)
+    index.add(many.key, found_rows(many, 5), 50_000)
+    bound = index.bind({"all": union}, 50_000)["all"]
+    asked = [one.document() for one in query_children([bound], 50_000).filters]
+    assert [len(str(one.get("address", "")).split(",")) for one in asked] == [1, 2, 5]
+    assert "address" not in asked[0]
+    assert pickle.loads(pickle.dumps(bound)).schema == union.schema
 
 
 def test_an_output_without_a_stream_says_that_nobody_looked_for_children() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.core import BlockRange
 from headwater.decode import Output, decode_outputs, evm
-from headwater.errors import ParameterError, UndecodableLogError
+from headwater.errors import InvalidOptionError, ParameterError, UndecodableLogError
 from headwater.spark.columns import spark_schema
 from tests.unit.decode.samples import ALICE, BOB, EVERYTHING, TOKEN, line, log_of, transfer
 
@@ -92,9 +92,19 @@ def test_what_does_not_fit_into_one_table_is_refused() -> None:
         evm.union(evm.events("Made(uint8 event)"))
     with pytest.raises(ParameterError, match="one range"):
         evm.union(swap, evm.events(V3.event("Swap"), range=5))
-    pools = evm.factory(TOKEN, "PoolCreated(address pool)", child="pool")
-    with pytest.raises(ParameterError, match="children of a factory"):
-        evm.union(evm.events(V2.event("Swap"), contracts=pools))
+    pools = evm.factory(TOKEN, "PoolCreated(address pool, int8 n)", child="pool", columns="n")
+    others = evm.factory(TOKEN, "Created(address pool, bool n)", child="pool", columns="n")
+    with pytest.raises(ParameterError, match=r"'factory_n'.*types differ"):
+        evm.union(*(evm.events(V2.event("Swap"), contracts=one) for one in (pools, others)))
+
+
+def test_an_event_of_a_union_may_be_of_the_children_of_a_factory() -> None:
+    pools = evm.factory(TOKEN, "PoolCreated(address pool, int8 n)", child="pool", columns="n")
+    output = evm.union(evm.events(V2.event("Swap"), contracts=pools), evm.events(V3.event("Swap")))
+    assert output.schema.names[7:] == ["event", "sender", "amount0", "factory_n", "tick"]
+    assert len(json.loads(output.query.body(0))["logs"]) == 2
+    with pytest.raises(InvalidOptionError, match="known to a stream alone"):
+        rows_of(output, swaps())
 
 
 def test_a_proxy_emits_the_events_of_its_implementation() -> None:
