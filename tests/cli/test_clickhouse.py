@@ -14,6 +14,7 @@ from headwater.errors import (
     CursorMoveError,
     InvalidOptionError,
 )
+from headwater.targets.clickhouse import ClickHouseClient
 from tests.cli.test_cursor import run
 from tests.targets.clickhouse_places import database
 from tests.targets.test_clickhouse_operate import fill, started
@@ -42,6 +43,9 @@ def test_a_stream_is_prepared_shown_moved_and_forgotten(tmp_path: Path) -> None:
     for part in ("from 4#h4 to 3#h3", "own: what blocks above 3 did is undone.", "now stands at"):
         assert part in back
     assert "0 dead letters" in run("outbox", "show", url, "--id", "one")
+    assert "0 messages" in run("outbox", "replay", url, "--id", "one")
+    views = ClickHouseClient(url).rows("SHOW TABLES LIKE '%_live'")
+    assert [one["name"] for one in views] == ["both_live", "own_live"]
     with pytest.raises(CursorMoveError, match="gives up final data"):
         run("cursor", "reset", url, "--id", "one", "--yes")
     said = run("cursor", "reset", url, "--id", "one", "--yes", "--force")

@@ -139,7 +139,10 @@ def _open(address: str, stream_id: str, schema: str | None, table: str) -> _Plac
         client = ClickHouseClient(address)
         there = ClickHouseSettings(id=stream_id, database=schema, table=table)
         database = schema or client.database
-        return _ClickHousePlace(clickhouse_target(client, settings=there), database, stream_id)
+        target = clickhouse_target(  # which leaves the user's tables alone
+            client, on_data=lambda: None, on_rollback=lambda: None, settings=there
+        )
+        return _ClickHousePlace(target, database, stream_id)
     if not Path(address).is_file():
         raise InvalidOptionError(
             "neither postgresql://…, nor http://… of ClickHouse, nor the path of a DuckDB file"

@@ -87,6 +87,7 @@ class Catalog:
                     one["name"],
                     block_column=one["block_column"],
                     stream_column=one["stream_column"] or None,
+                    live_view=not one["name"].startswith(PREFIX),
                 )
         found = (self._admitted(name) for name in names)
         return [one for one in found if one is not None]

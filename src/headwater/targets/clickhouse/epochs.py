@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from headwater.errors import ClickHouseWriterError
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.sql import TableName, compose
+from headwater.targets.clickhouse.sql import Fragment, TableName, compose
 
 
 def statement_prefix(sync: TableName, stream_id: str) -> str:
@@ -53,20 +53,25 @@ class Epochs:
         )
         return epoch
 
+    @property
+    def newest(self) -> Fragment:
+        """The query of the newest epoch, of the stream `id`."""
+        return compose(
+            "SELECT argMax(epoch, number) FROM <epochs> WHERE id = {id:String}", epochs=self.name
+        )
+
     def check(self, epoch: str) -> None:
         """Make sure that an epoch is the newest.
 
         Raises:
             ClickHouseWriterError: the stream was started again, or moved by hand, since.
         """
-        found = self.client.rows(
-            compose(
-                "SELECT argMax(epoch, number) AS epoch FROM <epochs> WHERE id = {id:String}",
-                epochs=self.name,
-            ),
-            {"id": self.stream_id},
-        )
-        if found[0]["epoch"] != epoch:
+        query = compose("SELECT (<newest>) AS epoch", newest=self.newest)
+        self.compare(self.client.rows(query, {"id": self.stream_id})[0]["epoch"], epoch)
+
+    def compare(self, newest: str, epoch: str) -> None:
+        """Refuse an epoch that is not the newest."""
+        if newest != epoch:
             raise ClickHouseWriterError(
                 "the stream was started again, or moved, by somebody else", stream=self.stream_id
             )

@@ -25,7 +25,7 @@ from headwater.core.codec import (
 )
 from headwater.core.watermark import FinalizedWatermark
 from headwater.targets.clickhouse.client import ClickHouseClient, every_row
-from headwater.targets.clickhouse.sql import TableName, columns, compose
+from headwater.targets.clickhouse.sql import Fragment, TableName, columns, compose
 
 LEGACY_ID = "stream"
 CLEAN_EVERY = 25
@@ -97,20 +97,25 @@ class SyncTable:
 
     def newest(self) -> int:
         """Return the time of the stream's newest row on the server, also of one cancelled since."""
-        found = self._client.rows(
-            compose(
-                "SELECT toUnixTimestamp64Milli(max(timestamp)) AS at FROM <sync> "
-                "WHERE id = {id:String}",
-                sync=self._name,
-            ),
-            {"id": self.stream_id},
+        query = compose("SELECT (<newest>) AS at", newest=self.newest_query)
+        return int(self._client.rows(query, {"id": self.stream_id})[0]["at"])
+
+    @property
+    def newest_query(self) -> Fragment:
+        """The query of that time, of the stream `id`."""
+        return compose(
+            "SELECT toUnixTimestamp64Milli(max(timestamp)) FROM <sync> WHERE id = {id:String}",
+            sync=self._name,
         )
-        return int(found[0]["at"])
 
     @property
     def is_ours(self) -> bool:
         """Whether the newest row is the one that this object wrote or read last."""
-        return self.newest() == self._newest
+        return self.is_newest(self.newest())
+
+    def is_newest(self, at: int) -> bool:
+        """Tell whether that is the time of the row that this object wrote or read last."""
+        return at == self._newest
 
     def append(self, states: Sequence[PipeState], previous: PipeState) -> None:
         """Add the rows of commits, all in one step, and now and then remove the oldest."""

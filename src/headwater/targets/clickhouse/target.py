@@ -29,7 +29,7 @@ from headwater.targets.clickhouse.config_table import ConfigTable
 from headwater.targets.clickhouse.epochs import Epochs, statement_prefix
 from headwater.targets.clickhouse.settings import ClickHouseSettings, Table, table
 from headwater.targets.clickhouse.side_tables import SideTables
-from headwater.targets.clickhouse.sql import TableName
+from headwater.targets.clickhouse.sql import TableName, compose
 from headwater.targets.clickhouse.store import Inserts, Params, Store
 from headwater.targets.clickhouse.sync_table import LEGACY_ID, SyncTable
 from headwater.targets.clickhouse.undo import Undo
@@ -153,7 +153,7 @@ class ClickHouseTarget:
                         "a batch was begun too often", stream=self._id, reason=reason
                     ) from reason
         if state.cursor is not None:
-            self._epochs.check(self._inserts.epoch)  # a cursor moved meanwhile is not overwritten
+            self._check_alone()  # a cursor that was moved meanwhile is not overwritten
             self._sync.append(states, self._state)
         self._state, self._dirty = state, False
         self._catalog.resumed = True
@@ -217,8 +217,18 @@ class ClickHouseTarget:
         if not self._is_open or self._dirty:
             self.recover()
             return
-        self._epochs.check(self._inserts.epoch)
-        if not self._sync.is_ours:
+        self._check_alone()
+
+    def _check_alone(self) -> None:
+        """Refuse to go on after somebody else has started the stream, or stored its state."""
+        query = compose(
+            "SELECT (<epoch>) AS epoch, (<newest>) AS at",
+            epoch=self._epochs.newest,
+            newest=self._sync.newest_query,
+        )
+        (found,) = self._client.rows(query, {"id": self._id})
+        self._epochs.compare(found["epoch"], self._inserts.epoch)
+        if not self._sync.is_newest(int(found["at"])):
             raise ClickHouseWriterError(
                 "the stored state is not what this writer has stored", stream=self._id
             )
