@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -353,6 +354,9 @@ def test_mistakes_in_declarations_are_named() -> None:
         table("t", types={"a": "String) ENGINE = Null --"})
     with pytest.raises(InvalidOptionError, match="HTTP"):
         clickhouse_target("clickhouse://user:secret@host:9000")
+    with pytest.raises(InvalidOptionError, match="%2F") as caught:
+        clickhouse_target("http://user:secret/word@host:8123")
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
     with pytest.raises(RollbackHandlerMissingError):
         clickhouse_target("http://localhost", on_data=insert_all)
     for name in ("a.b.c", "", "a.", "`a`b", "a..b"):

@@ -41,13 +41,19 @@ class ClickHouseClient:
     def __init__(
         self, url: str, *, attempts: int = 8, settings: Mapping[str, str] | None = None
     ) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port or (8443 if parts.scheme == "https" else 8123)
+        except ValueError:  # quotes what it takes for the port: perhaps a part of a password
+            raise InvalidOptionError(
+                "the address cannot be read: http://user:password@host:8123/database, where "
+                "/ ? # @ : of a user or password are written as %2F %3F %23 %40 %3A"
+            ) from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidOptionError(
                 "ClickHouse is reached by HTTP: http://user:password@host:8123/database",
                 got=f"{parts.scheme or '?'}://{parts.hostname or '?'}",
             )
-        port = parts.port or (8443 if parts.scheme == "https" else 8123)
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         self.on_statement: Callable[[str], None] | None = None
         self.attempts = attempts

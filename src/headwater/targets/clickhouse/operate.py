@@ -17,7 +17,6 @@ from headwater.errors import (
     ClickHouseTableError,
     ClickHouseWriterError,
     DistributedTableError,
-    InvalidOptionError,
 )
 from headwater.targets.base import SideTable
 from headwater.targets.clickhouse.catalog import Catalog
@@ -55,14 +54,9 @@ _UNDO = {
 
 def operator(url: str, database: str | None, table: str) -> ClickHouseOperator:
     """Return who operates on a server. Called by `headwater.targets.operate`."""
-    try:
-        client = ClickHouseClient(url)
-    except ValueError:  # it would quote what it takes for the port: perhaps a part of a password
-        raise InvalidOptionError(
-            "the address cannot be read: http://user:password@host:8123/database, where "
-            "/ ? # @ : of a user or password are written as %2F %3F %23 %40 %3A"
-        ) from None
-    return ClickHouseOperator(client, ClickHouseSettings(database=database, table=table))
+    return ClickHouseOperator(
+        ClickHouseClient(url), ClickHouseSettings(database=database, table=table)
+    )
 
 
 @dataclass(frozen=True, slots=True)
