@@ -48,8 +48,8 @@ class Session:
         self._cursor = file.connection.cursor()
         self.on_statement: Callable[[str], None] | None = None
 
-    def run(self, sql: str, params: Sequence[object] = ()) -> None:
-        """Run a statement for its effect."""
+    def run(self, sql: str, params: Sequence[object] = (), *, prepare: bool = False) -> None:
+        """Run a statement for its effect; there is no plan to keep, whatever `prepare` says."""
         self._announce(sql)
         self._cursor.execute(sql, list(params))
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 from psycopg import RawCursor
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import DeadlockDetected, SerializationFailure
@@ -21,6 +22,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.string import TextLoader
 
 from headwater.errors import PostgresConnectionError, PostgresLockError, PostgresStatementError
+from headwater.targets.postgres.statements import to_table
 
 POLL_S = 0.05
 Row = tuple[Any, ...]
@@ -106,6 +108,10 @@ class Session:
     def result(self, sql: str, params: Sequence[object] = ()) -> RawCursor[Row]:
         """Run a statement and return the cursor, for those who need its description."""
         return self._execute(sql, params, False)
+
+    def arrow(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+        """Run a query and return a table; numbers too wide for Arrow come as decimal text."""
+        return to_table(self.result(sql, params))
 
     def copy(self, sql: str, chunks: Iterable[Chunk]) -> None:
         """Feed a COPY."""

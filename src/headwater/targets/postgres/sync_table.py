@@ -1,26 +1,15 @@
-"""The stream's state in table `sync`: one row per committed batch, in the forms of the Pipes SDK.
-
-Runs on the driver, inside the transaction that writes the data. Streams share the table; each sees
-its own rows alone. The newest row is what a commit compares with before it adds to it.
-"""
+"""Table `sync` in PostgreSQL; a commit compares its newest row before it adds another."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from headwater.core import PipeState
-from headwater.core.codec import (
-    SyncRow,
-    dump_chain,
-    dump_finalized,
-    fold_rows,
-    load_chain,
-    load_finalized,
-    sync_row,
-)
+from headwater.core.codec import load_finalized
 from headwater.core.cursor import BlockCursor
-from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.sql import Fragment, TableName, compose, fitted, literal
+from headwater.targets.postgres.sql import Fragment, compose, fitted, literal
+from headwater.targets.relational.session import Session
+from headwater.targets.relational.sql import QualifiedName
+from headwater.targets.relational.sync_table import Newest, SyncRows
 
 LEGACY_ID = "stream"
 _COMMENTS = {
@@ -33,20 +22,8 @@ _COMMENTS = {
 }
 
 
-class Newest(NamedTuple):
-    """What tells one committed state from another: the newest row of a stream."""
-
-    cursor: BlockCursor
-    finalized: BlockCursor | None
-
-
-class SyncTable:
+class SyncTable(SyncRows):
     """The rows of one stream."""
-
-    def __init__(self, session: Session, name: TableName, stream_id: str) -> None:
-        self._session = session
-        self._name = name
-        self._id = stream_id
 
     def create(self) -> None:
         """Create the table if it is not there. Somebody else may have made it, with more rights."""
@@ -95,29 +72,6 @@ class SyncTable:
             )
         )
 
-    def load(self) -> PipeState:
-        """Return the state that the rows stand for."""
-        rows = self._session.rows(
-            compose(
-                """
-                SELECT current_number::bigint, current_hash,
-                       extract(epoch FROM "current_timestamp")::bigint,
-                       finalized::text, rollback_chain::text
-                FROM {sync} WHERE id = $1 ORDER BY current_number
-                """,
-                sync=self._name,
-            ),
-            [self._id],
-        )
-        return fold_rows(
-            SyncRow(
-                BlockCursor(number, block_hash or None, timestamp),
-                load_finalized(finalized),
-                load_chain(chain),
-            )
-            for number, block_hash, timestamp, finalized, chain in rows
-        )
-
     def newest_query(self) -> Fragment:
         """Return the query of the newest row; its parameter `$1` is the id."""
         return compose(
@@ -132,60 +86,6 @@ class SyncTable:
         rows = self._session.rows(self.newest_query(), [self._id])
         return read_newest(*rows[0]) if rows else None
 
-    def append(self, state: PipeState, previous: PipeState) -> Newest:
-        """Add the row of a batch, and return it."""
-        row = sync_row(state, previous)
-        self._session.run(
-            compose(
-                "INSERT INTO {sync} (id, current_number, current_hash, "
-                '"current_timestamp", finalized, rollback_chain) '
-                "VALUES ($1, $2, $3, to_timestamp($4::bigint), $5::jsonb, $6::jsonb)",
-                sync=self._name,
-            ),
-            [
-                self._id,
-                row.current.number,
-                row.current.hash or "",
-                row.current.timestamp,
-                dump_finalized(row.finalized),
-                dump_chain(row.rollback_chain),
-            ],
-            prepare=True,
-        )
-        return Newest(row.current, row.finalized)
-
-    def settle(self, state: PipeState) -> Newest | None:
-        """Note in the newest row how far finality reaches; add it if there is none."""
-        cursor = state.cursor
-        if cursor is None:
-            return None
-        changed = self._session.run(
-            compose(
-                "UPDATE {sync} SET finalized = $1::jsonb WHERE id = $2 AND current_number = $3",
-                sync=self._name,
-            ),
-            [dump_finalized(state.finalized), self._id, cursor.number],
-        )
-        if not changed:
-            return self.append(state, PipeState())
-        return Newest(cursor, state.finalized)
-
-    def roll_back(self, state: PipeState) -> Newest | None:
-        """Forget the rows above the cursor. Where it has no row of its own, it gets one."""
-        number = state.number
-        self._session.run(
-            compose("DELETE FROM {sync} WHERE id = $1 AND current_number > $2", sync=self._name),
-            [self._id, number],
-        )
-        return self.settle(state)
-
-    def prune(self, number: int) -> None:
-        """Forget the rows at or below a number."""
-        self._session.run(
-            compose("DELETE FROM {sync} WHERE id = $1 AND current_number <= $2", sync=self._name),
-            [self._id, number],
-        )
-
 
 def read_newest(number: int | None, block_hash: str | None, finalized: Any) -> Newest | None:
     """Read a row of `newest_query`; without a number there is none."""
@@ -194,7 +94,7 @@ def read_newest(number: int | None, block_hash: str | None, finalized: Any) -> N
     return Newest(BlockCursor(number, block_hash or None), load_finalized(finalized))
 
 
-def exists(session: Session, name: TableName) -> bool:
+def exists(session: Session, name: QualifiedName) -> bool:
     """Tell whether there is a table of this name."""
     return bool(
         session.rows(

@@ -29,12 +29,12 @@ from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.settings import PostgresSettings, Table, table
 from headwater.targets.postgres.side_tables import SideTables
 from headwater.targets.postgres.staging import Staging
-from headwater.targets.postgres.statements import to_table
-from headwater.targets.postgres.sync_table import LEGACY_ID, Newest, SyncTable
+from headwater.targets.postgres.sync_table import LEGACY_ID, SyncTable
 from headwater.targets.postgres.transfer import TemporaryTables
 from headwater.targets.postgres.triggers import Triggers
 from headwater.targets.postgres.tx import Tx
 from headwater.targets.postgres.undo import UndoLog
+from headwater.targets.relational.sync_table import Newest
 from headwater.targets.side_rows import stored_id
 
 OnData = Callable[..., object]
@@ -243,7 +243,7 @@ class PostgresTarget:
         session = Session(self._dsn, None, 0, "repeatable read")
         session.connect()
         try:
-            return to_table(session.result(sql, params))
+            return session.arrow(sql, params)
         finally:
             session.close()
 
