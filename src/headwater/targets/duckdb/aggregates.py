@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from headwater.targets.aggregates.columns import find_columns
-from headwater.targets.aggregates.declaration import Aggregate, plan_aggregates
 from headwater.targets.aggregates.deltas import compute_delta
 from headwater.targets.aggregates.staging import stage_delta
 from headwater.targets.duckdb.merge import coded, give_back, lend, merge, read_shape
-from headwater.targets.duckdb.settings import Table
-from headwater.targets.duckdb.sql import Fragment, TableName, compose, quote
+from headwater.targets.duckdb.sql import Fragment, compose, quote
 from headwater.targets.duckdb.tx import Tx
+from headwater.targets.relational.aggregates import Aggregates
 
 
-class DuckDBAggregates:
+class DuckDBAggregates(Aggregates):
     """The aggregates of one target. Runs on the driver, inside the transaction of each batch."""
-
-    def __init__(self, aggregates: Iterable[Aggregate], declared: Iterable[Table]) -> None:
-        self._plans = plan_aggregates(aggregates)
-        self._declared = {one.name.folded for one in declared}
-
-    def __bool__(self) -> bool:
-        """Tell whether there are any."""
-        return bool(self._plans)
-
-    def tables(self) -> list[Table]:
-        """Return the tables that nobody has declared; what they hold is found out later."""
-        names = {one.table: TableName.parse(one.table) for one in self._plans}
-        return [
-            Table(names[one.table], one.key, append_only=False)
-            for one in self._plans
-            if names[one.table].folded not in self._declared
-        ]
 
     def write(self, tx: Tx, data: Mapping[str, Any], block: int) -> None:
         """Add what a batch contributes."""

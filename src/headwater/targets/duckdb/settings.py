@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 
 from headwater.errors import InvalidOptionError, RetentionError
 from headwater.targets.duckdb.sql import DEFAULT_SCHEMA, TableName
+from headwater.targets.relational.settings import (
+    BLOCK_COLUMN,
+    DeclaredTable,
+    StateSettings,
+    refuse_both,
+)
 
-BLOCK_COLUMN = "block_number"
 INTEGER_TYPES = re.compile(
     r"BIGNUM|U?HUGEINT|U?(?:BIGINT|INTEGER|SMALLINT|TINYINT)|DECIMAL\(\d+,0\)"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(DeclaredTable):
     """One table that a stream writes. Made by `table`."""
 
     name: TableName
-    key: tuple[str, ...] = ()
-    append_only: bool | None = None
-    untracked: bool = False
-    block_column: str = BLOCK_COLUMN
-    types: Mapping[str, str] = field(default_factory=dict)
 
 
 def table(
@@ -51,8 +51,7 @@ def table(
     """
     if isinstance(key, str):
         raise InvalidOptionError("key is a list of columns", got=repr(key))
-    if append_only and untracked:
-        raise InvalidOptionError("a table is append_only or untracked, not both", table=name)
+    refuse_both(name, append_only, untracked)
     given = {column: kind.upper().replace(" ", "") for column, kind in (types or {}).items()}
     for column, kind in given.items():
         if not INTEGER_TYPES.fullmatch(kind):
@@ -65,17 +64,14 @@ def table(
 
 
 @dataclass(frozen=True, slots=True)
-class DuckDBSettings:
+class DuckDBSettings(StateSettings):
     """Where and under which id the state is kept.
 
     `id` overrides the stream's own. Undo data is kept for `unfinalized_blocks_retention` blocks
     below the finalized one. `config` is passed to DuckDB (`{"memory_limit": "2GB"}`).
     """
 
-    id: str | None = None
     schema: str = DEFAULT_SCHEMA
-    table: str = "sync"
-    unfinalized_blocks_retention: int = 1000
     config: Mapping[str, str | bool | int | float | list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,8 +79,7 @@ class DuckDBSettings:
             raise RetentionError(
                 "undo data cannot be kept for no blocks", got=self.unfinalized_blocks_retention
             )
-        if self.id is not None and not self.id.strip():
-            raise InvalidOptionError("a stream id cannot be blank", got=repr(self.id))
+        self.check_id()
 
     @property
     def sync(self) -> TableName:

@@ -8,6 +8,8 @@ because what it holds is a sum. Everything is set-based, in the transaction of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headwater.errors import TableSchemaError
 from headwater.targets.duckdb.catalog import RESERVED, Layout, Undo
 from headwater.targets.duckdb.session import Session
@@ -152,8 +154,18 @@ class UndoLog:
 
     # --- undoing ----------------------------------------------------------------------------------
 
-    def remove(self, layout: Layout, number: int) -> None:
-        """Take out what blocks above a number brought. First half of an undo."""
+    def restore(self, layouts: Sequence[Layout], number: int) -> None:
+        """Put every table back to what it was at a block, and forget what came after.
+
+        Rows that came go first, those of children before those of their parents.
+        """
+        for layout in reversed(layouts):
+            self._remove(layout, number)
+        for layout in layouts:
+            self._bring_back(layout, number)
+
+    def _remove(self, layout: Layout, number: int) -> None:
+        """Take out what blocks above a number brought."""
         match layout.undo:
             case Undo.APPEND_ONLY:
                 self._session.run(
@@ -194,7 +206,7 @@ class UndoLog:
             case _:
                 pass
 
-    def restore(self, layout: Layout, number: int) -> None:
+    def _bring_back(self, layout: Layout, number: int) -> None:
         """Bring back what blocks above a number changed or took, and forget that they did."""
         if layout.undo is Undo.APPEND_ONLY or not self._exists(layout):
             return

@@ -7,37 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 from headwater.targets.aggregates.columns import Columns, find_columns
-from headwater.targets.aggregates.declaration import Aggregate, plan_aggregates
+from headwater.targets.aggregates.declaration import Aggregate
 from headwater.targets.aggregates.deltas import compute_delta
 from headwater.targets.aggregates.staging import stage_delta
 from headwater.targets.merge.shape import Shape
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.merge import coded, lend, merge, read_shape
 from headwater.targets.postgres.settings import Table
-from headwater.targets.postgres.sql import TableName
 from headwater.targets.postgres.tx import Tx
+from headwater.targets.relational.aggregates import Aggregates
 
 
-class PostgresAggregates:
+class PostgresAggregates(Aggregates):
     """The aggregates of one target. Runs on the driver, inside the transaction of each batch."""
 
     def __init__(self, aggregates: Iterable[Aggregate], declared: Iterable[Table]) -> None:
-        self._plans = plan_aggregates(aggregates)
-        self._declared = {one.name for one in declared}
+        super().__init__(aggregates, declared)
         self._shapes: dict[str, tuple[Layout, Shape]] = {}
-
-    def __bool__(self) -> bool:
-        """Tell whether there are any."""
-        return bool(self._plans)
-
-    def tables(self) -> list[Table]:
-        """Return the tables that nobody has declared; what they hold is found out later."""
-        names = {one.table: TableName.parse(one.table) for one in self._plans}
-        return [
-            Table(names[one.table], one.key, append_only=False)
-            for one in self._plans
-            if names[one.table] not in self._declared
-        ]
 
     def write(self, tx: Tx, data: Mapping[str, Any], block: int) -> None:
         """Add what a batch contributes."""

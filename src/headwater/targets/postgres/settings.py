@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headwater.errors import InvalidOptionError, PostgresRetentionError
 from headwater.targets.postgres.sql import DEFAULT_SCHEMA, TableName
+from headwater.targets.relational.settings import (
+    BLOCK_COLUMN,
+    DeclaredTable,
+    StateSettings,
+    refuse_both,
+)
 
-BLOCK_COLUMN = "block_number"
 ISOLATION_LEVELS = ("serializable", "repeatable read", "read committed")
 _TYPE = re.compile(r"[a-z_][a-z0-9_ ]*(\(\d+(,\s*-?\d+)?\))?[a-z ]*(\[\])?")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(DeclaredTable):
     """One table that a stream writes. Made by `table`."""
 
     name: TableName
-    key: tuple[str, ...] = ()
-    append_only: bool | None = None
-    untracked: bool = False
-    block_column: str = BLOCK_COLUMN
-    types: Mapping[str, str] = field(default_factory=dict)
     indexes: tuple[tuple[str, ...], ...] = ()
 
 
@@ -56,8 +56,7 @@ def table(
     """
     if isinstance(key, str) or any(isinstance(one, str) for one in indexes):
         raise InvalidOptionError("key is a list of columns, indexes a list of such", table=name)
-    if append_only and untracked:
-        raise InvalidOptionError("a table is append_only or untracked, not both", table=name)
+    refuse_both(name, append_only, untracked)
     given = {column: kind.strip().lower() for column, kind in (types or {}).items()}
     for column, kind in given.items():
         if not _TYPE.fullmatch(kind):
@@ -78,7 +77,7 @@ def table(
 
 
 @dataclass(frozen=True, slots=True)
-class PostgresSettings:
+class PostgresSettings(StateSettings):
     """Where and under which id the state is kept, and how transactions run.
 
     `id` overrides the stream's own. Undo data is kept for `unfinalized_blocks_retention` blocks
@@ -89,10 +88,7 @@ class PostgresSettings:
     to `relay_port`, or to any free port if it is 0.
     """
 
-    id: str | None = None
     schema: str = DEFAULT_SCHEMA
-    table: str = "sync"
-    unfinalized_blocks_retention: int = 1000
     isolation_level: str = "serializable"
     attempts: int = 8
     lock_wait_s: float = 5.0
@@ -104,8 +100,7 @@ class PostgresSettings:
             raise PostgresRetentionError(
                 "undo data cannot be kept for no blocks", got=self.unfinalized_blocks_retention
             )
-        if self.id is not None and not self.id.strip():
-            raise InvalidOptionError("a stream id cannot be blank", got=repr(self.id))
+        self.check_id()
         if self.isolation_level not in ISOLATION_LEVELS:
             raise InvalidOptionError(
                 "no such isolation level", got=self.isolation_level, known=ISOLATION_LEVELS

@@ -22,3 +22,11 @@ class Session(Protocol):
     def arrow(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Run a query and return a table."""
         ...
+
+
+class ClosableSession(Session, Protocol):
+    """A session that its owner closes."""
+
+    def close(self) -> None:
+        """Let go of the database."""
+        ...

@@ -6,6 +6,7 @@ its own rows alone.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from headwater.core import PipeState
@@ -30,13 +31,17 @@ class Newest(NamedTuple):
     finalized: BlockCursor | None
 
 
-class SyncRows:
+class SyncRows(ABC):
     """The rows of one stream. How their table is created is left to each database."""
 
     def __init__(self, session: Session, name: QualifiedName, stream_id: str) -> None:
         self._session = session
         self._name = name
         self._id = stream_id
+
+    @abstractmethod
+    def create(self) -> None:
+        """Create the table if it is not there."""
 
     def load(self) -> PipeState:
         """Return the state that the rows stand for."""
