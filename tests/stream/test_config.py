@@ -90,6 +90,15 @@ def test_another_factory_of_an_event_in_a_union_is_a_change() -> None:
     assert not config(made[0], None).differences(config(made[0], None))
 
 
+def test_what_an_event_of_a_union_does_with_bad_rows_is_part_of_the_question() -> None:
+    def config(*on_error: Any) -> Config:
+        events = (evm.events("erc20.Transfer", on_error=one) for one in on_error)
+        return Config.of({"all": evm.union(*events)})
+
+    assert config("raise", "skip").differences(config("raise", "raise")) == {"changed": "all"}
+    assert not config("raise", "skip").differences(config("raise", "skip"))
+
+
 @pytest.mark.parametrize("how", ["warn", "ignore"])
 def test_a_change_that_is_allowed_goes_on_from_the_cursor_and_is_said_once(
     portal: PortalServer, target: Targets, how: Any, caplog: pytest.LogCaptureFixture

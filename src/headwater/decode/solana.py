@@ -234,8 +234,7 @@ def _find_instruction(
         loaded = load_idl(idl)
         return loaded.instruction(_only(name, loaded.instructions())), loaded.address
     if layouts is not None and idl is None:
-        chosen = _only(name, list(layouts))
-        return parse_layout(chosen, layouts[chosen]), None
+        return _layout(name, layouts), None
     if idl is not None:
         raise LayoutError("give either an IDL or layouts")
     known = {
@@ -255,12 +254,18 @@ def _find_event(
         loaded = load_idl(idl)
         return loaded.event(_only(name, loaded.events())), loaded.address
     if layouts is not None and idl is None:
-        chosen = _only(name, list(layouts))
-        layout = parse_layout(chosen, layouts[chosen])
+        layout = _layout(name, layouts)
         if layout.accounts:
-            raise LayoutError(f"event {chosen!r} has no accounts")
+            raise LayoutError(f"event {layout.name!r} has no accounts")
         return layout, None
     raise LayoutError("give either an IDL or layouts")
+
+
+def _layout(name: str | None, layouts: Mapping[str, object]) -> Layout:
+    chosen = _only(name, list(layouts))
+    if chosen not in layouts:
+        raise LayoutError(f"there is no layout {chosen!r}", valid=", ".join(layouts))
+    return parse_layout(chosen, layouts[chosen])
 
 
 def _only(name: str | None, names: list[str]) -> str:

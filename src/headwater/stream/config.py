@@ -107,7 +107,12 @@ def _fingerprint(output: Output) -> str:
     """Hash what an output asks for and how it reads the answer; nothing of where and how fast."""
     columns = [[field.name, str(field.type)] for field in output.schema]
     scopes = [scope_of(part) for part in parts_of(output)]
-    keys = [None if scope is None else scope.factory.key for scope in scopes]
-    children = keys if len(keys) > 1 and any(keys) else keys[0]
-    parts = [output.query.query_hash, columns, getattr(output, "on_error", None), children]
+    children = _one_or_all([None if one is None else one.factory.key for one in scopes])
+    on_error = _one_or_all([getattr(part, "on_error", None) for part in parts_of(output)])
+    parts = [output.query.query_hash, columns, on_error, children]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _one_or_all(values: list[str | None]) -> str | list[str | None] | None:
+    """Return what a union has for each of its events, or the one value of another output."""
+    return values if len(values) > 1 and any(values) else values[0]

@@ -455,6 +455,8 @@ def test_a_type_of_an_idl_without_column_is_refused(kind: Any) -> None:
         (lambda: solana.instructions("x", idl="{"), LayoutError),
         (lambda: solana.instructions("x", idl={}), LayoutError),
         (lambda: solana.events("x", idl=OLD_IDL), LayoutError),
+        (lambda: solana.instructions("y", layouts={"x": LAYOUT}, program=PROGRAM), LayoutError),
+        (lambda: solana.events("y", layouts={"x": LAYOUT}, program=PROGRAM), LayoutError),
         (lambda: solana.events("x"), LayoutError),
         (lambda: solana.events(layouts={"x": LAYOUT}, program=PROGRAM), LayoutError),
         (lambda: solana.instructions(layouts={"x": {"discriminator": "0x01"}}), LayoutError),
