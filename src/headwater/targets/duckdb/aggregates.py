@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headwater.targets.aggregates.columns import find_columns
 from headwater.targets.aggregates.deltas import compute_delta
 from headwater.targets.aggregates.staging import stage_delta
-from headwater.targets.duckdb.merge import coded, give_back, lend, merge, read_shape
+from headwater.targets.duckdb.merge import Lent, coded, give_back, lend, merge, read_shape
 from headwater.targets.duckdb.sql import Fragment, compose, quote
 from headwater.targets.duckdb.tx import Tx
 from headwater.targets.relational.aggregates import Aggregates
@@ -29,11 +29,31 @@ class DuckDBAggregates(Aggregates):
             if delta.num_rows:
                 staged = stage_delta(plan, delta, shape, columns, block)
                 with coded():
-                    lent = [lend(tx.session, staged, layout.name, 0)]
-                    keys = ", ".join(f"k{at} AS {quote(one)}" for at, one in enumerate(shape.key))
-                    rows = compose(
-                        "(SELECT {keys} FROM {stage})", keys=Fragment(keys), stage=lent[0].source
-                    )
-                    tx.keep(layout, rows)
-                    merge(tx.session, lent)
-                    give_back(tx.session, lent)
+                    kept = layout.types if tx.keeps(layout) else ()
+                    lent = lend(tx.session, staged, layout.name, 0, kept)
+                    if kept:
+                        tx.keep(layout, _met(lent, kept), _new(lent))
+                    merge(tx.session, [lent])
+                    give_back(tx.session, [lent])
+
+
+def _met(lent: Lent, kept: Iterable[str]) -> Fragment:
+    """Return the rows of the table that changes meet."""
+    values = ", ".join(f"{lent.image(one)} AS {quote(one)}" for one in kept)
+    return _rows(lent, values, "s.here IS NOT NULL")
+
+
+def _new(lent: Lent) -> Fragment:
+    """Return the keys of the rows that are about to be made."""
+    key = lent.staged.shape.key
+    values = ", ".join(f"s.k{at} AS {quote(one)}" for at, one in enumerate(key))
+    return _rows(lent, values, "s.here IS NULL")
+
+
+def _rows(lent: Lent, values: str, which: str) -> Fragment:
+    return compose(
+        "(SELECT {values} FROM {stage} AS s WHERE {which})",
+        values=Fragment(values),
+        stage=lent.source,
+        which=Fragment(which),
+    )

@@ -1,14 +1,16 @@
 """Merging staged changes into tables of DuckDB: a few statements per table and round.
 
-Deletions come before changes, changes before new rows; tables that refer to others are declared
-after them, because DuckDB checks foreign keys at once.
+A table's rows are looked for once, when changes are staged: what a row holds stands beside its
+change, and statements find the row by its number. Deletions come before changes, changes before new
+rows; tables that refer to others are declared after them, because DuckDB checks foreign keys at
+once.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import duckdb
@@ -51,21 +53,25 @@ _DECIMAL = re.compile(r"DECIMAL\(\d+,(\d+)\)")
 _SMALL = re.compile(r"U?(BIGINT|INTEGER|SMALLINT|TINYINT)")
 _PLAIN_KEYS = re.compile(INTEGER_TYPES.pattern + "|VARCHAR|BOOLEAN|BLOB")
 _STAGE = "__headwater_stage"
+_LISTED, _FOUND, _READ_PER_FOUND = 50, 2048, 400
 
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """Staged changes in a temporary table, and the table that they go to."""
+    """Staged changes in a temporary table, and the table that they go to.
+
+    Beside each change stand `here`, the number of its row or null if there is none, and what that
+    row holds in the columns `images`.
+    """
 
     staged: Staged
     table: TableName
     source: str
+    images: tuple[str, ...]
 
-    @property
-    def same(self) -> Fragment:
-        """The condition that a row `now` of the table is the one a change `s` is about."""
-        key = self.staged.shape.key
-        return Fragment(" AND ".join(f"now.{quote(one)} = s.k{at}" for at, one in enumerate(key)))
+    def image(self, name: str) -> str:
+        """Return what a column holds in the row that a change `s` is about; null if not kept."""
+        return f"s.o{self.images.index(name)}" if name in self.images else "NULL"
 
 
 def full_name(name: TableName) -> str:
@@ -97,22 +103,78 @@ def read_shape(session: Session, name: str, table: TableName) -> Shape | None:
     return Shape(name, full_name(table), key, columns, ambiguous)
 
 
-def lend(session: Session, staged: Staged, table: TableName, at: int) -> Lent:
-    """Put staged changes into a temporary table, in the types of their columns."""
-    values = [_value(staged, field) for field in staged.frame.schema]
-    lent = Lent(staged, table, f"{_STAGE}_{at}")
-    with session.frame(staged.frame) as view:
+def lend(
+    session: Session, staged: Staged, table: TableName, at: int, images: Iterable[str] = ()
+) -> Lent:
+    """Put staged changes into a temporary table, in the types of their columns.
+
+    What rows hold now is put beside them: the columns `images`, and those that changes build on.
+    They lie in the order of the rows, because DuckDB updates rows in any other far more slowly.
+    """
+    lent = Lent(
+        staged, table, f"{_STAGE}_{at}", tuple(dict.fromkeys([*images, *_built_on(staged)]))
+    )
+    with session.frame(staged.frame) as view, looked_up(session, staged, table):
         session.run(
             compose(
-                "CREATE OR REPLACE TEMP TABLE {stage} AS SELECT {values} FROM {view}",
+                "CREATE OR REPLACE TEMP TABLE {stage} AS SELECT s.*, {found} "
+                "FROM (SELECT {values} FROM {view}) AS s LEFT JOIN {table} AS now ON {same} "
+                "ORDER BY here, s.place",
                 stage=lent.source,
-                values=Fragment(", ".join(values)),
+                found=found(lent.images),
+                values=typed(staged),
                 view=view,
+                table=table,
+                same=same_key(staged.shape),
             )
         )
     if staged.shape.ambiguous:
         _refuse_spellings(session, lent)
     return lent
+
+
+def typed(staged: Staged) -> Fragment:
+    """Return the columns of a frame of changes, in the types of the table's columns."""
+    return Fragment(", ".join(_value(staged, field) for field in staged.frame.schema))
+
+
+def found(images: Iterable[str]) -> Fragment:
+    """Return the number of a row `now`, and what it holds in some columns."""
+    held = [f"now.{quote(name)} AS o{at}" for at, name in enumerate(images)]
+    return Fragment(", ".join(["now.rowid AS here", *held]))
+
+
+def same_key(shape: Shape) -> Fragment:
+    """Return the condition that a row `now` of the table is the one a change `s` is about."""
+    return Fragment(" AND ".join(f"now.{quote(one)} = s.k{at}" for at, one in enumerate(shape.key)))
+
+
+@contextmanager
+def looked_up(session: Session, staged: Staged, table: TableName) -> Iterator[None]:
+    """Let a join find few rows of a large table by its index; it reads the whole table otherwise.
+
+    DuckDB does so where a join's smaller side is turned into a list of values. A row found that way
+    costs as much as reading some hundreds, so this is for few changes only.
+    """
+    changes = staged.frame.num_rows
+    usual = len(staged.shape.key) > 1 or not _LISTED < changes < _FOUND
+    if not usual:
+        rows = session.rows(
+            "SELECT estimated_size, current_setting('dynamic_or_filter_threshold') "
+            "FROM duckdb_tables() WHERE database_name = current_database() "
+            "AND lower(schema_name) = ? AND lower(table_name) = ?",
+            table.folded,
+        )
+        usual = not rows or rows[0][0] < changes * _READ_PER_FOUND
+    if usual:
+        yield
+        return
+    session.run(f"SET dynamic_or_filter_threshold = {changes}")
+    try:
+        yield
+    finally:
+        with suppress(duckdb.TransactionException):  # an error may have ended the transaction
+            session.run(f"SET dynamic_or_filter_threshold = {int(rows[0][1])}")
 
 
 def give_back(session: Session, lent: Sequence[Lent]) -> None:
@@ -128,7 +190,8 @@ def merge(session: Session, lent: Sequence[Lent]) -> None:
             _run(
                 session,
                 one,
-                "DELETE FROM {table} AS now USING {stage} AS s WHERE {same} AND {these}",
+                "DELETE FROM {table} AS now USING {stage} AS s "
+                "WHERE now.rowid = s.here AND {these}",
                 these=kinds_in("s", DELETE, REPLACE),
             )
     for one in lent:
@@ -137,13 +200,14 @@ def merge(session: Session, lent: Sequence[Lent]) -> None:
             types = one.staged.shape.columns
             assign = ", ".join(
                 f"{quote(name)} = "
-                + _stored(changed(one.staged, name, _held(types[name])), types[name])
+                + stored(changed(one.staged, name, held(one.image(name), types[name])), types[name])
                 for name in names
             )
             _run(
                 session,
                 one,
-                "UPDATE {table} AS now SET {assign} FROM {stage} AS s WHERE {same} AND {these}",
+                "UPDATE {table} AS now SET {assign} FROM {stage} AS s "
+                "WHERE now.rowid = s.here AND {these}",
                 assign=Fragment(assign),
                 these=kinds_in("s", UPDATE, UPSERT),
             )
@@ -186,12 +250,12 @@ def is_nested(kind: str) -> bool:
 def _insert(session: Session, lent: Lent) -> None:
     staged, names = lent.staged, list(lent.staged.lanes)
     values = [f"s.k{index}" for index in range(len(staged.shape.key))]
-    values += [_stored(made(staged, name), staged.shape.columns[name]) for name in names]
+    values += [stored(made(staged, name), staged.shape.columns[name]) for name in names]
     _run(
         session,
         lent,
         "INSERT INTO {table} ({targets}) SELECT {values} FROM {stage} AS s WHERE {these} "
-        "OR ({maybe} AND NOT EXISTS (FROM {table} AS now WHERE {same}))",
+        "OR ({maybe} AND s.here IS NULL)",
         targets=Fragment(", ".join(quote(one) for one in (*staged.shape.key, *names))),
         values=Fragment(", ".join(values)),
         these=kinds_in("s", INSERT, REPLACE),
@@ -200,7 +264,14 @@ def _insert(session: Session, lent: Lent) -> None:
 
 
 def _run(session: Session, lent: Lent, template: str, **gaps: Fragment) -> None:
-    session.run(compose(template, table=lent.table, stage=lent.source, same=lent.same, **gaps))
+    session.run(compose(template, table=lent.table, stage=lent.source, **gaps))
+
+
+def _built_on(staged: Staged) -> list[str]:
+    """Return the columns whose new values depend on what they hold."""
+    if not staged.kinds & {UPDATE, UPSERT}:
+        return []
+    return [name for name in staged.lanes if name not in staged.always]
 
 
 def _value(staged: Staged, field: pa.Field) -> str:
@@ -228,13 +299,14 @@ def _computed(column: Column, grows: bool) -> str:
     return "BIGNUM"
 
 
-def _held(column: Column) -> str:
-    value = f"now.{quote(column.name)}"
+def held(value: str, column: Column) -> str:
+    """Return what a column holds in the type in which it is computed."""
     same = _computed(column, grows=False) == column.type
     return value if same else f"CAST(CAST({value} AS VARCHAR) AS BIGNUM)"
 
 
-def _stored(value: str, column: Column) -> str:
+def stored(value: str, column: Column) -> str:
+    """Return a computed value in the type of its column."""
     same = _computed(column, grows=False) == column.type
     return f"CAST({value if same else f'CAST({value} AS VARCHAR)'} AS {column.type})"
 

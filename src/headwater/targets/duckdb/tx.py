@@ -169,21 +169,19 @@ class Tx:
         """Return a table for rows like these, created if need be: for what is built on this."""
         return self._catalog.prepare(TableName.parse(table), schema, key, types)
 
-    def keep(self, layout: Layout, rows: Fragment) -> None:
-        """Keep what a table holds of rows that are about to be changed or made, while it must.
+    def keeps(self, layout: Layout) -> bool:
+        """Tell whether a fork may still undo this batch in a table. For what is built on this."""
+        return self._hot_block(layout) is not None
 
-        `rows` selects their keys. For what is built on this.
+    def keep(self, layout: Layout, met: Fragment, new: Fragment) -> None:
+        """Keep rows of a table that are about to be changed, and the keys of those to be made.
+
+        Both are queries. For what is built on this.
         """
         block = self._hot_block(layout)
         if block is not None:
-            met = compose(
-                "{table} AS old WHERE EXISTS (FROM {rows} AS new WHERE {same})",
-                table=layout.name,
-                rows=rows,
-                same=equal(layout.key, "old", "new"),
-            )
-            self._undo.changed(layout, block, "UPDATE", met)
-            self._undo.inserted(layout, block, list(layout.key), rows)
+            self._undo.changed(layout, block, "UPDATE", Fragment(f"{met} AS old"))
+            self._undo.made(layout, block, list(layout.key), new)
 
     @property
     def session(self) -> Session:

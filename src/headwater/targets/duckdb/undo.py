@@ -47,6 +47,10 @@ class UndoLog:
             )
         self._keep(layout, block, "INSERT", names, Fragment(f"{source} AS new {new}"), "new.")
 
+    def made(self, layout: Layout, block: int, names: list[str], source: Fragment) -> None:
+        """Keep that the rows of `source` come into being; none of their keys exists."""
+        self._keep(layout, block, "INSERT", names, Fragment(f"{source} AS new"), "new.")
+
     def changed(self, layout: Layout, block: int, operation: str, rows: Fragment) -> None:
         """Keep the rows `old` of the table as they are now; `rows` names them and chooses."""
         self._keep(layout, block, operation, list(layout.types), rows, "old.")

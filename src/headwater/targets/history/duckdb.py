@@ -155,7 +155,13 @@ class DuckDBHistory:
             staged.sort(key=lambda one: order.index(one.shape.name))
             with coded():
                 lent = [
-                    lend(session, one, TableName.parse(one.shape.full_name), at)
+                    lend(
+                        session,
+                        one,
+                        TableName.parse(one.shape.full_name),
+                        at,
+                        one.shape.columns if one.newest > floor else (),
+                    )
                     for at, one in enumerate(staged)
                 ]
                 for one in lent:
@@ -186,21 +192,18 @@ class DuckDBHistory:
     def _history_rows(self, lent: Lent, floor: int) -> str:
         shape = lent.staged.shape
         key = [(one, f"s.k{at}", shape.columns[one].type) for at, one in enumerate(shape.key)]
-        row = [(one.name, f"now.{quote(one.name)}", one.type) for one in shape.columns.values()]
+        row = [(one.name, lent.image(one.name), one.type) for one in shape.columns.values()]
         return compose(
-            "SELECT s.place, CASE WHEN now.{first} IS NULL THEN 'I' WHEN {deletes} THEN 'D' "
-            "ELSE 'U' END AS op, {name} AS table_name, {pk} AS pk, CASE WHEN now.{first} "
-            "IS NOT NULL THEN {row} END AS prev_value, s.block "
-            "FROM {stage} AS s LEFT JOIN {table} AS now ON {same} WHERE s.block > {floor} "
-            "AND CASE WHEN now.{first} IS NULL THEN {makes} ELSE NOT {leaves} END",
-            first=shape.key[0],
+            "SELECT s.place, CASE WHEN s.here IS NULL THEN 'I' WHEN {deletes} THEN 'D' "
+            "ELSE 'U' END AS op, {name} AS table_name, {pk} AS pk, CASE WHEN s.here "
+            "IS NOT NULL THEN {row} END AS prev_value, s.block FROM {stage} AS s "
+            "WHERE s.block > {floor} "
+            "AND CASE WHEN s.here IS NULL THEN {makes} ELSE NOT {leaves} END",
             deletes=kinds_in("s", DELETE),
             name=literal(shape.full_name),
             pk=as_json(key),
             row=as_json(row),
             stage=lent.source,
-            table=lent.table,
-            same=lent.same,
             floor=Fragment(str(floor)),
             makes=kinds_in("s", INSERT, REPLACE, UPSERT, ABSENT),
             leaves=kinds_in("s", ABSENT, TRANSIENT),
@@ -342,12 +345,10 @@ def _restored(shape: Shape, name: str) -> str:
 def _refuse_duplicates(session: Session, lent: Lent) -> None:
     rows = session.rows(
         compose(
-            "SELECT {key}, s.block FROM {stage} AS s JOIN {table} AS now ON {same} "
-            "WHERE {transient} LIMIT 1",
-            key=columns(lent.staged.shape.key, "now."),
+            "SELECT {key}, s.block FROM {stage} AS s WHERE {transient} "
+            "AND s.here IS NOT NULL LIMIT 1",
+            key=Fragment(", ".join(f"s.k{at}" for at in range(len(lent.staged.shape.key)))),
             stage=lent.source,
-            table=lent.table,
-            same=lent.same,
             transient=kinds_in("s", TRANSIENT),
         )
     )
