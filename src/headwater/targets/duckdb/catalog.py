@@ -10,9 +10,8 @@ unnoticed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -23,56 +22,34 @@ from headwater.errors import (
     UndeclaredTableError,
 )
 from headwater.targets.duckdb.frames import column_type, fits
-from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.settings import Table
 from headwater.targets.duckdb.sql import Fragment, TableName, columns, compose, quote
-
-RESERVED = "___sqd__"
-
-
-class Undo(StrEnum):
-    """How a fork undoes a table."""
-
-    APPEND_ONLY = "append_only"
-    KEYED = "keyed"
-    KEYLESS = "keyless"
-    NONE = "none"
+from headwater.targets.relational.catalog import ClaimedTables, LaidTable, Undo
+from headwater.targets.relational.session import Session
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(LaidTable):
     """A table as it is: its columns with their types, its primary key, how it is undone."""
 
     name: TableName
     types: dict[str, str]
-    key: tuple[str, ...]
-    undo: Undo
-    block_column: str
 
     def column(self, name: str) -> str:
         """Return the column's own spelling of a name; DuckDB ignores case."""
         return next((one for one in self.types if one.lower() == name.lower()), name)
 
 
-class Catalog:
+class Catalog(ClaimedTables[Table, Layout]):
     """Knows a stream's tables. It caches; `forget` after a transaction that failed."""
 
-    def __init__(
-        self,
-        session: Session,
-        stream_id: str,
-        claims: TableName,
-        declared: Iterable[Table],
-        *,
-        automatic: bool,
-    ) -> None:
-        self._session = session
-        self._id = stream_id
-        self._claims = claims
-        self._declared = {one.name.folded: one for one in declared}
-        self._automatic = automatic
-        self._layouts: dict[tuple[str, str], Layout] = {}
-        self._checked: set[tuple[tuple[str, str], pa.Schema]] = set()
+    table = Table
+    undeclared = UndeclaredTableError
+    refused = TableSchemaError
+    other_key = TableKeyError
+    not_shared = AppendOnlyError
+    differ = "differ, also without regard to case,"
+    same_table = Fragment("lower(table_schema) = $1 AND lower(table_name) = $2")
 
     def create(self) -> None:
         """Create the table that says how each table is undone."""
@@ -89,67 +66,6 @@ class Catalog:
             )
         )
 
-    def forget(self) -> None:
-        """Look at everything again."""
-        self._layouts.clear()
-        self._checked.clear()
-
-    def declared(self, name: TableName) -> Table:
-        """Return a declaration; refuse a table that nobody declared."""
-        found = self._declared.get(name.folded)
-        if found is None and self._automatic:
-            found = self._declared[name.folded] = Table(name)
-        if found is None:
-            raise UndeclaredTableError(
-                "a table that was not declared", table=name, declared=self._names()
-            )
-        return found
-
-    def is_declared(self, name: TableName) -> bool:
-        """Tell whether a table may be written."""
-        return name.folded in self._declared
-
-    def layout(self, name: TableName) -> Layout | None:
-        """Return how a declared table is now; None while it does not exist."""
-        if name.folded not in self._layouts:
-            declared = self.declared(name)
-            found = read_table(self._session, declared.name)
-            if found is None:
-                return None
-            self._settle(declared, *found)
-        return self._layouts[name.folded]
-
-    def prepare(
-        self,
-        name: TableName,
-        schema: pa.Schema,
-        key: Sequence[str] | None,
-        types: Mapping[str, str] | None = None,
-    ) -> Layout:
-        """Return the table for a frame's rows: created if need be, compared if it exists.
-
-        `key` is the primary key that the write relies on, `types` are column types of a new table
-        where nobody has declared others.
-        """
-        layout = self.layout(name)
-        if layout is None:
-            declared = self.declared(name)
-            declared = replace(declared, types={**(types or {}), **declared.types})
-            self.create_table(declared, schema, key)
-            layout = self.layout(name)
-            assert layout is not None, "it was just created"
-        if (name.folded, schema) not in self._checked:
-            self._compare(layout, schema)
-            self._checked.add((name.folded, schema))
-        if key is not None and {one.lower() for one in key} != {one.lower() for one in layout.key}:
-            raise TableKeyError(
-                "the table has another primary key, or none",
-                table=name,
-                wanted=list(key),
-                key=list(layout.key),
-            )
-        return layout
-
     def undoable(self) -> list[Layout]:
         """Return every table that this stream has ever claimed, in the order of declaration."""
         rows = self._session.rows(
@@ -165,7 +81,7 @@ class Catalog:
             name = TableName(schema, table)
             types, _ = read_table(self._session, name) or ({}, ())
             if types:
-                found.append(Layout(name, types, tuple(json.loads(key)), Undo(undo), block_column))
+                found.append(Layout(name, tuple(json.loads(key)), Undo(undo), block_column, types))
         return found
 
     # --- what exists ------------------------------------------------------------------------------
@@ -197,8 +113,12 @@ class Catalog:
             )
         )
 
-    def _settle(self, declared: Table, types: dict[str, str], key: tuple[str, ...]) -> None:
-        """Decide how the table is undone, and claim it."""
+    def _find(self, declared: Table) -> Layout | None:
+        """Look at a table, decide how it is undone, and claim it."""
+        found = read_table(self._session, declared.name)
+        if found is None:
+            return None
+        types, key = found
         wanted = {one.lower() for one in declared.key}
         if wanted and wanted != {one.lower() for one in key}:
             raise TableSchemaError(
@@ -222,50 +142,14 @@ class Catalog:
                 column=declared.block_column,
                 type=blocks,
             )
-        layout = Layout(declared.name, types, key, undo, declared.block_column)
+        layout = Layout(declared.name, key, undo, declared.block_column, types)
         if undo is not Undo.NONE:
             self._claim(layout)
-        self._layouts[declared.name.folded] = layout
+        return layout
 
-    def _claim(self, layout: Layout) -> None:
-        """Store how the table is undone; refuse what contradicts an earlier claim."""
-        rows = self._session.rows(
-            compose(
-                "SELECT id, undo FROM {claims} "
-                "WHERE lower(table_schema) = ? AND lower(table_name) = ?",
-                claims=self._claims,
-            ),
-            layout.name.folded,
-        )
-        claims = dict(rows)
-        mine = claims.pop(self._id, None)
-        if mine not in (None, layout.undo.value):
-            raise TableSchemaError(
-                "the table was declared otherwise when it was first written",
-                table=layout.name,
-                then=mine,
-                now=layout.undo.value,
-            )
-        if claims and Undo.APPEND_ONLY in (layout.undo, *claims.values()):
-            raise AppendOnlyError(
-                "an append-only table cannot be shared by two streams",
-                table=layout.name,
-                streams=sorted([*claims, self._id]),
-            )
-        if mine is None:
-            order = list(self._declared)
-            self._session.run(
-                compose("INSERT INTO {claims} VALUES (?, ?, ?, ?, ?, ?, ?)", claims=self._claims),
-                [
-                    self._id,
-                    layout.name.schema,
-                    layout.name.name,
-                    layout.undo.value,
-                    json.dumps(layout.key),
-                    layout.block_column,
-                    order.index(layout.name.folded),
-                ],
-            )
+    def _remark(self, layout: Layout) -> int:
+        """Children are declared after their parents."""
+        return list(self._declared).index(layout.name.folded)
 
     def _compare(self, layout: Layout, schema: pa.Schema) -> None:
         """Refuse a frame whose columns the table lacks or cannot hold."""
@@ -284,20 +168,8 @@ class Catalog:
                     found=target,
                 )
 
-    def _refuse_names(self, name: TableName, schema: pa.Schema) -> None:
-        names = [field.name.lower() for field in schema]
-        twice = {one for one in names if names.count(one) > 1}
-        reserved = {one for one in names if one.startswith(RESERVED)}
-        if twice or reserved or not names:
-            raise TableSchemaError(
-                "a frame needs columns whose names differ, also without regard to case, and do "
-                f"not begin with {RESERVED}",
-                table=name,
-                columns=sorted(twice | reserved),
-            )
-
-    def _names(self) -> list[str]:
-        return [str(one.name) for one in self._declared.values()]
+    def _fold(self, column: str) -> str:
+        return column.lower()
 
 
 def read_table(session: Session, name: TableName) -> tuple[dict[str, str], tuple[str, ...]] | None:

@@ -18,7 +18,7 @@ from headwater.targets.duckdb.config_table import ConfigTable
 from headwater.targets.duckdb.session import Session, open_session
 from headwater.targets.duckdb.settings import DuckDBSettings, table
 from headwater.targets.duckdb.side_tables import SideTables
-from headwater.targets.duckdb.sql import DEFAULT_SCHEMA, Fragment, TableName, compose
+from headwater.targets.duckdb.sql import DEFAULT_SCHEMA, Fragment, compose
 from headwater.targets.duckdb.sync_table import SyncTable
 from headwater.targets.duckdb.undo import UndoLog
 from headwater.targets.operate import StreamStatus
@@ -36,6 +36,10 @@ class DuckDBOperator(RelationalOperator[Session]):
     """Operates on one file; runs in the operator's own process."""
 
     order = Fragment("position, 1, 2")
+    tables = (
+        "SELECT schema_name, table_name FROM duckdb_tables() "
+        "WHERE database_name = current_database()"
+    )
 
     def __init__(self, path: str | Path, settings: DuckDBSettings) -> None:
         super().__init__(settings.sync, table)
@@ -70,13 +74,6 @@ class DuckDBOperator(RelationalOperator[Session]):
 
     def _exists(self, session: Session, name: QualifiedName) -> bool:
         return name.folded in {one.folded for one in self._tables(session)}
-
-    def _tables(self, session: Session) -> set[QualifiedName]:
-        rows = session.rows(
-            "SELECT schema_name, table_name FROM duckdb_tables() "
-            "WHERE database_name = current_database()"
-        )
-        return {TableName(*row) for row in rows}
 
     def _empty(self, session: Session, names: Sequence[QualifiedName]) -> None:
         for name in reversed(names):

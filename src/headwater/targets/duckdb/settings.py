@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 
 from headwater.errors import InvalidOptionError, RetentionError
 from headwater.targets.duckdb.sql import DEFAULT_SCHEMA, TableName
-from headwater.targets.relational.settings import (
-    BLOCK_COLUMN,
-    DeclaredTable,
-    StateSettings,
-    refuse_both,
-)
+from headwater.targets.relational.settings import BLOCK_COLUMN, DeclaredTable, StateSettings
 
 INTEGER_TYPES = re.compile(
     r"BIGNUM|U?HUGEINT|U?(?:BIGINT|INTEGER|SMALLINT|TINYINT)|DECIMAL\(\d+,0\)"
@@ -51,7 +46,8 @@ def table(
     """
     if isinstance(key, str):
         raise InvalidOptionError("key is a list of columns", got=repr(key))
-    refuse_both(name, append_only, untracked)
+    if append_only and untracked:
+        raise InvalidOptionError("a table is append_only or untracked, not both", table=name)
     given = {column: kind.upper().replace(" ", "") for column, kind in (types or {}).items()}
     for column, kind in given.items():
         if not INTEGER_TYPES.fullmatch(kind):

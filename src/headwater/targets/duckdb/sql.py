@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from headwater.targets.relational.sql import (
-    Fragment,
-    QualifiedName,
-    columns,
-    compose,
-    equal,
-    literal,
-    quote,
-)
+from headwater.targets.relational.sql import Fragment as Fragment
+from headwater.targets.relational.sql import QualifiedName
+from headwater.targets.relational.sql import columns as columns
+from headwater.targets.relational.sql import compose as compose
+from headwater.targets.relational.sql import equal as equal
+from headwater.targets.relational.sql import literal as literal
+from headwater.targets.relational.sql import quote as quote
 
 DEFAULT_SCHEMA = "main"
-
-__all__ = [
-    "DEFAULT_SCHEMA",
-    "Fragment",
-    "TableName",
-    "columns",
-    "compose",
-    "equal",
-    "literal",
-    "quote",
-]
 
 
 class TableName(QualifiedName):

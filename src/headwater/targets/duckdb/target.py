@@ -163,9 +163,6 @@ class DuckDBTarget(RelationalTarget[Session]):
             work()
         self._state = state
 
-    def _change_beside(self, work: Callable[[], object]) -> None:
-        self._change(work, self._state)
-
     def _look(self, work: Callable[[], Found]) -> Found:
         self._opened()
         return work()

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headwater.errors import TableSchemaError
-from headwater.targets.duckdb.catalog import RESERVED, Layout, Undo
+from headwater.targets.duckdb.catalog import Layout
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.sql import Fragment, TableName, columns, compose, equal, quote
+from headwater.targets.relational.catalog import RESERVED, Undo
 
 OPERATION = RESERVED + "operation"
 BLOCK = RESERVED + "block_number"

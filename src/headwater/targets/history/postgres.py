@@ -31,7 +31,7 @@ from headwater.targets.merge.stage import (
     Staged,
     Stager,
 )
-from headwater.targets.postgres.layout import Layout, Undo, read_layout
+from headwater.targets.postgres.layout import Layout, read_layout
 from headwater.targets.postgres.merge import (
     TYPES,
     Lent,
@@ -55,6 +55,7 @@ from headwater.targets.postgres.sql import (
 )
 from headwater.targets.postgres.sync_table import LEGACY_ID, exists, make_schema
 from headwater.targets.postgres.tx import Tx
+from headwater.targets.relational.catalog import Undo
 
 _COLUMNS = ("id", "op", "table_name", "pk", "prev_value", "block_num", "stream_id")
 

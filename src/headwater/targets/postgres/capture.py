@@ -17,7 +17,6 @@ OPERATION = "___sqd__operation"
 BLOCK = "___sqd__block_number"
 STREAM = "___sqd__id"
 NESTED = "___sqd__nested"
-RESERVED = "___sqd__"
 
 REFUSE_BODY = """
 BEGIN

@@ -21,19 +21,27 @@ from headwater.errors import (
     PrimaryKeyMissingError,
     UntrackedTableError,
 )
-from headwater.targets.postgres.capture import RESERVED
 from headwater.targets.postgres.encode import encoder
 from headwater.targets.postgres.frames import castable, check_decimals, column_type
-from headwater.targets.postgres.layout import Layout, Undo, read_layout
+from headwater.targets.postgres.layout import Layout, read_layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.settings import Table
 from headwater.targets.postgres.sql import Fragment, TableName, columns, compose, quote
 from headwater.targets.postgres.sync_table import exists, make_schema
 from headwater.targets.postgres.triggers import Triggers
+from headwater.targets.relational.catalog import ClaimedTables, Undo
+from headwater.targets.relational.sql import QualifiedName
 
 
-class Catalog:
+class Catalog(ClaimedTables[Table, Layout]):
     """Knows a stream's tables. It caches; `forget` after a transaction that failed."""
+
+    table = Table
+    undeclared = UntrackedTableError
+    refused = PostgresTableError
+    other_key = PostgresKeyError
+    not_shared = PostgresAppendOnlyError
+    _session: Session
 
     def __init__(
         self,
@@ -46,15 +54,9 @@ class Catalog:
         automatic: bool,
         defer_indexes: bool,
     ) -> None:
-        self._session = session
-        self._id = stream_id
-        self._claims = claims
-        self._declared = {one.name: one for one in declared}
+        super().__init__(session, stream_id, claims, declared, automatic=automatic)
         self._triggers = triggers
-        self._automatic = automatic
         self._defer_indexes = defer_indexes
-        self._layouts: dict[TableName, Layout] = {}
-        self._checked: set[tuple[TableName, pa.Schema]] = set()
 
     def create(self) -> None:
         """Create the table that says how each table is undone."""
@@ -71,91 +73,46 @@ class Catalog:
     def install(self) -> None:
         """Look at every declared table that exists, claim it, and keep its changes from now on."""
         self._triggers.take_turn()
-        for name in self._declared:
-            layout = self.layout(name)
-            if layout is not None and layout.undo is Undo.KEYED and not self._shared(name):
+        for declared in self._declared.values():
+            layout = self.layout(declared.name)
+            if layout is not None and layout.undo is Undo.KEYED and not self._shared(layout.name):
                 self._triggers.adopt(layout)
-
-    def forget(self) -> None:
-        """Look at everything again."""
-        self._layouts.clear()
-        self._checked.clear()
-
-    def declared(self, name: TableName) -> Table:
-        """Return a declaration; refuse a table that nobody declared."""
-        found = self._declared.get(name)
-        if found is None and self._automatic:
-            found = self._declared[name] = Table(name)
-        if found is None:
-            declared = [str(one) for one in self._declared]
-            raise UntrackedTableError(
-                "a table that was not declared", table=name, declared=declared
-            )
-        return found
 
     def is_known(self, name: TableName, root: TableName | None) -> bool | None:
         """Tell whether a relation may be written; None: a partition that has no triggers yet."""
-        if name in self._declared:
+        if name.folded in self._declared:
             return True
-        for one in list(self._declared):
-            self.layout(one)
+        self._look()
         for layout in self._layouts.values():
             if name in layout.partitions or name == layout.name.snapshots:
                 return True
-        parent = None if root is None else self._layouts.get(root)
+        parent = None if root is None else self.cached(root)
         if parent is None:
             return False
         return True if parent.undo is Undo.NONE else None
 
-    def layout(self, name: TableName) -> Layout | None:
-        """Return how a declared table is now; None while it does not exist."""
-        if name not in self._layouts:
-            declared = self.declared(name)
-            found = read_layout(self._session, name)
-            if found is None:
-                return None
-            self._layouts[name] = self._settle(declared, found)
-        return self._layouts[name]
-
     def cached(self, name: TableName) -> Layout | None:
         """Return what is known of a table without asking the server."""
-        return self._layouts.get(name)
+        return self._layouts.get(name.folded)
 
     def refresh(self) -> None:
         """Look at every declared table again, and keep the changes of new partitions too."""
         self.forget()
-        for name in list(self._declared):
-            self.layout(name)
+        self._look()
+
+    def _look(self) -> None:
+        for one in list(self._declared.values()):
+            self.layout(one.name)
 
     def prepare(
         self,
-        name: TableName,
+        name: QualifiedName,
         schema: pa.Schema,
         key: Sequence[str] | None,
         types: Mapping[str, str] | None = None,
     ) -> Layout:
-        """Return the table for a frame's rows: created if need be, compared if it exists.
-
-        `key` is the primary key that the write relies on, `types` are column types of a new table
-        where nobody has declared others.
-        """
-        layout = self.layout(name)
-        if layout is None:
-            declared = self.declared(name)
-            declared = replace(declared, types={**(types or {}), **declared.types})
-            self.create_table(declared, schema, key)
-            layout = self.layout(name)
-            assert layout is not None, "it was just created"
-        if (name, schema) not in self._checked:
-            self._compare(layout, schema)
-            self._checked.add((name, schema))
-        if key is not None and set(key) != set(layout.key):
-            raise PostgresKeyError(
-                "the table has another primary key, or none",
-                table=name,
-                wanted=list(key),
-                key=list(layout.key),
-            )
+        """Return the table for a frame's rows; if the write relies on its key, that is built."""
+        layout = super().prepare(name, schema, key, types)
         return self.build(layout) if key is not None else layout
 
     def build(self, layout: Layout) -> Layout:
@@ -180,7 +137,7 @@ class Catalog:
             ),
             [self._id, layout.name.schema, layout.name.name],
         )
-        del self._layouts[layout.name]
+        del self._layouts[layout.name.folded]
         rebuilt = self.layout(layout.name)
         assert rebuilt is not None, "it was just there"
         return rebuilt
@@ -214,7 +171,7 @@ class Catalog:
             raise PostgresTableError(
                 "columns that the frame lacks", table=declared.name, columns=lacking
             )
-        _refuse_names(declared.name, schema)
+        self._refuse_names(declared.name, schema)
         undo = self._undo(declared, key, names)
         if undo is Undo.KEYED and not key:
             raise PrimaryKeyMissingError("a table without a primary key", table=declared.name)
@@ -257,8 +214,11 @@ class Catalog:
             append_only = self._automatic and not key and declared.block_column in names
         return Undo.APPEND_ONLY if append_only else Undo.KEYED
 
-    def _settle(self, declared: Table, layout: Layout) -> Layout:
+    def _find(self, declared: Table) -> Layout | None:
         """Decide how the table is undone, claim it, and install what keeps its changes."""
+        layout = read_layout(self._session, declared.name)
+        if layout is None:
+            return None
         claimed = {name: (key, deferred) for name, _, key, _, deferred in self._claimed()}
         key, deferred = claimed.get(layout.name, ((), False))
         if deferred:
@@ -307,56 +267,15 @@ class Catalog:
                 deferred,
             )
 
-    def _others(self, name: TableName) -> dict[str, str]:
-        rows = self._session.rows(
-            compose(
-                "SELECT id, undo FROM {claims} WHERE table_schema = $1 AND table_name = $2",
-                claims=self._claims,
-            ),
-            [name.schema, name.name],
-        )
-        return dict(rows)
-
     def _shared(self, name: TableName) -> bool:
-        return bool(set(self._others(name)) - {self._id})
+        return bool(set(self._claimants(name)) - {self._id})
 
-    def _claim(self, layout: Layout) -> None:
-        """Store how the table is undone; refuse what contradicts an earlier claim."""
-        claims = self._others(layout.name)
-        mine = claims.pop(self._id, None)
-        if mine not in (None, layout.undo.value):
-            raise PostgresTableError(
-                "the table was declared otherwise when it was first written",
-                table=layout.name,
-                then=mine,
-                now=layout.undo.value,
-            )
-        if claims and Undo.APPEND_ONLY in (layout.undo, *claims.values()):
-            raise PostgresAppendOnlyError(
-                "an append-only table cannot be shared by two streams",
-                table=layout.name,
-                streams=sorted([*claims, self._id]),
-            )
-        if mine is None:
-            self._session.run(
-                compose(
-                    "INSERT INTO {claims} VALUES ($1, $2, $3, $4, $5::jsonb, $6, $7)",
-                    claims=self._claims,
-                ),
-                [
-                    self._id,
-                    layout.name.schema,
-                    layout.name.name,
-                    layout.undo.value,
-                    json.dumps(layout.key),
-                    layout.block_column,
-                    layout.deferred,
-                ],
-            )
+    def _remark(self, layout: Layout) -> bool:
+        return layout.deferred
 
     def _compare(self, layout: Layout, schema: pa.Schema) -> None:
         """Refuse a frame whose columns the table lacks or cannot hold."""
-        _refuse_names(layout.name, schema)
+        self._refuse_names(layout.name, schema)
         for field in schema:
             target = layout.columns.get(field.name)
             if target is None or target.generated:
@@ -376,18 +295,5 @@ class Catalog:
             check_decimals(field, target.digits, target.scale, layout.name)
 
 
-def _refuse_names(name: TableName, schema: pa.Schema) -> None:
-    names = list(schema.names)
-    twice = {one for one in names if names.count(one) > 1}
-    reserved = {one for one in names if one.startswith(RESERVED)}
-    if twice or reserved or not names:
-        raise PostgresTableError(
-            f"a frame needs columns whose names differ and do not begin with {RESERVED}",
-            table=name,
-            columns=sorted(twice | reserved),
-        )
-
-
 def _with_key(layout: Layout, key: Sequence[str]) -> Layout:
-
     return replace(layout, key=tuple(key))

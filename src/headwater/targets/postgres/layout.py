@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import TableName
-
-
-class Undo(StrEnum):
-    """How a fork undoes a table."""
-
-    APPEND_ONLY = "append_only"
-    KEYED = "keyed"
-    NONE = "none"
+from headwater.targets.relational.catalog import LaidTable, Undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +23,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(LaidTable):
     """A table, and how it is undone.
 
     `always_compare`: a key may change in ways that no trigger on the key columns sees. `unique`:
@@ -43,15 +35,12 @@ class Layout:
 
     name: TableName
     columns: dict[str, Column]
-    key: tuple[str, ...]
     partitions: tuple[TableName, ...] = ()
     partitioned: bool = False
     always_compare: bool = False
     unique: bool = False
     acted_upon: bool = False
     merged: bool = False
-    undo: Undo = Undo.NONE
-    block_column: str = ""
     deferred: bool = False
 
     def undone_by(self, undo: Undo, block_column: str, *, deferred: bool = False) -> Layout:
@@ -98,10 +87,12 @@ def read_layout(session: Session, name: TableName) -> Layout | None:
     oid, partitioned, watched, unique, acted_upon, merged, key = rows[0]
     return Layout(
         name,
-        _columns(session, oid),
         tuple(key or ()),
-        _partitions(session, oid) if partitioned else (),
-        partitioned,
+        Undo.NONE,
+        "",
+        columns=_columns(session, oid),
+        partitions=_partitions(session, oid) if partitioned else (),
+        partitioned=partitioned,
         always_compare=partitioned or watched,
         unique=unique,
         acted_upon=acted_upon,

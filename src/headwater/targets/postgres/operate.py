@@ -15,7 +15,7 @@ from headwater.targets.postgres.config_table import ConfigTable
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.settings import PostgresSettings, table
 from headwater.targets.postgres.side_tables import SideTables
-from headwater.targets.postgres.sql import DEFAULT_SCHEMA, Fragment, TableName, compose
+from headwater.targets.postgres.sql import DEFAULT_SCHEMA, Fragment, compose
 from headwater.targets.postgres.statements import refuse_transaction_control
 from headwater.targets.postgres.sync_table import SyncTable, exists
 from headwater.targets.postgres.transfer import TemporaryTables
@@ -24,12 +24,6 @@ from headwater.targets.postgres.undo import UndoLog
 from headwater.targets.relational.operate import RelationalOperator, Stored
 from headwater.targets.relational.sql import QualifiedName
 from headwater.targets.side_rows import stored_id
-
-_TABLES = (
-    "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n "
-    "ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') AND n.nspname NOT LIKE 'pg\\_%' "
-    "AND n.nspname <> 'information_schema'"
-)
 
 
 def operator(dsn: str, schema: str | None, table: str) -> PostgresOperator:
@@ -41,6 +35,11 @@ class PostgresOperator(RelationalOperator[Session]):
     """Operates on one database; runs in the operator's own process."""
 
     order = Fragment("1, 2")
+    tables = (
+        "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n "
+        "ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') AND n.nspname NOT LIKE 'pg\\_%' "
+        "AND n.nspname <> 'information_schema'"
+    )
 
     def __init__(self, dsn: str, settings: PostgresSettings) -> None:
         super().__init__(settings.sync, table)
@@ -88,9 +87,6 @@ class PostgresOperator(RelationalOperator[Session]):
 
     def _exists(self, session: Session, name: QualifiedName) -> bool:
         return exists(session, name)
-
-    def _tables(self, session: Session) -> set[QualifiedName]:
-        return {TableName(*row) for row in session.rows(_TABLES)}
 
     def _empty(self, session: Session, names: Sequence[QualifiedName]) -> None:
         """Remove all rows at once: the tables may refer to each other."""

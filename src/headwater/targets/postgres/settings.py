@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 from headwater.errors import InvalidOptionError, PostgresRetentionError
 from headwater.targets.postgres.sql import DEFAULT_SCHEMA, TableName
-from headwater.targets.relational.settings import (
-    BLOCK_COLUMN,
-    DeclaredTable,
-    StateSettings,
-    refuse_both,
-)
+from headwater.targets.relational.settings import BLOCK_COLUMN, DeclaredTable, StateSettings
 
 ISOLATION_LEVELS = ("serializable", "repeatable read", "read committed")
 _TYPE = re.compile(r"[a-z_][a-z0-9_ ]*(\(\d+(,\s*-?\d+)?\))?[a-z ]*(\[\])?")
@@ -56,7 +51,8 @@ def table(
     """
     if isinstance(key, str) or any(isinstance(one, str) for one in indexes):
         raise InvalidOptionError("key is a list of columns, indexes a list of such", table=name)
-    refuse_both(name, append_only, untracked)
+    if append_only and untracked:
+        raise InvalidOptionError("a table is append_only or untracked, not both", table=name)
     given = {column: kind.strip().lower() for column, kind in (types or {}).items()}
     for column, kind in given.items():
         if not _TYPE.fullmatch(kind):

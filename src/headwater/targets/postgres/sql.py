@@ -9,31 +9,16 @@ import hashlib
 from typing import ClassVar
 
 from headwater.errors import InvalidOptionError
-from headwater.targets.relational.sql import (
-    Fragment,
-    QualifiedName,
-    columns,
-    compose,
-    equal,
-    literal,
-    quote,
-)
+from headwater.targets.relational.sql import Fragment as Fragment
+from headwater.targets.relational.sql import QualifiedName
+from headwater.targets.relational.sql import columns as columns
+from headwater.targets.relational.sql import compose as compose
+from headwater.targets.relational.sql import equal as equal
+from headwater.targets.relational.sql import literal as literal
+from headwater.targets.relational.sql import quote as quote
 
 DEFAULT_SCHEMA = "public"
 LONGEST = 63  # bytes of an identifier; PostgreSQL cuts off the rest without a word
-
-__all__ = [
-    "DEFAULT_SCHEMA",
-    "LONGEST",
-    "Fragment",
-    "TableName",
-    "columns",
-    "compose",
-    "equal",
-    "fitted",
-    "literal",
-    "quote",
-]
 
 
 def fitted(name: str, prefix: str = "", suffix: str = "") -> str:

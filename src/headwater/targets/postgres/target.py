@@ -215,14 +215,14 @@ class PostgresTarget(RelationalTarget[Session]):
 
         def look() -> Newest | None:
             found.append(work())
-            return self._changes.stored
+            return self._newest()
 
         self._opened()
         self._change(look, self._state)
         return found[-1]
 
-    def _change_beside(self, work: Callable[[], object]) -> None:
-        self._look(work)
+    def _newest(self) -> Newest | None:
+        return self._changes.stored
 
     @contextmanager
     def _batch(self, scope: Scope) -> Iterator[Tx]:

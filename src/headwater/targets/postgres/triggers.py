@@ -17,7 +17,7 @@ from headwater.targets.postgres.capture import (
     STREAM,
     capture_bodies,
 )
-from headwater.targets.postgres.layout import Layout, Undo
+from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import (
     Fragment,
@@ -29,6 +29,7 @@ from headwater.targets.postgres.sql import (
     quote,
 )
 from headwater.targets.postgres.sync_table import exists
+from headwater.targets.relational.catalog import Undo
 
 REFUSED, APPEND_ONLY = "HW113", "HW112"  # what a guard raises, as an SQLSTATE
 

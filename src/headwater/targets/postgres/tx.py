@@ -27,7 +27,7 @@ from headwater.targets.frames import block_range, is_in_reach, to_arrow
 from headwater.targets.postgres.catalog import Catalog
 from headwater.targets.postgres.changes import TryAgain
 from headwater.targets.postgres.frames import find_nul
-from headwater.targets.postgres.layout import Layout, Undo
+from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import Fragment, TableName, compose, equal, quote
 from headwater.targets.postgres.staging import Distributed, Staging
@@ -45,6 +45,7 @@ from headwater.targets.postgres.transfer import (
     repeated_keys,
 )
 from headwater.targets.postgres.triggers import APPEND_ONLY, REFUSED
+from headwater.targets.relational.catalog import Undo
 
 _WRITTEN = """
 SELECT n.nspname, c.relname, rn.nspname, r.relname

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from psycopg.errors import ExclusionViolation, UniqueViolation
 
 from headwater.targets.postgres.capture import BLOCK, OPERATION, STREAM
-from headwater.targets.postgres.layout import Layout, Undo
+from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import Fragment, TableName, columns, compose, equal, quote
+from headwater.targets.relational.catalog import Undo
 
 _PLANS = ("enable_hashjoin", "enable_mergejoin", "enable_seqscan", "jit")
 

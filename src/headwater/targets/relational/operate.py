@@ -19,6 +19,7 @@ from headwater.targets.operate import (
     find_stream,
     plan_move,
 )
+from headwater.targets.relational.catalog import ClaimedTables
 from headwater.targets.relational.session import Session
 from headwater.targets.relational.settings import DeclaredTable
 from headwater.targets.relational.side_tables import SideRows
@@ -36,7 +37,7 @@ class Stored:
     """What is kept of one stream, inside a transaction."""
 
     sync: SyncRows
-    catalog: Any
+    catalog: ClaimedTables[Any, Any]
     undo: Log
     side: SideRows
     config: Any
@@ -49,6 +50,7 @@ class RelationalOperator(ABC, Generic[Held]):
     """
 
     order: ClassVar[Fragment]  # of a stream's tables
+    tables: ClassVar[str]  # the query of all tables there are
 
     def __init__(self, sync: QualifiedName, declare: Callable[..., DeclaredTable]) -> None:
         self._sync = sync
@@ -118,6 +120,9 @@ class RelationalOperator(ABC, Generic[Held]):
                 self._run(session, schema.sql)
             return sorted(map(str, self._tables(session) - before))
 
+    def _tables(self, session: Held) -> set[QualifiedName]:
+        return {type(self._sync)(*row) for row in session.rows(self.tables)}
+
     def _status(self, session: Held, stream_id: str) -> StreamStatus:
         tables: list[TableStatus] = []
         if self._exists(session, self._claims):
@@ -152,10 +157,6 @@ class RelationalOperator(ABC, Generic[Held]):
     @abstractmethod
     def _exists(self, session: Held, name: QualifiedName) -> bool:
         """Tell whether there is a table of this name."""
-
-    @abstractmethod
-    def _tables(self, session: Held) -> set[QualifiedName]:
-        """Return all tables."""
 
     @abstractmethod
     def _empty(self, session: Held, names: Sequence[QualifiedName]) -> None:

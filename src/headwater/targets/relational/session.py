@@ -23,10 +23,6 @@ class Session(Protocol):
         """Run a query and return a table."""
         ...
 
-
-class ClosableSession(Session, Protocol):
-    """A session that its owner closes."""
-
     def close(self) -> None:
         """Let go of the database."""
         ...

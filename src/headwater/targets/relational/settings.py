@@ -36,9 +36,3 @@ class StateSettings:
         """Refuse an id that nobody could read."""
         if self.id is not None and not self.id.strip():
             raise InvalidOptionError("a stream id cannot be blank", got=repr(self.id))
-
-
-def refuse_both(name: str, append_only: bool | None, untracked: bool) -> None:
-    """Refuse a table that is to be undone in two ways."""
-    if append_only and untracked:
-        raise InvalidOptionError("a table is append_only or untracked, not both", table=name)

@@ -19,13 +19,14 @@ from headwater.errors import InvalidOptionError
 from headwater.targets.base import Delivery, Scope, SideTable
 from headwater.targets.callbacks import takes_three
 from headwater.targets.relational.aggregates import Aggregates
-from headwater.targets.relational.session import ClosableSession
+from headwater.targets.relational.catalog import ClaimedTables
+from headwater.targets.relational.session import Session
 from headwater.targets.relational.settings import StateSettings
 from headwater.targets.relational.side_tables import SideRows
 from headwater.targets.relational.sync_table import Newest, SyncRows
 
 PRUNE_EVERY = 25
-Held = TypeVar("Held", bound=ClosableSession)
+Held = TypeVar("Held", bound=Session)
 Found = TypeVar("Found")
 
 
@@ -39,16 +40,8 @@ class Callbacks:
     after_rollback: Callable[[Any, Any], object] | None
 
 
-class Tables(Protocol):
-    """The tables of a stream."""
-
-    def undoable(self) -> list[Any]:
-        """Return every table that a fork undoes."""
-        ...
-
-
 class Log(Protocol):
-    """What undoes them."""
+    """What undoes tables."""
 
     def restore(self, layouts: list[Any], number: int) -> None:
         """Put tables back to what they were at a block."""
@@ -66,7 +59,7 @@ class RelationalTarget(ABC, Generic[Held]):
     with each state that a commit stores, inside its transaction, for targets built on this one.
     """
 
-    _catalog: Tables
+    _catalog: ClaimedTables[Any, Any]
     _undo: Log
     _sync: SyncRows
     _side: SideRows
@@ -167,7 +160,13 @@ class RelationalTarget(ABC, Generic[Held]):
         self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
     ) -> None:
         """Remove rows up to a key and add those that moved, in one transaction."""
-        self._change_beside(lambda: self._side.settle(name, up_to, moved))
+        self._opened()
+
+        def settle() -> Newest | None:
+            self._side.settle(name, up_to, moved)
+            return self._newest()
+
+        self._change(settle, self._state)
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Read what is committed, also while the stream runs."""
@@ -176,6 +175,10 @@ class RelationalTarget(ABC, Generic[Held]):
             return session.arrow(sql, params)
         finally:
             session.close()
+
+    def _newest(self) -> Newest | None:
+        """Return the newest row of state, for a database where a change compares it."""
+        return None
 
     def _opened(self) -> Held:
         if self._session is None:
@@ -215,10 +218,6 @@ class RelationalTarget(ABC, Generic[Held]):
         """Do something in one transaction that leads to a state."""
 
     @abstractmethod
-    def _change_beside(self, work: Callable[[], object]) -> None:
-        """Do something in one transaction that leaves the state as it is."""
-
-    @abstractmethod
     def _look(self, work: Callable[[], Found]) -> Found:
         """Read something that is committed."""
 
@@ -231,5 +230,5 @@ class RelationalTarget(ABC, Generic[Held]):
         """Return the `tx` of a callback that writes no batch."""
 
     @abstractmethod
-    def _reader(self) -> ClosableSession:
+    def _reader(self) -> Session:
         """Open a session of its own, which only reads."""
