@@ -11,14 +11,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from headwater.changes import TableSchema
-from headwater.core import BlockCursor
-from headwater.core.codec import dump_cursor
-from headwater.errors import (
-    DuplicateInsertError,
-    PrimaryKeyNeededError,
-    TableMismatchError,
-    UnknownTableError,
-)
+from headwater.errors import DuplicateInsertError, TableMismatchError
 from headwater.targets.duckdb.catalog import read_table
 from headwater.targets.duckdb.merge import (
     TYPES,
@@ -44,29 +37,18 @@ from headwater.targets.duckdb.sql import (
     quote,
 )
 from headwater.targets.duckdb.tx import Tx
-from headwater.targets.history.names import Names, agreed, table_name
+from headwater.targets.history.names import agreed, table_name
+from headwater.targets.history.rows import COLUMNS, HistoryRows, keyless_table, unknown_table
 from headwater.targets.merge.shape import Shape
 from headwater.targets.merge.stage import ABSENT, DELETE, INSERT, REPLACE, TRANSIENT, UPSERT, Stager
 
-_COLUMNS = ("id", "op", "table_name", "pk", "prev_value", "block_num", "stream_id")
 _IMAGES = "__headwater_images"
 
 
-class DuckDBHistory:
+class DuckDBHistory(HistoryRows):
     """The tables of one stream and their history. Runs on the driver, inside transactions."""
 
-    def __init__(self, names: Names, schema: str, stream_id: str | None) -> None:
-        self.shapes: dict[str, Shape] = {}
-        self._names = names
-        self._fixed = stream_id
-        self._id = stream_id or "stream"
-        self._history = TableName(schema, names.history)
-        self._cursors = TableName(schema, names.cursors)
-        self._stager = Stager({})
-
-    def bind(self, stream_id: str) -> None:
-        """Take the id of the stream, unless the settings name another."""
-        self._id = self._fixed or stream_id
+    _history: TableName
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -91,7 +73,7 @@ class DuckDBHistory:
             )
         )
         types, _ = read_table(session, self._history) or ({}, ())
-        lacking = [one for one in _COLUMNS if one not in types]
+        lacking = [one for one in COLUMNS if one not in types]
         if lacking:
             raise TableMismatchError(
                 "this is not a history table of ours",
@@ -133,16 +115,9 @@ class DuckDBHistory:
                 "AND lower(schema_name) = ? ORDER BY 1",
                 [table.folded[0]],
             )
-            known = ", ".join(one for (one,) in rows) or "none"
-            raise UnknownTableError(
-                "the database has no such table", table=full_name(table), known=known
-            )
+            raise unknown_table(full_name(table), rows)
         if not shape.key:
-            raise PrimaryKeyNeededError(
-                "a table without a primary key",
-                table=full_name(table),
-                columns=", ".join(shape.columns),
-            )
+            raise keyless_table(full_name(table), shape.columns)
         return shape
 
     # --- changing ---------------------------------------------------------------------------------
@@ -209,28 +184,6 @@ class DuckDBHistory:
             leaves=kinds_in("s", ABSENT, TRANSIENT),
         )
 
-    def save(self, session: Session, cursor: BlockCursor) -> None:
-        """Write the cursor's row."""
-        session.run(
-            compose(
-                "INSERT INTO {cursors} (id, cursor, block_num, block_id) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (id) DO UPDATE SET cursor = excluded.cursor, "
-                "block_num = excluded.block_num, block_id = excluded.block_id",
-                cursors=self._cursors,
-            ),
-            [self._id, dump_cursor(cursor), cursor.number, cursor.hash or ""],
-        )
-
-    def prune(self, session: Session, floor: int) -> None:
-        """Forget the history of blocks that no fork can undo."""
-        session.run(
-            compose(
-                "DELETE FROM {history} WHERE stream_id = ? AND block_num <= ?",
-                history=self._history,
-            ),
-            [self._id, floor],
-        )
-
     # --- undoing ----------------------------------------------------------------------------------
 
     def revert(self, session: Session, number: int) -> None:
@@ -238,16 +191,8 @@ class DuckDBHistory:
 
         Rows that came go first, tables that refer to others before those.
         """
-        rows = session.rows(
-            compose(
-                "SELECT DISTINCT table_name FROM {history} WHERE stream_id = ? "
-                "AND block_num > ? ORDER BY 1",
-                history=self._history,
-            ),
-            [self._id, number],
-        )
         order = {one.full_name: at for at, one in enumerate(self.shapes.values())}
-        names = sorted((name for (name,) in rows), key=lambda name: order.get(name, -1))
+        names = sorted(self._touched(session, number), key=lambda name: order.get(name, -1))
         shapes = []
         for at, name in enumerate(names):
             shape = read_shape(session, name, TableName.parse(name))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from headwater.errors import InvalidOptionError
 from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target, table
-from headwater.targets.duckdb.sql import TableName, compose
+from headwater.targets.duckdb.sql import TableName
 from headwater.targets.history.duckdb import DuckDBHistory
-from headwater.targets.history.names import Names, table_name
+from headwater.targets.history.names import Names
 from headwater.targets.history.store import Hooks
 
 
@@ -19,17 +19,6 @@ def connect(
     settings = DuckDBSettings() if settings is None else settings
     if not isinstance(settings, DuckDBSettings):
         raise InvalidOptionError("DuckDB takes DuckDBSettings", got=type(settings).__name__)
-    store = DuckDBHistory(names, settings.schema, settings.id)
-    hooks = Hooks(store)
     own = [TableName(settings.schema, one) for one in (names.history, names.cursors)]
-    declared = [*(compose("{name}", name=one) for one in own), *map(table_name, names.tables)]
-    target = duckdb_target(
-        place,
-        tables=[table(one, untracked=True) for one in declared],
-        on_data=hooks.on_data,
-        on_start=hooks.on_start,
-        on_before_rollback=hooks.on_before_rollback,
-        settings=settings,
-    )
-    target.on_state = hooks.on_state
-    return target, store
+    store = DuckDBHistory(names, own, settings.id)
+    return Hooks(store).target(duckdb_target, table, place, names, own, settings), store

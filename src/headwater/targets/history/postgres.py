@@ -10,17 +10,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from headwater.changes import TableSchema
-from headwater.core import BlockCursor
-from headwater.core.codec import dump_cursor
-from headwater.errors import (
-    DuplicateInsertError,
-    PrimaryKeyNeededError,
-    TableMismatchError,
-    UnknownTableError,
-)
+from headwater.errors import DuplicateInsertError, TableMismatchError
 from headwater.targets.history.names import Names, agreed, table_name
 from headwater.targets.history.postgres_undo import HistoryLog
-from headwater.targets.merge.shape import Shape
+from headwater.targets.history.rows import COLUMNS, HistoryRows, keyless_table, unknown_table
 from headwater.targets.merge.stage import (
     ABSENT,
     DELETE,
@@ -53,31 +46,21 @@ from headwater.targets.postgres.sql import (
     literal,
     quote,
 )
-from headwater.targets.postgres.sync_table import LEGACY_ID, exists, make_schema
+from headwater.targets.postgres.sync_table import exists, make_schema
 from headwater.targets.postgres.tx import Tx
 from headwater.targets.relational.catalog import Undo
 
-_COLUMNS = ("id", "op", "table_name", "pk", "prev_value", "block_num", "stream_id")
 
-
-class PostgresHistory:
+class PostgresHistory(HistoryRows):
     """The tables of one stream and their history. Runs on the driver, inside transactions."""
 
-    def __init__(self, names: Names, schema: str, stream_id: str | None) -> None:
-        self.shapes: dict[str, Shape] = {}
-        self._names = names
-        self._fixed = stream_id
-        self._id = stream_id or LEGACY_ID
-        self._history = TableName(schema, names.history)
-        self._cursors = TableName(schema, names.cursors)
+    _history: TableName
+
+    def __init__(self, names: Names, own: Sequence[TableName], stream_id: str | None) -> None:
+        super().__init__(names, own, stream_id)
         self._layouts: dict[str, Layout] = {}
-        self._stager = Stager({})
         self._primary: set[str] = set()
         self._referring: set[str] = set()
-
-    def bind(self, stream_id: str) -> None:
-        """Take the id of the stream, unless the settings name another."""
-        self._id = self._fixed or stream_id
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -122,7 +105,7 @@ class PostgresHistory:
             )
         layout = read_layout(session, self._history)
         assert layout is not None, "it is there"
-        lacking = [one for one in _COLUMNS if one not in layout.columns]
+        lacking = [one for one in COLUMNS if one not in layout.columns]
         if lacking or layout.columns["id"].bare != "bigint":
             raise TableMismatchError(
                 "this is not a history table of ours",
@@ -159,16 +142,9 @@ class PostgresHistory:
                 "ORDER BY 1",
                 [name.schema],
             )
-            known = ", ".join(one for (one,) in rows) or "none"
-            raise UnknownTableError(
-                "the database has no such table", table=full_name(name), known=known
-            )
+            raise unknown_table(full_name(name), rows)
         if not layout.key:
-            raise PrimaryKeyNeededError(
-                "a table without a primary key",
-                table=full_name(name),
-                columns=", ".join(layout.columns),
-            )
+            raise keyless_table(full_name(name), layout.columns)
         return layout.undone_by(Undo.KEYED, "")
 
     def _refuse_actions(self, session: Session, relations: list[Fragment]) -> None:
@@ -252,30 +228,6 @@ class PostgresHistory:
             leaves=kinds_in("s", ABSENT, TRANSIENT),
         )
 
-    def save(self, session: Session, cursor: BlockCursor) -> None:
-        """Write the cursor's row."""
-        session.run(
-            compose(
-                "INSERT INTO {cursors} (id, cursor, block_num, block_id) VALUES ($1, $2, $3, $4) "
-                "ON CONFLICT (id) DO UPDATE SET cursor = excluded.cursor, "
-                "block_num = excluded.block_num, block_id = excluded.block_id",
-                cursors=self._cursors,
-            ),
-            [self._id, dump_cursor(cursor), cursor.number, cursor.hash or ""],
-            prepare=True,
-        )
-
-    def prune(self, session: Session, floor: int) -> None:
-        """Forget the history of blocks that no fork can undo."""
-        session.run(
-            compose(
-                "DELETE FROM {history} WHERE stream_id = $1 AND block_num <= $2",
-                history=self._history,
-            ),
-            [self._id, floor],
-            prepare=True,
-        )
-
     # --- undoing ----------------------------------------------------------------------------------
 
     def revert(self, session: Session, number: int) -> None:
@@ -283,16 +235,8 @@ class PostgresHistory:
 
         Also tables that are no longer declared: the history names them.
         """
-        rows = session.rows(
-            compose(
-                "SELECT DISTINCT table_name FROM {history} WHERE stream_id = $1 "
-                "AND block_num > $2 ORDER BY 1",
-                history=self._history,
-            ),
-            [self._id, number],
-        )
         layouts = []
-        for (name,) in rows:
+        for name in self._touched(session, number):
             layout = read_layout(session, TableName.parse(name))
             if layout is None or not layout.key:
                 raise TableMismatchError("a table that must be restored is gone", table=name)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, PipeState
 from headwater.targets.base import Delivery, KeepsConfig, KeepsSideTables
+from headwater.targets.history.names import Names, table_name
 from headwater.targets.merge.shape import Shape
+from headwater.targets.relational.sql import QualifiedName, compose
+from headwater.targets.relational.target import RelationalTarget
+
+Made = TypeVar("Made", bound=RelationalTarget[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,28 @@ class Hooks:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    def target(
+        self,
+        make: Callable[..., Made],
+        declare: Callable[..., object],
+        place: str | Path,
+        names: Names,
+        own: Sequence[QualifiedName],
+        settings: object,
+    ) -> Made:
+        """Return the database's own target, with no table tracked, and these as its callbacks."""
+        tables = [*(compose("{name}", name=one) for one in own), *map(table_name, names.tables)]
+        target = make(
+            place,
+            tables=[declare(one, untracked=True) for one in tables],
+            on_data=self.on_data,
+            on_start=self.on_start,
+            on_before_rollback=self.on_before_rollback,
+            settings=settings,
+        )
+        target.on_state = self.on_state
+        return target
 
     def on_start(self, tx: Any) -> None:
         """Prepare the tables before anything is read."""

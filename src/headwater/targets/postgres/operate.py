@@ -1,6 +1,4 @@
-"""Operating on a PostgreSQL database outside a run: under the lock that a running stream holds, and
-under the Pipes SDK's.
-"""
+"""Operating on a PostgreSQL database outside a run: under the stream's lock and the Pipes SDK's."""
 
 from __future__ import annotations
 
