@@ -6,9 +6,10 @@ Everything runs inside the transaction that changes the tables, a set at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.changes import TableSchema
 from headwater.errors import DuplicateInsertError, TableMismatchError
@@ -26,6 +27,7 @@ from headwater.targets.duckdb.merge import (
     merge,
     read_shape,
 )
+from headwater.targets.duckdb.merge_order import are_independent
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.sql import (
     Fragment,
@@ -40,7 +42,16 @@ from headwater.targets.duckdb.tx import Tx
 from headwater.targets.history.names import agreed, table_name
 from headwater.targets.history.rows import COLUMNS, HistoryRows, keyless_table, unknown_table
 from headwater.targets.merge.shape import Shape
-from headwater.targets.merge.stage import ABSENT, DELETE, INSERT, REPLACE, TRANSIENT, UPSERT, Stager
+from headwater.targets.merge.stage import (
+    ABSENT,
+    DELETE,
+    INSERT,
+    REPLACE,
+    TRANSIENT,
+    UPSERT,
+    Staged,
+    Stager,
+)
 
 _IMAGES = "__headwater_images"
 
@@ -126,7 +137,8 @@ class DuckDBHistory(HistoryRows):
         """Apply folded changes; keep what was there for blocks above `floor`."""
         session = tx.session
         order = list(self.shapes)
-        for staged in self._stager.rounds(folded, floor):
+        first = self._first_id(session)
+        for staged in self._rounds(session, folded, floor):
             staged.sort(key=lambda one: order.index(one.shape.name))
             with coded():
                 lent = [
@@ -142,12 +154,25 @@ class DuckDBHistory(HistoryRows):
                 for one in lent:
                     if TRANSIENT in one.staged.kinds:
                         _refuse_duplicates(session, one)
-                self._keep(session, lent, floor)
+                self._keep(session, lent, floor, first)
                 merge(session, lent)
                 give_back(session, lent)
 
-    def _keep(self, session: Session, lent: Sequence[Lent], floor: int) -> None:
-        """Write the history of a round, in the order of its changes."""
+    def _rounds(self, session: Session, folded: pa.Table, floor: int) -> Iterator[list[Staged]]:
+        """Yield changes in as few rounds as the tables allow: each reads and rewrites much."""
+        lowest, highest = (one.as_py() for one in pc.min_max(folded["block_number"]).values())
+        several = folded.num_rows and max(lowest, floor) < highest
+        if several and are_independent(session, self.shapes.values()):
+            return self._stager.rounds_by_key(folded)
+        return self._stager.rounds(folded, floor)
+
+    def _first_id(self, session: Session) -> int:
+        """Return an id above all others in the history."""
+        ((newest,),) = session.rows(compose("SELECT max(id) FROM {history}", history=self._history))
+        return int(newest or 0) + 1
+
+    def _keep(self, session: Session, lent: Sequence[Lent], floor: int, first: int) -> None:
+        """Write the history of a round; ids are in the order of all changes of a commit."""
         hot = [one for one in lent if one.staged.newest > floor]
         if not hot:
             return
@@ -155,13 +180,12 @@ class DuckDBHistory(HistoryRows):
         session.run(
             compose(
                 "INSERT INTO {history} (id, op, table_name, pk, prev_value, block_num, stream_id) "
-                "SELECT (SELECT coalesce(max(id), 0) FROM {history}) "
-                "+ row_number() OVER (ORDER BY place), op, table_name, pk, prev_value, block, ? "
-                "FROM ({rows}) AS kept",
+                "SELECT ?::BIGINT + place, op, table_name, pk, prev_value, block, ? "
+                "FROM ({rows}) AS kept ORDER BY place",
                 history=self._history,
                 rows=Fragment(" UNION ALL ".join(queries)),
             ),
-            [self._id],
+            [first, self._id],
         )
 
     def _history_rows(self, lent: Lent, floor: int) -> str:

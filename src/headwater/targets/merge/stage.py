@@ -71,16 +71,31 @@ class Stager:
             return
         bounds = _round_bounds(folded, floor)
         for begin, end in itertools.pairwise(bounds):
-            yield self._stage_all(folded.slice(begin, end - begin), begin)
+            yield self._stage_all(folded.slice(begin, end - begin), np.arange(begin, end))
 
-    def _stage_all(self, folded: pa.Table, begin: int) -> list[Staged]:
+    def rounds_by_key(self, folded: pa.Table) -> Iterator[list[Staged]]:
+        """Yield the first change of each key, then the second of each that has one, and so on.
+
+        That makes the fewest rounds. Between them the tables are as no block has left them, so it
+        is for tables whose rows do not depend on each other.
+        """
+        codes = key_codes(folded)
+        order = sorted_by(codes)
+        starts = np.flatnonzero(np.append(True, codes[order][1:] != codes[order][:-1]))
+        sizes = np.diff(np.append(starts, len(codes)))
+        ranks = np.empty(len(codes), np.int64)
+        ranks[order] = np.arange(len(codes)) - np.repeat(starts, sizes)
+        for places in np.split(sorted_by(ranks), np.cumsum(np.bincount(ranks))[:-1]):
+            yield self._stage_all(folded.take(pa.array(places)), places)
+
+    def _stage_all(self, folded: pa.Table, places: Codes) -> list[Staged]:
         encoded = folded["table"].combine_chunks().dictionary_encode()
         codes = encoded.indices.to_numpy(zero_copy_only=False)
         staged = []
         for code, name in enumerate(encoded.dictionary.to_pylist()):
             rows = np.flatnonzero(codes == code)
             mine = folded if len(rows) == folded.num_rows else folded.take(pa.array(rows))
-            staged.append(self._stage(self._shapes[name], mine.combine_chunks(), rows + begin))
+            staged.append(self._stage(self._shapes[name], mine.combine_chunks(), places[rows]))
         return staged
 
     def _stage(self, shape: Shape, rows: pa.Table, places: Codes) -> Staged:
