@@ -30,7 +30,7 @@ from headwater.portal import RetryPolicy
 from headwater.stream.parts import Parts
 from headwater.targets.base import Delivery
 from headwater.testing import ChainSim, SimBlock, VirtualClock
-from headwater.testing.crash import Crash
+from headwater.testing.histories.crash import Crash
 
 STREAM = "walk"
 ACTIONS = ("grow", "final", "fork", "time", "read")

@@ -10,16 +10,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.testing import base58
-from headwater.testing.block_hash import derive, number_of
-from headwater.testing.chain import ChainSim, ContentSettings, Network, SimBlock
-from headwater.testing.content import FAMILIES, contents
-from headwater.testing.evm_scenes import APPROVAL, SWAP, TRANSFER
-from headwater.testing.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
-from headwater.testing.select import Selection
-from headwater.testing.solana_scenes import system_transfer_data, token_transfer_data
-from headwater.testing.surface import TRACE_FIELDS
-from headwater.testing.surfaces import SURFACES
+from headwater.testing.chain import base58
+from headwater.testing.chain.block_hash import derive, number_of
+from headwater.testing.chain.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
+from headwater.testing.chain.tree import ChainSim, ContentSettings, Network, SimBlock
+from headwater.testing.content.evm_scenes import APPROVAL, SWAP, TRANSFER
+from headwater.testing.content.solana_scenes import system_transfer_data, token_transfer_data
+from headwater.testing.content.whole import FAMILIES, contents
+from headwater.testing.portal.select import Selection
+from headwater.testing.portal.surface import TRACE_FIELDS
+from headwater.testing.portal.surfaces import SURFACES
 
 networks = st.sampled_from(list(Network))
 steps = st.lists(

@@ -27,8 +27,8 @@ from headwater.decode import (
 )
 from headwater.query import plan_requests
 from headwater.testing import ChainSim, Network, Selection
-from headwater.testing.chain import SimBlock
-from headwater.testing.population import Population
+from headwater.testing.chain.population import Population
+from headwater.testing.chain.tree import SimBlock
 
 BLOCKS = 24
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headwater.testing.campaign import Outcome, report, run_histories
-from headwater.testing.history import History
-from headwater.testing.situations import Situation, Tally
+from headwater.testing.histories.campaign import Outcome, report, run_histories
+from headwater.testing.histories.history import History
+from headwater.testing.histories.situations import Situation, Tally
 
 NOTABLE = [
     int(line.split()[0])

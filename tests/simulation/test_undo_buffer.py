@@ -14,9 +14,9 @@ from headwater.portal import PortalClient, PortalSource
 from headwater.stream.undo_buffer import UndoBuffer
 from headwater.targets import MemoryStore, MemoryTarget
 from headwater.testing import ChainSim, Network, PortalSim
-from headwater.testing.oracle import Rows
-from headwater.testing.scenario import Scenario
-from headwater.testing.transport import SimTransport, VirtualClock
+from headwater.testing.histories.oracle import Rows
+from headwater.testing.histories.scenario import Scenario
+from headwater.testing.portal.transport import SimTransport, VirtualClock
 
 DEPTH = 5
 

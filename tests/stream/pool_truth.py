@@ -8,9 +8,9 @@ from typing import Any
 
 from headwater import evm
 from headwater.testing import ChainSim, ContentSettings, SimBlock
-from headwater.testing.content import content_of
-from headwater.testing.evm_pools import LAUNCHPAD_ADDED
-from headwater.testing.evm_scenes import PAIR_CREATED, SIGHASHES, SWAP
+from headwater.testing.content.evm_pools import LAUNCHPAD_ADDED
+from headwater.testing.content.evm_scenes import PAIR_CREATED, SIGHASHES, SWAP
+from headwater.testing.content.whole import content_of
 
 SETTINGS = ContentSettings(transactions_per_block=4, pool_share=0.8)
 

@@ -12,7 +12,7 @@ from headwater.targets.duckdb import DuckDBSettings
 from headwater.targets.duckdb import table as duckdb_table
 from headwater.targets.postgres import PostgresSettings
 from headwater.targets.postgres import table as postgres_table
-from headwater.testing.conformance_model import BALANCES, LOG, Rig, Row, apply_changes
+from headwater.testing.conformance.model import BALANCES, LOG, Rig, Row, apply_changes
 from tests.targets.postgres_places import database
 
 

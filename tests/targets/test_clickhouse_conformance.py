@@ -15,7 +15,7 @@ from headwater.targets.clickhouse import (
 )
 from headwater.targets.clickhouse.client import refused_as
 from headwater.testing.conformance import TargetConformance, apply_changes
-from headwater.testing.conformance_crash import Script
+from headwater.testing.conformance.crash import Script
 from tests.targets.clickhouse_places import admin, database
 
 UNKNOWN_TABLE = 60

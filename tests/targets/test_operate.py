@@ -31,7 +31,7 @@ from headwater.targets.operate import (
     plan_move,
 )
 from headwater.targets.schema_file import SchemaFile, TableSchema, tables_of
-from headwater.testing.conformance_model import Rig, balance, log, upsert
+from headwater.testing.conformance.model import Rig, balance, log, upsert
 from tests.targets.places import Place, make_place
 
 

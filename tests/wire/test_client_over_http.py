@@ -62,9 +62,9 @@ from headwater.testing import (
     VirtualClock,
     simulated_portal,
 )
-from headwater.testing.conflict_faults import ConflictFault
-from headwater.testing.content import content_of
-from headwater.testing.fault_kinds import RETRYABLE_STATUSES
+from headwater.testing.content.whole import content_of
+from headwater.testing.faults.conflicts import ConflictFault
+from headwater.testing.faults.kinds import RETRYABLE_STATUSES
 
 SEED = 11
 LOGS = replace(

@@ -58,7 +58,7 @@ from headwater.testing import (
     WrongFinalityHash,
     simulated_portal,
 )
-from headwater.testing.fault_kinds import FAULTS, RETRYABLE_STATUSES
+from headwater.testing.faults.kinds import FAULTS, RETRYABLE_STATUSES
 
 QUERY = {
     "type": "evm",

@@ -10,9 +10,9 @@
 `PortalSim` with `SimTransport` and `VirtualClock` does the same in memory, without a socket.
 """
 
-from headwater.testing.answer import Break, SimAnswer
-from headwater.testing.chain import ChainSim, ContentSettings, ForkRecord, Network, SimBlock
-from headwater.testing.conflict_faults import (
+from headwater.testing.chain.live import LiveChain
+from headwater.testing.chain.tree import ChainSim, ContentSettings, ForkRecord, Network, SimBlock
+from headwater.testing.faults.conflicts import (
     EmptySample,
     NewestFirst,
     NoPreviousBlocks,
@@ -20,7 +20,7 @@ from headwater.testing.conflict_faults import (
     SampleOfOne,
     ShuffledSample,
 )
-from headwater.testing.fault_kinds import (
+from headwater.testing.faults.kinds import (
     Delay,
     DropAfter,
     DropBeforeHeaders,
@@ -33,9 +33,7 @@ from headwater.testing.fault_kinds import (
     Status,
     WrongFinalityHash,
 )
-from headwater.testing.faults import CATALOGUE, Asked, FaultPlan, Rule, fault_from_json
-from headwater.testing.ledger import Exchange, Ledger
-from headwater.testing.line_faults import (
+from headwater.testing.faults.lines import (
     DuplicateBlock,
     EmptyAnswer,
     ForeignBlock,
@@ -46,13 +44,15 @@ from headwater.testing.line_faults import (
     SwappedBlocks,
     TornLine,
 )
-from headwater.testing.live import LiveChain
-from headwater.testing.portal import PortalSim
-from headwater.testing.replicas import Balance, Finality, Follow, Replica, ReplicaSet, View
-from headwater.testing.select import BadRequest, Selection
-from headwater.testing.server import PortalServer, simulated_portal
-from headwater.testing.stream_plan import Behind
-from headwater.testing.transport import SimResponse, SimTransport, VirtualClock
+from headwater.testing.faults.plan import CATALOGUE, Asked, FaultPlan, Rule, fault_from_json
+from headwater.testing.portal.answer import Break, SimAnswer
+from headwater.testing.portal.dataset import PortalSim
+from headwater.testing.portal.ledger import Exchange, Ledger
+from headwater.testing.portal.replicas import Balance, Finality, Follow, Replica, ReplicaSet, View
+from headwater.testing.portal.select import BadRequest, Selection
+from headwater.testing.portal.server import PortalServer, simulated_portal
+from headwater.testing.portal.stream_plan import Behind
+from headwater.testing.portal.transport import SimResponse, SimTransport, VirtualClock
 
 __all__ = [
     "CATALOGUE",

@@ -15,8 +15,8 @@ from headwater.core import Batch
 from headwater.targets import Delivery, DuckDBSettings, PostgresSettings, history_target
 from headwater.targets.history import HistoryTarget
 from headwater.testing.conformance import TargetConformance
-from headwater.testing.conformance_crash import Script
-from headwater.testing.conformance_model import BALANCES, Change, Rig
+from headwater.testing.conformance.crash import Script
+from headwater.testing.conformance.model import BALANCES, Change, Rig
 from tests.targets.postgres_places import database, empty
 
 TABLES = [

@@ -9,8 +9,8 @@ import pytest
 
 from headwater.core import BlockCursor
 from headwater.errors import InvalidOptionError
-from headwater.testing import base58
-from headwater.testing.chain import ChainSim, ContentSettings, ForkRecord, Network, SimBlock
+from headwater.testing.chain import base58
+from headwater.testing.chain.tree import ChainSim, ContentSettings, ForkRecord, Network, SimBlock
 
 BOTH = pytest.mark.parametrize("network", list(Network))
 

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from headwater.testing import base58, evm_scenes
-from headwater.testing.chain import ChainSim, ContentSettings, Network
-from headwater.testing.content import FAMILIES, contents
-from headwater.testing.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
-from headwater.testing.solana_scenes import (
+from headwater.testing.chain import base58
+from headwater.testing.chain.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
+from headwater.testing.chain.tree import ChainSim, ContentSettings, Network
+from headwater.testing.content import evm_scenes
+from headwater.testing.content.solana_scenes import (
     discriminator,
     system_transfer_data,
     token_transfer_data,
 )
+from headwater.testing.content.whole import FAMILIES, contents
 
 Block = dict[str, Any]
 EACH = pytest.mark.parametrize("network", list(Network))

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from headwater.testing.chain import ChainSim, ContentSettings, Network, SimBlock
-from headwater.testing.content import FAMILIES, contents
-from headwater.testing.evm_scenes import APPROVAL, SWAP, TRANSFER
-from headwater.testing.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
-from headwater.testing.select import BadRequest, Selection
-from headwater.testing.surfaces import SURFACES
+from headwater.testing.chain.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
+from headwater.testing.chain.tree import ChainSim, ContentSettings, Network, SimBlock
+from headwater.testing.content.evm_scenes import APPROVAL, SWAP, TRANSFER
+from headwater.testing.content.whole import FAMILIES, contents
+from headwater.testing.portal.select import BadRequest, Selection
+from headwater.testing.portal.surfaces import SURFACES
 
 Row = dict[str, Any]
 EACH = pytest.mark.parametrize("network", list(Network))

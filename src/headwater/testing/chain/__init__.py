@@ -1,0 +1,1 @@
+"""A simulated chain: its tree of blocks, their names, and who takes part in it."""

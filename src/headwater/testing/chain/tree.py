@@ -1,0 +1,348 @@
+"""A seeded block tree: the truth that a simulated portal serves and that tests compare with.
+
+The canonical branch lives in flat arrays (about 40 bytes a block), so a chain may have millions of
+blocks; orphaned blocks are kept as objects, since they are few. Any branch is named by the hash of
+its tip alone, which is all that a lagging replica has to remember. Contents are not kept: they
+follow from the seed and the block's hash (`headwater.testing.content.whole`).
+
+The same seed and the same calls give the same hashes and contents, on every machine. All methods
+may be called from several threads; hold `chain.lock` where several calls must see one state.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from threading import RLock
+
+from headwater.core import BlockCursor
+from headwater.errors import InvalidOptionError
+from headwater.testing.chain import block_hash as hashes
+from headwater.testing.chain.population import Population, populate
+from headwater.testing.chain.settings import ContentSettings, Network
+
+__all__ = ["ChainSim", "ContentSettings", "ForkRecord", "Network", "SimBlock"]
+
+_BLOCK_TIMES = {
+    Network.EVM: 12,
+    Network.SOLANA: 0.4,
+    Network.BITCOIN: 600,
+    Network.TRON: 3,
+    Network.HYPERLIQUID: 0.1,
+    Network.SUBSTRATE: 6,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SimBlock:
+    """One block of the tree; on Solana `number` is the slot. `salt` tells siblings apart."""
+
+    number: int
+    hash: str
+    parent_hash: str
+    parent_number: int
+    height: int
+    timestamp: int
+    salt: int
+
+    @property
+    def cursor(self) -> BlockCursor:
+        """The position of this block."""
+        return BlockCursor(self.number, self.hash, self.timestamp)
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRecord:
+    """One replacement of canonical blocks: what both branches share, what went and what came."""
+
+    ancestor: SimBlock
+    depth: int
+    orphaned_hashes: tuple[str, ...]
+    new_hashes: tuple[str, ...]
+
+
+class ChainSim:
+    """A chain that grows, forks and finalizes on command, and remembers every branch.
+
+    It is born with its first block, `start_block`, whose time is `genesis_time`. On Solana
+    `skipped_share` of the slots have no block.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        network: Network = Network.EVM,
+        start_block: int = 0,
+        block_time_s: float | None = None,
+        genesis_time: int = 1_700_000_000,
+        skipped_share: float = 0.05,
+        content: ContentSettings | None = None,
+    ) -> None:
+        if start_block < 0:
+            raise InvalidOptionError("start_block must be 0 or more", got=start_block)
+        if not 0 <= skipped_share <= 0.7:
+            raise InvalidOptionError("skipped_share must be between 0 and 0.7", got=skipped_share)
+        if block_time_s is not None and block_time_s < 0:
+            raise InvalidOptionError("block_time_s must be 0 or more", got=block_time_s)
+        self.seed = seed
+        self.network = Network(network)
+        has_gaps = self.network is Network.SOLANA
+        self.start_block = start_block
+        self.genesis_time = genesis_time
+        self.content = content or ContentSettings()
+        self.population: Population = populate(seed, self.network, self.content)
+        self.forks: list[ForkRecord] = []
+        self.lock = RLock()
+        usual_time_s = _BLOCK_TIMES[self.network]
+        self._time_ms = round(1000 * (usual_time_s if block_time_s is None else block_time_s))
+        self._first_height = start_block - start_block // 20 if has_gaps else start_block
+        # A gap holds 1 to 4 slots, 2.5 on average; this is the chance of one, in 65536ths.
+        chance = round(65536 * skipped_share / (1 - skipped_share) / 2.5)
+        self._gap_chance = chance if has_gaps else 0
+        self._root = hashes.root(seed, self.network, start_block)
+        self._hashes = bytearray()
+        self._numbers = array("q")
+        self._salts: list[tuple[int, int]] = []
+        self._salt = 0
+        self._orphans: dict[str, SimBlock] = {}
+        self._final_number: int | None = None
+        self._append(hashes.first(self._root, seed, start_block), start_block, 0)
+        self._head = self._at(0)
+
+    # --- growing ----------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> SimBlock:
+        """The newest canonical block."""
+        return self._head
+
+    @property
+    def finalized(self) -> SimBlock | None:
+        """The newest final block: the chain's own truth, whatever a portal reports."""
+        with self.lock:
+            return None if self._final_number is None else self.at_or_below(self._final_number)
+
+    def extend(self, count: int = 1) -> list[SimBlock]:
+        """Add `count` canonical blocks and return them; `grow` is cheaper for very many."""
+        with self.lock:
+            first = len(self._numbers)
+            self.grow(count)
+            return [self._at(index) for index in range(first, first + count)]
+
+    def grow(self, count: int) -> SimBlock:
+        """Add `count` canonical blocks and return the new head alone."""
+        if count < 0:
+            raise InvalidOptionError("count must be 0 or more", got=count)
+        with self.lock:
+            number, salt = self._numbers[-1], self._salt
+            parent = self._raw(len(self._numbers) - 1)
+            for _ in range(count):
+                number += 1 + self._skipped_after(parent, salt)
+                parent = hashes.derive(parent, number, salt)
+                self._append(parent, number, salt)
+            self._head = self._at(len(self._numbers) - 1)
+            return self._head
+
+    def finalize(self, number: int) -> SimBlock:
+        """Make the highest canonical block at or below `number` final; never lowers finality."""
+        with self.lock:
+            block = self.at_or_below(number)
+            if block is None:
+                raise InvalidOptionError(
+                    f"number must be {self.start_block} or more, the first block", got=number
+                )
+            if self._final_number is None or block.number > self._final_number:
+                self._final_number = block.number
+            return self.at_or_below(self._final_number) or block
+
+    # --- forking ----------------------------------------------------------------------------------
+
+    def fork(self, depth: int, length: int | None = None, *, force: bool = False) -> SimBlock:
+        """Replace the newest `depth` blocks by `length` siblings and return the common ancestor.
+
+        The new branch is one block longer than the old unless `length` says otherwise; 0 lets the
+        head fall back. Final blocks are refused unless `force` asks for a violation of finality;
+        then the block of the new branch at that number counts as final.
+        """
+        length = depth + 1 if length is None else length
+        with self.lock:
+            replaceable = len(self._numbers) - 1
+            if not 1 <= depth <= replaceable or length < 0:
+                raise InvalidOptionError(
+                    f"depth must be between 1 and {replaceable}, and length 0 or more",
+                    depth=depth,
+                    length=length,
+                )
+            ancestor, orphaned = self._cut(replaceable - depth, force=force)
+            self.grow(length)
+            added = tuple(block.hash for block in self._slice(replaceable - depth + 1))
+            self.forks.append(ForkRecord(ancestor, depth, orphaned, added))
+            return ancestor
+
+    def adopt(self, block_hash: str, *, force: bool = False) -> SimBlock:
+        """Make the branch that ends in an orphaned block canonical; return the common ancestor.
+
+        This is the fork that takes an earlier fork back: known blocks become canonical again.
+        """
+        with self.lock:
+            branch, junction = self._branch(block_hash)
+            if not branch:
+                raise InvalidOptionError("block_hash must name an orphaned block", got=block_hash)
+            depth = len(self._numbers) - 1 - junction
+            ancestor, orphaned = self._cut(junction, force=force)
+            for block in reversed(branch):
+                del self._orphans[block.hash]
+                raw = hashes.from_text(block.hash, self.network) or b""
+                self._append(raw, block.number, block.salt)
+            self._head = branch[0]
+            added = tuple(block.hash for block in reversed(branch))
+            self.forks.append(ForkRecord(ancestor, depth, orphaned, added))
+            return ancestor
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def canonical(
+        self, from_block: int | None = None, to_block: int | None = None
+    ) -> list[SimBlock]:
+        """Return the canonical blocks of a range, both ends included, ascending."""
+        with self.lock:
+            first = 0 if from_block is None else bisect_left(self._numbers, from_block)
+            last = None if to_block is None else bisect_right(self._numbers, to_block)
+            return self._slice(first, last)
+
+    def find(self, block_hash: str) -> SimBlock | None:
+        """Return the block of any branch that has this hash, if there is one."""
+        with self.lock:
+            if block_hash in self._orphans:
+                return self._orphans[block_hash]
+            index = self._index(block_hash)
+            return None if index is None else self._at(index)
+
+    def block(self, block_hash: str) -> SimBlock:
+        """Return the block of any branch that has this hash; refuse a hash that never existed."""
+        found = self.find(block_hash)
+        if found is None:
+            raise InvalidOptionError("block_hash must name a block of this chain", got=block_hash)
+        return found
+
+    def path(self, block_hash: str, from_number: int = 0) -> list[SimBlock]:
+        """Return the branch that ends in this block, ascending, from `from_number` on."""
+        with self.lock:
+            branch, junction = self._branch(block_hash)
+            trunk = self._slice(bisect_left(self._numbers, from_number), junction + 1)
+            return trunk + [block for block in reversed(branch) if block.number >= from_number]
+
+    def is_ancestor(self, ancestor_hash: str, descendant_hash: str) -> bool:
+        """Tell whether a branch runs through a block; each block is its own ancestor.
+
+        A hash that never existed is nobody's ancestor and has none.
+        """
+        with self.lock:
+            ancestor = self.find(ancestor_hash)
+            descendant = self.find(descendant_hash)
+            if ancestor is None or descendant is None:
+                return False
+            return self.at_or_below(ancestor.number, descendant.hash) == ancestor
+
+    def at_or_below(self, number: int, tip_hash: str | None = None) -> SimBlock | None:
+        """Return the highest block of a branch at or below `number`; canonical without a tip."""
+        with self.lock:
+            limit = len(self._numbers)
+            if tip_hash is not None:
+                block = self._orphans.get(tip_hash)
+                parent_hash = tip_hash
+                while block is not None:
+                    if block.number <= number:
+                        return block
+                    parent_hash = block.parent_hash
+                    block = self._orphans.get(parent_hash)
+                limit = self._known_index(parent_hash) + 1
+            index = bisect_right(self._numbers, number, 0, limit) - 1
+            return None if index < 0 else self._at(index)
+
+    def first_at(self, timestamp: int) -> SimBlock | None:
+        """Return the first canonical block at or after a time, if it exists yet."""
+        with self.lock:
+            index = bisect_left(self._numbers, timestamp, key=self._time_of)
+            return None if index == len(self._numbers) else self._at(index)
+
+    # --- the arrays -------------------------------------------------------------------------------
+
+    def _append(self, raw: bytes, number: int, salt: int) -> None:
+        if not self._salts or self._salts[-1][1] != salt:
+            self._salts.append((len(self._numbers), salt))
+        self._hashes += raw
+        self._numbers.append(number)
+
+    def _cut(self, last: int, *, force: bool) -> tuple[SimBlock, tuple[str, ...]]:
+        """Orphan all that follows index `last`; what grows next gets a salt of its own."""
+        ancestor, final = self._at(last), self.finalized
+        if final is not None and ancestor.number < final.number and not force:
+            raise InvalidOptionError(
+                f"a fork must leave block {final.number} in place, which is final; "
+                "force=True violates finality on purpose",
+                ancestor=ancestor.number,
+            )
+        orphaned = self._slice(last + 1)
+        self._orphans.update((block.hash, block) for block in orphaned)
+        del self._numbers[last + 1 :]
+        del self._hashes[(last + 1) * hashes.SIZE :]
+        while self._salts[-1][0] > last:
+            self._salts.pop()
+        self._salt += 1
+        self._head = ancestor
+        return ancestor, tuple(block.hash for block in orphaned)
+
+    def _branch(self, tip_hash: str) -> tuple[list[SimBlock], int]:
+        """Return a branch's orphaned blocks, newest first, and the canonical index below them."""
+        branch: list[SimBlock] = []
+        parent_hash = tip_hash
+        while (block := self._orphans.get(parent_hash)) is not None:
+            branch.append(block)
+            parent_hash = block.parent_hash
+        return branch, self._known_index(parent_hash)
+
+    def _index(self, block_hash: str) -> int | None:
+        raw = hashes.from_text(block_hash, self.network)
+        number = None if raw is None else hashes.number_of(raw)
+        if raw is None or number is None:
+            return None
+        index = bisect_left(self._numbers, number)
+        return index if index < len(self._numbers) and self._raw(index) == raw else None
+
+    def _known_index(self, block_hash: str) -> int:
+        index = self._index(block_hash)
+        if index is None:
+            raise InvalidOptionError("block_hash must name a block of this chain", got=block_hash)
+        return index
+
+    def _slice(self, first: int, stop: int | None = None) -> list[SimBlock]:
+        return [self._at(index) for index in range(len(self._numbers))[first:stop]]
+
+    def _raw(self, index: int) -> bytes:
+        start = index * hashes.SIZE
+        return bytes(self._hashes[start : start + hashes.SIZE])
+
+    def _at(self, index: int) -> SimBlock:
+        number = self._numbers[index]
+        parent = self._raw(index - 1) if index else self._root
+        salt_index = bisect_right(self._salts, index, key=lambda entry: entry[0]) - 1
+        return SimBlock(
+            number=number,
+            hash=hashes.to_text(self._raw(index), self.network),
+            parent_hash=hashes.to_text(parent, self.network),
+            parent_number=self._numbers[index - 1] if index else max(number - 1, 0),
+            height=self._first_height + index,
+            timestamp=self._time_of(number),
+            salt=self._salts[salt_index][1],
+        )
+
+    def _time_of(self, number: int) -> int:
+        return self.genesis_time + (number - self.start_block) * self._time_ms // 1000
+
+    def _skipped_after(self, parent: bytes, salt: int) -> int:
+        """Return how many slots stay empty after a block, by chance that its hash decides."""
+        drawn = int.from_bytes(parent[8:10], "big") ^ (salt * 40503 & 0xFFFF)
+        return 1 + (parent[10] + salt) % 4 if drawn < self._gap_chance else 0

@@ -1,0 +1,1 @@
+"""What simulated blocks hold, network by network, in the portal's wire form."""

@@ -1,0 +1,258 @@
+"""A simulated EVM block in the portal's wire form: every field of every entity.
+
+Numbers agree within a block: cumulative gas, trace addresses, states before and after. What would
+need Keccak (blooms, roots, hashes) is drawn instead.
+
+A block reward belongs to no transaction; its trace carries the index after the last one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+
+from headwater.testing.chain.draw import Draw
+from headwater.testing.content import evm_scenes as scenes
+from headwater.testing.content.block import BlockContent, Row
+from headwater.testing.content.evm_pools import play_pools
+from headwater.testing.content.evm_state import StateChanges
+
+_GAS_PER_FRAME = 25_000
+_BASE_GAS = 21_000
+_REWARD = 2 * 10**18
+
+
+@dataclass(frozen=True, slots=True)
+class _Transaction:
+    key: str
+    hash: str
+    nonce: int
+    scene: scenes.Scene
+    gas_used: int
+
+
+class EvmContent(BlockContent):
+    """The contents of one block."""
+
+    families = ("transactions", "logs", "traces", "stateDiffs")
+
+    def _header(self) -> Row:
+        block = self._block
+        draw = Draw(self._seed, block.hash, "header")
+        hashes = ("transactionsRoot", "receiptsRoot", "stateRoot", "sha3Uncles", "mixHash")
+        quantities = {"difficulty": 0, "totalDifficulty": 58_750_003_716_598_352_816_469}
+        return {
+            **self._links,
+            "timestamp": block.timestamp,
+            **{name: draw.hex(32) for name in hashes},
+            "logsBloom": draw.hex(256),
+            "extraData": draw.hex(draw.below(32)),
+            "miner": self._producer,
+            "nonce": "0x0000000000000000",
+            "size": 600 + 300 * len(self._txs),
+            "gasLimit": hex(30_000_000),
+            "gasUsed": hex(sum(tx.gas_used for tx in self._txs)),
+            **{name: hex(value) for name, value in quantities.items()},
+            "baseFeePerGas": hex(7 + draw.bits(36)),
+            "blobGasUsed": hex(131_072 * draw.below(7)),
+            "excessBlobGas": hex(131_072 * draw.below(100)),
+            "l1BlockNumber": None,
+            "uncles": [],
+            "withdrawalsRoot": draw.hex(32),
+            "withdrawals": [self._withdrawal(draw, index) for index in range(2)],
+        }
+
+    @cached_property
+    def _txs(self) -> list[_Transaction]:
+        return [self._transaction(key, announced) for key, announced in self._named()]
+
+    @cached_property
+    def _transactions(self) -> list[Row]:
+        rows, cumulative = [], 0
+        for index, tx in enumerate(self._txs):
+            cumulative += tx.gas_used
+            rows.append(self._transaction_row(tx, index, cumulative))
+        return rows
+
+    @cached_property
+    def _logs(self) -> list[Row]:
+        rows: list[Row] = []
+        for index, tx in enumerate(self._txs):
+            rows.extend(
+                {
+                    "logIndex": log_index,
+                    "transactionIndex": index,
+                    "transactionHash": tx.hash,
+                    "address": event.address,
+                    "data": event.data,
+                    "topics": event.topics,
+                }
+                for log_index, event in enumerate(tx.scene.events, len(rows))
+            )
+        return rows
+
+    @cached_property
+    def _traces(self) -> list[Row]:
+        rows: list[Row] = []
+        for index, tx in enumerate(self._txs):
+            _add_traces(rows, index, [], tx.scene.root, tx.gas_used * 5 // 4 - _BASE_GAS)
+        if self._txs and Draw(self._seed, self._block.hash, "reward").chance(0.125):
+            action = {"author": self._producer, "value": hex(_REWARD), "type": "block"}
+            rows.append({**_trace_base(len(self._txs), [], 0, "reward"), "action": action})
+        return rows
+
+    @cached_property
+    def _state_diffs(self) -> list[Row]:
+        changes = StateChanges(f"{self._seed}/{self._block.hash}")
+        for index, tx in enumerate(self._txs):
+            changes.apply(index, tx.scene, tx.gas_used, tx.nonce)
+        return changes.rows
+
+    @property
+    def _producer(self) -> str:
+        return Draw(self._seed, self._block.hash, "producer").pick(self._people.producers)
+
+    def _named(self) -> list[tuple[str, int | None]]:
+        """Return what names each transaction, in block order, and the pool that it announces.
+
+        Recurring ones are named by the height, all others by the block; the order is the block's.
+        """
+        block, average = self._block, self._settings.transactions_per_block
+        share = self._settings.recurring_share
+        own = Draw(self._seed, block.hash, "count").count(average * (1 - share))
+        recurring = Draw(self._seed, block.number, "count").count(average * share)
+        keys: list[tuple[str, int | None]] = []
+        keys += [(f"{self._seed}/{block.hash}/{index}", None) for index in range(own)]
+        keys += [(f"{self._seed}/{block.number}/{index}", None) for index in range(recurring)]
+        announced = self._since_start - 1
+        if average and 0 <= announced < len(self._people.pairs):
+            keys.append((f"{self._seed}/pair/{announced}", announced))
+        salt = block.hash.encode()[:32]
+        return sorted(keys, key=lambda key: blake2b(key[0].encode() + salt).digest())
+
+    def _transaction(self, key: str, announced: int | None) -> _Transaction:
+        draw, people = Draw(key), self._people
+        tx_hash, nonce = draw.hex(32), draw.bits(64 if draw.chance(0.02) else 20)
+        share = self._settings.pool_share
+        if announced is None and share and draw.chance(share):
+            scene = play_pools(draw, people, self._settings)
+        elif announced is None:
+            traded = people.pairs[: max(self._since_start - 1, 0)]
+            scene = scenes.play(draw, people, self._settings, traded)
+        else:
+            scene = scenes.announce(draw, people, people.pairs[announced], announced)
+        gas_used = _BASE_GAS + _GAS_PER_FRAME * _size(scene.root)
+        return _Transaction(key, tx_hash, nonce, scene, gas_used)
+
+    def _transaction_row(self, tx: _Transaction, index: int, cumulative_gas: int) -> Row:
+        draw, root = Draw(tx.key, "wire"), tx.scene.root
+        creation = root.kind == "create"
+        kind = (2, 2, 0, 1, 3)[draw.below(4 if creation else 5)]
+        parity, price = draw.below(2), 10**9 + draw.bits(36)
+        fees = kind >= 2
+        return {
+            "transactionIndex": index,
+            "hash": tx.hash,
+            "nonce": tx.nonce if tx.nonce < 2**53 else str(tx.nonce),
+            "from": root.sender,
+            "to": None if creation else root.to,
+            "input": root.input,
+            "value": hex(root.value),
+            "gas": hex(tx.gas_used * 5 // 4),
+            "gasPrice": hex(price),
+            "maxFeePerGas": hex(2 * price) if fees else None,
+            "maxPriorityFeePerGas": hex(10**9) if fees else None,
+            "v": hex(parity if kind else 37 + parity),
+            "r": draw.hex(32),
+            "s": draw.hex(32),
+            "yParity": parity if kind else None,
+            "chainId": 1,
+            "sighash": root.input[:10] if len(root.input) >= 10 and not creation else None,
+            "contractAddress": root.to if creation and not tx.scene.failed else None,
+            "gasUsed": hex(tx.gas_used),
+            "cumulativeGasUsed": hex(cumulative_gas),
+            "effectiveGasPrice": hex(price),
+            "type": kind,
+            "status": 0 if tx.scene.failed else 1,
+            "logsBloom": draw.hex(256),
+            "blobVersionedHashes": [draw.hex(32)] if kind == 3 else None,
+            "accessList": [{"address": root.to, "storageKeys": [draw.hex(32)]}] if kind else None,
+            **dict.fromkeys(_L1_FIELDS),
+        }
+
+    def _withdrawal(self, draw: Draw, index: int) -> Row:
+        return {
+            "index": hex(self._block.height * 2 + index),
+            "validatorIndex": hex(draw.bits(20)),
+            "address": draw.pick(self._people.producers),
+            "amount": hex(draw.bits(34)),
+        }
+
+
+_L1_FIELDS = (
+    "l1Fee",
+    "l1FeeScalar",
+    "l1GasPrice",
+    "l1GasUsed",
+    "l1BlobBaseFee",
+    "l1BlobBaseFeeScalar",
+    "l1BaseFeeScalar",
+)
+
+
+def _size(frame: scenes.Frame) -> int:
+    return 1 + sum(map(_size, frame.children))
+
+
+def _trace_base(index: int, address: list[int], subtraces: int, kind: str) -> Row:
+    return {
+        "transactionIndex": index,
+        "traceAddress": address,
+        "subtraces": subtraces,
+        "type": kind,
+        "error": None,
+        "revertReason": None,
+    }
+
+
+def _add_traces(
+    rows: list[Row], index: int, address: list[int], frame: scenes.Frame, gas: int
+) -> None:
+    """Append a frame and what it calls, depth first, as a node's tracer lists them."""
+    row = _trace_base(index, address, len(frame.children), frame.kind)
+    row["error"], row["revertReason"] = frame.error, frame.reason
+    broken = frame.error is not None
+    used = None if broken else hex(_GAS_PER_FRAME * _size(frame))
+    if frame.kind == "suicide":
+        row["action"] = {
+            "address": frame.sender,
+            "refundAddress": frame.to,
+            "balance": hex(frame.value),
+        }
+    elif frame.kind == "create":
+        row["action"] = {
+            "from": frame.sender,
+            "value": hex(frame.value),
+            "gas": hex(gas),
+            "init": frame.input,
+        }
+        row["result"] = {
+            "gasUsed": used,
+            "code": None if broken else frame.output,
+            "address": None if broken else frame.to,
+        }
+    else:
+        row["action"] = {
+            "callType": frame.call_type,
+            "from": frame.sender,
+            "to": frame.to,
+            "value": None if frame.call_type == "staticcall" else hex(frame.value),
+            "gas": hex(gas),
+            "input": frame.input,
+            "sighash": frame.input[:10] if len(frame.input) >= 10 else None,
+        }
+        row["result"] = {"gasUsed": used, "output": None if broken else frame.output}
+    rows.append(row)
+    for position, child in enumerate(frame.children):
+        _add_traces(rows, index, [*address, position], child, gas * 63 // 64)

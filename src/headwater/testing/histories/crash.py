@@ -1,0 +1,44 @@
+"""A process that dies at a chosen point: before or after an effect of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headwater.core import Batch, PipeState
+from headwater.targets import MemoryStore, MemoryTarget
+from headwater.testing.histories.oracle import Rows
+from headwater.testing.histories.situations import Situation
+
+
+class Crash(BaseException):
+    """The process is gone; nothing may catch it."""
+
+
+class CrashingTarget(MemoryTarget[Rows]):
+    """A target whose process dies before or after an effect, once, where it is told to."""
+
+    def __init__(self, store: MemoryStore[Rows], crash_at: Situation | None) -> None:
+        super().__init__(store)
+        self.crash_at = crash_at
+
+    def recover(self) -> PipeState:
+        """Recover, or die doing so."""
+        self._die(Situation.CRASH_IN_RECOVERY)
+        return super().recover()
+
+    def commit(self, receipts: Sequence[Batch[Rows]], state: PipeState) -> None:
+        """Commit, or die before or after it."""
+        self._die(Situation.CRASH_BEFORE_COMMIT)
+        super().commit(receipts, state)
+        self._die(Situation.CRASH_AFTER_COMMIT)
+
+    def roll_back(self, state: PipeState) -> None:
+        """Roll back, or die before or after it."""
+        self._die(Situation.CRASH_BEFORE_ROLLBACK)
+        super().roll_back(state)
+        self._die(Situation.CRASH_AFTER_ROLLBACK)
+
+    def _die(self, here: Situation) -> None:
+        if self.crash_at is here:
+            self.crash_at = None
+            raise Crash(here)

@@ -1,0 +1,173 @@
+"""An answer of the simulated portal, while it is being planned and once it is settled.
+
+`Draft` is the honest answer; a fault may still bend it. `SimAnswer` is the result: plain data that
+the in-memory transport and the HTTP server both know how to deliver.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from headwater.core import BlockCursor
+
+if TYPE_CHECKING:
+    from headwater.testing.faults.kinds import Fault
+    from headwater.testing.portal.replicas import View
+
+Buffer = bytes | memoryview
+
+STREAM_ROUTES = ("stream", "finalized-stream")
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """How a connection goes wrong: it hangs until the client gives up, or it is dropped.
+
+    `after` counts body bytes as sent; None is before the headers. `share` gives it as a part of a
+    body whose encoded length is not known yet. A drop with `reset` loses what is on its way, too.
+    """
+
+    stall: bool
+    after: int | None = None
+    share: float | None = None
+    reset: bool = False
+
+    def within(self, size: int) -> Break:
+        """Return the break with its share worked out for a body of this size."""
+        if self.share is None:
+            return self
+        return Break(self.stall, after=int(self.share * size), reset=self.reset)
+
+
+@dataclass(slots=True)
+class Draft:
+    """The answer a portal would give, open to change by one fault."""
+
+    route: str
+    status: int
+    view: View | None = None
+    content_type: str = "text/plain; charset=utf-8"
+    headers: dict[str, str] = field(default_factory=dict)
+    parts: list[Buffer] = field(default_factory=list)
+    sample: list[BlockCursor] | None = None  # of a 409
+    reports_head: bool = False
+    finalized: BlockCursor | None = None
+    latest: int | None = None
+    first: int | None = None  # the blocks scanned, which the lines cover
+    last: int | None = None
+    count: int = 0  # lines
+    broken: Break | None = None
+    delay: float = 0.0
+
+    @property
+    def has_lines(self) -> bool:
+        """Tell whether this answer delivers blocks."""
+        return self.status == 200 and self.route in STREAM_ROUTES and self.count > 0
+
+    @property
+    def on_stream(self) -> bool:
+        """Tell whether this answers a request for blocks."""
+        return self.route in STREAM_ROUTES
+
+    def lines(self) -> list[bytes]:
+        """Return the lines of the body, each with its newline."""
+        return b"".join(self.parts).splitlines(keepends=True)
+
+    def put_lines(self, lines: list[bytes]) -> None:
+        """Replace the body."""
+        self.parts = list(lines)
+        self.count = len(lines)
+
+    def become(self, status: int, text: str) -> None:
+        """Turn into a plain answer without blocks."""
+        self.status = status
+        self.content_type = "text/plain; charset=utf-8"
+        self.parts = [text.encode()] if text else []
+        self.sample = None
+        self.reports_head = False
+        self.first = self.last = None
+        self.count = 0
+
+    def conflict(self, sample: list[BlockCursor]) -> None:
+        """Turn into a 409 with this sample of the chain."""
+        self.become(409, "")
+        self.sample = sample
+
+    def head_headers(self) -> dict[str, str]:
+        """Return what the answer says about the head of the chain."""
+        if not self.reports_head:
+            return {}
+        headers = {}
+        if self.finalized is not None:
+            headers["x-sqd-finalized-head-number"] = str(self.finalized.number)
+            headers["x-sqd-finalized-head-hash"] = self.finalized.hash or ""
+        if self.latest is not None:
+            headers["x-sqd-head-number"] = str(self.latest)
+        return headers
+
+    def body(self) -> list[Buffer]:
+        """Return the body, before any content encoding."""
+        if self.sample is None:
+            return self.parts
+        self.content_type = "application/json"
+        blocks = [{"number": block.number, "hash": block.hash} for block in self.sample]
+        return [json.dumps({"previousBlocks": blocks}, separators=(",", ":")).encode()]
+
+
+@dataclass(frozen=True, slots=True)
+class SimAnswer:
+    """One settled answer: header names in lower case, body as sent (after content encoding).
+
+    `broken` tells the carrier to drop or stall instead of finishing; `delay` to wait first.
+    """
+
+    status: int
+    headers: dict[str, str]
+    body: tuple[Buffer, ...] = ()
+    broken: Break | None = None
+    delay: float = 0.0
+    fault: Fault | None = None
+    cuts: tuple[int, int] | None = None  # smallest and largest chunk; None: as the buffers are
+    seed: int = 0
+
+    @property
+    def size(self) -> int:
+        """The length of the whole body in bytes."""
+        return sum(len(part) for part in self.body)
+
+    @property
+    def sent(self) -> int:
+        """The number of body bytes that get out before a break."""
+        if self.broken is None:
+            return self.size
+        return min(self.size, self.broken.after or 0)
+
+    def chunks(self) -> Iterator[Buffer]:
+        """Yield what is sent of the body, in pieces that respect no line; the same every time."""
+        left = self.sent
+        dice = Random(self.seed)
+        for part in self.body:
+            piece = memoryview(part)[:left]
+            left -= len(piece)
+            if self.cuts is None:
+                if len(piece):
+                    yield piece
+                continue
+            start = 0
+            while start < len(piece):
+                end = start + _chunk_size(dice, *self.cuts)
+                yield piece[start:end]
+                start = end
+
+    def read(self) -> bytes:
+        """Return what is sent of the body in one piece."""
+        return b"".join(self.chunks())
+
+
+def _chunk_size(dice: Random, smallest: int, largest: int) -> int:
+    """Draw a size so that small and large chunks are equally common."""
+    return min(largest, int(smallest * (largest / smallest) ** dice.random()) or 1)

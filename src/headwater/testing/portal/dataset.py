@@ -1,0 +1,240 @@
+"""A simulated SQD portal dataset: request in, answer out, no socket.
+
+`PortalSim` speaks the whole wire of one dataset in front of a `ChainSim`. `SimTransport` carries
+its answers in memory, `simulated_portal` over HTTP; both deliver the same bytes and the same
+faults. Everything random is drawn from `seed`, so a run can be repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from random import Random
+from urllib.parse import parse_qsl, unquote
+
+from headwater.errors import InvalidOptionError
+from headwater.portal.transport import Request
+from headwater.testing.chain.tree import ChainSim, Network
+from headwater.testing.faults.kinds import Fault
+from headwater.testing.faults.plan import Asked, FaultPlan
+from headwater.testing.portal.answer import STREAM_ROUTES, Buffer, Draft, SimAnswer
+from headwater.testing.portal.encoding import ENCODINGS, choose_encoding, encode
+from headwater.testing.portal.ledger import Exchange, Ledger
+from headwater.testing.portal.replicas import Balance, ReplicaSet, View
+from headwater.testing.portal.select import BadRequest
+from headwater.testing.portal.stream_plan import Behind, StreamPlanner, StreamRequest, StreamRules
+
+
+class PortalSim:
+    """One dataset of a portal in front of a simulated chain.
+
+    `blocks_per_answer`: how many block numbers one answer scans at most; a pair draws it anew for
+    each answer. `sample_size`: how many `previousBlocks` a 409 names. `behind`: what a replica says
+    to an anchor above its tip. `conflict_before_no_content`: whether a reorganization is reported
+    while no block follows the anchor; a real portal may hide it behind 204 until one does.
+    `finalized_stream_conflicts`: whether finalized-stream checks the anchor; it then names one
+    block. `encodings`: what is offered, best first; () for none. `chunk_bytes`: smallest and
+    largest piece of a body; None sends large buffers. `no_content_delay`: seconds before a 204
+    (a real portal takes 5).
+
+    May be called from several threads. `chain.lock` guards planning; hold it to change the chain,
+    the replicas and the faults as one step.
+    """
+
+    def __init__(
+        self,
+        chain: ChainSim,
+        *,
+        seed: int = 0,
+        replicas: int = 1,
+        balance: Balance = Balance.ROUND_ROBIN,
+        faults: FaultPlan | None = None,
+        ledger: Ledger | None = None,
+        dataset: str = "simulated",
+        blocks_per_answer: int | tuple[int, int] = 500,
+        sample_size: int = 50,
+        behind: Behind | str = Behind.WAIT,
+        conflict_before_no_content: bool = True,
+        finalized_stream_conflicts: bool = False,
+        encodings: Sequence[str] = ENCODINGS,
+        chunk_bytes: tuple[int, int] | None = (1, 65536),
+        no_content_delay: float = 0.0,
+        cache_bytes: int = 512 * 1024 * 1024,
+    ) -> None:
+        low, high = _pair(blocks_per_answer)
+        if not 1 <= low <= high or sample_size < 1:
+            raise InvalidOptionError(
+                "blocks_per_answer and sample_size must be 1 or more, pairs ascending",
+                blocks_per_answer=blocks_per_answer,
+                sample_size=sample_size,
+            )
+        if chunk_bytes is not None and not 1 <= chunk_bytes[0] <= chunk_bytes[1]:
+            raise InvalidOptionError("chunk_bytes must be 1 or more, ascending", got=chunk_bytes)
+        if not set(encodings) <= set(ENCODINGS):
+            raise InvalidOptionError(f"encodings are {', '.join(ENCODINGS)}", got=encodings)
+        self.chain = chain
+        self.seed = seed
+        self.dataset = dataset
+        self.replicas = ReplicaSet(chain, replicas, seed=seed, balance=balance)
+        self.faults = FaultPlan(seed=seed) if faults is None else faults
+        self.ledger = Ledger() if ledger is None else ledger
+        self._limits = (low, high)
+        self._sample_size = sample_size
+        self._encodings = tuple(encodings)
+        self._cuts = chunk_bytes
+        rules = StreamRules(
+            Behind(behind),
+            conflict_before_no_content,
+            finalized_stream_conflicts,
+            no_content_delay,
+        )
+        self._planner = StreamPlanner(chain, rules, cache_bytes)
+
+    def respond(
+        self,
+        request: Request,
+        headers: Mapping[str, str] | None = None,
+        *,
+        now: float | None = None,
+    ) -> SimAnswer:
+        """Answer one request. `headers` has lower-case names; `now` dates a Retry-After."""
+        with self.chain.lock:
+            sequence = self.ledger.next_sequence()
+            dice = Random(f"portal {self.seed} {sequence}")
+            view = self.replicas.choose().view(self._sample_size)
+            route, _, search = request.route.strip("/").partition("?")
+            asked, draft = self._plan(request, unquote(route), search, view, sequence, dice)
+            fault = self.faults.pick(asked, draft)
+            if fault is not None:
+                fault.apply(draft, dice, time.time() if now is None else now)
+        answer = self._settle(draft, headers or {}, fault, dice)
+        self._record(request, asked, draft, answer)
+        return answer
+
+    # --- planning ---------------------------------------------------------------------------------
+
+    def _plan(
+        self, request: Request, route: str, search: str, view: View, sequence: int, dice: Random
+    ) -> tuple[Asked, Draft]:
+        """Return what was asked and the honest answer."""
+        asked = Asked(sequence, route)
+        allowed = "POST" if route in STREAM_ROUTES else "GET"
+        if route not in STREAM_ROUTES and not _is_lookup(route):
+            return asked, _text(route, 404, "not found", view)
+        if request.method != allowed:
+            return asked, _text(route, 405, f"use {allowed}", view)
+        if route not in STREAM_ROUTES:
+            return asked, self._look_up(route, search, view)
+        try:
+            query = self._planner.parse(request.body)
+        except BadRequest as error:
+            return asked, _text(route, 400, str(error), view)
+        asked = _asked(sequence, route, query)
+        return asked, self._planner.plan(route, query, view, dice.randint(*self._limits))
+
+    def _look_up(self, route: str, search: str, view: View) -> Draft:
+        """Answer one of the routes that need no body."""
+        if route == "metadata":
+            expanded = ("expand[]", "metadata") in parse_qsl(search)
+            return _json(route, self._metadata(expanded=expanded), view)
+        if route == "head":
+            return _json(route, {"number": view.tip.number, "hash": view.tip.hash}, view)
+        if route == "finalized-head":
+            final = view.finalized
+            found = None if final is None else {"number": final.number, "hash": final.hash}
+            return _json(route, found, view)
+        block = view.first_at(int(route.split("/")[1]))
+        if block is None:
+            return _text(route, 404, "no block at or after this timestamp", view)
+        return _json(route, {"block_number": block.number}, view)
+
+    def _metadata(self, *, expanded: bool) -> dict[str, object]:
+        found: dict[str, object] = {
+            "dataset": self.dataset,
+            "aliases": [],
+            "real_time": True,
+            "start_block": self.chain.start_block,
+        }
+        if expanded:
+            kind = self.chain.network.value
+            details: dict[str, object] = {"kind": kind, "display_name": f"Simulated {kind}"}
+            if self.chain.network is Network.EVM:
+                details["evm"] = {"chain_id": 1}
+            found["metadata"] = details
+        return found
+
+    # --- settling ---------------------------------------------------------------------------------
+
+    def _settle(
+        self, draft: Draft, headers: Mapping[str, str], fault: Fault | None, dice: Random
+    ) -> SimAnswer:
+        """Encode the body and write the headers."""
+        parts: list[Buffer] = draft.body()
+        sent = {**draft.headers, **draft.head_headers()}
+        if draft.status != 204:
+            sent["content-type"] = draft.content_type
+        encoding = choose_encoding(headers.get("accept-encoding", ""), self._encodings)
+        if encoding is not None and draft.status == 200 and draft.on_stream:
+            parts = [encode(parts, encoding)]
+            sent["content-encoding"] = encoding
+        broken = draft.broken and draft.broken.within(sum(len(part) for part in parts))
+        return SimAnswer(
+            status=draft.status,
+            headers=sent,
+            body=tuple(parts),
+            broken=broken,
+            delay=draft.delay,
+            fault=fault,
+            cuts=self._cuts if draft.on_stream else None,
+            seed=dice.getrandbits(32),
+        )
+
+    def _record(self, request: Request, asked: Asked, draft: Draft, answer: SimAnswer) -> None:
+        reported = draft.reports_head
+        final = draft.finalized if reported else None
+        self.ledger.record(
+            Exchange(
+                sequence=asked.sequence,
+                replica=None if draft.view is None else draft.view.replica,
+                method=request.method,
+                route=asked.route,
+                status=draft.status,
+                from_block=asked.from_block,
+                to_block=asked.to_block,
+                parent_block_hash=asked.parent_block_hash,
+                first=draft.first,
+                last=draft.last,
+                count=draft.count,
+                sent=answer.sent,
+                fault=None if answer.fault is None else str(answer.fault),
+                head=draft.latest if reported else None,
+                finalized=None if final is None else final.number,
+            )
+        )
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else value
+
+
+def _is_lookup(route: str) -> bool:
+    if route in ("metadata", "head", "finalized-head"):
+        return True
+    parts = route.split("/")
+    return len(parts) == 3 and parts[::2] == ["timestamps", "block"] and parts[1].isdecimal()
+
+
+def _asked(sequence: int, route: str, query: StreamRequest) -> Asked:
+    return Asked(sequence, route, query.from_block, query.to_block, query.parent_hash)
+
+
+def _text(route: str, status: int, text: str, view: View) -> Draft:
+    draft = Draft(route, status, view)
+    draft.become(status, text)
+    return draft
+
+
+def _json(route: str, value: object, view: View) -> Draft:
+    text = json.dumps(value, separators=(",", ":")).encode()
+    return Draft(route, 200, view, content_type="application/json", parts=[text])

@@ -1,0 +1,160 @@
+"""What `POST stream` and `POST finalized-stream` answer, honestly, from what one replica holds.
+
+The answer follows from the request alone: the anchor it names is compared with the branch that the
+replica holds, and the range is cut to what the replica has. There is no session and no memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from headwater.core import BlockCursor
+from headwater.testing.chain.tree import ChainSim, SimBlock
+from headwater.testing.portal.answer import Draft
+from headwater.testing.portal.line_cache import LineCache
+from headwater.testing.portal.replicas import View
+from headwater.testing.portal.select import BadRequest, Selection
+
+MAX_BODY_BYTES = 256 * 1024
+_POSITION = ("fromBlock", "toBlock", "parentBlockHash")
+
+
+class Behind(StrEnum):
+    """What a replica answers to an anchor above its own tip."""
+
+    WAIT = "wait"  # 204: it cannot know yet
+    CONFLICT = "conflict"  # 409 with its own newest blocks, though nothing forked
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """A request for blocks, as far as the position is concerned, and what it selects."""
+
+    from_block: int
+    to_block: int | None
+    parent_hash: str | None
+    selection: Selection
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRules:
+    """The choices in which portals differ; see `PortalSim`."""
+
+    behind: Behind = Behind.WAIT
+    conflict_before_no_content: bool = True
+    finalized_stream_conflicts: bool = False
+    no_content_delay: float = 0.0
+
+
+class StreamPlanner:
+    """Reads requests for blocks and plans their answers. Callers hold the chain's lock."""
+
+    def __init__(self, chain: ChainSim, rules: StreamRules, cache_bytes: int) -> None:
+        self._chain = chain
+        self._rules = rules
+        self._cache = LineCache(cache_bytes)
+        self._selections: OrderedDict[str, Selection] = OrderedDict()
+
+    def parse(self, body: bytes | None) -> StreamRequest:
+        """Read a request body; `BadRequest` says why it is refused."""
+        if body is None:
+            raise BadRequest("a request body is needed")
+        if len(body) > MAX_BODY_BYTES:
+            raise BadRequest(f"request body is larger than {MAX_BODY_BYTES} bytes")
+        try:
+            query = json.loads(body)
+        except ValueError as error:
+            raise BadRequest(f"request body is not JSON: {error}") from error
+        if not isinstance(query, dict):
+            raise BadRequest("request body must be an object")
+        from_block = _block_number(query, "fromBlock")
+        to_block = _block_number(query, "toBlock")
+        parent_hash = query.get("parentBlockHash")
+        if from_block is None:
+            raise BadRequest("fromBlock is missing")
+        if parent_hash is not None and not isinstance(parent_hash, str):
+            raise BadRequest("parentBlockHash must be a string")
+        if to_block is not None and to_block < from_block:
+            raise BadRequest(f"toBlock {to_block} is below fromBlock {from_block}")
+        if from_block < self._chain.start_block:
+            raise BadRequest(f"dataset starts from block {self._chain.start_block}")
+        return StreamRequest(from_block, to_block, parent_hash, self._selection(query))
+
+    def plan(self, route: str, query: StreamRequest, view: View, limit: int) -> Draft:
+        """Plan the answer of a replica, scanning at most `limit` block numbers."""
+        final_only = route == "finalized-stream"
+        newest = view.final if final_only else view.tip
+        checked = not final_only or self._rules.finalized_stream_conflicts
+        draft = Draft(
+            route,
+            200,
+            view,
+            content_type="application/jsonl",
+            reports_head=True,
+            finalized=view.finalized,
+            latest=view.tip.number,
+        )
+        draft.headers["x-sqd-data-source"] = "network" if final_only else "real_time"
+        first = view.first_from(query.from_block)
+        if newest is None or first is None or first.number > newest.number:
+            if checked and newest is not None and self._conflicts_at_tip(query, newest):
+                self._conflict(draft, view, query.from_block - 1, first)
+            else:
+                self._no_content(draft)
+            return draft
+        if checked and query.parent_hash not in (None, first.parent_hash):
+            self._conflict(draft, view, query.from_block - 1, first)
+            return draft
+        end = min(newest.number, first.number + limit - 1)
+        if query.to_block is not None:
+            end = min(end, query.to_block)
+        last = view.at_or_below(end)
+        if last is not None and last.number >= first.number:  # else: only skipped slots, no lines
+            body = self._cache.body(query.selection, view, first, last)
+            draft.parts, draft.count = body.parts, body.count
+            draft.first, draft.last = first.number, last.number
+        return draft
+
+    def _conflicts_at_tip(self, query: StreamRequest, newest: SimBlock) -> bool:
+        """Judge an anchor when there is no block after it."""
+        if query.parent_hash in (None, newest.hash):
+            return False
+        if query.from_block - 1 > newest.number:
+            return self._rules.behind is Behind.CONFLICT
+        return self._rules.conflict_before_no_content
+
+    def _conflict(self, draft: Draft, view: View, up_to: int, first: SimBlock | None) -> None:
+        """Answer 409 with the blocks that precede the requested one on the replica's branch."""
+        sample = view.sample(up_to)
+        if not sample and first is not None:
+            sample = [BlockCursor(first.parent_number, first.parent_hash)]
+        if draft.route == "finalized-stream":  # the archive names just the one it compared
+            sample = sample[-1:]
+        draft.conflict(sample)
+
+    def _no_content(self, draft: Draft) -> None:
+        draft.become(204, "")
+        draft.reports_head = True
+        draft.delay = self._rules.no_content_delay
+
+    def _selection(self, query: dict[str, Any]) -> Selection:
+        """Return what a query selects, parsed once for all positions."""
+        rest = {key: value for key, value in query.items() if key not in _POSITION}
+        text = json.dumps(rest)
+        found = self._selections.get(text)
+        if found is None:
+            found = self._selections[text] = Selection(self._chain.network, query)
+            if len(self._selections) > 64:
+                self._selections.popitem(last=False)
+        return found
+
+
+def _block_number(query: dict[str, Any], key: str) -> int | None:
+    value = query.get(key)
+    if value is None or (type(value) is int and value >= 0):
+        return value
+    raise BadRequest(f"{key} must be a block number")
