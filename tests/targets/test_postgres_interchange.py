@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 from headwater.core import BlockCursor, PipeState, resolve_fork
+from headwater.errors import CursorMoveError
+from headwater.targets.operate import operator
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target
 from tests.targets.postgres_places import NEWEST, OTHER, Stream, database
 
@@ -204,6 +206,20 @@ def test_rows_without_finality_or_chain_are_read(dsn: str, targets: list[Postgre
     for name, number in (("old", 7), ("older", 8)):
         found = resume(dsn, targets, id=name)
         assert found.state == PipeState(cursor(number), None, (cursor(number),))
+
+
+def test_an_operator_moves_and_forgets_a_pipe_of_the_sdk(dsn: str) -> None:
+    """Its tables are not listed anywhere, so they stay as they are, and force is needed."""
+    theirs(dsn)
+    commands = operator(dsn)
+    with pytest.raises(CursorMoveError, match="no table of the stream is known"):
+        commands.move("pipe", 4)
+    commands.move("pipe", 4, force=True)
+    assert [one.state.cursor for one in commands.streams()] == [cursor(4)]
+    commands.reset("pipe", force=True)
+    assert commands.streams() == []
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("SELECT count(*) FROM transfers").fetchall() == [(4,)]
 
 
 def _row(id: int, who: str, value: int) -> pa.Table:

@@ -76,7 +76,7 @@ class RelationalOperator(ABC, Generic[Held]):
             stored = self._stored(session, stream_id)
             move = plan_move(self._status(session, stream_id), number, block_hash, force=force)
             if move.kind is not MoveKind.AHEAD:
-                stored.undo.restore(stored.catalog.undoable(), move.number)
+                stored.undo.restore(self._layouts(session, stored), move.number)
                 stored.side.remove_above(move.number)
             if move.kind is MoveKind.BELOW:
                 stored.sync.prune(_EVERY)
@@ -90,15 +90,16 @@ class RelationalOperator(ABC, Generic[Held]):
         with self._transaction(stream_id) as session:
             stored = self._stored(session, stream_id)
             check_reset(stored.sync.load(), force=force)
-            layouts = stored.catalog.undoable()
+            layouts = self._layouts(session, stored)
             for layout in layouts:
                 stored.undo.prune(layout, _EVERY)
             own = [one.name for one in layouts if str(one.name) not in shared]
             if own and not keep_data:
                 self._empty(session, own)
-            session.run(
-                compose("DELETE FROM {claims} WHERE id = $1", claims=self._claims), [stream_id]
-            )
+            if self._exists(session, self._claims):
+                session.run(
+                    compose("DELETE FROM {claims} WHERE id = $1", claims=self._claims), [stream_id]
+                )
             stored.side.remove_above(-1)
             stored.config.remove()
             stored.sync.roll_back(PipeState())
@@ -119,6 +120,10 @@ class RelationalOperator(ABC, Generic[Held]):
             if schema.sql.strip():
                 self._run(session, schema.sql)
             return sorted(map(str, self._tables(session) - before))
+
+    def _layouts(self, session: Held, stored: Stored) -> list[Any]:
+        """Return the stream's tables; the Pipes SDK keeps no list of them."""
+        return stored.catalog.undoable() if self._exists(session, self._claims) else []
 
     def _tables(self, session: Held) -> set[QualifiedName]:
         return {type(self._sync)(*row) for row in session.rows(self.tables)}
