@@ -248,7 +248,7 @@ def main() -> int:
         f"`{command}`\n\nERC-20 transfers from the simulator's cache over HTTP, through Spark, to a"
         f" sink that drops them;\n{limit.rows:,} rows, {limit.size / MB:,.0f} MB of lines per pass;"
         f" Python {platform.python_version()},\nload average {os.getloadavg()[0]:.1f} at the end"
-        f" on {os.cpu_count()} cores. Exit code 1 if both shares are below {LIMIT:.0%}.\n\n"
+        f" on {os.cpu_count()} cores. Exit code 1 below {LIMIT:.0%} by the clock.\n\n"
         f"| | k rows/s | MB/s | of the limit | k rows per CPU second | of the limit, by CPU |\n"
         f"|---|---|---|---|---|---|\n{table}\n\n"
         f"Peak resident memory in MB over passes 1 to {options.passes}, first and second half"
@@ -257,8 +257,8 @@ def main() -> int:
     print(text)
     if not options.no_record:
         record(text)
-    print(f"best: {best[0]:.0%} by the clock, {best[1]:.0%} by CPU; needed: {LIMIT:.0%}")
-    return 0 if max(best) >= LIMIT else 1
+    print(f"best: {best[0]:.0%} by the clock, {best[1]:.0%} by CPU; needed: {LIMIT:.0%} by the clock")
+    return 0 if best[0] >= LIMIT else 1
 
 
 if __name__ == "__main__":

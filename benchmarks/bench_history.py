@@ -7,7 +7,7 @@ On PostgreSQL (a server of its own, durable) and DuckDB (a file): (a) the operat
 it is and prepared, for the last of them, in one transaction, where all others are applied; (b)
 100,000 operations in 100 hot blocks, committed together with their history, and reverted. All ways
 leave the same tables; the better of two times counts; CPU is that of client and server. Exit code 1
-if both ratios to plain statements are below 20, or the revert takes 3 s.
+if plain statements take less than 20 times as long by the clock, or the revert takes 3 s.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def compare(engine: OnPostgres | OnDuckDB, operations: pa.Table, sample: int) ->
         times = [one_by_one(engine, operations, sample, wanted, prepared) for _ in range(ROUNDS)]
         cpu, clock = (one * whole for one in best(times))
         ratios = cpu / at_once[0], clock / at_once[1]
-        held = held or (not prepared and max(ratios) >= RATIO)
+        held = held or (not prepared and ratios[1] >= RATIO)
         print(
             f"| {engine.name}, {name} | {cpu:,.0f} s | {ratios[0]:.0f}x | {clock:,.0f} s | "
             f"{ratios[1]:.0f}x |",
@@ -317,7 +317,7 @@ def main() -> int:
         held += compare(OnDuckDB(folder), operations, sample)
     with postgres_server(settings=DURABLE) as dsn:
         held += compare(OnPostgres(dsn), operations, sample)
-    print(f"\nlimits {RATIO}x, and {REVERT_S:.0f} s for the revert")
+    print(f"\nlimits {RATIO}x by the clock, and {REVERT_S:.0f} s for the revert")
     return 0 if all(held) else 1
 
 
