@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
 import pyarrow as pa
 import pytest
@@ -71,3 +72,29 @@ def test_jobs_that_overlap_put_the_settings_back_once(spark: SparkSession) -> No
     assert settings(spark) != (None, None), "the other still runs"
     other.__exit__(None, None, None)
     assert settings(spark) == (None, None)
+
+
+class Ended:
+    """A session whose settings cannot be put back."""
+
+    getAll: ClassVar[dict[str, str]] = {}  # noqa: N815 - Spark's name
+
+    @property
+    def conf(self) -> Ended:
+        return self
+
+    def get(self, name: str) -> str:
+        return "10000"
+
+    def set(self, name: str, value: object) -> None:
+        """Take it."""
+
+    def unset(self, name: str) -> None:
+        raise RuntimeError("the session has ended")
+
+
+def test_settings_that_cannot_be_put_back_are_said_unless_something_else_is() -> None:
+    with pytest.raises(RuntimeError, match="has ended"), _batches_by_count(Ended()):
+        pass
+    with pytest.raises(ValueError, match="came first"), _batches_by_count(Ended()):
+        raise ValueError("came first")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any
@@ -104,13 +104,11 @@ def _batches_by_count(session: Any) -> Iterator[None]:
         _counting[session] = (holders + 1, before)
     try:
         yield
-    finally:
-        with _lock:
-            holders, before = _counting.pop(session)
-            if holders > 1:
-                _counting[session] = (holders - 1, before)
-            else:
-                _put_back(session.conf, before)
+    except BaseException:
+        with suppress(Exception):  # what ended may be the session: what happened first is said
+            _stop_counting(session)
+        raise
+    _stop_counting(session)
 
 
 def _count_rows(conf: Any) -> dict[str, str | None]:
@@ -125,13 +123,18 @@ def _count_rows(conf: Any) -> dict[str, str | None]:
     return before
 
 
-def _put_back(conf: Any, before: Mapping[str, str | None]) -> None:
-    with suppress(Exception):  # of a session that has ended: there is nothing to put back
+def _stop_counting(session: Any) -> None:
+    """Put back the settings, unless another job of ours still runs."""
+    with _lock:
+        holders, before = _counting.pop(session)
+        if holders > 1:
+            _counting[session] = (holders - 1, before)
+            return
         for name, value in before.items():
             if value is None:
-                conf.unset(name)
+                session.conf.unset(name)
             else:
-                conf.set(name, value)
+                session.conf.set(name, value)
 
 
 def partition_id() -> int:
