@@ -527,7 +527,13 @@ def headwater(*arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_as_in_the_foreground,
     )
+
+
+def _as_in_the_foreground() -> None:
+    """Hear of SIGINT, which shells have processes in the background ignore."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("network", ["evm", "solana"])
