@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,14 +20,13 @@ from headwater.errors import (
     SchemaFileError,
     StreamInUseError,
 )
-from headwater.targets.history import history_target
+from headwater.targets import duckdb_target, history_target, postgres_target
 from headwater.targets.operate import (
     MoveKind,
     StreamStatus,
     TableStatus,
     explain_move,
     explain_reset,
-    is_postgres,
     kind_of,
     operator,
     plan_move,
@@ -272,11 +273,30 @@ def test_data_that_would_not_follow_is_left_behind_only_by_force(tmp_path: Path)
         ("HTTPS://host", "clickhouse"),
         ("chain.duckdb", "duckdb"),
         ("/tmp/some where/chain.db", "duckdb"),
+        ("lake/day=2024-01-01/host=a/chain.duckdb", "duckdb"),
     ],
 )
 def test_a_database_is_told_from_a_file(address: str, kind: str) -> None:
     assert kind_of(address) == kind
-    assert is_postgres(address) is (kind == "postgres")
+
+
+@pytest.mark.parametrize(
+    ("make", "address"),
+    [
+        (history_target, "http://me:secret@host/x"),
+        (history_target, "mysql://me:secret@host/x"),
+        (duckdb_target, "http://me:secret@host/x.duckdb"),
+        (duckdb_target, "postgresql://me:secret@host/x"),
+        (postgres_target, "http://me:secret@host/x"),
+        (postgres_target, "mysql://me:secret@host/x"),
+    ],
+)
+def test_a_target_refuses_the_address_of_something_else_when_it_is_made(
+    make: Callable[..., Any], address: str
+) -> None:
+    with pytest.raises(InvalidOptionError, match=r"E0007.*this target takes") as refused:
+        make(address, tables=["a"], **({} if make is history_target else {"on_data": print}))
+    assert "secret" not in str(refused.value)
 
 
 def test_an_address_of_something_else_is_refused_without_its_password() -> None:

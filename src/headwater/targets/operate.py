@@ -8,6 +8,7 @@ stored first, and a running stream stops.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +23,11 @@ from headwater.targets.schema_file import SchemaFile
 
 APPEND_ONLY = "append_only"
 COLLAPSING, REPLACING, DELETION = "collapsing", "replacing", "deletion"  # of ClickHouse's engines
+_TAKEN = {"postgres": "postgresql://…", "duckdb": "the path of a DuckDB file"}
+_PAIRS = re.compile(  # how an address in libpq's form begins
+    r"\s*(host|hostaddr|port|dbname|user|password|passfile|service|options|application_name"
+    r"|connect_timeout|client_encoding|target_session_attrs|(ssl|gss|keepalives)\w*)\s*="
+)
 UNKNOWN_TABLES = (
     "no table of the stream is known here, so none would follow: those of a history_target, and "
     "untracked ones, stay as they are"
@@ -132,8 +138,7 @@ def kind_of(address: str) -> str:
         case "http" | "https":
             return "clickhouse"
         case "":
-            is_pairs = "=" in address and not Path(address).exists()
-            return "postgres" if is_pairs else "duckdb"
+            return "postgres" if _PAIRS.match(address) else "duckdb"
         case _:
             raise InvalidOptionError(
                 "an address begins with postgresql://, or with http:// or https:// (ClickHouse); a "
@@ -142,9 +147,16 @@ def kind_of(address: str) -> str:
             )
 
 
-def is_postgres(address: str) -> bool:
-    """Tell a PostgreSQL database's address from others."""
-    return kind_of(address) == "postgres"
+def check_address(address: str | Path, *kinds: str) -> None:
+    """Refuse the address of something else than these kinds. Called where a target is made.
+
+    Raises:
+        InvalidOptionError: it names a place that the target cannot write.
+    """
+    scheme = _scheme(str(address))
+    if scheme and not ("postgres" in kinds and scheme in ("postgres", "postgresql")):
+        takes = " or ".join(_TAKEN[one] for one in kinds)
+        raise InvalidOptionError(f"this target takes {takes}", got=f"{scheme}://")
 
 
 def _scheme(address: str) -> str:

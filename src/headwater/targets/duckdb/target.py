@@ -24,6 +24,7 @@ from headwater.targets.duckdb.side_tables import SideTables
 from headwater.targets.duckdb.sync_table import SyncTable
 from headwater.targets.duckdb.tx import Tx
 from headwater.targets.duckdb.undo import UndoLog
+from headwater.targets.operate import check_address
 from headwater.targets.relational.target import Callbacks, Found, RelationalTarget
 from headwater.targets.side_rows import stored_id
 
@@ -60,6 +61,7 @@ def duckdb_target(
         on_after_rollback: the same, after all tables were restored.
         settings: the stream id, where the state is kept, for how long undo data is.
     """
+    check_address(path, "duckdb")
     if on_data is not None and tables is None:
         raise UndeclaredTableError("on_data is given, but not the tables that it writes")
     declared = [one if isinstance(one, Table) else table(one) for one in tables or ()]

@@ -8,7 +8,6 @@ transaction that also changes the tables and stores the state.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -25,12 +24,11 @@ from headwater.targets.frames import is_in_reach
 from headwater.targets.history.executors import Folded, fold_on_executors
 from headwater.targets.history.names import CURSORS, HISTORY, Names
 from headwater.targets.history.store import Inner, Store, Work
+from headwater.targets.operate import check_address, kind_of
 
 if TYPE_CHECKING:
     from headwater.targets.duckdb import DuckDBSettings
     from headwater.targets.postgres import PostgresSettings
-
-_POSTGRES = re.compile(r"postgres(ql)?://|.*\b(host|hostaddr|dbname|service)\s*=")
 
 
 def history_target(
@@ -55,8 +53,9 @@ def history_target(
         settings: those of the database's own target: the stream id, the schema, the state's table.
     """
     names = Names.of(tables, history_table, cursors_table)
-    postgres = isinstance(place, str) and _POSTGRES.match(place)
-    extra, package = ("postgres", "psycopg") if postgres else ("duckdb", "duckdb")
+    check_address(place, "postgres", "duckdb")
+    extra = "duckdb" if isinstance(place, Path) else kind_of(place)
+    package = "psycopg" if extra == "postgres" else "duckdb"
     try:
         module = import_module(f"headwater.targets.history.on_{extra}")
     except ModuleNotFoundError as error:

@@ -15,6 +15,7 @@ from headwater.core import BlockCursor, PipeState
 from headwater.errors import UntrackedTableError
 from headwater.targets.aggregates import Aggregate
 from headwater.targets.base import Scope, SideTable
+from headwater.targets.operate import check_address
 from headwater.targets.postgres.aggregates import PostgresAggregates
 from headwater.targets.postgres.catalog import Catalog
 from headwater.targets.postgres.changes import StateChanges
@@ -66,6 +67,7 @@ def postgres_target(
         on_after_rollback: the same, after all tables were restored.
         settings: the stream id, where the state is kept, how transactions run.
     """
+    check_address(dsn, "postgres")
     if on_data is not None and tables is None:
         raise UntrackedTableError("on_data is given, but not the tables that it writes")
     declared = [one if isinstance(one, Table) else table(one) for one in tables or ()]
