@@ -44,7 +44,7 @@ from headwater.core.event import (
     Staged,
     Waited,
 )
-from headwater.targets.base import Target
+from headwater.targets.contract import Target
 
 __all__ = [
     "Answers",

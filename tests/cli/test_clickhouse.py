@@ -17,7 +17,7 @@ from headwater.errors import (
 from headwater.targets.clickhouse import ClickHouseClient
 from tests.cli.test_cursor import run
 from tests.targets.clickhouse_places import database
-from tests.targets.test_clickhouse_operate import fill, started
+from tests.targets.test_clickhouse_admin import fill, started
 
 TOML = """
 [tables.own]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from headwater.cli import app, main
 from headwater.errors import CursorMoveError, PostgresConnectionError, PostgresLockError
 from tests.targets.places import Place, make_place
-from tests.targets.test_operate import fill
+from tests.targets.test_admin import fill
 
 WIDE = {"COLUMNS": "200", "TERM": "dumb"}
 

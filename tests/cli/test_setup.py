@@ -19,7 +19,7 @@ from headwater.targets.postgres.reader import add_reader
 from headwater.targets.schema_file import arrow_type, read_schema_file, read_tables, tables_of
 from tests.cli.test_cursor import run
 from tests.targets.places import Place, make_place
-from tests.targets.test_operate import fill
+from tests.targets.test_admin import fill
 
 TOML = """
 [tables.log.columns]

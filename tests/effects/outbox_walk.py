@@ -28,7 +28,7 @@ from headwater.effects.message import idempotency_key
 from headwater.errors import DeliveryRefusedError
 from headwater.portal import RetryPolicy
 from headwater.stream.parts import Parts
-from headwater.targets.base import Delivery
+from headwater.targets.contract import Delivery
 from headwater.testing import ChainSim, SimBlock, VirtualClock
 from headwater.testing.histories.crash import Crash
 

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from headwater.targets.aggregates import aggregate
-from headwater.targets.aggregates.columns import find_columns
-from headwater.targets.aggregates.declaration import plan_aggregates
-from headwater.targets.aggregates.deltas import compute_delta
+from headwater.targets.sql.aggregates import aggregate
+from headwater.targets.sql.aggregates.columns import find_columns
+from headwater.targets.sql.aggregates.declaration import plan_aggregates
+from headwater.targets.sql.aggregates.deltas import compute_delta
 
 LARGEST = 2**256 - 1
 

@@ -17,9 +17,9 @@ from headwater.errors import (
     DuplicateInsertError,
     UnknownTableError,
 )
-from headwater.targets.history import target
-from headwater.targets.history.executors import Folded, fold_on_executors
-from tests.targets.history.places import Place, Stream
+from headwater.targets.sql.change_log import target
+from headwater.targets.sql.change_log.executors import Folded, fold_on_executors
+from tests.targets.change_log.places import Place, Stream
 
 BALANCE = TableSchema(
     "balance",

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from headwater import Flush, evm, portal_stream
 from headwater.pipeline import Committed, Event, Staged
 from headwater.targets import duckdb_target
-from headwater.targets.operate import operator
+from headwater.targets.admin import operator
 from headwater.targets.schema_file import tables_of
 from headwater.testing import PortalServer, simulated_portal
 from tests.spark.test_stream_on_spark import rows_of

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 
 from headwater.errors import ClickHouseConnectionError, ClickHouseWriterError
-from headwater.targets.base import Scope
 from headwater.targets.clickhouse import (
     ClickHouseClient,
     ClickHouseSettings,
@@ -25,6 +24,7 @@ from headwater.targets.clickhouse import (
     writer,
 )
 from headwater.targets.clickhouse.transfer import plan_transfer
+from headwater.targets.contract import Scope
 from headwater.testing.clickhouse_server import ClickHouseServer
 from tests.targets.clickhouse_places import Stream, database
 

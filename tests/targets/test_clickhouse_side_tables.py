@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.targets.base import KeepsConfig, KeepsSideTables, SideTable
 from headwater.targets.clickhouse import ClickHouseSettings, clickhouse_target
+from headwater.targets.contract import KeepsConfig, KeepsSideTables, SideTable
 from tests.targets.clickhouse_places import Stream, database
 
 COLUMNS = pa.schema(

@@ -13,7 +13,7 @@ import pytest
 
 from headwater.core import BlockCursor, PipeState, resolve_fork
 from headwater.errors import CursorMoveError
-from headwater.targets.operate import operator
+from headwater.targets.admin import operator
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target
 from tests.targets.postgres_places import NEWEST, OTHER, Stream, database
 

@@ -19,7 +19,7 @@ from headwater.cli.place import (
     say,
 )
 from headwater.core import BlockCursor
-from headwater.targets.operate import (
+from headwater.targets.admin import (
     StreamStatus,
     check_reset,
     explain_move,

@@ -13,7 +13,7 @@ from rich.text import Text
 from headwater.cli.place import StateSchema, StateTable, StreamId, Target, console, say
 from headwater.effects.dead_letters import DEAD_LETTERS, outbox_table, replay_dead_letters
 from headwater.errors import InvalidOptionError
-from headwater.targets.operate import find_stream, kind_of, operator
+from headwater.targets.admin import find_stream, kind_of, operator
 from headwater.targets.side_rows import PREFIX, stored_id
 
 app = typer.Typer(

@@ -12,7 +12,7 @@ from headwater.cli.place import StateSchema, StateTable, Target, say
 from headwater.effects.dead_letters import DEAD_LETTERS, outbox_table
 from headwater.errors import InvalidOptionError
 from headwater.stream.child_rows import CHILDREN
-from headwater.targets.operate import kind_of, operator
+from headwater.targets.admin import kind_of, operator
 from headwater.targets.schema_file import SchemaFile, read_schema_file
 
 PASSWORD = "HEADWATER_READER_PASSWORD"

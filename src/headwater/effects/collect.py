@@ -16,7 +16,7 @@ from headwater.core import Batch
 from headwater.effects.message import COLUMNS, idempotency_key
 from headwater.effects.payload import json_rows
 from headwater.errors import MessageRowsError
-from headwater.targets.base import Delivery
+from headwater.targets.contract import Delivery
 
 PLACE = ("transaction_index", "log_index", "trace_address", "instruction_address")
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headwater.effects.message import COLUMNS, Message, message_rows
 from headwater.errors import DeadLetterError
-from headwater.targets.base import SideTable
+from headwater.targets.contract import SideTable
 
 if TYPE_CHECKING:
     from headwater.effects.courier import Dead

@@ -22,7 +22,7 @@ from headwater.effects.dead_letters import DEAD_LETTERS, dead_letter_rows, outbo
 from headwater.effects.message import read_messages
 from headwater.errors import InvalidOptionError
 from headwater.portal import Clock, RetryPolicy, SystemClock
-from headwater.targets.base import Delivery, KeepsSideTables, SideTable
+from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
 
 WINDOW = 10_000  # messages in hand at once
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")

@@ -30,7 +30,7 @@ from headwater.stream.context import (
 from headwater.stream.factories import Factories
 from headwater.stream.progress import ProgressTracker
 from headwater.stream.transformer import Frames, Step
-from headwater.targets.base import Delivery
+from headwater.targets.contract import Delivery
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from headwater.decode import Factory
 from headwater.decode.children import FOUND_FIELDS
-from headwater.targets.base import SideTable
+from headwater.targets.contract import SideTable
 
 CHILDREN = SideTable(
     "factory_children",

@@ -21,7 +21,7 @@ from headwater.core import PipeState
 from headwater.decode import Output
 from headwater.errors import ConfigChangedError, InvalidOptionError, StoredStateError
 from headwater.stream.child_queries import parts_of, scope_of
-from headwater.targets.base import KeepsConfig
+from headwater.targets.contract import KeepsConfig
 
 OnConfigChange = Literal["error", "warn", "ignore"]
 CONFIG_VERSION = 1

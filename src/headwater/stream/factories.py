@@ -22,7 +22,7 @@ from headwater.stream.child_queries import query_children
 from headwater.stream.child_rows import CHILDREN
 from headwater.stream.factory_index import FactoryIndex
 from headwater.stream.factory_scan import FactoryScan, ReadSpan
-from headwater.targets.base import Delivery, KeepsSideTables, SideTable
+from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
 
 Ranges = Mapping[str, Sequence[BlockRange]]
 

@@ -25,7 +25,7 @@ from headwater.errors import (
     InvalidOptionError,
 )
 from headwater.stream.context import StreamBatch
-from headwater.targets.base import Delivery
+from headwater.targets.contract import Delivery
 
 Read = Callable[..., Iterator[StreamBatch]]
 OnFork = Callable[[list[BlockCursor]], BlockCursor | None]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headwater.core import Batch, PipeState
 from headwater.errors import SideTablesError
-from headwater.targets.base import Delivery, KeepsSideTables, SideTable
+from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -32,7 +32,7 @@ from headwater.stream.factories import Factories
 from headwater.stream.factory_index import factories_of
 from headwater.stream.parts import Parts, stop_all
 from headwater.stream.undo_buffer import UndoBuffer
-from headwater.targets.base import Delivery
+from headwater.targets.contract import Delivery
 
 if TYPE_CHECKING:
     import pyarrow as pa

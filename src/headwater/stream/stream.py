@@ -30,7 +30,7 @@ from headwater.stream.owned import AskUser, Handover, OnFork, OwnedTarget
 from headwater.stream.parts import PartMaker
 from headwater.stream.run import Run
 from headwater.stream.transformer import Step
-from headwater.targets.base import Target
+from headwater.targets.contract import Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

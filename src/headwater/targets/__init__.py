@@ -1,4 +1,4 @@
-"""Where data goes: one contract (`base.py`), one module or package per target.
+"""Where data goes: one contract (`contract.py`), one module or package per target.
 
 A target's package is imported when its name is first used, so that the rest works without it.
 """
@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import MissingExtraError
-from headwater.targets.aggregates import Aggregate, aggregate
-from headwater.targets.base import Delivery, KeepsConfig, KeepsSideTables, SideTable, Target
+from headwater.targets.contract import Delivery, KeepsConfig, KeepsSideTables, SideTable, Target
 from headwater.targets.memory import MemoryStore, MemoryTarget
+from headwater.targets.sql.aggregates import Aggregate, aggregate
 
 if TYPE_CHECKING:
     from headwater.targets.clickhouse import (
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
         clickhouse_target,
     )
     from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target
-    from headwater.targets.history import HistoryTarget, history_target
     from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target
+    from headwater.targets.sql.change_log import HistoryTarget, history_target
 
 _EXTRAS = {
     "ClickHouseSettings": "clickhouse",
     "ClickHouseTarget": "clickhouse",
     "DuckDBSettings": "duckdb",
     "DuckDBTarget": "duckdb",
-    "HistoryTarget": "history",
+    "HistoryTarget": "sql.change_log",
     "PostgresSettings": "postgres",
     "PostgresTarget": "postgres",
     "clickhouse_target": "clickhouse",
     "duckdb_target": "duckdb",
-    "history_target": "history",
+    "history_target": "sql.change_log",
     "postgres_target": "postgres",
 }
 _PACKAGES = {"clickhouse": "urllib3", "duckdb": "duckdb", "postgres": "psycopg"}

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import Batch, PipeState
-from headwater.targets.base import Delivery, SideTable
+from headwater.targets.contract import Delivery, SideTable
 from headwater.targets.side_rows import KEY, after_key, check_side_table, in_key_order, side_rows
 
 Data = TypeVar("Data")

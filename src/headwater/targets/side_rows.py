@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import InvalidOptionError
-from headwater.targets.base import SideTable
+from headwater.targets.contract import SideTable
 
 STREAM = "stream_id"
 KEY = ("block_number", "ordinal")

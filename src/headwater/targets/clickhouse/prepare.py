@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from headwater.errors import ClickHouseServerError, SchemaFileError
-from headwater.targets.base import SideTable
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.config_table import ConfigTable
@@ -20,6 +19,7 @@ from headwater.targets.clickhouse.sql import TableName
 from headwater.targets.clickhouse.statements import split_statements
 from headwater.targets.clickhouse.sync_table import SyncTable
 from headwater.targets.clickhouse.writer import Attempts
+from headwater.targets.contract import SideTable
 from headwater.targets.schema_file import SchemaFile
 
 _SYSTEM = ("system", "information_schema", "INFORMATION_SCHEMA")

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from headwater.targets.base import SideTable
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.ddl import create_table
 from headwater.targets.clickhouse.settings import Table, table
 from headwater.targets.clickhouse.sql import Fragment, TableName, compose
 from headwater.targets.clickhouse.store import Store
+from headwater.targets.contract import SideTable
 from headwater.targets.side_rows import KEY, PREFIX, STREAM, check_side_table, side_rows
 
 _OWN = "stream_id = {stream:String}"

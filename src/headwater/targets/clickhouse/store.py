@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.targets.base import Scope
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.epochs import Epochs
@@ -19,6 +18,7 @@ from headwater.targets.clickhouse.piece import Piece
 from headwater.targets.clickhouse.transfer import Transfer, plan_transfer
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, Writer, insert_distributed
+from headwater.targets.contract import Scope
 from headwater.targets.frames import is_distributed, to_arrow
 
 Params = Mapping[str, object]

@@ -22,7 +22,6 @@ from headwater.errors import (
     InvalidOptionError,
     RollbackHandlerMissingError,
 )
-from headwater.targets.base import Delivery, Scope, SideTable
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.config_table import ConfigTable
@@ -34,6 +33,7 @@ from headwater.targets.clickhouse.store import Inserts, Params, Store
 from headwater.targets.clickhouse.sync_table import LEGACY_ID, SyncTable
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, TryAgain
+from headwater.targets.contract import Delivery, Scope, SideTable
 
 OnData = Callable[..., object]
 OnStart = Callable[[Store], object]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headwater.errors import ClickHouseRowsError, ClickHouseTableError
-from headwater.targets.base import Scope
 from headwater.targets.clickhouse.layout import Family, Layout
 from headwater.targets.clickhouse.sql import columns
 from headwater.targets.clickhouse.types import fit
+from headwater.targets.contract import Scope
 from headwater.targets.frames import block_range
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headwater.targets.aggregates.columns import find_columns
-from headwater.targets.aggregates.deltas import compute_delta
-from headwater.targets.aggregates.staging import stage_delta
 from headwater.targets.duckdb.merge import Lent, coded, give_back, lend, merge, read_shape
 from headwater.targets.duckdb.sql import Fragment, compose, quote
 from headwater.targets.duckdb.tx import Tx
-from headwater.targets.relational.aggregates import Aggregates
+from headwater.targets.sql.aggregates.columns import find_columns
+from headwater.targets.sql.aggregates.deltas import compute_delta
+from headwater.targets.sql.aggregates.frames import stage_delta
+from headwater.targets.sql.aggregates.writer import Aggregates
 
 
 class DuckDBAggregates(Aggregates):

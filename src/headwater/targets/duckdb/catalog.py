@@ -24,8 +24,8 @@ from headwater.errors import (
 from headwater.targets.duckdb.frames import column_type, fits
 from headwater.targets.duckdb.settings import Table
 from headwater.targets.duckdb.sql import Fragment, TableName, columns, compose, quote
-from headwater.targets.relational.catalog import ClaimedTables, LaidTable, Undo
-from headwater.targets.relational.session import Session
+from headwater.targets.sql.catalog import ClaimedTables, LaidTable, Undo
+from headwater.targets.sql.session import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,8 @@ from headwater.targets.duckdb.catalog import read_table
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.settings import INTEGER_TYPES
 from headwater.targets.duckdb.sql import Fragment, TableName, compose, quote
-from headwater.targets.merge.expressions import changed, made
-from headwater.targets.merge.shape import Column, Shape
-from headwater.targets.merge.stage import (
+from headwater.targets.sql.merge.expressions import changed, made
+from headwater.targets.sql.merge.frames import (
     ABSENT,
     ADD,
     DELETE,
@@ -37,6 +36,7 @@ from headwater.targets.merge.stage import (
     UPSERT,
     Staged,
 )
+from headwater.targets.sql.merge.shape import Column, Shape
 
 TYPES: dict[ColumnType, str] = {
     "text": "VARCHAR",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.sql import TableName
-from headwater.targets.merge.shape import Shape
+from headwater.targets.sql.merge.shape import Shape
 
 
 def are_independent(session: Session, shapes: Iterable[Shape]) -> bool:

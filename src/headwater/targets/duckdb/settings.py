@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headwater.errors import InvalidOptionError, RetentionError
 from headwater.targets.duckdb.sql import DEFAULT_SCHEMA, TableName
-from headwater.targets.relational.settings import BLOCK_COLUMN, DeclaredTable, StateSettings
+from headwater.targets.sql.settings import BLOCK_COLUMN, DeclaredTable, StateSettings
 
 INTEGER_TYPES = re.compile(
     r"BIGNUM|U?HUGEINT|U?(?:BIGINT|INTEGER|SMALLINT|TINYINT)|DECIMAL\(\d+,0\)"

@@ -8,8 +8,8 @@ from headwater.errors import TableSchemaError
 from headwater.targets.duckdb.frames import column_type
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.sql import Fragment, TableName, compose
-from headwater.targets.relational.side_tables import SideRows
 from headwater.targets.side_rows import PREFIX
+from headwater.targets.sql.side_tables import SideRows
 
 
 class SideTables(SideRows):

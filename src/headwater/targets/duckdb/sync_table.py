@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.targets.duckdb.sql import compose
-from headwater.targets.relational.sync_table import SyncRows
+from headwater.targets.sql.state import SyncRows
 
 
 class SyncTable(SyncRows):

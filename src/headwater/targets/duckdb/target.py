@@ -13,8 +13,8 @@ from pathlib import Path
 
 from headwater.core import BlockCursor, PipeState
 from headwater.errors import UndeclaredTableError
-from headwater.targets.aggregates import Aggregate
-from headwater.targets.base import Scope, SideTable
+from headwater.targets.admin import check_address
+from headwater.targets.contract import Scope, SideTable
 from headwater.targets.duckdb.aggregates import DuckDBAggregates
 from headwater.targets.duckdb.catalog import Catalog
 from headwater.targets.duckdb.config_table import ConfigTable
@@ -24,9 +24,9 @@ from headwater.targets.duckdb.side_tables import SideTables
 from headwater.targets.duckdb.sync_table import SyncTable
 from headwater.targets.duckdb.tx import Tx
 from headwater.targets.duckdb.undo import UndoLog
-from headwater.targets.operate import check_address
-from headwater.targets.relational.target import Callbacks, Found, RelationalTarget
 from headwater.targets.side_rows import stored_id
+from headwater.targets.sql.aggregates import Aggregate
+from headwater.targets.sql.flow import Callbacks, Found, RelationalTarget
 
 OnData = Callable[..., None]
 OnStart = Callable[[Tx], None]

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import AppendOnlyError, TableKeyError, UntraceableWriteError
-from headwater.targets.base import Scope
+from headwater.targets.contract import Scope
 from headwater.targets.duckdb.catalog import Catalog, Layout
 from headwater.targets.duckdb.frames import check_integers, to_arrow
 from headwater.targets.duckdb.session import Session
@@ -24,7 +24,7 @@ from headwater.targets.duckdb.settings import INTEGER_TYPES
 from headwater.targets.duckdb.sql import Fragment, TableName, columns, compose, equal, quote
 from headwater.targets.duckdb.statements import ALLOWED, READING, changed_tables
 from headwater.targets.duckdb.undo import UndoLog
-from headwater.targets.relational.catalog import Undo
+from headwater.targets.sql.catalog import Undo
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from headwater.errors import TableSchemaError
 from headwater.targets.duckdb.catalog import Layout
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.sql import Fragment, TableName, columns, compose, equal, quote
-from headwater.targets.relational.catalog import RESERVED, Undo
+from headwater.targets.sql.catalog import RESERVED, Undo
 
 OPERATION = RESERVED + "operation"
 BLOCK = RESERVED + "block_number"

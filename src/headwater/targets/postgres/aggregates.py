@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from headwater.targets.aggregates.columns import Columns, find_columns
-from headwater.targets.aggregates.declaration import Aggregate
-from headwater.targets.aggregates.deltas import compute_delta
-from headwater.targets.aggregates.staging import stage_delta
-from headwater.targets.merge.shape import Shape
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.merge import coded, lend, merge, read_shape
 from headwater.targets.postgres.settings import Table
 from headwater.targets.postgres.tx import Tx
-from headwater.targets.relational.aggregates import Aggregates
+from headwater.targets.sql.aggregates.columns import Columns, find_columns
+from headwater.targets.sql.aggregates.declaration import Aggregate
+from headwater.targets.sql.aggregates.deltas import compute_delta
+from headwater.targets.sql.aggregates.frames import stage_delta
+from headwater.targets.sql.aggregates.writer import Aggregates
+from headwater.targets.sql.merge.shape import Shape
 
 
 class PostgresAggregates(Aggregates):

@@ -29,8 +29,8 @@ from headwater.targets.postgres.settings import Table
 from headwater.targets.postgres.sql import Fragment, TableName, columns, compose, quote
 from headwater.targets.postgres.sync_table import exists, make_schema
 from headwater.targets.postgres.triggers import Triggers
-from headwater.targets.relational.catalog import ClaimedTables, Undo
-from headwater.targets.relational.sql import QualifiedName
+from headwater.targets.sql.catalog import ClaimedTables, Undo
+from headwater.targets.sql.text import QualifiedName
 
 
 class Catalog(ClaimedTables[Table, Layout]):

@@ -16,7 +16,7 @@ from headwater.errors import PostgresConnectionError, PostgresLockError
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import compose
 from headwater.targets.postgres.sync_table import SyncTable, read_newest
-from headwater.targets.relational.sync_table import Newest
+from headwater.targets.sql.state import Newest
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 5.0
 _LOCK = "SELECT pg_try_advisory_xact_lock(hashtext($1)::bigint)"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import TableName
-from headwater.targets.relational.catalog import LaidTable, Undo
+from headwater.targets.sql.catalog import LaidTable, Undo
 
 
 @dataclass(frozen=True, slots=True)

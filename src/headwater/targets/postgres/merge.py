@@ -22,9 +22,15 @@ from headwater.errors import (
     DuplicateInsertError,
     PostgresTableError,
 )
-from headwater.targets.merge.expressions import changed, made
-from headwater.targets.merge.shape import Column, Shape
-from headwater.targets.merge.stage import (
+from headwater.targets.postgres.encode import INTEGERS
+from headwater.targets.postgres.layout import Column as StoredColumn
+from headwater.targets.postgres.layout import Layout
+from headwater.targets.postgres.session import Session
+from headwater.targets.postgres.sql import Fragment, TableName, compose, literal, quote
+from headwater.targets.postgres.transfer import Lane, Transfer, copy_in
+from headwater.targets.postgres.tx import Tx
+from headwater.targets.sql.merge.expressions import changed, made
+from headwater.targets.sql.merge.frames import (
     ABSENT,
     ADD,
     DELETE,
@@ -39,13 +45,7 @@ from headwater.targets.merge.stage import (
     UPSERT,
     Staged,
 )
-from headwater.targets.postgres.encode import INTEGERS
-from headwater.targets.postgres.layout import Column as StoredColumn
-from headwater.targets.postgres.layout import Layout
-from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.sql import Fragment, TableName, compose, literal, quote
-from headwater.targets.postgres.transfer import Lane, Transfer, copy_in
-from headwater.targets.postgres.tx import Tx
+from headwater.targets.sql.merge.shape import Column, Shape
 
 TYPES: dict[ColumnType, str] = {
     "text": "text",

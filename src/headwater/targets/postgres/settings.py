@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headwater.errors import InvalidOptionError, PostgresRetentionError
 from headwater.targets.postgres.sql import DEFAULT_SCHEMA, TableName
-from headwater.targets.relational.settings import BLOCK_COLUMN, DeclaredTable, StateSettings
+from headwater.targets.sql.settings import BLOCK_COLUMN, DeclaredTable, StateSettings
 
 ISOLATION_LEVELS = ("serializable", "repeatable read", "read committed")
 _TYPE = re.compile(r"[a-z_][a-z0-9_ ]*(\(\d+(,\s*-?\d+)?\))?[a-z ]*(\[\])?")

@@ -12,9 +12,9 @@ from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import TableName, compose, fitted
 from headwater.targets.postgres.sync_table import make_schema
 from headwater.targets.postgres.transfer import TemporaryTables, copy_in, plan_transfer
-from headwater.targets.relational.side_tables import SideRows
-from headwater.targets.relational.sql import QualifiedName
 from headwater.targets.side_rows import PREFIX
+from headwater.targets.sql.side_tables import SideRows
+from headwater.targets.sql.text import QualifiedName
 
 
 class SideTables(SideRows):

@@ -9,13 +9,13 @@ import hashlib
 from typing import ClassVar
 
 from headwater.errors import InvalidOptionError
-from headwater.targets.relational.sql import Fragment as Fragment
-from headwater.targets.relational.sql import QualifiedName
-from headwater.targets.relational.sql import columns as columns
-from headwater.targets.relational.sql import compose as compose
-from headwater.targets.relational.sql import equal as equal
-from headwater.targets.relational.sql import literal as literal
-from headwater.targets.relational.sql import quote as quote
+from headwater.targets.sql.text import Fragment as Fragment
+from headwater.targets.sql.text import QualifiedName
+from headwater.targets.sql.text import columns as columns
+from headwater.targets.sql.text import compose as compose
+from headwater.targets.sql.text import equal as equal
+from headwater.targets.sql.text import literal as literal
+from headwater.targets.sql.text import quote as quote
 
 DEFAULT_SCHEMA = "public"
 LONGEST = 63  # bytes of an identifier; PostgreSQL cuts off the rest without a word

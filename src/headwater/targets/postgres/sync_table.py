@@ -7,9 +7,9 @@ from typing import Any
 from headwater.core.codec import load_finalized
 from headwater.core.cursor import BlockCursor
 from headwater.targets.postgres.sql import Fragment, compose, fitted, literal
-from headwater.targets.relational.session import Session
-from headwater.targets.relational.sql import QualifiedName
-from headwater.targets.relational.sync_table import Newest, SyncRows
+from headwater.targets.sql.session import Session
+from headwater.targets.sql.state import Newest, SyncRows
+from headwater.targets.sql.text import QualifiedName
 
 LEGACY_ID = "stream"
 _COMMENTS = {

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 
 from headwater.core import BlockCursor, PipeState
 from headwater.errors import UntrackedTableError
-from headwater.targets.aggregates import Aggregate
-from headwater.targets.base import Scope, SideTable
-from headwater.targets.operate import check_address
+from headwater.targets.admin import check_address
+from headwater.targets.contract import Scope, SideTable
 from headwater.targets.postgres.aggregates import PostgresAggregates
 from headwater.targets.postgres.catalog import Catalog
 from headwater.targets.postgres.changes import StateChanges
@@ -29,9 +28,10 @@ from headwater.targets.postgres.transfer import TemporaryTables
 from headwater.targets.postgres.triggers import Triggers
 from headwater.targets.postgres.tx import Tx
 from headwater.targets.postgres.undo import UndoLog
-from headwater.targets.relational.sync_table import Newest
-from headwater.targets.relational.target import Callbacks, Found, RelationalTarget
 from headwater.targets.side_rows import stored_id
+from headwater.targets.sql.aggregates import Aggregate
+from headwater.targets.sql.flow import Callbacks, Found, RelationalTarget
+from headwater.targets.sql.state import Newest
 
 OnData = Callable[..., object]
 OnStart = Callable[[Tx], object]

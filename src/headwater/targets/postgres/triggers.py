@@ -29,7 +29,7 @@ from headwater.targets.postgres.sql import (
     quote,
 )
 from headwater.targets.postgres.sync_table import exists
-from headwater.targets.relational.catalog import Undo
+from headwater.targets.sql.catalog import Undo
 
 REFUSED, APPEND_ONLY = "HW113", "HW112"  # what a guard raises, as an SQLSTATE
 

@@ -22,7 +22,7 @@ from headwater.errors import (
     PostgresTableError,
     UntrackedTableError,
 )
-from headwater.targets.base import Scope
+from headwater.targets.contract import Scope
 from headwater.targets.frames import block_range, is_in_reach, to_arrow
 from headwater.targets.postgres.catalog import Catalog
 from headwater.targets.postgres.changes import TryAgain
@@ -45,7 +45,7 @@ from headwater.targets.postgres.transfer import (
     repeated_keys,
 )
 from headwater.targets.postgres.triggers import APPEND_ONLY, REFUSED
-from headwater.targets.relational.catalog import Undo
+from headwater.targets.sql.catalog import Undo
 
 _WRITTEN = """
 SELECT n.nspname, c.relname, rn.nspname, r.relname

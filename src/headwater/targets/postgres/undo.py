@@ -16,7 +16,7 @@ from headwater.targets.postgres.capture import BLOCK, OPERATION, STREAM
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import Fragment, TableName, columns, compose, equal, quote
-from headwater.targets.relational.catalog import Undo
+from headwater.targets.sql.catalog import Undo
 
 _PLANS = ("enable_hashjoin", "enable_mergejoin", "enable_seqscan", "jit")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headwater.core import PipeState
-from headwater.targets.base import Delivery, Target
+from headwater.targets.contract import Delivery, Target
 from headwater.testing.conformance.model import Rig
 from headwater.testing.histories.crash import Crash
 

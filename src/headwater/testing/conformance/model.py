@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.core.state import hot_cursors
-from headwater.targets.base import Delivery, Target
+from headwater.targets.contract import Delivery, Target
 
 Row = dict[str, Any]
 

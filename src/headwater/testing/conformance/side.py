@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
-from headwater.targets.base import Delivery, KeepsSideTables, SideTable
+from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
 from headwater.testing.conformance.needs import needs
 from headwater.testing.histories.crash import Crash
 

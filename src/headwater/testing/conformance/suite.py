@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from headwater.core import PipeState
 from headwater.errors import HeadwaterError
-from headwater.targets.base import Delivery, Target
+from headwater.targets.contract import Delivery, Target
 from headwater.testing.conformance.crash import Script, StagesTwice, run_crashing
 from headwater.testing.conformance.flush import check_flushes
 from headwater.testing.conformance.model import (

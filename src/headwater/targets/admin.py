@@ -1,0 +1,277 @@
+"""What operators do to a target outside a run: look at streams, move cursors, prepare a place.
+
+`operator(address)` returns who does it for a PostgreSQL database, a DuckDB file or a ClickHouse
+server. What a move is is decided here, the same for all; the packages carry it out in one
+transaction, under the lock that a running stream holds. ClickHouse has neither: there the state is
+stored first, and a running stream stops.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from headwater.core import BlockCursor, PipeState
+from headwater.errors import CursorMoveError, InvalidOptionError, MissingExtraError
+from headwater.targets.contract import SideTable
+from headwater.targets.schema_file import SchemaFile
+
+APPEND_ONLY = "append_only"
+COLLAPSING, REPLACING, DELETION = "collapsing", "replacing", "deletion"  # of ClickHouse's engines
+_TAKEN = {"postgres": "postgresql://…", "duckdb": "the path of a DuckDB file"}
+_PAIRS = re.compile(  # how an address in libpq's form begins
+    r"\s*(host|hostaddr|port|dbname|user|password|passfile|service|options|application_name"
+    r"|connect_timeout|client_encoding|target_session_attrs|(ssl|gss|keepalives)\w*)\s*="
+)
+UNKNOWN_TABLES = (
+    "no table of the stream is known here, so none would follow: those of a history_target, and "
+    "untracked ones, stay as they are"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """A table that a stream writes, how a fork undoes it, and whether other streams write it.
+
+    `own_rows` says that a column tells the stream's rows from those of others.
+    """
+
+    name: str
+    undo: str
+    shared: bool = False
+    own_rows: bool = False
+
+    @property
+    def is_repaired(self) -> bool:
+        """Whether every start removes the stream's rows above its cursor."""
+        return self.undo in (COLLAPSING, REPLACING, DELETION)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """What is stored of one stream."""
+
+    id: str
+    state: PipeState
+    tables: tuple[TableStatus, ...] = ()
+
+
+class MoveKind(StrEnum):
+    """What moving a cursor does."""
+
+    UNDO = "undo"  # to a block that a fork could go back to
+    BELOW = "below"  # below what can be undone exactly
+    AHEAD = "ahead"  # forward: blocks are left out
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Where a cursor goes, and what that does."""
+
+    kind: MoveKind
+    state: PipeState
+
+    @property
+    def number(self) -> int:
+        """The block to go on after."""
+        assert self.state.cursor is not None, "a cursor is moved to a block"
+        return self.state.cursor.number
+
+
+class Operator(Protocol):
+    """Operates on one place. Nothing is changed while a stream is being written.
+
+    Except on ClickHouse, which has no locks: there the stream that is being written stops.
+    """
+
+    def streams(self) -> list[StreamStatus]:
+        """Return all streams that have stored something; takes no lock."""
+        ...
+
+    def move(
+        self, stream_id: str, number: int, *, block_hash: str | None = None, force: bool = False
+    ) -> Move:
+        """Move a cursor, and the data with it as far as it can be undone."""
+        ...
+
+    def reset(self, stream_id: str, *, force: bool = False, keep_data: bool = False) -> None:
+        """Forget a stream; its tables are emptied, unless others write them too."""
+        ...
+
+    def setup(self, schema: SchemaFile, side_tables: Sequence[SideTable] = ()) -> list[str]:
+        """Create what is missing; return the names of the tables that were created."""
+        ...
+
+
+def operator(address: str, *, schema: str | None = None, table: str = "sync") -> Operator:
+    """Return who operates on a place: `postgresql://…`, libpq's `key=value` form, `http://…` of a
+    ClickHouse server, or a file.
+
+    `schema` (ClickHouse: the database) and `table` say where the state is kept, if not in the
+    default place.
+    """
+    extra = kind_of(address)
+    try:
+        module = import_module(f"headwater.targets.{extra}.admin")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"this needs the package {error.name}: pip install 'headwater[{extra}]'"
+        ) from error
+    made: Operator = module.operator(address, schema, table)
+    return made
+
+
+def kind_of(address: str) -> str:
+    """Return whose address it is: `postgres`, `clickhouse` or, a path, `duckdb`.
+
+    Raises:
+        InvalidOptionError: it is an address of something else.
+    """
+    match scheme := _scheme(address):
+        case "postgresql" | "postgres":
+            return "postgres"
+        case "http" | "https":
+            return "clickhouse"
+        case "":
+            return "postgres" if _PAIRS.match(address) else "duckdb"
+        case _:
+            raise InvalidOptionError(
+                "an address begins with postgresql://, or with http:// or https:// (ClickHouse); a "
+                "DuckDB file is given by its path",
+                got=f"{scheme}://",
+            )
+
+
+def check_address(address: str | Path, *kinds: str) -> None:
+    """Refuse the address of something else than these kinds. Called where a target is made.
+
+    Raises:
+        InvalidOptionError: it names a place that the target cannot write.
+    """
+    scheme = _scheme(str(address))
+    if scheme and not ("postgres" in kinds and scheme in ("postgres", "postgresql")):
+        takes = " or ".join(_TAKEN[one] for one in kinds)
+        raise InvalidOptionError(f"this target takes {takes}", got=f"{scheme}://")
+
+
+def _scheme(address: str) -> str:
+    scheme, found, _ = address.partition("://")
+    known = found and scheme.isascii() and scheme.replace("+", "").isalnum()
+    return scheme.lower() if known else ""
+
+
+def find_stream(streams: Sequence[StreamStatus], stream_id: str) -> StreamStatus:
+    """Return a stream by its id.
+
+    Raises:
+        CursorMoveError: there is none.
+    """
+    for one in streams:
+        if one.id == stream_id:
+            return one
+    known = ", ".join(one.id for one in streams) or "none"
+    raise CursorMoveError("no such stream is stored here", stream=stream_id, known=known)
+
+
+def plan_move(
+    stream: StreamStatus, number: int, block_hash: str | None = None, *, force: bool = False
+) -> Move:
+    """Decide what moving a cursor to a block means. Pure.
+
+    Down to the oldest block that a fork could go back to, the newest stored block at or below the
+    number is taken: what lies between two of them holds no rows of the stream.
+
+    Raises:
+        CursorMoveError: nothing is stored, or only `force` allows it.
+    """
+    state, points = stream.state, stream.state.landing_points()
+    if state.cursor is None or not points:
+        raise CursorMoveError("nothing is committed yet, so there is no cursor to move")
+    wanted = BlockCursor(number, block_hash)
+    if points[0].number <= number <= state.cursor.number:
+        found = next(one for one in reversed(points) if one.number <= number)
+        if block_hash is not None and found.hash != block_hash:
+            raise CursorMoveError("another block is stored there", wanted=wanted, stored=found)
+        if not stream.tables and found != state.cursor and not force:
+            raise CursorMoveError(UNKNOWN_TABLES, stream=stream.id)
+        return Move(MoveKind.UNDO, state.rewind(found))
+    if not force:
+        below = number < points[0].number
+        raise CursorMoveError(
+            "that lies below what can be undone" if below else "that would leave out blocks",
+            wanted=number,
+            cursor=state.cursor,
+            oldest=points[0],
+        )
+    if number < state.cursor.number:
+        return Move(MoveKind.BELOW, PipeState(wanted, None, (wanted,)))
+    final = state.finalized
+    kept = (wanted,) if final is None else (final, wanted)
+    return Move(MoveKind.AHEAD, PipeState(wanted, final, kept))
+
+
+def check_reset(state: PipeState, *, force: bool) -> None:
+    """Refuse to give up final data without `force`.
+
+    Raises:
+        CursorMoveError: there is some.
+    """
+    if state.finalized is not None and not force:
+        raise CursorMoveError(
+            "that gives up final data", cursor=state.cursor, finalized=state.finalized
+        )
+
+
+def explain_move(move: Move, stream: StreamStatus) -> list[str]:
+    """Say what a move does, in sentences."""
+    cursor, number = stream.state.cursor, move.number
+    said = [f"The cursor of {stream.id} goes from {cursor} to {move.state.cursor}."]
+    if move.kind is MoveKind.AHEAD:
+        first = 0 if cursor is None else cursor.number + 1
+        return [*said, f"Blocks {first:,} to {number:,} are never read; no table is changed."]
+    said.append(f"Reading goes on with block {number + 1:,}.")
+    if not stream.tables:
+        said.append(f"{UNKNOWN_TABLES[0].upper()}{UNKNOWN_TABLES[1:]}.")
+    for table in stream.tables:
+        if table.undo == DELETION:
+            said.append(
+                f"{table.name}: the rows of blocks above {number:,} are deleted; materialized "
+                "views on it keep theirs."
+            )
+        elif table.undo == APPEND_ONLY or table.is_repaired or move.kind is MoveKind.UNDO:
+            said.append(f"{table.name}: what blocks above {number:,} did is undone.")
+        else:
+            said.append(
+                f"{table.name}: hot blocks are undone; what final blocks above {number:,} did "
+                "stays, and they are applied to it once more."
+            )
+    return said
+
+
+def explain_reset(stream: StreamStatus, *, keep_data: bool) -> list[str]:
+    """Say what a reset does, in sentences."""
+    cursor = stream.state.cursor
+    since = "which has committed nothing" if cursor is None else f"from {cursor} down"
+    said = [f"{stream.id} is forgotten, {since}: it begins anew."]
+    if not stream.tables:
+        said.append(f"{UNKNOWN_TABLES[0].upper()}{UNKNOWN_TABLES[1:]}.")
+    for table in stream.tables:
+        if keep_data and table.is_repaired:
+            fate = "they are removed" if table.own_rows else "it is refused (E2015)"
+            said.append(
+                f"{table.name}: keeps its rows; when the stream starts on it again, {fate}."
+            )
+        elif keep_data:
+            said.append(f"{table.name}: keeps its rows, and the stream adds them once more.")
+        elif table.own_rows:
+            said.append(f"{table.name}: loses the rows of this stream, and keeps those of others.")
+        elif table.shared:
+            said.append(f"{table.name}: keeps its rows, because other streams write it too.")
+        else:
+            said.append(f"{table.name}: is emptied.")
+    return said

@@ -1,0 +1,262 @@
+"""Operating on a ClickHouse server outside a run: the state first, then what lies above it.
+
+There are no transactions and no locks. A change begins a new epoch, so that a stream that runs
+stops (E2016), and ends the stream's statements. What a crash in the middle leaves are rows above
+the stored cursor, or of a stream without one: the stream's next start removes them, and so does
+the same command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from headwater.core import PipeState
+from headwater.errors import (
+    ClickHouseTableError,
+    ClickHouseWriterError,
+    DistributedTableError,
+)
+from headwater.targets.admin import (
+    COLLAPSING,
+    DELETION,
+    REPLACING,
+    Move,
+    MoveKind,
+    StreamStatus,
+    TableStatus,
+    check_reset,
+    find_stream,
+    plan_move,
+)
+from headwater.targets.clickhouse.catalog import Catalog
+from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.config_table import ConfigTable
+from headwater.targets.clickhouse.epochs import Epochs, statement_prefix
+from headwater.targets.clickhouse.layout import Family, Layout, read_layout
+from headwater.targets.clickhouse.prepare import exists, prepare_place
+from headwater.targets.clickhouse.settings import ClickHouseSettings, Table
+from headwater.targets.clickhouse.side_tables import SideTables
+from headwater.targets.clickhouse.sql import DELETED, TableName, compose
+from headwater.targets.clickhouse.sync_table import SyncTable
+from headwater.targets.clickhouse.undo import Undo
+from headwater.targets.contract import SideTable
+from headwater.targets.schema_file import SchemaFile
+from headwater.targets.side_rows import PREFIX
+
+_UNDO = {
+    Family.COLLAPSING: COLLAPSING,
+    Family.REPLACING: REPLACING,
+    Family.OTHER: DELETION,
+}
+
+
+def operator(url: str, database: str | None, table: str) -> ClickHouseOperator:
+    """Return who operates on a server. Called by `headwater.targets.admin`."""
+    return ClickHouseOperator(
+        ClickHouseClient(url), ClickHouseSettings(database=database, table=table)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A stream whose earlier writers have been told to stop."""
+
+    client: ClickHouseClient
+    sync: SyncTable
+    layouts: list[Layout]
+
+    def remove_above(self, number: int) -> None:
+        """Remove the stream's rows above a block, its own side rows too."""
+        undo = Undo(self.client)
+        for layout in self.layouts:
+            undo.above(layout, number, self.sync.stream_id)
+
+
+class ClickHouseOperator:
+    """Operates on the streams of one table of state; runs in the operator's own process.
+
+    `on_statement` is called with each statement before it is sent, for those who watch.
+    """
+
+    def __init__(self, client: ClickHouseClient, settings: ClickHouseSettings) -> None:
+        self.on_statement: Callable[[str], None] | None = None
+        self._client = client
+        self._settings = settings
+        self._sync = TableName(settings.database or client.database, settings.table)
+        self._registry = self._sync.suffixed("__tables")
+
+    def streams(self) -> list[StreamStatus]:
+        """Return all streams; one without a cursor was interrupted before its first commit."""
+        with self._connected() as client:
+            registered = self._registered(client)
+            ids = {one["id"] for one in registered}
+            if exists(client, self._sync):
+                found = client.rows(
+                    compose("SELECT DISTINCT id FROM <sync> FINAL", sync=self._sync)
+                )
+                ids |= {one["id"] for one in found}
+            return [
+                StreamStatus(one, self._state(client, one), self._tables(client, one, registered))
+                for one in sorted(ids)
+            ]
+
+    def move(
+        self, stream_id: str, number: int, *, block_hash: str | None = None, force: bool = False
+    ) -> Move:
+        """Move a cursor, then the data: what a fork does, at any depth."""
+        stream = find_stream(self.streams(), stream_id)
+        plan_move(stream, number, block_hash, force=force)  # a refusal stops nobody
+        with self._taken_over(stream_id) as held:
+            now = StreamStatus(stream_id, held.sync.load(), stream.tables)
+            move = plan_move(now, number, block_hash, force=force)
+            if move.kind is MoveKind.AHEAD:  # what a crash has left must not count from here on
+                held.remove_above(now.state.number)
+            if move.kind is MoveKind.BELOW:
+                held.sync.replace(move.state)
+            else:
+                held.sync.roll_back(move.state)
+            if move.kind is not MoveKind.AHEAD:
+                held.remove_above(move.number)
+            self._make_sure(stream_id, held.sync.is_ours)
+        return move
+
+    def reset(self, stream_id: str, *, force: bool = False, keep_data: bool = False) -> None:
+        """Forget a stream, then remove its rows, unless they are kept."""
+        check_reset(find_stream(self.streams(), stream_id).state, force=force)
+        with self._taken_over(stream_id) as held:
+            client = held.client
+            check_reset(held.sync.load(), force=force)
+            if keep_data:  # first, or else a start would remove them
+                self._forget_tables(client, stream_id, "AND NOT startsWith(name, {prefix:String})")
+            held.sync.replace(PipeState())
+            ConfigTable(client, self._sync.database, stream_id).remove()
+            self._side(client, stream_id).forget()
+            for layout in held.layouts:
+                if not keep_data or layout.name.name.startswith(PREFIX):
+                    _empty(client, layout, stream_id)
+            self._forget_tables(client, stream_id)
+            self._make_sure(stream_id, held.sync.is_empty)
+
+    def setup(self, schema: SchemaFile, side_tables: Sequence[SideTable] = ()) -> list[str]:
+        """Create the tables of the state, of the stream's own rows, and the user's."""
+        with self._connected() as client:
+            side = self._side(client, "")
+            return prepare_place(client, self._sync, side, schema, side_tables)
+
+    # --- one stream -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _connected(self) -> Iterator[ClickHouseClient]:
+        client = self._client.copy()
+        client.on_statement = self.on_statement
+        try:
+            client.attempts = 1  # a wrong address is said at once
+            client.run("SELECT 1", settings={"database": "default"})
+            client.attempts = self._settings.attempts
+            yield client
+        finally:
+            client.close()
+
+    @contextmanager
+    def _taken_over(self, stream_id: str) -> Iterator[_Held]:
+        """Stop whoever writes the stream; a table that cannot be undone is refused before that."""
+        with self._connected() as client:
+            client.prefix = statement_prefix(self._sync, stream_id)
+            layouts = self._layouts(client, stream_id)
+            epochs = Epochs(client, self._sync.suffixed("__epochs"), stream_id)
+            epochs.create()
+            epochs.begin()
+            client.end_statements()
+            sync = SyncTable(client, self._sync, stream_id, self._settings.max_rows)
+            yield _Held(client, sync, layouts)
+
+    def _make_sure(self, stream_id: str, stored: bool) -> None:
+        if not stored:
+            raise ClickHouseWriterError(
+                "a writer has stored its state meanwhile, so the change does not count: stop it, "
+                "then do this again",
+                stream=stream_id,
+            )
+
+    def _state(self, client: ClickHouseClient, stream_id: str) -> PipeState:
+        if not exists(client, self._sync):
+            return PipeState()
+        return SyncTable(client, self._sync, stream_id, self._settings.max_rows).load()
+
+    def _side(self, client: ClickHouseClient, stream_id: str) -> SideTables:
+        catalog = Catalog(client, stream_id, self._registry, (), automatic=False, managed=True)
+        return SideTables(client, catalog, self._sync.suffixed("__settlements"), stream_id)
+
+    # --- its tables -------------------------------------------------------------------------------
+
+    def _registered(self, client: ClickHouseClient) -> list[dict[str, str]]:
+        """Return who writes which table; the Pipes SDK keeps no such list."""
+        if not exists(client, self._registry):
+            return []
+        return client.rows(
+            compose("SELECT * FROM <all> FINAL ORDER BY database, name", all=self._registry)
+        )
+
+    def _layouts(self, client: ClickHouseClient, stream_id: str) -> list[Layout]:
+        """Return the stream's tables as far as they exist, its side tables too."""
+        layouts = [
+            read_layout(
+                client,
+                TableName(one["database"], one["name"]),
+                Table(
+                    one["name"],
+                    block_column=one["block_column"],
+                    stream_column=one["stream_column"] or None,
+                ),
+            )
+            for one in self._registered(client)
+            if one["id"] == stream_id
+        ]
+        return [one for one in layouts if one is not None]
+
+    def _tables(
+        self, client: ClickHouseClient, stream_id: str, registered: Sequence[dict[str, str]]
+    ) -> tuple[TableStatus, ...]:
+        names = [TableName(one["database"], one["name"]) for one in registered]
+        found = []
+        for one, name in zip(registered, names, strict=True):
+            if one["id"] != stream_id or name.name.startswith(PREFIX):
+                continue
+            undo = _undo_of(client, name)
+            if undo is not None:
+                shown = name.name if name.database == self._sync.database else str(name)
+                own = bool(one["stream_column"])
+                found.append(TableStatus(shown, undo, names.count(name) > 1, own))
+        return tuple(found)
+
+    def _forget_tables(self, client: ClickHouseClient, stream_id: str, which: str = "") -> None:
+        if exists(client, self._registry):
+            client.run(
+                compose("DELETE FROM <all> WHERE id = {id:String} ", all=self._registry) + which,
+                {"id": stream_id, "prefix": PREFIX},
+                settings=DELETED,
+            )
+
+
+def _undo_of(client: ClickHouseClient, name: TableName) -> str | None:
+    """Return how rows are taken back; None of a table that is gone."""
+    try:
+        layout = read_layout(client, name, None)
+    except (ClickHouseTableError, DistributedTableError):
+        return "impossible"  # it was replaced by something else, which a move will say
+    return None if layout is None else _UNDO[layout.family]
+
+
+def _empty(client: ClickHouseClient, layout: Layout, stream_id: str) -> None:
+    """Remove all rows of a stream; at once where nobody else's are there and no view follows."""
+    (found,) = client.rows(
+        "SELECT length(dependencies_table) AS views FROM system.tables "
+        "WHERE database = {database:String} AND name = {name:String}",
+        {"database": layout.name.database, "name": layout.name.name},
+    )
+    if found["views"] or layout.stream_column is not None:
+        Undo(client).above(layout, -1, stream_id)
+    else:
+        client.run(compose("TRUNCATE TABLE <table>", table=layout.name))

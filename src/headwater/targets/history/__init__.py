@@ -1,5 +1,0 @@
-"""Changes into tables with a history: `history_target("postgresql://…", tables=["transfer"])`."""
-
-from headwater.targets.history.target import HistoryTarget, history_target
-
-__all__ = ["HistoryTarget", "history_target"]

@@ -1,0 +1,201 @@
+"""What a batch contributes to an aggregate: one row per key, computed where the rows are.
+
+Executors reduce their partitions, the driver reduces what comes back, by the same code: a delta has
+the same form before and after, so that reducing deltas gives a delta. Columns are text: the key as
+`k0`, …, values as `v0`, …, and for `last` the place of the row in the order as `o0`, …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.changes.conform import one_array
+from headwater.changes.grouping import codes_of, combine, sorted_by
+from headwater.changes.model import ADD, MAX, MIN, Codes
+from headwater.changes.reduction import canonical, reduce_numbers
+from headwater.changes.values import text_column
+from headwater.errors import AggregateError
+from headwater.targets.frames import collect_in_arrow, is_distributed, to_arrow
+from headwater.targets.sql.aggregates.declaration import Aggregate, Measure, Plan
+
+_KINDS = {"add": ADD, "min": MIN, "max": MAX}
+_WIDTH = 20  # digits of a 64-bit integer
+
+
+def compute_delta(plan: Plan, data: Mapping[str, Any], numeric: Mapping[str, bool]) -> pa.Table:
+    """Return what the frames of a batch contribute. Called on the driver; runs Spark if it must.
+
+    `numeric` tells which columns hold numbers; others are compared as they are written.
+    """
+    deltas = []
+    for rank, part in enumerate(plan.parts):
+        reducer = Reducer(plan, part, rank, numeric)
+        frame = data[part.source]
+        if is_distributed(frame):
+            schema = ", ".join(f"`{name}` string" for name in delta_schema(plan).names)
+            found = collect_in_arrow(frame, reducer, schema)
+            deltas.append(found.cast(delta_schema(plan)))
+        else:
+            deltas.append(reducer.reduced([to_arrow(frame)]))
+    return reduce_delta(plan, pa.concat_tables(deltas), numeric)
+
+
+def delta_schema(plan: Plan) -> pa.Schema:
+    """Return the columns of a delta."""
+    names = [f"k{at}" for at in range(len(plan.key))]
+    for at, operation in enumerate(plan.operations.values()):
+        names += [f"v{at}", f"o{at}"] if operation == "last" else [f"v{at}"]
+    return pa.schema([(name, pa.string()) for name in names])
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """What one aggregate makes of its output's rows. It pickles, and runs on executors too."""
+
+    plan: Plan
+    part: Aggregate
+    rank: int
+    numeric: Mapping[str, bool]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Reduce a partition; the memory of the keys that it holds is enough."""
+        held = delta_schema(self.plan).empty_table()
+        for batch in batches:
+            rows = self.contribution(pa.Table.from_batches([batch]))
+            held = reduce_delta(self.plan, pa.concat_tables([held, rows]), self.numeric)
+        yield from held.to_batches()
+
+    def reduced(self, frames: Iterable[pa.Table]) -> pa.Table:
+        """Reduce rows that are at hand."""
+        rows = pa.concat_tables([self.contribution(frame) for frame in frames])
+        return reduce_delta(self.plan, rows, self.numeric)
+
+    def contribution(self, frame: pa.Table) -> pa.Table:
+        """Return what each row contributes, not reduced yet."""
+        part, rows = self.part, frame.num_rows
+        columns: list[pa.Array] = []
+        for name in self.plan.key:
+            texts = text_column(self._column(frame, part.keys[name]), name)
+            if texts.null_count:
+                raise AggregateError(
+                    "a key is null; leave such rows out before", table=part.table, column=name
+                )
+            columns.append(texts)
+        measures = {one.column: one for one in part.measures}
+        place: pa.Array | None = None
+        for name, operation in self.plan.operations.items():
+            measure = measures.get(name)
+            nothing = pa.nulls(rows, pa.string())
+            columns.append(nothing if measure is None else self._values(frame, measure))
+            if operation == "last":
+                if measure is not None and place is None:
+                    place = self._place(frame)
+                columns.append(nothing if measure is None or place is None else place)
+        return pa.Table.from_arrays(columns, schema=delta_schema(self.plan))
+
+    def _values(self, frame: pa.Table, measure: Measure) -> pa.Array:
+        if isinstance(measure.source, int):
+            number = -measure.source if measure.negative else measure.source
+            return pa.repeat(str(number), frame.num_rows)
+        values = text_column(self._column(frame, measure.source), measure.source)
+        if measure.negative:
+            values = canonical(values)
+            minus = pc.starts_with(values, "-")
+            negated = pc.binary_join_element_wise("-", values, "")
+            bare = pc.utf8_slice_codeunits(values, 1)
+            return pc.if_else(pc.equal(values, "0"), values, pc.if_else(minus, bare, negated))
+        return values
+
+    def _place(self, frame: pa.Table) -> pa.Array:
+        """Return where each row stands in the order, as text that sorts like it."""
+        parts = []
+        for name in self.part.order:
+            values = self._column(frame, name)
+            if not pa.types.is_integer(values.type) or values.null_count:
+                raise AggregateError(
+                    "the order needs columns of integers without nulls",
+                    table=self.part.table,
+                    column=name,
+                    type=values.type,
+                )
+            parts.append(pc.ascii_lpad(values.cast(pa.string()), _WIDTH, "0"))
+        parts.append(pa.repeat(f"{self.rank:04d}", frame.num_rows))
+        return pc.binary_join_element_wise(*parts, "")
+
+    def _column(self, frame: pa.Table, name: str) -> pa.Array:
+        check_column(frame.schema, self.part, name)
+        return one_array(frame[name])
+
+
+def check_column(schema: pa.Schema, part: Aggregate, name: str) -> pa.Field:
+    """Return a column of an output; refuse one that it lacks, with those that it has."""
+    if name not in schema.names:
+        raise AggregateError(
+            "the output has no such column",
+            table=part.table,
+            output=part.source,
+            column=name,
+            known=", ".join(schema.names),
+        )
+    return schema.field(name)
+
+
+def reduce_delta(plan: Plan, delta: pa.Table, numeric: Mapping[str, bool]) -> pa.Table:
+    """Return a delta with one row per key."""
+    if not delta.num_rows:
+        return delta
+    keys = [one_array(delta[f"k{at}"]) for at in range(len(plan.key))]
+    codes = codes_of(keys[0])[0]
+    for one in keys[1:]:
+        codes = combine(codes, codes_of(one)[0])
+    order = sorted_by(codes)
+    new = np.append(True, codes[order][1:] != codes[order][:-1])
+    groups: Codes = np.cumsum(new) - 1
+    count = int(groups[-1]) + 1
+    columns = [one.take(pa.array(order[new])) for one in keys]
+    for at, (name, operation) in enumerate(plan.operations.items()):
+        values = one_array(delta[f"v{at}"]).take(pa.array(order))
+        if operation == "last":
+            places = one_array(delta[f"o{at}"]).take(pa.array(order))
+            newest = _extreme(places, groups, count, largest=True)
+            columns += [values.take(newest), places.take(newest)]
+        elif numeric[name]:
+            columns.append(_reduced(values, groups, count, _KINDS[operation]))
+        else:
+            found = _extreme(values, groups, count, largest=operation == "max")
+            columns.append(values.take(found))
+    return pa.Table.from_arrays(columns, schema=delta.schema)
+
+
+def _reduced(values: pa.Array, groups: Codes, count: int, kind: int) -> pa.Array:
+    """Return sum, minimum or maximum per group; null where a group has no number."""
+    present = np.asarray(pc.is_valid(values))
+    numbers, owners = canonical(values.filter(pa.array(present))), groups[present]
+    if not len(owners):
+        return pa.nulls(count, pa.string())
+    begins = np.flatnonzero(np.append(True, owners[1:] != owners[:-1]))
+    reduced = reduce_numbers(numbers, begins, np.append(begins[1:], len(owners)), kind)
+    source = np.full(count, -1, np.int64)
+    source[owners[begins]] = np.arange(len(begins))
+    return reduced.take(pa.array(source, mask=source < 0))
+
+
+def _extreme(values: pa.Array, groups: Codes, count: int, *, largest: bool) -> pa.Array:
+    """Return the place of each group's largest or smallest text; null where it has none."""
+    table = pa.table({"group": groups, "value": values, "place": np.arange(len(groups))})
+    table = table.filter(pc.is_valid(table["value"]))
+    ranked = table.sort_by([("group", "ascending"), ("value", "ascending")])
+    owners = ranked["group"].to_numpy()
+    if not len(owners):
+        return pa.nulls(count, pa.int64())
+    changes = owners[1:] != owners[:-1]
+    chosen = np.flatnonzero(np.append(changes, True) if largest else np.append(True, changes))
+    source = np.full(count, -1, np.int64)
+    source[owners[chosen]] = ranked["place"].to_numpy()[chosen]
+    return pa.array(source, mask=source < 0)

@@ -1,0 +1,222 @@
+"""Changes into tables, with a history that undoes them: PostgreSQL or DuckDB as a target.
+
+Four phases: while a block can still be reorganized, what each of its changes found is written to
+`substreams_history`; a fork is a rollback to a safe cursor; the rows above it are put back to what
+the history says, a set at a time; and what is final is forgotten. All of it happens in the
+transaction that also changes the tables and stores the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
+from headwater.core import Batch, BlockCursor, PipeState
+from headwater.errors import ChangeBlockError, ChangeFormError, MissingExtraError
+from headwater.targets.admin import check_address, kind_of
+from headwater.targets.contract import Delivery, SideTable, StoredConfig
+from headwater.targets.frames import is_in_reach
+from headwater.targets.sql.change_log.executors import Folded, fold_on_executors
+from headwater.targets.sql.change_log.names import CURSORS, HISTORY, Names
+from headwater.targets.sql.change_log.store import Inner, Store, Work
+
+if TYPE_CHECKING:
+    from headwater.targets.duckdb import DuckDBSettings
+    from headwater.targets.postgres import PostgresSettings
+
+
+def history_target(
+    place: str | Path,
+    *,
+    tables: Iterable[str | TableSchema],
+    history_table: str = HISTORY,
+    cursors_table: str = CURSORS,
+    settings: PostgresSettings | DuckDBSettings | None = None,
+) -> HistoryTarget:
+    """Apply a stream of changes to tables of PostgreSQL or DuckDB.
+
+    The stream's transforms return tables of changes (`headwater.changes`): every frame of a batch
+    is one, and they are applied together, by block and ordinal.
+
+    Args:
+        place: `postgresql://…` or libpq's `key=value` form, or the path of a DuckDB file.
+        tables: every table that changes may name: a `TableSchema`, which is created if it is
+            missing, or the name of a table that exists. All need a primary key.
+        history_table: where the rows before their change are kept.
+        cursors_table: where the cursor is shown, one row per stream.
+        settings: those of the database's own target: the stream id, the schema, the state's table.
+    """
+    names = Names.of(tables, history_table, cursors_table)
+    check_address(place, "postgres", "duckdb")
+    extra = "duckdb" if isinstance(place, Path) else kind_of(place)
+    package = "psycopg" if extra == "postgres" else "duckdb"
+    try:
+        module = import_module(f"headwater.targets.sql.change_log.on_{extra}")
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise MissingExtraError(
+            f"history_target needs the package {package}: pip install 'headwater[{extra}]'"
+        ) from error
+    made: HistoryTarget = HistoryTarget(*module.connect(place, names, settings))
+    return made
+
+
+class HistoryTarget:
+    """Made by `history_target`. All calls come from one thread; it may be opened again after close.
+
+    It is the database's own target with its tables untracked: that one keeps the state and runs the
+    transactions, `Store` applies changes and undoes them inside these.
+    """
+
+    def __init__(self, inner: Inner, store: Store) -> None:
+        self._inner = inner
+        self._store = store
+        self._state = PipeState()
+
+    @property
+    def on_statement(self) -> Callable[[str], None] | None:
+        """Called with each statement before it runs, for those who watch."""
+        return self._inner.on_statement
+
+    @on_statement.setter
+    def on_statement(self, watch: Callable[[str], None] | None) -> None:
+        self._inner.on_statement = watch
+
+    def bind(self, stream_id: str) -> None:
+        """Take the stream's id, unless the settings name another."""
+        self._inner.bind(stream_id)
+        self._store.bind(stream_id)
+
+    def recover(self) -> PipeState:
+        """Open the database and return the committed state; there is nothing to repair."""
+        self._state = self._inner.recover()
+        return self._state
+
+    def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
+        """Check the changes of a batch, and hold them until they are committed.
+
+        Those of final blocks that lie on executors are folded there.
+        """
+        if not self._store.shapes:
+            self.recover()
+        tables = [one.schema() for one in self._store.shapes.values()]
+        frames = batch.data.data
+        if frames and not batch.state.is_hot and all(map(is_in_reach, frames.values())):
+            for name, frame in frames.items():
+                _refuse_other_frames(name, frame.columns)
+            held: Any = fold_on_executors(list(frames.values()), tables, batch.state.number)
+        else:
+            arrow = [_to_arrow(name, frame) for name, frame in frames.items()]
+            held = check(pa.concat_tables(arrow) if arrow else CHANGES_SCHEMA.empty_table(), tables)
+        return batch.with_data(Delivery({}, held, batch.data.side))
+
+    def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        """Apply the batches and store their state in one transaction.
+
+        Changes of several batches are applied together; hot blocks can still be undone one by one.
+        """
+        before = self._state.cursor
+        for batch in receipts:
+            _refuse_blocks(batch.data.ctx, before, batch.state.cursor)
+            before = batch.state.cursor
+        given: list[Batch[Delivery]] = []
+        if receipts:
+            works = _works([batch.data.ctx for batch in receipts], state.undo_floor)
+            given = [
+                batch.with_data(Delivery({}, work, batch.data.side))
+                for batch, work in zip(receipts, works, strict=True)
+            ]
+        self._inner.commit(given, state)
+        self._state = state
+
+    def roll_back(self, state: PipeState) -> None:
+        """Restore every table and the state in one transaction."""
+        self._inner.roll_back(state)
+        self._state = state
+
+    def close(self) -> None:
+        """Let go of the database. What was not committed is gone."""
+        self._inner.close()
+
+    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
+        """Create what is missing of what the stream keeps for itself."""
+        self._inner.open_side_tables(tables)
+
+    def read_side_table(
+        self,
+        name: str,
+        *,
+        after: tuple[int, int] | None = None,
+        up_to_block: int | None = None,
+        limit: int | None = None,
+    ) -> pa.Table:
+        """Return committed rows that the stream keeps for itself."""
+        return self._inner.read_side_table(name, after=after, up_to_block=up_to_block, limit=limit)
+
+    def settle_side_rows(
+        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
+    ) -> None:
+        """Remove rows that the stream keeps for itself, and add others, in one step."""
+        self._inner.settle_side_rows(name, up_to, moved)
+
+    def stored_config(self) -> StoredConfig:
+        """Return what is kept of the stream's configuration, beside its state."""
+        return self._inner.stored_config()
+
+    def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+        """Read what is committed."""
+        return self._inner.query(sql, params)
+
+
+def _works(held: Sequence[pa.Table | Folded], floor: int) -> list[Work | None]:
+    """Return what each batch of a commit does; changes on the driver are folded all together."""
+    if any(isinstance(one, Folded) for one in held):
+        return [
+            Work(one.rows if isinstance(one, Folded) else fold(one, finalized=floor), floor)
+            for one in held
+        ]
+    joined = Work(fold(pa.concat_tables(held), finalized=floor), floor)
+    return [joined, *[None] * (len(held) - 1)]
+
+
+def _refuse_other_frames(name: str, columns: Sequence[str]) -> None:
+    missing = [one for one in CHANGES_SCHEMA.names if one not in columns]
+    if missing:
+        raise ChangeFormError(
+            "a frame is not a table of changes", frame=name, missing=", ".join(missing)
+        )
+
+
+def _to_arrow(name: str, frame: Any) -> pa.Table:
+    """Return a frame of changes as Arrow; a Spark DataFrame is collected on the driver."""
+    table = frame if isinstance(frame, pa.Table) else frame.toArrow()
+    _refuse_other_frames(name, table.column_names)
+    return table.select(CHANGES_SCHEMA.names).cast(CHANGES_SCHEMA)
+
+
+def _refuse_blocks(
+    held: pa.Table | Folded, before: BlockCursor | None, cursor: BlockCursor | None
+) -> None:
+    """Refuse changes of blocks that the batch does not hold: a fork would undo them wrongly."""
+    if isinstance(held, Folded):
+        blocks = held.blocks
+    else:
+        ends = pc.min_max(held["block_number"])
+        blocks = (ends["min"].as_py(), ends["max"].as_py()) if held.num_rows else None
+    if blocks is None or cursor is None:
+        return
+    lowest, highest = blocks
+    first = 0 if before is None else before.number + 1
+    if lowest < first or highest > cursor.number:
+        raise ChangeBlockError(
+            "changes of blocks that are not the batch's",
+            changes=f"{lowest}..{highest}",
+            batch=f"{first}..{cursor.number}",
+        )

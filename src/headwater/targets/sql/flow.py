@@ -1,0 +1,234 @@
+"""The flow of a target with transactions: rows, cursor, rollback chain and undo change together.
+
+A crash leaves nothing behind, because what is not committed does not exist. What a transaction is,
+and how a database is opened, is up to the targets that derive from this one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from headwater.core import Batch, PipeState
+from headwater.errors import InvalidOptionError
+from headwater.targets.callbacks import takes_three
+from headwater.targets.contract import Delivery, Scope, SideTable
+from headwater.targets.sql.aggregates.writer import Aggregates
+from headwater.targets.sql.catalog import ClaimedTables
+from headwater.targets.sql.session import Session
+from headwater.targets.sql.settings import StateSettings
+from headwater.targets.sql.side_tables import SideRows
+from headwater.targets.sql.state import Newest, SyncRows
+
+PRUNE_EVERY = 25
+Held = TypeVar("Held", bound=Session)
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """The user's functions, all called with a `tx` inside a transaction."""
+
+    on_data: Callable[..., object] | None
+    on_start: Callable[[Any], object] | None
+    before_rollback: Callable[[Any, Any], object] | None
+    after_rollback: Callable[[Any, Any], object] | None
+
+
+class Log(Protocol):
+    """What undoes tables."""
+
+    def restore(self, layouts: list[Any], number: int) -> None:
+        """Put tables back to what they were at a block."""
+        ...
+
+    def prune(self, layout: Any, number: int) -> None:
+        """Forget what lies at or below a number."""
+        ...
+
+
+class RelationalTarget(ABC, Generic[Held]):
+    """Commits and undoes batches. All calls come from one thread; it may be opened again.
+
+    `on_statement` is called with each statement before it runs, for those who watch; `on_state`
+    with each state that a commit stores, inside its transaction, for targets built on this one.
+    """
+
+    _catalog: ClaimedTables[Any, Any]
+    _undo: Log
+    _sync: SyncRows
+    _side: SideRows
+
+    def __init__(
+        self, callbacks: Callbacks, aggregates: Aggregates, settings: StateSettings
+    ) -> None:
+        self.on_statement: Callable[[str], None] | None = None
+        self.on_state: Callable[[Held, PipeState], None] | None = None
+        self._callbacks = callbacks
+        self._aggregates = aggregates
+        self._settings = settings
+        self._id = settings.id or "stream"
+        self._commits = 0
+        self._state = PipeState()
+        self._session: Held | None = None
+        self._side_tables: tuple[SideTable, ...] = ()
+        self._wants_ctx = callbacks.on_data is not None and takes_three(callbacks.on_data)
+
+    @property
+    def rereads(self) -> bool:
+        """Whether frames are read more than once; then the stream does not fetch them again."""
+        return bool(self._aggregates)
+
+    def bind(self, stream_id: str) -> None:
+        """Take the stream's id, unless the settings name another."""
+        if self._session is not None:
+            raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)
+        self._id = self._settings.id or stream_id
+
+    @abstractmethod
+    def recover(self) -> PipeState:
+        """Open the database and return the committed state."""
+
+    def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
+        """Hold the batch until it is committed; nothing is moved before."""
+        return batch
+
+    def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        """Write the batches and their state in one transaction."""
+        session = self._opened()
+
+        def write() -> Newest | None:
+            newest, before = None, self._state
+            for index, batch in enumerate(receipts, 1):
+                after = state if index == len(receipts) else batch.state
+                self._write(batch.data, Scope.between(before, after))
+                self._side.write(batch.data.side)
+                newest = self._sync.append(after, before)
+                before = after
+            if not receipts:
+                newest = self._sync.settle(state)
+            if self.on_state is not None:
+                self.on_state(session, state)
+            if self._commits % PRUNE_EVERY == 0:
+                self._prune(state)
+            return newest
+
+        self._change(write, state)
+        self._commits += 1
+
+    def roll_back(self, state: PipeState) -> None:
+        """Restore every table and the state in one transaction."""
+        self._opened()
+        self._state.check_reach(state)
+
+        def undo() -> Newest | None:
+            tx = self._tx()
+            if self._callbacks.before_rollback is not None:
+                self._callbacks.before_rollback(tx, state.cursor)
+            self._undo.restore(self._catalog.undoable(), state.number)
+            self._side.remove_above(state.number)
+            newest = self._sync.roll_back(state)
+            if self._callbacks.after_rollback is not None:
+                self._callbacks.after_rollback(tx, state.cursor)
+            return newest
+
+        self._change(undo, state)
+
+    def close(self) -> None:
+        """Let go of the database. What was not committed is gone."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def read_side_table(
+        self,
+        name: str,
+        *,
+        after: tuple[int, int] | None = None,
+        up_to_block: int | None = None,
+        limit: int | None = None,
+    ) -> pa.Table:
+        """Return committed rows of this stream in the order of their keys."""
+        return self._look(lambda: self._side.read(name, after, up_to_block, limit))
+
+    def settle_side_rows(
+        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
+    ) -> None:
+        """Remove rows up to a key and add those that moved, in one transaction."""
+        self._opened()
+
+        def settle() -> Newest | None:
+            self._side.settle(name, up_to, moved)
+            return self._newest()
+
+        self._change(settle, self._state)
+
+    def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+        """Read what is committed, also while the stream runs."""
+        session = self._reader()
+        try:
+            return session.arrow(sql, params)
+        finally:
+            session.close()
+
+    def _newest(self) -> Newest | None:
+        """Return the newest row of state, for a database where a change compares it."""
+        return None
+
+    def _opened(self) -> Held:
+        if self._session is None:
+            self.recover()
+        assert self._session is not None, "recover opens it"
+        return self._session
+
+    def _write(self, delivery: Delivery, scope: Scope) -> None:
+        data, on_data = delivery.data, self._callbacks.on_data
+        with self._batch(scope) as tx:
+            if on_data is None:
+                for name, frame in data.items():
+                    tx.insert(f'"{name}"' if "." in name else name, frame)
+            elif self._wants_ctx:
+                on_data(tx, data, delivery.ctx)
+            else:
+                on_data(tx, data)
+            self._aggregates.write(tx, data, scope.block)
+
+    def _prune(self, state: PipeState) -> None:
+        """Remove undo data that no legal fork needs."""
+        number = state.prunable(self._settings.unfinalized_blocks_retention)
+        if number < 0:
+            return
+        self._sync.prune(number)
+        for layout in self._catalog.undoable():
+            self._undo.prune(layout, number)
+
+    def _announce(self, sql: str) -> None:
+        if self.on_statement is not None:
+            self.on_statement(sql)
+
+    # --- what each database does in its own way ---------------------------------------------------
+
+    @abstractmethod
+    def _change(self, work: Callable[[], Newest | None], state: PipeState) -> None:
+        """Do something in one transaction that leads to a state."""
+
+    @abstractmethod
+    def _look(self, work: Callable[[], Found]) -> Found:
+        """Read something that is committed."""
+
+    @abstractmethod
+    def _batch(self, scope: Scope) -> AbstractContextManager[Any]:
+        """Yield the `tx` in which a batch is written."""
+
+    @abstractmethod
+    def _tx(self) -> Any:
+        """Return the `tx` of a callback that writes no batch."""
+
+    @abstractmethod
+    def _reader(self) -> Session:
+        """Open a session of its own, which only reads."""

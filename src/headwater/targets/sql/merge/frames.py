@@ -1,0 +1,254 @@
+"""Folded changes as wide frames: one row per key, one column per table column and field operation.
+
+A frame has `place` (the order), `block`, `kind`, the key as `k0`, `k1`, …, and for column number i
+of the table up to six lanes: `s` the value that is set, `g` whether it is set at all, `f` the value
+that fills a null, `a` what is added, `x` what it is raised to, `n` what it is lowered to. One
+statement over such a frame applies any mixture of changes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.changes.conform import column
+from headwater.changes.grouping import key_codes, sorted_by
+from headwater.changes.model import FOLDED_OPERATIONS, Codes, Mask
+from headwater.changes.spelling import one_spelling
+from headwater.errors import ChangeNumberError
+from headwater.targets.sql.merge.shape import Shape
+
+INSERT, UPDATE, UPSERT, DELETE, REPLACE, TRANSIENT = KINDS = "IUSDRT"
+ABSENT = "A"  # makes a row where none is, and leaves one alone that is
+SET, GIVEN, FIRST, ADD, RAISE, LOWER = "sgfaxn"
+_LANES = {"set": SET, "set_if_null": FIRST, "add": ADD, "max": RAISE, "min": LOWER}
+
+Lanes = dict[str, frozenset[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The changes of one table in one round.
+
+    `lanes` are those in use, by column; a column in `always` is set by every row that writes.
+    """
+
+    shape: Shape
+    frame: pa.Table
+    kinds: frozenset[str]
+    lanes: Lanes
+    always: frozenset[str]
+
+    @property
+    def newest(self) -> int:
+        """The highest block among the changes."""
+        return int(pc.max(self.frame["block"]).as_py())
+
+    def lane(self, name: str, lane: str) -> str:
+        """Return the frame's column for a lane of a table's column."""
+        return f"{lane}{list(self.shape.columns).index(name)}"
+
+
+class Stager:
+    """Makes frames. It remembers which lanes a table ever needed, so that shapes repeat."""
+
+    def __init__(self, shapes: Mapping[str, Shape]) -> None:
+        self._shapes = shapes
+        self._lanes: dict[str, dict[tuple[str, str], None]] = {}
+
+    def rounds(self, folded: pa.Table, floor: int) -> Iterator[list[Staged]]:
+        """Yield what may be applied at once: whole blocks, in order, no key twice in a round.
+
+        After each round the tables are as some block has left them.
+        """
+        if not folded.num_rows:
+            return
+        bounds = _round_bounds(folded, floor)
+        for begin, end in itertools.pairwise(bounds):
+            yield self._stage_all(folded.slice(begin, end - begin), np.arange(begin, end))
+
+    def rounds_by_key(self, folded: pa.Table) -> Iterator[list[Staged]]:
+        """Yield the first change of each key, then the second of each that has one, and so on.
+
+        That makes the fewest rounds. Between them the tables are as no block has left them, so it
+        is for tables whose rows do not depend on each other.
+        """
+        codes = key_codes(folded)
+        order = sorted_by(codes)
+        starts = np.flatnonzero(np.append(True, codes[order][1:] != codes[order][:-1]))
+        sizes = np.diff(np.append(starts, len(codes)))
+        ranks = np.empty(len(codes), np.int64)
+        ranks[order] = np.arange(len(codes)) - np.repeat(starts, sizes)
+        for places in np.split(sorted_by(ranks), np.cumsum(np.bincount(ranks))[:-1]):
+            yield self._stage_all(folded.take(pa.array(places)), places)
+
+    def _stage_all(self, folded: pa.Table, places: Codes) -> list[Staged]:
+        encoded = folded["table"].combine_chunks().dictionary_encode()
+        codes = encoded.indices.to_numpy(zero_copy_only=False)
+        staged = []
+        for code, name in enumerate(encoded.dictionary.to_pylist()):
+            rows = np.flatnonzero(codes == code)
+            mine = folded if len(rows) == folded.num_rows else folded.take(pa.array(rows))
+            staged.append(self._stage(self._shapes[name], mine.combine_chunks(), places[rows]))
+        return staged
+
+    def _stage(self, shape: Shape, rows: pa.Table, places: Codes) -> Staged:
+        names = column(rows, "operation")
+        operations = pc.index_in(names, value_set=pa.array(FOLDED_OPERATIONS)).to_numpy()
+        kinds = np.array(list(KINDS))[operations]
+        fields, fresh = column(rows, "fields"), column(rows, "fresh")
+        twins = _divergent(fields, fresh, kinds)
+        kinds[twins] = UPDATE
+        size = len(kinds)
+        whole = np.isin(kinds, (INSERT, REPLACE))
+        parts = [
+            _entries(fields, np.flatnonzero(np.isin(kinds, (UPDATE, UPSERT)))),
+            _entries(fresh, np.flatnonzero(whole)),
+            _entries(fresh, twins, size),
+        ]
+        origin = np.concatenate([np.arange(size), twins])
+        kinds = np.concatenate([kinds, np.full(len(twins), ABSENT)])
+        lanes = _scatter(shape, parts, len(origin))
+        known = self._lanes.setdefault(shape.name, {})
+        known.update(dict.fromkeys(lanes))
+        taken = pa.array(origin)
+        frame = {
+            "place": pa.array(places[origin], pa.int64()),
+            "block": column(rows, "block_number").take(taken),
+            "kind": pa.array(kinds.tolist(), pa.string()),
+        }
+        for index, values in enumerate(_keys(shape, column(rows, "pk"))):
+            frame[f"k{index}"] = values.take(taken)
+        numbers = {name: index for index, name in enumerate(shape.columns)}
+        for name, lane in known:
+            kind = pa.bool_() if lane == GIVEN else pa.string()
+            values = lanes.get((name, lane))
+            frame[f"{lane}{numbers[name]}"] = (
+                pa.nulls(len(origin), kind) if values is None else values
+            )
+        used: Lanes = {}
+        for name, lane in lanes:
+            used[name] = used.get(name, frozenset()) | {lane}
+        writes = ~np.isin(kinds, (DELETE, TRANSIENT))
+        always = [
+            name
+            for (name, lane), given in lanes.items()
+            if lane == GIVEN and np.asarray(given)[writes].all()
+        ]
+        kept = frozenset(kinds.tolist())
+        return Staged(shape, pa.table(frame), kept, used, frozenset(always))
+
+
+def _round_bounds(folded: pa.Table, floor: int) -> list[int]:
+    """Return where rounds begin, and the end: a block whose keys came up before begins a new one.
+
+    Final blocks were folded together and count as one.
+    """
+    blocks = np.maximum(column(folded, "block_number").to_numpy(), floor)
+    starts = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
+    zones = np.cumsum(np.append(True, blocks[1:] != blocks[:-1])) - 1
+    codes = key_codes(folded)
+    order = sorted_by(codes)
+    same = np.append(False, codes[order][1:] == codes[order][:-1])
+    before = np.full(len(codes), -1)
+    before[order[1:]] = np.where(same[1:], zones[order[:-1]], -1)
+    newest = np.maximum.reduceat(before, starts).tolist()
+    bounds, first = [0], 0
+    for zone, touched in enumerate(newest):
+        if touched >= first:
+            first = zone
+            bounds.append(int(starts[zone]))
+    return [*bounds, len(codes)]
+
+
+def _divergent(fields: pa.Array, fresh: pa.Array, kinds: Any) -> Codes:
+    """Return the upserts that do different things to a row that is there and to a new one."""
+    upserts: Codes = np.flatnonzero(kinds == UPSERT)
+    there, new = (one.take(pa.array(upserts)) for one in (fields, fresh))
+    lengths = np.asarray(pc.list_value_length(there)).astype(np.int64)
+    odd: Mask = lengths != np.asarray(pc.list_value_length(new))
+    alike = np.flatnonzero(~odd)
+    one, other = (each.take(pa.array(alike)).flatten() for each in (there, new))
+    if not len(one):
+        return upserts[odd]
+    values = pc.fill_null(pc.equal(one.field(1), other.field(1)), False)
+    nulls = pc.and_(pc.is_null(one.field(1)), pc.is_null(other.field(1)))
+    equal = pc.and_(pc.equal(one.field(0), other.field(0)), pc.or_(values, nulls))
+    parents = np.repeat(alike, lengths[alike])
+    odd[parents[~np.asarray(equal)]] = True
+    return upserts[odd]
+
+
+def _entries(lists: pa.Array, rows: Codes, shift: int = 0) -> tuple[Codes, pa.Array]:
+    """Return the entries of some rows' lists, and to which row of the frame each belongs."""
+    chosen = lists.take(pa.array(rows))
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(chosen), 0)).astype(np.int64)
+    places = rows if not shift else np.arange(len(rows)) + shift
+    return np.repeat(places, lengths), chosen.flatten()
+
+
+def _scatter(
+    shape: Shape, parts: list[tuple[Codes, pa.Array]], size: int
+) -> dict[tuple[str, str], pa.Array]:
+    """Return a column for each lane that is in use."""
+    rows = np.concatenate([one for one, _ in parts])
+    if not len(rows):
+        return {}
+    names = pa.concat_arrays([entries.field(0) for _, entries in parts])
+    values = pa.concat_arrays([entries.field(1) for _, entries in parts])
+    known = list(shape.columns)
+    columns = pc.index_in(names, value_set=pa.array(known)).to_numpy()
+    steps = pa.concat_arrays(
+        [
+            entries.field(2) if entries.type.num_fields > 2 else pa.repeat("set", len(entries))
+            for _, entries in parts
+        ]
+    )
+    operations = list(_LANES)
+    codes = columns * len(operations) + pc.index_in(
+        steps, value_set=pa.array(operations)
+    ).to_numpy().astype(np.int64)
+    found: dict[tuple[str, str], pa.Array] = {}
+    for code in np.unique(codes).tolist():
+        name, operation = known[code // len(operations)], operations[code % len(operations)]
+        entries = np.flatnonzero(codes == code)
+        texts = _spell(shape, name, values.take(pa.array(entries)))
+        source = np.full(size, -1, np.int64)
+        source[rows[entries]] = np.arange(len(entries))
+        found[name, _LANES[operation]] = texts.take(pa.array(source, mask=source < 0))
+        if operation == "set":
+            found[name, GIVEN] = pa.array(source >= 0)
+    return found
+
+
+def _spell(shape: Shape, name: str, values: pa.Array) -> pa.Array:
+    """Give values their one spelling, and refuse fractions that the column would round."""
+    place = shape.columns[name]
+    values = one_spelling(values, place.kind, name)
+    if place.kind == "decimal" and place.scale is not None:
+        fraction = pc.utf8_length(pc.replace_substring_regex(values, r"^[^.]*\.?", ""))
+        long = pc.fill_null(pc.greater(fraction, place.scale), False)
+        if pc.any(long, min_count=0).as_py():
+            raise ChangeNumberError(
+                "more places than the column keeps",
+                table=shape.name,
+                column=name,
+                type=place.type,
+                got=values.filter(long)[0].as_py(),
+            )
+    return values
+
+
+def _keys(shape: Shape, keys: pa.Array) -> list[pa.Array]:
+    """Return the columns of the key; each row has all of them, in any order."""
+    parts = keys.flatten()
+    which = pc.index_in(parts.field(0), value_set=pa.array(shape.key)).to_numpy()
+    return [
+        parts.field(1).take(pa.array(np.flatnonzero(which == at))) for at in range(len(shape.key))
+    ]
