@@ -22,6 +22,7 @@ from headwater.core import (
     Span,
     clip_ranges,
 )
+from headwater.errors import HeadwaterError
 from headwater.portal.client import PortalClient
 from headwater.portal.clock import Clock
 from headwater.portal.reading import StreamQuery
@@ -115,6 +116,7 @@ class HistorySource:
         first, end = left.from_block, final.number
         if left.to_block is not None:
             end = min(end, left.to_block)
+        head = Head(final, self._latest())
         before = state.cursor
         self._check_link(left, before)
         while first <= end and (final.number - first >= self._far or end == left.to_block):
@@ -124,11 +126,18 @@ class HistorySource:
             if last is None:
                 return
             started = self._clock.monotonic()
-            yield Span(BlockRange(first, last.number), last, Head(final, final))
+            yield Span(BlockRange(first, last.number), last, head)
             self._size.took(self._clock.monotonic() - started)
             first, before = last.number + 1, last.cursor
         if first > end == left.to_block:
-            yield RangeEnd(Head(final, final))
+            yield RangeEnd(head)
+
+    def _latest(self) -> BlockCursor | None:
+        """Return the newest block, which only progress needs: without an answer it is unknown."""
+        try:
+            return self._client.head()
+        except HeadwaterError:
+            return None
 
     def _check_link(self, left: BlockRange, cursor: BlockCursor | None) -> None:
         """Raise `BlockLinkError` if the next block does not name our last one as its parent."""

@@ -63,7 +63,11 @@ class _Released(Protocol):
 
 
 class Assembler:
-    """Makes deliveries of one run's batches. `shared`: others than the target read them too."""
+    """Makes deliveries of one run's batches. `shared`: others than the target read them too.
+
+    `finalized` is the stored high-water mark; with `final_only` the stream ends at the finalized
+    block, whatever the latest one is.
+    """
 
     def __init__(
         self,
@@ -80,6 +84,8 @@ class Assembler:
         factories: Factories | None,
         *,
         shared: bool = False,
+        finalized: BlockCursor | None = None,
+        final_only: bool = False,
     ) -> None:
         self._id = stream_id
         self._portal = portal
@@ -91,7 +97,9 @@ class Assembler:
         self._spark = spark
         self._factories = factories
         self._shared = shared or bool(steps)
-        self._watermark = FinalizedWatermark()
+        self._watermark = FinalizedWatermark(finalized)
+        self._final_only = final_only
+        self._latest: BlockCursor | None = None
         self.progress = ProgressTracker(clock)
         self._history = history
         self._held: list[_Released] = []
@@ -172,11 +180,12 @@ class Assembler:
     def _last(self, head: Head, current: BlockCursor) -> int | None:
         """Return the last block that the stream will reach, as far as is known now."""
         ends = [block_range.to_block for block_range in self._plan.merged]
-        known = [cursor.number for cursor in (head.latest, head.finalized) if cursor is not None]
-        latest = max([*known, current.number]) if known else None
-        if ends and ends[-1] is not None:
-            return ends[-1] if latest is None else max(min(ends[-1], latest), current.number)
-        return latest
+        self._latest = head.latest or self._latest  # a portal may leave the header out
+        newest = head.finalized if self._final_only else self._latest
+        if newest is None:
+            return ends[-1] if ends else None
+        end = newest.number if not ends or ends[-1] is None else min(ends[-1], newest.number)
+        return max(end, current.number)
 
 
 def _blocks(batch: Batch[Raw]) -> int:

@@ -28,7 +28,11 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the stream is, and how fast; an estimate is None while it cannot be made."""
+    """How far the stream is, and how fast; an estimate is None while it cannot be made.
+
+    `to_block` is None for a stream without an end while the portal has not reported its latest
+    block.
+    """
 
     from_block: int
     to_block: int | None

@@ -24,9 +24,10 @@ class ProgressTracker:
         speed = (highest - lowest) / (now - began) if now > began and highest > lowest else None
         if last is None:
             return Progress(first, None, current, None, speed, None)
-        whole = max(last - first, 1)
-        percent = min(100.0, max(0.0, 100 * (current - first) / whole))
-        eta = None if speed is None else max(last - current, 0) / speed
+        if current >= last:
+            return Progress(first, last, current, 100.0, speed, 0.0)
+        percent = 0.0 if current <= first else 100 * (current - first) / (last - first)
+        eta = None if speed is None else (last - current) / speed
         return Progress(first, last, current, percent, speed, eta)
 
     def went_back(self) -> None:

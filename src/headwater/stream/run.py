@@ -102,6 +102,8 @@ class Run:
             self._stream.flush.history,
             self._factories,
             shared=self._shared,
+            finalized=state.finalized,
+            final_only=self._finalized,
         )
         self._started = True
         for step in self._stream.steps:
