@@ -14,6 +14,8 @@ import pytest
 
 from headwater import BlockCursor, create_target, evm, find_rollback_index, pipe_to_iterator
 from headwater.errors import (
+    AsyncCallbackError,
+    ForkCursorError,
     ForkCursorMissingError,
     ForkHandlerMissingError,
     HeadwaterError,
@@ -299,6 +301,69 @@ def test_a_fork_callback_that_gives_up_ends_the_run(portal: PortalServer) -> Non
 
     with pytest.raises(ForkCursorMissingError, match="E1003"):
         stream_of(portal).pipe_to(create_target(write=write, fork=lambda blocks: None))
+
+
+class OwnFork:
+    """A target of one's own that answers the first fork, and counts how often it is asked."""
+
+    def __init__(self, portal: PortalServer, answer: Any) -> None:
+        self.portal = portal
+        self.answer = answer
+        self.asked = 0
+
+    def write(self, read: Any) -> None:
+        for batch in read(None):
+            if batch.ctx.stream.state.current == self.portal.chain.head.cursor:
+                self.portal.fork(2)
+
+    def fork(self, previous_blocks: list[BlockCursor]) -> Any:
+        self.asked += 1
+        return self.answer
+
+    def run(self) -> None:
+        stream_of(self.portal).pipe_to(create_target(write=self.write, fork=self.fork))
+
+
+@pytest.mark.parametrize("ahead", [1, 100])
+def test_a_fork_callback_must_not_name_a_cursor_ahead_of_the_stream(
+    portal: PortalServer, ahead: int
+) -> None:
+    """The blocks in between would never be read."""
+    own = OwnFork(portal, BlockCursor(59 + ahead, "0xab"))
+    with pytest.raises(ForkCursorError, match=r"E1007.*has not reached"):
+        own.run()
+    assert own.asked == 1
+
+
+def test_a_fork_callback_must_not_name_a_block_that_was_not_delivered(portal: PortalServer) -> None:
+    with pytest.raises(ForkCursorError, match=r"E1007.*not delivered"):
+        OwnFork(portal, BlockCursor(59, "0xab")).run()
+
+
+@pytest.mark.parametrize("answer", [7, "0xab", {"number": 5}, (5, "0xab")])
+def test_a_fork_callback_returns_a_cursor_or_nothing(portal: PortalServer, answer: Any) -> None:
+    with pytest.raises(ForkCursorError, match=r"E1007.*BlockCursor"):
+        OwnFork(portal, answer).run()
+
+
+def test_a_fork_callback_that_returns_something_to_await_is_refused(portal: PortalServer) -> None:
+    async def good() -> BlockCursor:
+        return BlockCursor(3, "0xab")
+
+    with pytest.raises(AsyncCallbackError, match="E0015"):
+        OwnFork(portal, good()).run()
+
+
+def test_a_fork_callback_that_insists_on_the_present_cursor_is_asked_slowly_and_not_for_ever(
+    portal: PortalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("headwater.portal.SystemClock.sleep", lambda self, s: pauses.append(s))
+    own = OwnFork(portal, portal.chain.head.cursor)
+    with pytest.raises(ForkCursorError, match=r"E1007.*keeps naming"):
+        own.run()
+    assert own.asked == 6
+    assert pauses.count(1.0) == 5
 
 
 def test_a_fork_without_a_callback_is_a_coded_error(portal: PortalServer) -> None:

@@ -140,7 +140,7 @@ def _open(address: str, stream_id: str, schema: str | None, table: str) -> _Plac
         there = ClickHouseSettings(id=stream_id, database=schema, table=table)
         database = schema or client.database
         target = clickhouse_target(  # which leaves the user's tables alone
-            client, on_data=lambda: None, on_rollback=lambda: None, settings=there
+            client, on_data=lambda store, data: None, on_rollback=lambda: None, settings=there
         )
         return _ClickHousePlace(target, database, stream_id)
     if not Path(address).is_file():

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Event, Lock, Thread
 
+from headwater.core.callbacks import Callback
 from headwater.effects.message import Message
-from headwater.errors import DeliveryError, DeliveryRefusedError, HeadwaterError
+from headwater.errors import AsyncCallbackError, DeliveryError, DeliveryRefusedError, HeadwaterError
 from headwater.portal import RetryPolicy
 
 logger = logging.getLogger("headwater.effects")
@@ -63,6 +64,7 @@ class Courier:
         self, deliver: Deliver, batch_size: int, retry: RetryPolicy, *, background: bool = True
     ) -> None:
         self._deliver = deliver
+        self._call = Callback("deliver", deliver, "messages")
         self._batch_size = batch_size
         self._retry = retry
         self._background = background
@@ -162,7 +164,9 @@ class Courier:
 
     def _attempt(self, batch: Sequence[Message]) -> _Failure | None:
         try:
-            self._deliver(batch)
+            self._call(batch)
+        except AsyncCallbackError:
+            raise  # no message can be blamed for it: the run ends, and all of them are kept
         except DeliveryRefusedError as error:
             return _Failure(str(error), True, None)
         except DeliveryError as error:

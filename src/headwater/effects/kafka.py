@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from headwater.core.callbacks import Callback
 from headwater.effects.message import Message
 from headwater.errors import (
     DeliveryError,
@@ -51,7 +52,7 @@ def kafka(
         raise MissingExtraError(
             "kafka needs the package confluent-kafka: pip install 'headwater[kafka]'"
         ) from error
-    return Kafka(library, topic, config, key or _by_output, timeout_s)
+    return Kafka(library, topic, config, Callback("key", key or _by_output, "message"), timeout_s)
 
 
 class Kafka:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headwater.core import Batch, PipeState
+from headwater.core.callbacks import Callback
 from headwater.effects.collect import collect_messages
 from headwater.effects.courier import Courier, Deliver, Report
 from headwater.effects.dead_letters import DEAD_LETTERS, dead_letter_rows, outbox_table
@@ -43,10 +44,7 @@ class Subscription:
     retry: RetryPolicy = RETRY
 
     def __post_init__(self) -> None:
-        if not callable(self.deliver):
-            raise InvalidOptionError(
-                "deliver is a function of a list of messages", got=repr(self.deliver)
-            )
+        Callback("deliver", self.deliver, "messages")
         if not NAME.fullmatch(self.name):
             raise InvalidOptionError(
                 "a name has at most 40 letters, digits and underscores: give name=", got=self.name

@@ -49,6 +49,7 @@ from headwater.errors.clickhouse import (
     RollbackHandlerMissingError,
 )
 from headwater.errors.configuration import (
+    AsyncCallbackError,
     ConfigChangedError,
     CursorMoveError,
     DiscriminatorError,
@@ -92,6 +93,7 @@ from headwater.errors.effects import (
 )
 from headwater.errors.forks import (
     EmptyForkSampleError,
+    ForkCursorError,
     ForkCursorMissingError,
     ForkHandlerMissingError,
     HotBatchError,
@@ -132,6 +134,7 @@ __all__ = [
     "AddressError",
     "AggregateError",
     "AppendOnlyError",
+    "AsyncCallbackError",
     "BlockContentError",
     "BlockLinkError",
     "BlockOrderError",
@@ -163,6 +166,7 @@ __all__ = [
     "DuplicateInsertError",
     "EmptyForkSampleError",
     "FinalizedForkError",
+    "ForkCursorError",
     "ForkCursorMissingError",
     "ForkHandlerMissingError",
     "HeadwaterError",

@@ -118,3 +118,12 @@ class SchemaFileError(
     "the message says so",
 ):
     """A schema file cannot be read, or what it asks for cannot be created."""
+
+
+class AsyncCallbackError(
+    InvalidOptionError,
+    code="E0015",
+    fix="write def instead of async def: Headwater calls your code in its own thread and awaits "
+    "nothing; run a coroutine to its end inside the callback (asyncio.run). Nothing was committed",
+):
+    """A callback is asynchronous: it would return at once, and what it should do never happens."""

@@ -52,3 +52,12 @@ class HotBatchError(
     fix="cut answers with headwater.core.cut_batches: a batch holds final blocks, or one hot block",
 ):
     """A batch holds several blocks above the finalized head, so it could not be undone exactly."""
+
+
+class ForkCursorError(
+    HeadwaterError,
+    code="E1007",
+    fix="return a BlockCursor that the stream has delivered, below the one it stands at, or None "
+    "to give up; nothing after the last batch was handed out",
+):
+    """A fork callback named a cursor that the stream cannot go on from without losing blocks."""

@@ -18,11 +18,12 @@ from headwater.core import (
     PipeState,
 )
 from headwater.core import chain as chains
+from headwater.core.callbacks import Callback
 from headwater.errors import (
     EmptyForkSampleError,
+    ForkCursorError,
     ForkCursorMissingError,
     ForkHandlerMissingError,
-    InvalidOptionError,
 )
 from headwater.stream.context import StreamBatch
 from headwater.targets.contract import Delivery
@@ -35,7 +36,7 @@ OnFork = Callable[[list[BlockCursor]], BlockCursor | None]
 class OwnedTarget:
     """What `create_target` returns; give it to `stream.pipe_to`."""
 
-    write: Callable[[Read], None]
+    write: Callable[[Read], object]
     fork: OnFork | None = None
 
 
@@ -47,9 +48,9 @@ def create_target(*, write: Callable[[Read], None], fork: OnFork | None = None) 
     cursor; None means that there is none, and ends the run with `ForkCursorMissingError`. The two
     are never called at the same time.
     """
-    if not callable(write) or not (fork is None or callable(fork)):
-        raise InvalidOptionError("write and fork must be functions", write=write, fork=fork)
-    return OwnedTarget(write, fork)
+    return OwnedTarget(
+        Callback("write", write, "read"), Callback.optional("fork", fork, "previous_blocks")
+    )
 
 
 class Handover:
@@ -95,7 +96,11 @@ class AskUser:
     def __call__(
         self, state: PipeState, previous_blocks: Sequence[BlockCursor], *, patient: bool
     ) -> tuple[ForkResolution, PipeState]:
-        """Ask once per 409; the callback may be asked again with an older sample."""
+        """Ask once per 409; the callback may be asked again with an older sample.
+
+        A callback that names the present cursor waits for the portal to agree with it again; that
+        is tried as often as a replica is waited for.
+        """
         if self._on_fork is None:
             raise ForkHandlerMissingError("the chain forked", cursor=state.cursor)
         if not previous_blocks:
@@ -106,8 +111,33 @@ class AskUser:
             raise ForkCursorMissingError(
                 "the fork callback found no good cursor", cursor=state.cursor
             )
+        if not isinstance(safe, BlockCursor):
+            raise ForkCursorError("the fork callback must return a BlockCursor", got=repr(safe))
+        if state.cursor is None or safe.number > state.cursor.number:
+            raise ForkCursorError(
+                "the fork callback named a block that the stream has not reached, and what lies "
+                "between would never be read",
+                got=safe,
+                cursor=state.cursor,
+            )
+        if safe.number == state.cursor.number:
+            return self._stay(state.cursor, safe, patient=patient), state
         final = state.finalized
         if final is not None and final.number > safe.number:
             final = None
         kept = chains.append(state.rollback_chain, safe)
         return ForkResolution(safe, ForkRule.MATCH), PipeState(safe, final, kept)
+
+    def _stay(self, cursor: BlockCursor, safe: BlockCursor, *, patient: bool) -> ForkResolution:
+        """Wait a while with the cursor that the portal has just refused; then give up."""
+        if safe != cursor:
+            raise ForkCursorError(
+                "the fork callback named a block that the stream has not delivered",
+                got=safe,
+                cursor=cursor,
+            )
+        if not patient:
+            raise ForkCursorError(
+                "the fork callback keeps naming the cursor that the portal refuses", cursor=cursor
+            )
+        return ForkResolution(cursor, ForkRule.WAIT)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headwater.core import BlockCursor, Flush, FlushRules
+from headwater.core.callbacks import Callback
 from headwater.decode import Output
 from headwater.effects import Subscription
 from headwater.effects.courier import Deliver
@@ -98,6 +99,7 @@ class PortalStream:
         `on_event` observer, which is told of every event, may raise `StopRequested` to the same
         effect.
         """
+        tell = Callback.optional("on_event", on_event, "event")
         if isinstance(target, OwnedTarget):
             target.write(lambda cursor=None: self._read(cursor, target.fork))
             return
@@ -106,8 +108,8 @@ class PortalStream:
             with interrupt.handling(), self._opened() as run:
                 target.bind(self.id)
                 for event in self._steps(run, target, follow_history, interrupt):
-                    if on_event is not None:
-                        on_event(event)
+                    if tell is not None:
+                        tell(event)
                     interrupt.check()
         except StopRequested:
             logger.info("stream.stopped id=%s", self.id)
@@ -242,4 +244,4 @@ def pipe_to_iterator(
 
     `on_fork(previous_blocks)` returns the last good cursor, or None to give up.
     """
-    return stream._read(initial_cursor, on_fork)
+    return stream._read(initial_cursor, Callback("on_fork", on_fork, "previous_blocks"))

@@ -7,24 +7,16 @@ the target's move in lockstep. All calls come from one thread of the driver.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from headwater.core import BlockCursor
+from headwater.core.callbacks import Callback
 from headwater.errors import InvalidOptionError
 from headwater.stream.context import BatchContext, StartInfo
 
 Frames = Mapping[str, Any]
-
-
-def takes(function: Callable[..., Any], count: int) -> bool:
-    """Tell whether a callback accepts so many positional arguments."""
-    try:
-        inspect.signature(function).bind(*range(count))
-    except TypeError:
-        return False
-    return True
+_HOOKS = {"start": "info", "fork": "safe_cursor", "stop": ""}
 
 
 class Step:
@@ -32,18 +24,16 @@ class Step:
 
     def __init__(self, code: object) -> None:
         transform = getattr(code, "transform", None) or code
-        if not callable(transform) or not (takes(transform, 1) or takes(transform, 2)):
-            raise InvalidOptionError(
-                "pipe takes a function of (data) or (data, ctx), or an object with transform",
-                got=repr(code),
-            )
-        self._transform = transform
-        self._wants_context = takes(transform, 2)
-        self._code = code
+        self._transform = Callback("transform", transform, "data", "data, ctx")
+        self._hooks = {
+            name: Callback(name, hook, form)
+            for name, form in _HOOKS.items()
+            if callable(hook := getattr(code, name, None))
+        }
 
     def transform(self, data: Frames, ctx: BatchContext) -> Frames:
         """Return what becomes of a batch: a mapping of names to DataFrames."""
-        made = self._transform(data, ctx) if self._wants_context else self._transform(data)
+        made = self._transform(data, ctx)
         if not isinstance(made, Mapping):
             raise InvalidOptionError(
                 "a transform returns a mapping of names to DataFrames", got=type(made).__name__
@@ -63,6 +53,5 @@ class Step:
         self._call("stop")
 
     def _call(self, name: str, *arguments: object) -> None:
-        hook = getattr(self._code, name, None)
-        if callable(hook):
-            hook(*arguments)
+        if name in self._hooks:
+            self._hooks[name](*arguments)

@@ -7,7 +7,6 @@ cursor, and every start removes these before anything is read.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, PipeState
+from headwater.core.callbacks import Callback, NamedCallback
 from headwater.errors import (
     ClickHouseConnectionError,
     ClickHouseWriterError,
@@ -38,6 +38,7 @@ from headwater.targets.contract import Delivery, Scope, SideTable
 OnData = Callable[..., object]
 OnStart = Callable[[Store], object]
 OnRollback = Callable[..., object]
+ROLLBACK_ARGUMENTS = ("type", "store", "cursor", "safe_cursor")
 
 logger = logging.getLogger("headwater.targets.clickhouse")
 
@@ -103,15 +104,18 @@ class ClickHouseTarget:
         self._client = ClickHouseClient(given) if isinstance(given, str) else given.copy()
         self._client.attempts = settings.attempts
         self._tables = tables
-        self._on_data = on_data
-        self._on_start = on_start
-        self._on_rollback = on_rollback
+        self._on_data = Callback.optional("on_data", on_data, "store, data", "store, data, ctx")
+        self._on_start = Callback.optional("on_start", on_start, "store")
+        self._on_rollback = (
+            None
+            if on_rollback is None
+            else NamedCallback("on_rollback", on_rollback, ROLLBACK_ARGUMENTS)
+        )
         self._settings = settings
         self._id = settings.id or LEGACY_ID
         self._state = PipeState()
         self._is_open = False
         self._dirty = False
-        self._wants_ctx = on_data is not None and _takes_three(on_data)
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""
@@ -292,8 +296,7 @@ class ClickHouseTarget:
                 logger.info("rows.removed table=%s above=%d rows=%d", layout.name, number, removed)
         self._catalog.forget_versions()
         if hook and self._on_rollback is not None and state.cursor is not None:
-            _call(
-                self._on_rollback,
+            self._on_rollback(
                 type=kind,
                 store=self._store(),
                 cursor=orphaned or state.cursor,
@@ -312,31 +315,10 @@ class ClickHouseTarget:
         if self._on_data is None:
             for name, frame in data.items():
                 store.insert(f"`{name}`" if "." in name else name, frame)
-        elif self._wants_ctx:
-            self._on_data(store, data, delivery.ctx)
         else:
-            self._on_data(store, data)
+            self._on_data(store, data, delivery.ctx)
         self._side.write(store, delivery.side)
 
     def _announce(self, sql: str) -> None:
         if self.on_statement is not None:
             self.on_statement(sql)
-
-
-def _takes_three(function: OnData) -> bool:
-    """Tell whether a callback wants the context too."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return True
-    return (
-        sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters) > 2
-    )
-
-
-def _call(hook: OnRollback, **facts: object) -> None:
-    """Call a hook with those facts that it has parameters for."""
-    parameters = inspect.signature(hook).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        hook(**facts)
-        return
-    hook(**{name: fact for name, fact in facts.items() if name in parameters})

@@ -65,7 +65,7 @@ def duckdb_target(
     if on_data is not None and tables is None:
         raise UndeclaredTableError("on_data is given, but not the tables that it writes")
     declared = [one if isinstance(one, Table) else table(one) for one in tables or ()]
-    callbacks = Callbacks(on_data, on_start, on_before_rollback, on_after_rollback)
+    callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
     return DuckDBTarget(path, declared, tuple(aggregates), callbacks, settings or DuckDBSettings())
 
 

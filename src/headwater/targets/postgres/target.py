@@ -71,7 +71,7 @@ def postgres_target(
     if on_data is not None and tables is None:
         raise UntrackedTableError("on_data is given, but not the tables that it writes")
     declared = [one if isinstance(one, Table) else table(one) for one in tables or ()]
-    callbacks = Callbacks(on_data, on_start, on_before_rollback, on_after_rollback)
+    callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
     return PostgresTarget(
         dsn, declared, tuple(aggregates), callbacks, settings or PostgresSettings()
     )

@@ -15,8 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from headwater.core import Batch, PipeState
+from headwater.core.callbacks import Callback
 from headwater.errors import InvalidOptionError
-from headwater.targets.callbacks import takes_three
 from headwater.targets.contract import Delivery, Scope, SideTable
 from headwater.targets.sql.aggregates.writer import Aggregates
 from headwater.targets.sql.catalog import ClaimedTables
@@ -34,10 +34,26 @@ Found = TypeVar("Found")
 class Callbacks:
     """The user's functions, all called with a `tx` inside a transaction."""
 
-    on_data: Callable[..., object] | None
-    on_start: Callable[[Any], object] | None
-    before_rollback: Callable[[Any, Any], object] | None
-    after_rollback: Callable[[Any, Any], object] | None
+    on_data: Callback | None
+    on_start: Callback | None
+    before_rollback: Callback | None
+    after_rollback: Callback | None
+
+    @classmethod
+    def check(
+        cls,
+        on_data: Callable[..., object] | None,
+        on_start: Callable[..., object] | None,
+        on_before_rollback: Callable[..., object] | None,
+        on_after_rollback: Callable[..., object] | None,
+    ) -> Callbacks:
+        """Return them; refuse what takes other arguments, and what is asynchronous."""
+        return cls(
+            Callback.optional("on_data", on_data, "tx, data", "tx, data, ctx"),
+            Callback.optional("on_start", on_start, "tx"),
+            Callback.optional("on_before_rollback", on_before_rollback, "tx, cursor"),
+            Callback.optional("on_after_rollback", on_after_rollback, "tx, cursor"),
+        )
 
 
 class Log(Protocol):
@@ -77,7 +93,6 @@ class RelationalTarget(ABC, Generic[Held]):
         self._state = PipeState()
         self._session: Held | None = None
         self._side_tables: tuple[SideTable, ...] = ()
-        self._wants_ctx = callbacks.on_data is not None and takes_three(callbacks.on_data)
 
     @property
     def rereads(self) -> bool:
@@ -192,10 +207,8 @@ class RelationalTarget(ABC, Generic[Held]):
             if on_data is None:
                 for name, frame in data.items():
                     tx.insert(f'"{name}"' if "." in name else name, frame)
-            elif self._wants_ctx:
-                on_data(tx, data, delivery.ctx)
             else:
-                on_data(tx, data)
+                on_data(tx, data, delivery.ctx)
             self._aggregates.write(tx, data, scope.block)
 
     def _prune(self, state: PipeState) -> None:
