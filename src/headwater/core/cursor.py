@@ -5,7 +5,10 @@ All are immutable values that pickle; they are made on the driver and on executo
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+
+_HEX = re.compile(r"0[xX][0-9a-fA-F]*|[0-9a-fA-F]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,12 +16,16 @@ class BlockCursor:
     """A block or slot, inclusive: reading resumes at `number + 1`.
 
     Two cursors are equal when number *and* hash are; the timestamp (seconds) is only carried along.
+    Hashes in hex are kept in lower case, whatever a portal, a stored state or a user wrote.
     A cursor without a hash cannot serve as an anchor, so the next request detects no fork.
     """
 
     number: int
     hash: str | None = None
     timestamp: int | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hash", normal_hash(self.hash))
 
     def __str__(self) -> str:
         return f"{self.number}#{short_hash(self.hash)}"
@@ -34,6 +41,10 @@ class BlockHeader:
     parent_number: int | None = None
     timestamp: int | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hash", normal_hash(self.hash))
+        object.__setattr__(self, "parent_hash", normal_hash(self.parent_hash))
+
     @property
     def cursor(self) -> BlockCursor:
         """The position of this block."""
@@ -46,6 +57,16 @@ class Head:
 
     finalized: BlockCursor | None = None
     latest: BlockCursor | None = None
+
+
+def normal_hash(block_hash: str | None) -> str | None:
+    """Return the one spelling in which hashes are compared: hex in lower case, all else as it is.
+
+    Base58, in which case tells, has no zero and no hash of 64 characters.
+    """
+    if block_hash is None or block_hash.islower():
+        return block_hash
+    return block_hash.lower() if _HEX.fullmatch(block_hash) else block_hash
 
 
 def short_hash(block_hash: str | None) -> str:

@@ -195,7 +195,7 @@ def plan_move(
     wanted = BlockCursor(number, block_hash)
     if points[0].number <= number <= state.cursor.number:
         found = next(one for one in reversed(points) if one.number <= number)
-        if block_hash is not None and found.hash != block_hash:
+        if block_hash is not None and found.hash != wanted.hash:
             raise CursorMoveError("another block is stored there", wanted=wanted, stored=found)
         if not stream.tables and found != state.cursor and not force:
             raise CursorMoveError(UNKNOWN_TABLES, stream=stream.id)

@@ -123,3 +123,11 @@ def test_the_first_block_of_all_needs_no_parent() -> None:
     order = BlockOrder(BlockRange(0), None, complete=True)
     order.accept(block(0, "zero", 0))
     order.accept(block(1, "h0", 0))
+
+
+def test_a_parent_hash_in_another_case_is_the_same_block() -> None:
+    order = BlockOrder(BlockRange(6, 9), BlockCursor(5, "0xABCD"), complete=True)
+    order.accept(BlockHeader(6, "0xEF01", parent_hash="0xabcd"))
+    order.accept(BlockHeader(7, "0xef02", parent_hash="0xef01"))
+    assert order.last is not None
+    assert order.last.number == 7
