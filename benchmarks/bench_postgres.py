@@ -86,7 +86,7 @@ class Stream:
         state = self.state.advance([header], head)
         began = time.perf_counter()
         batch = Batch((header,), head, state, (), Delivery(data))
-        self.target.commit([self.target.stage(batch)], state)
+        self.target.commit([batch], state)
         self.state = state
         return time.perf_counter() - began
 

@@ -253,7 +253,7 @@ class OutboxWalk:
             Random(len(rows)).shuffle(rows)
             frame = pa.Table.from_pylist(rows, schema=SCHEMA)
             made = self._parts.add_rows(batch.with_data(Delivery({"transfers": frame})))
-            self._target.commit([self._target.stage(made)], batch.state)
+            self._target.commit([made], batch.state)
             self._tick()
             self.state = batch.state
             self._parts.advanced(self.state)

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from headwater.core import Batch, BlockRange
-from headwater.pipeline import Discarded, Event, Pipeline, Raw, RolledBack, Settled
+from headwater.pipeline import Discarded, Event, Host, Pipeline, Raw, RolledBack, Settled
 from headwater.portal import PortalClient, PortalSource
 from headwater.stream.undo_buffer import UndoBuffer
 from headwater.targets import MemoryStore, MemoryTarget
@@ -21,7 +21,7 @@ from headwater.testing.portal.transport import SimTransport, VirtualClock
 DEPTH = 5
 
 
-class Following:
+class Following(Host[Rows]):
     """A pipeline with an undo buffer on a chain that a test moves, checked after every step."""
 
     def __init__(self, seed: int, last: int | None = None) -> None:
@@ -41,7 +41,7 @@ class Following:
             every_block=True,
             finality_known=True,
             finality_lies=False,
-            history_cap=1000,
+            rollback_cap=1000,
             far=None,
         )
         self._query = self._on.query(tokens)
@@ -60,9 +60,14 @@ class Following:
         self._steps: Iterator[Event] = Pipeline(
             UndoBuffer(source, DEPTH, pause=lambda: self._clock.sleep(1.0)),
             MemoryTarget(self.store),
-            _rows_of,
-            pause=lambda: self._clock.sleep(1.0),
+            self,
         ).steps()
+
+    def transform(self, batch: Batch[Raw]) -> Batch[Rows]:
+        return _rows_of(batch)
+
+    def pause(self) -> None:
+        self._clock.sleep(1.0)
 
     def settle(self) -> list[Event]:
         """Step until nothing new comes; return what happened."""

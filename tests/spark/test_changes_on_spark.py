@@ -53,7 +53,7 @@ def many(seed: int, size: int = 4000) -> Changes:
 def commit(stream: Stream, frame: Any) -> None:
     """Commit changes of blocks up to 40, all of them final."""
     batch = stream.batch(40, frame, stream.state, final=40, branch="a")
-    stream.target.commit([stream.target.stage(batch)], batch.state)
+    stream.target.commit([stream.target.prepare_batch(batch)], batch.state)
 
 
 @pytest.mark.guarantee("CHANGE-1")

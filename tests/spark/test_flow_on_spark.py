@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater import Flush, evm, portal_stream
-from headwater.pipeline import Committed, Event, Staged
+from headwater.pipeline import Buffered, Committed, Event
 from headwater.targets import duckdb_target
 from headwater.targets.admin import operator
 from headwater.targets.schema_file import tables_of
@@ -49,12 +49,12 @@ def test_spans_of_history_are_committed_together(
             portal.chain, portal.chain.canonical(0, 399)
         )
     commits = [event.blocks for event in events if isinstance(event, Committed)]
-    staged = sum(isinstance(event, Staged) for event in events)
+    buffered = sum(isinstance(event, Buffered) for event in events)
     if rule is None:
-        assert staged == 0
+        assert buffered == 0
         assert commits[:6] == [60] * 6
     else:
-        assert staged > 0
+        assert buffered > 0
         assert commits[0] == 60, "the first batch of all is committed at once"
         assert max(commits) >= 120
     assert persisted(spark) == 0, "what spans kept on executors is released"

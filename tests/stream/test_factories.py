@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,6 +27,7 @@ from headwater.targets import (
     postgres_target,
 )
 from headwater.targets.clickhouse import ClickHouseClient
+from headwater.targets.contract import Capabilities
 from headwater.testing import PortalServer, simulated_portal
 from tests.stream import pool_truth as truth
 from tests.targets.clickhouse_places import database as clickhouse_database
@@ -242,6 +244,10 @@ class Crashing:
     def __init__(self, inner: Any, at: int) -> None:
         self.inner, self.at, self.effects = inner, at, 0
 
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        return replace(self.inner.capabilities, side_tables=self)
+
     def bind(self, stream_id: str) -> None:
         self.inner.bind(stream_id)
 
@@ -260,11 +266,8 @@ class Crashing:
         state: PipeState = self._effect(self.inner.recover)
         return state
 
-    def stage(self, batch: Batch[Delivery]) -> Any:
-        return self._effect(lambda: self.inner.stage(batch))
-
-    def commit(self, receipts: Sequence[Any], state: PipeState) -> None:
-        self._effect(lambda: self.inner.commit(receipts, state))
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        self._effect(lambda: self.inner.commit(batches, state))
 
     def roll_back(self, state: PipeState) -> None:
         self._effect(lambda: self.inner.roll_back(state))

@@ -13,7 +13,7 @@ import pytest
 
 from headwater import Flush, create_target
 from headwater.errors import InvalidOptionError
-from headwater.pipeline import Committed, Discarded, Event, RolledBack, Settled, Staged
+from headwater.pipeline import Buffered, Committed, Discarded, Event, RolledBack, Settled
 from headwater.targets import duckdb_target
 from headwater.testing import PortalServer, simulated_portal
 from tests.stream.test_stream import Counter, held, stream_of
@@ -78,10 +78,10 @@ def test_forks_stops_and_flushes_leave_what_the_canonical_chain_says(
                 rows = target.query(f"SELECT {COLUMNS} FROM transfers ORDER BY ALL").to_pylist()
                 branch = chain.path(str(cursor.hash))
                 assert [tuple(row.values()) for row in rows] == sorted(transfers(chain, branch))
-                if not isinstance(event, Staged | Settled):  # user code may be ahead, not beside
+                if not isinstance(event, Buffered | Settled):  # user code may be ahead, not beside
                     kept = {n: c for n, c in counter.per_block.items() if n <= cursor.number}
                     assert kept == counter.per_block
-            if isinstance(event, Staged) and dice.random() < 0.02:
+            if isinstance(event, Buffered) and dice.random() < 0.02:
                 os.kill(os.getpid(), signal.SIGTERM)
             if isinstance(event, Settled):
                 if dice.random() < 0.4:
@@ -99,7 +99,7 @@ def test_forks_stops_and_flushes_leave_what_the_canonical_chain_says(
         counter.per_block.clear()
         stream_of(portal, (0, chain.head.number), flush=flush).pipe_to(target, on_event=on_event)
         assert held(path) == transfers(chain, chain.canonical())
-        assert {Discarded, RolledBack, Staged, Committed} <= seen
+        assert {Discarded, RolledBack, Buffered, Committed} <= seen
 
 
 def test_an_owned_target_gets_the_batches_of_a_flush_one_after_the_other(

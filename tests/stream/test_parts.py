@@ -181,7 +181,7 @@ def test_streams_of_one_id_in_two_tables_of_state_are_two(tmp_path: Path) -> Non
         for target in (first, second):
             target.open_side_tables([COUNTS])
             target.recover()
-        first.commit([first.stage(batch)], state)
+        first.commit([batch], state)
         assert second.recover() == PipeState()  # it removes what is above its own cursor
         assert second.read_side_table("counts").num_rows == 0
         assert first.read_side_table("counts").num_rows == 1

@@ -66,7 +66,7 @@ class Stream:
         header = BlockHeader(number, f"{branch}{number}", None, number - 1, number)
         state = self.state.advance([header], head)
         batch = Batch((header,), head, state, (), Delivery(data or {}, ctx, side or {}))
-        self.target.commit([self.target.stage(batch)], state)
+        self.target.commit([batch], state)
         self.state = state
 
     def fork(self, number: int) -> None:

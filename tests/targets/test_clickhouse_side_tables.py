@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.targets.clickhouse import ClickHouseSettings, clickhouse_target
-from headwater.targets.contract import KeepsConfig, KeepsSideTables, SideTable
+from headwater.targets.contract import SideTable
 from tests.targets.clickhouse_places import Stream, database
 
 COLUMNS = pa.schema(
@@ -24,7 +24,7 @@ def rows(*keys: tuple[int, int]) -> pa.Table:
 
 def started(url: str, id: str = "s", **options: Any) -> Stream:
     target = clickhouse_target(url, settings=ClickHouseSettings(id=id), **options)
-    assert isinstance(target, KeepsSideTables)
+    assert target.capabilities.side_tables is target
     target.open_side_tables(TABLES)
     return Stream(target, url)
 
@@ -60,7 +60,7 @@ def test_side_rows_live_and_die_with_their_batch(owner: str) -> None:
 def test_what_a_stream_asked_for_is_kept_by_its_id() -> None:
     url = database()
     s, other = started(url), started(url, "other")
-    assert isinstance(s.target, KeepsConfig)
+    assert s.target.capabilities.config is s.target
     assert s.target.stored_config().read() is None
     for text in ('{"a": "it\'s\\n"}', "second", "third"):
         s.target.stored_config().write(text)

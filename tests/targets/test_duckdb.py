@@ -48,7 +48,7 @@ class Stream:
         header = BlockHeader(number, f"h{number}", f"h{number - 1}", number - 1, number)
         state = self.state.advance([header], head)
         batch = Batch((header,), head, state, (), Delivery(data or {}, ctx))
-        self.target.commit([self.target.stage(batch)], state)
+        self.target.commit([batch], state)
         self.state = state
 
     def fork(self, number: int) -> None:

@@ -24,7 +24,7 @@ def batch(*numbers: int, finalized: int = 1) -> Batch[Rows]:
 def filled(*parts: Batch[Rows]) -> MemoryTarget[Rows]:
     target: MemoryTarget[Rows] = MemoryTarget()
     for part in parts or (batch(1, 2, 3), batch(4), batch(5)):
-        target.commit([target.stage(part)], part.state)
+        target.commit([part], part.state)
     return target
 
 
@@ -33,7 +33,7 @@ def rows(target: MemoryTarget[Rows]) -> list[str]:
 
 
 def test_it_is_a_target() -> None:
-    target: Target[Rows, Batch[Rows]] = MemoryTarget()
+    target: Target[Rows] = MemoryTarget()
     assert target.recover() == PipeState()
 
 
@@ -49,36 +49,21 @@ def test_targets_do_not_share_a_store_unless_they_are_given_one() -> None:
     assert MemoryTarget(first.store).recover() == first.recover()
 
 
-def test_what_is_staged_is_visible_to_nobody() -> None:
-    target = filled()
-    before = target.store.committed
-    target.stage(batch(6))
-    target.stage(batch(6))
-    assert target.store.committed is before
-
-
-def test_a_repeated_stage_counts_once() -> None:
-    target = filled()
-    target.stage(batch(6))
-    target.commit([target.stage(batch(6))], batch(6).state)
-    assert rows(target).count("row of 6") == 1
-
-
 def test_a_commit_shows_data_and_state_together() -> None:
     target = filled()
     assert rows(target) == [f"row of {number}" for number in range(1, 6)]
     assert target.recover() == batch(5).state
 
 
-def test_several_receipts_become_visible_in_one_commit() -> None:
+def test_several_batches_become_visible_in_one_commit() -> None:
     target: MemoryTarget[Rows] = MemoryTarget()
     parts = [batch(1), batch(2), batch(3)]
-    target.commit([target.stage(part) for part in parts], parts[-1].state)
+    target.commit(parts, parts[-1].state)
     assert rows(target) == ["row of 1", "row of 2", "row of 3"]
     assert target.recover() == parts[-1].state
 
 
-def test_a_commit_without_receipts_changes_the_state_alone() -> None:
+def test_a_commit_without_batches_changes_the_state_alone() -> None:
     target = filled()
     settled = batch(5, finalized=4).state
     for _ in range(2):
@@ -144,7 +129,7 @@ def test_after_a_rollback_other_blocks_follow() -> None:
     target.roll_back(batch(3).state)
     renamed: Rows = ("row of 4b",)
     sibling = batch(4).with_data(renamed)
-    target.commit([target.stage(sibling)], sibling.state)
+    target.commit([sibling], sibling.state)
     assert rows(target) == ["row of 1", "row of 2", "row of 3", "row of 4b"]
 
 
@@ -159,11 +144,10 @@ def test_recovering_again_changes_nothing() -> None:
 def test_a_store_outlives_its_target() -> None:
     store: MemoryStore[Rows] = MemoryStore()
     first = MemoryTarget(store)
-    first.commit([first.stage(batch(1))], batch(1).state)
-    first.stage(batch(2))  # dies here
+    first.commit([batch(1)], batch(1).state)  # then dies
     second = MemoryTarget(store)
     assert second.recover() == batch(1).state
-    second.commit([second.stage(batch(2))], batch(2).state)
+    second.commit([batch(2)], batch(2).state)
     assert rows(second) == ["row of 1", "row of 2"]
 
 

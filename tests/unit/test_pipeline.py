@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import pytest
 
@@ -17,6 +17,7 @@ from headwater.core import (
     BlockHeader,
     BlockRange,
     Blocks,
+    FlushRules,
     Fork,
     ForkResolution,
     ForkRule,
@@ -35,17 +36,18 @@ from headwater.errors import (
 from headwater.pipeline import (
     Committed,
     Event,
-    ForkPolicy,
+    Host,
     Pipeline,
+    Raw,
     Recovered,
     RolledBack,
     Settled,
     Waited,
-    follow_history,
 )
-from headwater.targets import MemoryStore, MemoryTarget
+from headwater.targets import Capabilities, MemoryStore, MemoryTarget
 
 Data = tuple[str, ...]
+Policy = Callable[..., tuple[ForkResolution, PipeState]]
 
 
 # --- notation -------------------------------------------------------------------------------------
@@ -88,9 +90,12 @@ class ScriptedSource:
     """The n-th reading gives the n-th list of answers; an exception in it is raised there."""
 
     def __init__(self, calls: list[str], *readings: Sequence[Answer | Span | Exception]) -> None:
-        self.open = 0
+        self.readings_open = 0
         self._calls = calls
         self._readings = iter(readings)
+
+    def open(self, state: PipeState) -> None:
+        self._calls.append(f"open at {name(state)}")
 
     def read(self, state: PipeState) -> Generator[Answer | Span, None, None] | None:
         self._calls.append(f"read after {name(state)}")
@@ -100,14 +105,14 @@ class ScriptedSource:
     def _answers(
         self, reading: Sequence[Answer | Span | Exception]
     ) -> Generator[Answer | Span, None, None]:
-        self.open += 1
+        self.readings_open += 1
         try:
             for answer in reading:
                 if isinstance(answer, Exception):
                     raise answer
                 yield answer
         finally:
-            self.open -= 1
+            self.readings_open -= 1
 
 
 class RecordingTarget(MemoryTarget[Data]):
@@ -122,13 +127,17 @@ class RecordingTarget(MemoryTarget[Data]):
         self._note("recover")
         return super().recover()
 
-    def stage(self, batch: Batch[Data]) -> Batch[Data]:
-        self._note(f"stage {' '.join(batch.data)}")
-        return super().stage(batch)
+    @property
+    def capabilities(self) -> Capabilities[Data]:
+        return replace(super().capabilities, prepare_batch=self._prepare)
 
-    def commit(self, receipts: Sequence[Batch[Data]], state: PipeState) -> None:
-        self._note(f"commit {len(receipts)} at {name(state)}")
-        super().commit(receipts, state)
+    def _prepare(self, batch: Batch[Data]) -> Batch[Data]:
+        self._note(f"prepare {' '.join(batch.data)}")
+        return batch
+
+    def commit(self, batches: Sequence[Batch[Data]], state: PipeState) -> None:
+        self._note(f"commit {len(batches)} at {name(state)}")
+        super().commit(batches, state)
 
     def roll_back(self, state: PipeState) -> None:
         self._note(f"roll_back to {name(state)}")
@@ -148,7 +157,7 @@ def name(state: PipeState) -> str:
     return "nothing" if state.cursor is None else str(state.cursor.hash)[1:]
 
 
-class Run:
+class Run(Host[Data]):
     """A pipeline on a script, and everything that was called."""
 
     def __init__(
@@ -158,44 +167,61 @@ class Run:
         fails_in: str | None = None,
         bad_block: str | None = None,
         patience: int = 5,
-        history_cap: int = 1000,
-        fork_policy: ForkPolicy = follow_history,
+        rollback_cap: int = 1000,
+        policy: Policy | None = None,
         fails_on_fork: bool = False,
-        **options: Any,
+        flush: FlushRules = FlushRules(),  # noqa: B008 - immutable
+        now: Callable[[], float] = lambda: 0.0,
+        count_rows: Callable[[Batch[Data]], int] = lambda batch: 0,
     ) -> None:
         self.calls: list[str] = []
-        self.unbroken: list[list[str]] = []
+        self.uninterrupted_calls: list[list[str]] = []
         self.store: MemoryStore[Data] = MemoryStore()
         if start is not None:
             MemoryTarget(self.store).commit((), start)
         self.source = ScriptedSource(self.calls, *readings)
         self._bad_block = bad_block
         self._fails_on_fork = fails_on_fork
+        self._policy = policy
+        self._now = now
+        self._count_rows = count_rows
         self.pipeline = Pipeline(
             self.source,
             RecordingTarget(self.calls, self.store, fails_in),
-            self._transform,
-            pause=lambda: self.calls.append("pause"),
+            self,
+            flush=flush,
             patience=patience,
-            history_cap=history_cap,
-            fork_policy=fork_policy,
-            on_fork=self._on_fork,
-            unbroken=self._unbroken,
-            **options,
+            rollback_cap=rollback_cap,
         )
 
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def now(self) -> float:
+        return self._now()
+
+    def count_rows(self, batch: Batch[Data]) -> int:
+        return self._count_rows(batch)
+
+    def resolve_fork(
+        self, state: PipeState, previous_blocks: Sequence[BlockCursor], *, patient: bool
+    ) -> tuple[ForkResolution, PipeState]:
+        if self._policy is not None:
+            return self._policy(state, previous_blocks, patient=patient)
+        return super().resolve_fork(state, previous_blocks, patient=patient)
+
     @contextmanager
-    def _unbroken(self) -> Iterator[None]:
+    def uninterrupted(self) -> Iterator[None]:
         first = len(self.calls)
         yield
-        self.unbroken.append(self.calls[first:])
+        self.uninterrupted_calls.append(self.calls[first:])
 
-    def _on_fork(self, state: PipeState) -> None:
+    def after_rollback(self, state: PipeState) -> None:
         self.calls.append(f"on_fork {name(state)}")
         if self._fails_on_fork:
             raise ValueError("state of our own is lost")
 
-    def _transform(self, batch: Batch[Any]) -> Batch[Data]:
+    def transform(self, batch: Batch[Raw]) -> Batch[Data]:
         if isinstance(batch.data, BlockRange):
             names: Data = (f"span {batch.data}",)
         else:
@@ -223,16 +249,16 @@ class Run:
 def test_without_anything_to_read_the_loop_recovers_and_ends() -> None:
     run = Run()
     assert run.events() == [Recovered(PipeState())]
-    assert run.calls == ["recover", "read after nothing", "close"]
+    assert run.calls == ["recover", "open at nothing", "read after nothing", "close"]
 
 
 def test_recovery_comes_before_the_first_read_and_decides_where_it_begins() -> None:
     run = Run(start=state("5 6", "5"))
     assert run.events() == [Recovered(state("5 6", "5"))]
-    assert run.calls == ["recover", "read after 6", "close"]
+    assert run.calls == ["recover", "open at 6", "read after 6", "close"]
 
 
-def test_blocks_are_transformed_staged_and_committed_batch_by_batch() -> None:
+def test_blocks_are_transformed_prepared_and_committed_batch_by_batch() -> None:
     run = Run([blocks("1 2 3 4", "2"), END])
     assert run.events() == [
         Recovered(PipeState()),
@@ -242,15 +268,16 @@ def test_blocks_are_transformed_staged_and_committed_batch_by_batch() -> None:
     ]
     assert run.calls == [
         "recover",
+        "open at nothing",
         "read after nothing",
         "transform 1 2",
-        "stage 1 2",
+        "prepare 1 2",
         "commit 1 at 2",
         "transform 3",
-        "stage 3",
+        "prepare 3",
         "commit 1 at 3",
         "transform 4",
-        "stage 4",
+        "prepare 4",
         "commit 1 at 4",
         "read after 4",
         "close",
@@ -262,7 +289,7 @@ def test_an_event_is_seen_before_the_next_effect() -> None:
     run = Run([blocks("1 2", "0")])
     steps = run.pipeline.steps()
     next(steps)
-    assert run.calls == ["recover"]
+    assert run.calls == ["recover", "open at nothing"]
     assert next(steps) == Committed(state("1"), 1)
     assert run.calls[-1] == "commit 1 at 1"
     assert run.state == state("1")
@@ -278,7 +305,7 @@ def test_a_batch_carries_its_own_hot_blocks_and_the_whole_state() -> None:
 
 
 def test_history_is_capped_as_asked() -> None:
-    run = Run([blocks(" ".join(map(str, range(1, 20))))], history_cap=4)
+    run = Run([blocks(" ".join(map(str, range(1, 20))))], rollback_cap=4)
     run.events()
     assert run.state.rollback_chain == cursors("16 17 18 19")
 
@@ -347,9 +374,9 @@ def test_each_change_of_the_target_is_unbroken_and_nothing_else_is() -> None:
     readings: list[list[Answer]] = [[blocks("2 3", "1"), AtHead(head("2")), fork("2")], [fork("2")]]
     run = Run(*readings, start=state("1", "1"), patience=1)
     run.events()
-    assert run.unbroken == [
-        ["transform 2", "stage 2", "commit 1 at 2"],
-        ["transform 3", "stage 3", "commit 1 at 3"],
+    assert run.uninterrupted_calls == [
+        ["transform 2", "prepare 2", "commit 1 at 2"],
+        ["transform 3", "prepare 3", "commit 1 at 3"],
         ["commit 0 at 3"],
         ["roll_back to 2", "on_fork 2"],
     ]
@@ -377,7 +404,7 @@ def test_a_fork_is_rolled_back_and_reading_resumes_at_the_ancestor() -> None:
 def test_no_answer_after_a_fork_is_taken_from_the_same_reading() -> None:
     run = Run([fork("5 6b"), blocks("8")], start=state("5 6 7", "5"))
     run.events()
-    assert not any(call.startswith("stage") for call in run.calls)
+    assert not any(call.startswith("prepare") for call in run.calls)
 
 
 @pytest.mark.guarantee("FORK-2")
@@ -412,7 +439,14 @@ def test_others_roll_back_after_the_target_and_before_the_stream_resumes() -> No
     with pytest.raises(ValueError, match="of our own"):
         run.pipeline.run()
     assert run.state == state("5", "5")  # the target's rollback is its own commit
-    assert run.calls == ["recover", "read after 7", "roll_back to 5", "on_fork 5", "close"]
+    assert run.calls == [
+        "recover",
+        "open at 7",
+        "read after 7",
+        "roll_back to 5",
+        "on_fork 5",
+        "close",
+    ]
 
 
 def test_somebody_else_may_decide_where_a_fork_leads() -> None:
@@ -426,7 +460,7 @@ def test_somebody_else_may_decide_where_a_fork_leads() -> None:
         return ForkResolution(cursors("3")[0], rule), PipeState(cursors("3")[0])
 
     start = state("5 6 7", "5")
-    run = Run([fork("6b")], [fork("6b")], start=start, fork_policy=policy, patience=1)
+    run = Run([fork("6b")], [fork("6b")], start=start, policy=policy, patience=1)
     waited, rolled = run.events()[1:]
     assert waited == Waited(start)
     assert rolled == RolledBack(
@@ -446,7 +480,7 @@ def test_a_replica_that_is_behind_is_waited_for_and_nothing_is_undone() -> None:
     start = state("5 6 7", "5")
     run = Run([fork("5 6"), blocks("9")], [blocks("8")], start=start)
     assert run.events()[1:] == [Waited(start), Committed(state("5 6 7 8", "5"), 1)]
-    assert run.calls[1:4] == ["read after 7", "pause", "read after 7"]
+    assert run.calls[2:5] == ["read after 7", "pause", "read after 7"]
 
 
 @pytest.mark.guarantee("FORK-5")
@@ -508,7 +542,7 @@ def test_an_error_of_the_source_leaves_the_state_untouched(
     with pytest.raises(error):
         run.pipeline.run()
     assert run.state == start
-    assert run.calls == ["recover", "read after 7", "close"]
+    assert run.calls == ["recover", "open at 7", "read after 7", "close"]
 
 
 def test_a_fork_before_any_block_is_an_error() -> None:
@@ -532,7 +566,7 @@ def test_a_transform_that_fails_keeps_what_was_committed_before(bad_block: str) 
     with pytest.raises(ValueError, match=f"cannot read {bad_block}"):
         run.pipeline.run()
     assert name(run.state) == str(int(bad_block) - 1)
-    assert f"stage {bad_block}" not in run.calls
+    assert f"prepare {bad_block}" not in run.calls
     assert run.calls[-1] == "close"
 
 
@@ -540,7 +574,7 @@ def test_a_transform_that_fails_keeps_what_was_committed_before(bad_block: str) 
     ("fails_in", "kept"),
     [
         ("recover", "nothing"),
-        ("stage 3", "2"),
+        ("prepare 3", "2"),
         ("commit 1 at 3", "2"),
         ("roll_back", "4"),
         ("commit 0", "5"),
@@ -569,7 +603,7 @@ def test_after_an_error_the_loop_can_be_run_again_on_the_same_store() -> None:
     second = Run([blocks("2 3", "1")], start=first.state)
     second.events()
     assert f"{first.rows} {second.rows}" == "1 2 3"
-    assert second.calls[:2] == ["recover", "read after 1"]
+    assert second.calls[:3] == ["recover", "open at 1", "read after 1"]
 
 
 def test_an_error_of_the_loop_is_the_callers_and_carries_its_code() -> None:
@@ -621,16 +655,16 @@ def test_a_target_that_cannot_be_closed_says_so() -> None:
 def test_no_reading_is_left_open_at_the_end(last: Answer) -> None:
     run = Run([blocks("1 2 3", "1"), last, blocks("9")])
     run.pipeline.run()
-    assert run.source.open == 0
+    assert run.source.readings_open == 0
 
 
 def test_a_reading_is_closed_when_the_caller_stops_early() -> None:
     run = Run([blocks("1 2 3", "1"), END])
     running = run.pipeline.steps()
     list(islice(running, 2))
-    assert run.source.open == 1
+    assert run.source.readings_open == 1
     running.close()  # type: ignore[attr-defined]
-    assert run.source.open == 0
+    assert run.source.readings_open == 0
 
 
 # --- found once, kept -----------------------------------------------------------------------------
@@ -640,7 +674,7 @@ def test_a_reading_is_closed_by_an_error_at_once_and_not_when_the_error_is_forgo
     run = Run([blocks("1 2 3", "1"), END], fails_in="commit 1 at 2")
     with pytest.raises(OSError, match="gone") as caught:
         run.pipeline.run()
-    assert run.source.open == 0, f"{caught.value} still holds a connection"
+    assert run.source.readings_open == 0, f"{caught.value} still holds a connection"
 
 
 def test_a_lagging_replica_before_a_state_without_history_is_a_coded_error() -> None:

@@ -18,7 +18,7 @@ from headwater.core import (
     Span,
 )
 from headwater.errors import EmptyForkSampleError
-from headwater.pipeline import Committed, Discarded, RolledBack, Settled, Staged, Waited
+from headwater.pipeline import Buffered, Committed, Discarded, RolledBack, Settled, Waited
 from tests.unit.test_pipeline import END, Run, blocks, cursors, fork, head, span, state
 
 START = state("5", "5")
@@ -37,9 +37,9 @@ def commits(run: Run) -> list[str]:
 def test_a_flush_commits_several_hot_blocks_as_batches_of_their_own() -> None:
     run = run_on([blocks("6 7 8 9", "5"), END], live=Flush(blocks=2))
     assert run.events()[1:] == [
-        Staged(START, cursors("6")[0], 1),
+        Buffered(START, cursors("6")[0], 1),
         Committed(state("5 6 7", "5"), 2),
-        Staged(state("5 6 7", "5"), cursors("8")[0], 1),
+        Buffered(state("5 6 7", "5"), cursors("8")[0], 1),
         Committed(state("5 6 7 8 9", "5"), 2),
     ]
     assert [batch.data for batch in run.store.committed.batches] == [("6",), ("7",), ("8",), ("9",)]
@@ -68,7 +68,7 @@ def test_the_time_is_looked_at_whenever_the_source_says_anything() -> None:
         [blocks("6 7", "5"), idle, idle, END], live=Flush(seconds=5), now=lambda: next(times)
     )
     events = run.events()[1:]
-    assert [type(one) for one in events] == [Staged, Staged, Settled, Settled, Committed]
+    assert [type(one) for one in events] == [Buffered, Buffered, Settled, Settled, Committed]
     assert commits(run) == ["commit 2 at 7"]
 
 
@@ -87,7 +87,7 @@ def test_the_first_batch_of_all_is_committed_at_once() -> None:
     assert run.rows == "6"
 
 
-def test_reading_goes_on_from_what_is_staged() -> None:
+def test_reading_goes_on_from_what_waits() -> None:
     run = run_on([blocks("6", "5")], [blocks("7", "5")], [], live=Flush(blocks=3))
     run.events()
     assert [call for call in run.calls if call.startswith("read")] == [
@@ -96,7 +96,7 @@ def test_reading_goes_on_from_what_is_staged() -> None:
 
 
 @pytest.mark.guarantee("FLUSH-1")
-def test_a_fork_discards_what_is_staged_and_asks_again_before_it_undoes() -> None:
+def test_a_fork_discards_what_waits_and_asks_again_before_it_undoes() -> None:
     """CASE-2."""
     run = run_on(
         [blocks("6 7 8", "5"), fork("7b 8b")],
@@ -106,14 +106,14 @@ def test_a_fork_discards_what_is_staged_and_asks_again_before_it_undoes() -> Non
     )
     two = state("5 6 7", "5")
     assert run.events()[1:] == [
-        Staged(START, cursors("6")[0], 1),
+        Buffered(START, cursors("6")[0], 1),
         Committed(two, 2),
-        Staged(two, cursors("8")[0], 1),
+        Buffered(two, cursors("8")[0], 1),
         Discarded(two, cursors("8")[0], 1),
         RolledBack(
             state("5 6", "5"), cursors("7")[0], ForkResolution(cursors("6")[0], ForkRule.MATCH)
         ),
-        Staged(state("5 6", "5"), cursors("7b")[0], 1),
+        Buffered(state("5 6", "5"), cursors("7b")[0], 1),
         Committed(state("5 6 7b 8b", "5"), 2),
     ]
     assert run.calls.count("on_fork 7") == 1, "user code goes back with what is discarded"
@@ -121,7 +121,7 @@ def test_a_fork_discards_what_is_staged_and_asks_again_before_it_undoes() -> Non
     assert run.rows == "6 7b 8b"
 
 
-def test_a_fork_of_staged_blocks_alone_undoes_nothing() -> None:
+def test_a_fork_of_waiting_blocks_alone_undoes_nothing() -> None:
     run = run_on(
         [blocks("6 7", "5"), fork("6b")], [blocks("6b 7b", "5"), END], live=Flush(blocks=9)
     )
@@ -130,21 +130,21 @@ def test_a_fork_of_staged_blocks_alone_undoes_nothing() -> None:
     assert run.rows == "6b 7b"
 
 
-def test_a_replica_that_is_behind_does_not_cost_what_is_staged() -> None:
+def test_a_replica_that_is_behind_does_not_cost_what_waits() -> None:
     behind = fork("5 6")
     run = run_on(
         [blocks("6 7", "5"), behind], [behind], [blocks("8", "5"), END], live=Flush(blocks=9)
     )
     assert [type(one) for one in run.events()[1:]] == [
-        Staged, Staged, Waited, Waited, Staged, Committed,
+        Buffered, Buffered, Waited, Waited, Buffered, Committed,
     ]  # fmt: skip
     assert run.rows == "6 7 8"
 
 
-def test_out_of_patience_what_is_staged_is_discarded_first() -> None:
+def test_out_of_patience_what_waits_is_discarded_first() -> None:
     behind = fork("5 6")
     run = run_on([blocks("6 7", "5"), behind], [behind], live=Flush(blocks=9), patience=1)
-    assert [type(one) for one in run.events()[1:]] == [Staged, Staged, Waited, Discarded]
+    assert [type(one) for one in run.events()[1:]] == [Buffered, Buffered, Waited, Discarded]
     assert run.state == START
 
 
@@ -156,7 +156,7 @@ def test_an_empty_sample_discards_before_it_is_an_error() -> None:
 
 
 @pytest.mark.guarantee("FLUSH-2")
-def test_final_blocks_are_committed_before_hot_ones_are_staged() -> None:
+def test_final_blocks_are_committed_before_hot_ones_wait() -> None:
     run = run_on(
         [blocks("6 7 8", "7"), blocks("9", "9"), END],
         live=Flush(blocks=9),
@@ -182,10 +182,10 @@ def test_finality_that_moves_meanwhile_is_stored_with_the_flush() -> None:
     assert "commit 0 at 7" not in run.calls
 
 
-def test_what_is_staged_when_a_run_is_left_is_dropped() -> None:
+def test_what_waits_when_a_run_is_left_is_dropped() -> None:
     run = run_on([blocks("6 7", "5")], live=Flush(blocks=9))
     steps = run.pipeline.steps()
-    assert [type(one) for one in islice(steps, 3)][1:] == [Staged, Staged]
+    assert [type(one) for one in islice(steps, 3)][1:] == [Buffered, Buffered]
     steps.close()  # type: ignore[attr-defined]
     assert run.state == START
     assert run.calls[-1] == "close"
@@ -199,11 +199,11 @@ def test_a_failed_flush_leaves_the_committed_state() -> None:
     assert run.state == START
 
 
-def test_staging_and_flushing_are_unbroken() -> None:
+def test_staging_and_flushing_are_uninterrupted_calls() -> None:
     run = run_on([blocks("6 7", "5"), END], live=Flush(blocks=9))
     run.events()
-    assert run.unbroken == [
-        ["transform 6", "stage 6"],
-        ["transform 7", "stage 7"],
+    assert run.uninterrupted_calls == [
+        ["transform 6", "prepare 6"],
+        ["transform 7", "prepare 7"],
         ["commit 2 at 7"],
     ]

@@ -22,7 +22,7 @@ import pytest
 
 from headwater.core import AtHead, Batch, BlockCursor, BlockRange, Blocks, Head, PipeState, RangeEnd
 from headwater.errors import HeadwaterError, PortalHttpError, PortalUnreachableError
-from headwater.pipeline import Committed, Event, Pipeline, RolledBack, Settled, Waited
+from headwater.pipeline import Committed, Event, Host, Pipeline, Raw, RolledBack, Settled, Waited
 from headwater.portal import (
     HttpTransport,
     Notice,
@@ -83,7 +83,15 @@ Row = tuple[int, str, list[dict[str, Any]]]  # a block's number, hash and logs
 Rows = tuple[Row, ...]
 
 
-class Rig:
+class PassesOn(Host[Raw]):
+    def transform(self, batch: Batch[Raw]) -> Batch[Raw]:
+        return batch
+
+    def pause(self) -> None:
+        pass
+
+
+class Rig(Host[Rows]):
     """A pipeline on a real connection, what it has stored, and what it said on the way."""
 
     def __init__(
@@ -118,10 +126,15 @@ class Rig:
         self._steps: Iterator[Event] | None = Pipeline(
             PortalSource(self.client, plan, watch=watch, finalized=finalized),
             MemoryTarget(self.store),
-            rows_of_lines,
-            pause=lambda: self.clock.sleep(0.1),
+            self,
             patience=patience,
         ).steps()
+
+    def transform(self, batch: Batch[Raw]) -> Batch[Rows]:
+        return rows_of_lines(batch)
+
+    def pause(self) -> None:
+        self.clock.sleep(0.1)
 
     def __enter__(self) -> Rig:
         return self
@@ -1116,7 +1129,7 @@ def test_far_behind_the_head_a_range_ends_though_its_last_slots_hold_no_block(
         clock, target = VirtualClock(), MemoryTarget[Any]()
         with closing(PortalClient(portal.url, clock=clock, retry=STEADY)) as client:
             source = HistorySource(client, plan, watch=SLOTS, clock=clock, far=50, first_span=40)
-            steps = Pipeline(source, target, lambda batch: batch, pause=lambda: None).steps()
+            steps = Pipeline(source, target, PassesOn()).steps()
             for _ in steps:
                 assert len(portal.ledger) < 100, str(portal.ledger)
         end = chain.at_or_below(320 if later else last)

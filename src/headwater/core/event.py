@@ -1,10 +1,12 @@
-"""What the loop tells whoever watches it: one event after each step.
+"""Events of the loop: one after each step that changed the target or waited for the portal.
 
-`state` is always the committed one: an observer never hears of data that a crash could take back.
+A `Listener` is told of each of them, in order, on the driver. `state` is always the committed one:
+a listener never hears of data that a crash could take back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headwater.core.cursor import BlockCursor
@@ -20,7 +22,7 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class Buffered:
     """A batch, up to `cursor`, waits to be committed together with others."""
 
     state: PipeState
@@ -68,4 +70,5 @@ class Discarded:
     blocks: int
 
 
-Event = Recovered | Staged | Committed | Settled | RolledBack | Waited | Discarded
+Event = Recovered | Buffered | Committed | Settled | RolledBack | Waited | Discarded
+Listener = Callable[[Event], None]

@@ -77,6 +77,9 @@ class HistorySource:
         self._near = PortalSource(client, plan, watch=watch, finalized=finalized)
         self._size = SpanSize(first_span, largest_span, span_seconds)
 
+    def open(self, state: PipeState) -> None:
+        """Do nothing: each reading opens what it needs."""
+
     def read(self, state: PipeState) -> Generator[Answer | Span, None, None] | None:
         """Read what follows this state, in spans or block by block.
 

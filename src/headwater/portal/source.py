@@ -44,6 +44,9 @@ class PortalSource:
         self._checked: BlockCursor | None = None
         self._exhausted: set[tuple[BlockCursor | None, int | None]] = set()
 
+    def open(self, state: PipeState) -> None:
+        """Do nothing: each reading opens what it needs."""
+
     def read(self, state: PipeState) -> Generator[Answer, None, None] | None:
         """Read what follows this state, to the end of its range; None when all is read."""
         cursor = state.cursor

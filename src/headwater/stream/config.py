@@ -15,13 +15,13 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from headwater.core import PipeState
 from headwater.decode import Output
 from headwater.errors import ConfigChangedError, InvalidOptionError, StoredStateError
 from headwater.stream.child_queries import parts_of, scope_of
-from headwater.targets.contract import KeepsConfig
+from headwater.targets.contract import Delivery, Target
 
 OnConfigChange = Literal["error", "warn", "ignore"]
 CONFIG_VERSION = 1
@@ -72,7 +72,7 @@ def check_option(given: object) -> OnConfigChange:
 
 
 def compare_config(
-    target: Any,
+    target: Target[Delivery],
     state: PipeState,
     outputs: Mapping[str, Output],
     stream_id: str,
@@ -85,9 +85,10 @@ def compare_config(
     Raises:
         ConfigChangedError: the outputs ask for something else, and nobody said that they may.
     """
-    if not isinstance(target, KeepsConfig):
+    keeps = target.capabilities.config
+    if keeps is None:
         return
-    stored, now = target.stored_config(), Config.of(outputs)
+    stored, now = keeps.stored_config(), Config.of(outputs)
     text = stored.read()
     differences = {} if text is None or state.cursor is None else now.differences(Config.load(text))
     if differences and how == "error":

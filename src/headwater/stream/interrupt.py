@@ -47,7 +47,7 @@ class Interrupt:
                 signal.signal(one, handler)
 
     @contextmanager
-    def unbroken(self) -> Iterator[None]:
+    def uninterrupted(self) -> Iterator[None]:
         """Let a signal wait until this block is done, and its outcome was told (`check`)."""
         self._busy = True
         yield

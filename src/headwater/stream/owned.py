@@ -26,7 +26,7 @@ from headwater.errors import (
     ForkHandlerMissingError,
 )
 from headwater.stream.context import StreamBatch
-from headwater.targets.contract import Delivery
+from headwater.targets.contract import Capabilities, Delivery
 
 Read = Callable[..., Iterator[StreamBatch]]
 OnFork = Callable[[list[BlockCursor]], BlockCursor | None]
@@ -60,6 +60,11 @@ class Handover:
         self._start = PipeState(cursor, None, () if cursor is None else (cursor,))
         self._batches: list[StreamBatch] = []
 
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        """It stores nothing."""
+        return Capabilities()
+
     def bind(self, stream_id: str) -> None:
         """Need no id: nothing is stored."""
 
@@ -67,13 +72,9 @@ class Handover:
         """Start from the user's cursor."""
         return self._start
 
-    def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
-        """Hold the batch until it is committed."""
-        return batch
-
-    def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
-        """Keep the batches for whoever iterates."""
-        self._batches += [StreamBatch(batch.data.data, batch.data.ctx) for batch in receipts]
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        """Keep the batches until `take` hands them to the iteration."""
+        self._batches += [StreamBatch(batch.data.data, batch.data.ctx) for batch in batches]
 
     def take(self) -> list[StreamBatch]:
         """Return the batches that were just committed."""
@@ -88,7 +89,7 @@ class Handover:
 
 
 class AskUser:
-    """A fork policy: the user's callback names the cursor to go on from."""
+    """Decides forks by the user's callback, which names the cursor to go on from."""
 
     def __init__(self, on_fork: OnFork | None) -> None:
         self._on_fork = on_fork

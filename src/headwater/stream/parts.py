@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headwater.core import Batch, PipeState
 from headwater.errors import SideTablesError
-from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
+from headwater.targets.contract import Delivery, KeepsSideTables, SideTable, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,7 +69,7 @@ class Parts:
     def __bool__(self) -> bool:
         return bool(self._parts)
 
-    def open(self, target: Any, optional: StreamPart | None = None) -> None:
+    def open(self, target: Target[Delivery], optional: StreamPart | None = None) -> None:
         """Have the target create the tables. Called before `recover`.
 
         An `optional` part joins if the target can keep its tables.
@@ -77,19 +77,20 @@ class Parts:
         Raises:
             SideTablesError: the target cannot keep any.
         """
-        if optional is not None and isinstance(target, KeepsSideTables):
+        keeps = target.capabilities.side_tables
+        if optional is not None and keeps is not None:
             self._parts = (*self._parts, optional)
         tables = {table.name: table for part in self._parts for table in part.tables}
         if not tables:
             return
-        if not isinstance(target, KeepsSideTables):
+        if keeps is None:
             raise SideTablesError(
                 "the target cannot keep what parts of the stream need to store",
                 target=type(target).__name__,
                 tables=", ".join(sorted(tables)),
             )
-        self._target = target
-        target.open_side_tables(list(tables.values()))
+        self._target = keeps
+        keeps.open_side_tables(list(tables.values()))
 
     def start(self, state: PipeState) -> None:
         """Start all of them."""

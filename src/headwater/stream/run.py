@@ -1,13 +1,26 @@
-"""One run of a stream: connected, planned, started; and stopped on every exit path."""
+"""One run of a stream: the source and the host of its loop, from planning to the last stop.
+
+It decides what is read, decodes and transforms it, and tells parts and transformers how far the
+stream is. Runs on the driver, in the loop's thread. It keeps no position of its own: a run that is
+started again continues from what the target recovers.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from headwater.core import Batch, BlockCursor, BlockRange, PipeState, RangeSpec
+from headwater.core import (
+    Batch,
+    BlockCursor,
+    BlockRange,
+    ForkResolution,
+    PipeState,
+    RangeSpec,
+)
 from headwater.core.ranges import Latest
 from headwater.decode import Output
 from headwater.errors import NetworkError, PortalHttpError
@@ -16,6 +29,7 @@ from headwater.pipeline import (
     Committed,
     Discarded,
     Event,
+    Host,
     Raw,
     RolledBack,
     Settled,
@@ -27,12 +41,15 @@ from headwater.portal.history import FAR
 from headwater.query import Query, merge_queries, plan_requests
 from headwater.spark.history import read_span
 from headwater.stream.assemble import Assembler, Plan
+from headwater.stream.config import compare_config
 from headwater.stream.context import StartInfo
 from headwater.stream.factories import Factories
 from headwater.stream.factory_index import factories_of
+from headwater.stream.interrupt import Interrupt
+from headwater.stream.owned import AskUser
 from headwater.stream.parts import Parts, stop_all
 from headwater.stream.undo_buffer import UndoBuffer
-from headwater.targets.contract import Delivery
+from headwater.targets.contract import Delivery, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,91 +63,107 @@ WAIT_S = 1.0
 START_ATTEMPTS = 6  # 13 s: when a stream starts, its address may just be wrong
 
 
-class Run:
-    """What a stream needs while it runs. Implements the loop's `Source`."""
+class Run(Host[Delivery]):
+    """What a stream is while it runs: the loop's `Source` and its `Host`.
+
+    `ask_user` decides forks where the user owns the target; `interrupt` lets signals wait while the
+    target is changed.
+    """
 
     SPANS: ClassVar = {"far", "first_span", "largest_span", "span_seconds"}
     OPTIONS: ClassVar = SPANS | {"poll_interval_s", "max_bytes"}
 
     def __init__(
-        self, stream: PortalStream, client: PortalClient, clock: Clock, *, finalized: bool
+        self,
+        stream: PortalStream,
+        client: PortalClient,
+        clock: Clock,
+        target: Target[Delivery],
+        *,
+        finalized: bool = False,
+        ask_user: AskUser | None = None,
+        interrupt: Interrupt | None = None,
     ) -> None:
         self._stream = stream
         self._client = client
         self._clock = clock
+        self._target = target
         self._finalized = finalized
+        self._ask_user = ask_user
+        self._interrupt = interrupt
         self._started = False
-        self._shared = bool(stream.parts)
         self._parts = Parts([make(stream.id) for make in stream.parts])
+        self._shared = bool(stream.parts) or target.capabilities.rereads
         self._factories = self._make_factories()
         self._source: Source | None = None
         self._assembler: Assembler | None = None
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- the source -------------------------------------------------------------------------------
 
-    def prepare(self, target: Any) -> None:
-        """Have the target make room for what parts of the stream store, before it recovers."""
-        self._shared = self._shared or bool(getattr(target, "rereads", False))
-        self._parts.open(target, self._factories)
+    def open(self, state: PipeState) -> None:
+        """Plan the run from the recovered state, and tell the transformers. No row is written.
 
-    def start(self, state: PipeState) -> None:
-        """Plan the run from the committed state, and tell the transformers. Nothing is written."""
+        Raises:
+            ConfigChangedError: the outputs ask for something else than the stored rows hold.
+        """
+        stream = self._stream
+        compare_config(self._target, state, stream.outputs, stream.id, stream.on_config_change)
         self._parts.start(state)
         dataset = self._check_dataset()
         plan = self._plan(state.cursor)
-        watch = plan.requests[0][1].headers_only()
-        source = HistorySource(
-            self._client,
-            plan.requests,
-            watch=watch,
-            clock=self._clock,
-            finalized=self._finalized,
-            **{name: one for name, one in self._stream.options.items() if name in self.SPANS},
-        )
-        depth = 0 if self._finalized else self._stream.undo_buffer
-        self._source = UndoBuffer(source, depth, pause=self.pause) if depth else source
+        self._source = self._make_source(plan)
+        self._source.open(state)
         self._assembler = Assembler(
-            self._stream.id,
-            self._stream.portal,
-            str(Address.parse(self._stream.portal)),
-            self._stream.outputs,
-            self._stream.steps,
+            stream.id,
+            stream.portal,
+            str(Address.parse(stream.portal)),
+            stream.outputs,
+            stream.steps,
             plan,
             dataset,
             self._session,
             self._clock,
-            self._stream.flush.history,
+            stream.flush.history,
             self._factories,
             shared=self._shared,
             finalized=state.finalized,
             final_only=self._finalized,
         )
         self._started = True
-        for step in self._stream.steps:
-            step.start(StartInfo(self._stream.id, plan.initial, state.cursor))
-
-    def stop(self) -> None:
-        """Tell the transformers that the run is over, all of them, and release what is held."""
-        if self._assembler is not None:
-            self._assembler.release()
-        steps, self._started = list(self._stream.steps) if self._started else [], False
-        stop_all([self._parts, *steps])
-
-    # --- what the loop calls ----------------------------------------------------------------------
+        for step in stream.steps:
+            step.start(StartInfo(stream.id, plan.initial, state.cursor))
 
     def read(self, state: PipeState) -> Answers | None:
         """Read what follows this state."""
-        assert self._source is not None, "a run is started before it reads"
+        assert self._source is not None, "a run is opened before it reads"
         if self._factories is not None:
             self._factories.catch_up(state)
         return self._source.read(state)
 
-    def assemble(self, batch: Batch[Raw]) -> Batch[Delivery]:
+    # --- the host ---------------------------------------------------------------------------------
+
+    def before_recover(self) -> None:
+        """Have the target make room for what parts of the stream store."""
+        self._parts.open(self._target, self._factories)
+
+    def transform(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Decode and transform a batch."""
-        assert self._assembler is not None, "a run is started before it assembles"
+        assert self._assembler is not None, "a run is opened before it transforms"
         return self._parts.add_rows(self._assembler(batch))
 
-    def forked(self, state: PipeState) -> None:
+    def count_rows(self, batch: Batch[Delivery]) -> int:
+        """Return how many rows were decoded."""
+        return int(batch.data.ctx.batch.rows_count)
+
+    def resolve_fork(
+        self, state: PipeState, previous_blocks: Sequence[BlockCursor], *, patient: bool
+    ) -> tuple[ForkResolution, PipeState]:
+        """Search the rollback chain, or ask the user, where the user owns the target."""
+        if self._ask_user is not None:
+            return self._ask_user(state, previous_blocks, patient=patient)
+        return super().resolve_fork(state, previous_blocks, patient=patient)
+
+    def after_rollback(self, state: PipeState) -> None:
         """Let parts and transformers roll back, in lockstep with the target."""
         assert state.cursor is not None, "a rollback lands on a block"
         self._parts.rolled_back(state)
@@ -140,7 +173,7 @@ class Run:
             step.fork(state.cursor)
 
     def finish(self, state: PipeState) -> None:
-        """Let parts end their work: the range is read, and the target is still open."""
+        """Let parts end their work."""
         self._parts.finish(state)
 
     def now(self) -> float:
@@ -151,7 +184,18 @@ class Run:
         """Wait for a replica that is behind."""
         self._clock.sleep(WAIT_S)
 
-    def note(self, event: Event) -> None:
+    def uninterrupted(self) -> AbstractContextManager[object]:
+        """Let signals wait while the target is changed."""
+        return nullcontext() if self._interrupt is None else self._interrupt.uninterrupted()
+
+    def stop(self) -> None:
+        """Tell the transformers that the run is over, all of them, and release what is held."""
+        if self._assembler is not None:
+            self._assembler.release()
+        steps, self._started = list(self._stream.steps) if self._started else [], False
+        stop_all([self._parts, *steps])
+
+    def on_event(self, event: Event) -> None:
         """Write one line per batch and per fork; tell the parts how far the stream is."""
         if isinstance(event, Committed):
             if self._assembler is not None:
@@ -182,6 +226,20 @@ class Run:
             logger.info("replica.behind id=%s at=%s", self._stream.id, event.state.cursor)
 
     # --- planning ---------------------------------------------------------------------------------
+
+    def _make_source(self, plan: Plan) -> Source:
+        """Return what reads the plan, behind the undo buffer if the stream has one."""
+        options = self._stream.options
+        source = HistorySource(
+            self._client,
+            plan.requests,
+            watch=plan.requests[0][1].headers_only(),
+            clock=self._clock,
+            finalized=self._finalized,
+            **{name: one for name, one in options.items() if name in self.SPANS},
+        )
+        depth = 0 if self._finalized else self._stream.undo_buffer
+        return UndoBuffer(source, depth, pause=self.pause) if depth else source
 
     def _plan(self, cursor: BlockCursor | None) -> Plan:
         ranges = {

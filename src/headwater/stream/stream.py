@@ -9,36 +9,35 @@ A stream is a value: `pipe` returns a new one, and nothing is asked of the porta
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headwater.core import BlockCursor, Flush, FlushRules
 from headwater.core.callbacks import Callback
+from headwater.core.event import Listener
 from headwater.decode import Output
 from headwater.effects import Subscription
 from headwater.effects.courier import Deliver
 from headwater.effects.outbox import RETRY
 from headwater.errors import InvalidOptionError, NetworkError, StreamIdError
-from headwater.pipeline import Committed, Event, ForkPolicy, Pipeline, Recovered, follow_history
+from headwater.pipeline import Committed, Event, Pipeline
 from headwater.portal import PortalClient, RetryPolicy, SystemClock
 from headwater.spark.failure import coded_failures
-from headwater.stream.config import OnConfigChange, check_option, compare_config
+from headwater.stream.config import OnConfigChange, check_option
 from headwater.stream.context import StreamBatch
 from headwater.stream.interrupt import Interrupt, StopRequested
 from headwater.stream.owned import AskUser, Handover, OnFork, OwnedTarget
 from headwater.stream.parts import PartMaker
 from headwater.stream.run import Run
 from headwater.stream.transformer import Step
-from headwater.targets.contract import Target
+from headwater.targets.contract import Delivery, Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger("headwater.stream")
-
-Observer = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +91,11 @@ class PortalStream:
             raise InvalidOptionError("there is an outbox of this name: give name=", got=added.name)
         return replace(self, parts=(*self.parts, added))
 
-    def pipe_to(self, target: Any, *, on_event: Observer | None = None) -> None:
+    def pipe_to(self, target: Any, *, on_event: Listener | None = None) -> None:
         """Run into a target until the range is read; without an end, until a signal.
 
         On SIGINT or SIGTERM the batch in hand commits or vanishes, and the call returns; an
-        `on_event` observer, which is told of every event, may raise `StopRequested` to the same
+        `on_event` listener, which is told of every event, may raise `StopRequested` to the same
         effect.
         """
         tell = Callback.optional("on_event", on_event, "event")
@@ -105,9 +104,9 @@ class PortalStream:
             return
         interrupt = Interrupt()
         try:
-            with interrupt.handling(), self._opened() as run:
+            with interrupt.handling(), self._opened(target, interrupt=interrupt) as run:
                 target.bind(self.id)
-                for event in self._steps(run, target, follow_history, interrupt):
+                for event in self._steps(run, target):
                     if tell is not None:
                         tell(event)
                     interrupt.check()
@@ -122,46 +121,42 @@ class PortalStream:
         self, cursor: BlockCursor | None, on_fork: OnFork | None, *, finalized: bool = False
     ) -> Iterator[StreamBatch]:
         """Hand out batches one by one; what happens in between is the caller's."""
-        with self._opened(finalized=finalized) as run:
-            target = Handover(cursor)
-            for event in self._steps(run, target, AskUser(on_fork), None):
+        target = Handover(cursor)
+        with self._opened(target, finalized=finalized, ask_user=AskUser(on_fork)) as run:
+            for event in self._steps(run, target):
                 if isinstance(event, Committed):
                     yield from target.take()
 
     @contextmanager
-    def _opened(self, *, finalized: bool = False) -> Iterator[Run]:
+    def _opened(
+        self,
+        target: Target[Delivery],
+        *,
+        finalized: bool = False,
+        ask_user: AskUser | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> Iterator[Run]:
         """Connect, and let go of everything on every exit path."""
         with ExitStack() as stack:
             asking = {name: one for name, one in self.options.items() if name not in Run.SPANS}
             client = stack.enter_context(PortalClient(self.portal, **asking))
-            run = Run(self, client, SystemClock(), finalized=finalized)
+            run = Run(
+                self,
+                client,
+                SystemClock(),
+                target,
+                finalized=finalized,
+                ask_user=ask_user,
+                interrupt=interrupt,
+            )
             stack.callback(run.stop)
             yield run
 
-    def _steps(
-        self, run: Run, target: Target[Any, Any], policy: ForkPolicy, interrupt: Interrupt | None
-    ) -> Iterator[Event]:
-        pipeline: Pipeline[Any, Any] = Pipeline(
-            run,
-            target,
-            run.assemble,
-            pause=run.pause,
-            fork_policy=policy,
-            on_fork=run.forked,
-            prepare=lambda: run.prepare(target),
-            finish=run.finish,
-            unbroken=nullcontext if interrupt is None else interrupt.unbroken,
-            flush=self.flush,
-            now=run.now,
-            count_rows=lambda batch: batch.data.ctx.batch.rows_count,
-        )
+    def _steps(self, run: Run, target: Target[Delivery]) -> Iterator[Event]:
+        """Run the loop; the run is told of every event first."""
         with coded_failures():
-            for event in pipeline.steps():
-                if isinstance(event, Recovered):
-                    how = self.on_config_change
-                    compare_config(target, event.state, self.outputs, self.id, how)
-                    run.start(event.state)
-                run.note(event)
+            for event in Pipeline(run, target, run, flush=self.flush).steps():
+                run.on_event(event)
                 yield event
 
 

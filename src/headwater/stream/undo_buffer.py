@@ -60,6 +60,10 @@ class UndoBuffer:
         self._now = Holding(None, PipeState())
         self._waits = 0
 
+    def open(self, state: PipeState) -> None:
+        """Open the source behind it."""
+        self._source.open(state)
+
     def read(self, state: PipeState) -> Answers | None:
         """Read what follows, less the newest blocks; after the last range, watch until they may go.
 

@@ -9,7 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import MissingExtraError
-from headwater.targets.contract import Delivery, KeepsConfig, KeepsSideTables, SideTable, Target
+from headwater.targets.contract import (
+    Capabilities,
+    Delivery,
+    KeepsConfig,
+    KeepsSideTables,
+    SideTable,
+    Target,
+)
 from headwater.targets.memory import MemoryStore, MemoryTarget
 from headwater.targets.sql.aggregates import Aggregate, aggregate
 
@@ -40,6 +47,7 @@ _PACKAGES = {"clickhouse": "urllib3", "duckdb": "duckdb", "postgres": "psycopg"}
 
 __all__ = [
     "Aggregate",
+    "Capabilities",
     "ClickHouseSettings",
     "ClickHouseTarget",
     "Delivery",

@@ -1,8 +1,8 @@
-"""The contract between the loop and the place where data goes.
+"""The contract between the loop and the place where data goes: recover, commit, roll_back, close.
 
 A target keeps two things together: the data, and the `PipeState` that says how far it goes. It has
 one commit point. Whatever happens, `recover` returns a state that was committed, and the data is
-what that state says.
+what that state says. What a target can do beyond that it declares in its `Capabilities`.
 
 `Delivery` is what a stream's targets are given as `batch.data`. Beside the user's rows it can carry
 rows of `SideTable`s, which the stream keeps for itself.
@@ -10,9 +10,9 @@ rows of `SideTable`s, which the stream keeps for itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from headwater.core import Batch, PipeState
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Data = TypeVar("Data")
-Receipt = TypeVar("Receipt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,6 @@ class SideTable:
     columns: pa.Schema
 
 
-@runtime_checkable
 class KeepsSideTables(Protocol):
     """A target that commits rows of side tables with their batch, and undoes them with it."""
 
@@ -108,7 +106,6 @@ class StoredConfig(Protocol):
         ...
 
 
-@runtime_checkable
 class KeepsConfig(Protocol):
     """A target that can tell when a stream's definition has changed."""
 
@@ -117,8 +114,32 @@ class KeepsConfig(Protocol):
         ...
 
 
-class Target(Protocol[Data, Receipt]):
-    """Where data goes. All calls come from one thread of the driver, except `stage`."""
+@dataclass(frozen=True, slots=True)
+class Capabilities(Generic[Data]):
+    """What a target can do beyond the contract. A field that is None or False: it cannot.
+
+    `rereads` says that a commit reads frames more than once, so that the stream keeps what
+    executors have fetched. `executors` says that executors write or send rows themselves, so that
+    rows of a backfill never pass through the driver's Python. `prepare_batch` is called with each
+    batch once it is transformed, before it waits for its commit: it checks the batch, or does work
+    that need not wait, and returns the batch to commit. It makes nothing visible; it may be
+    repeated for the same batch.
+    """
+
+    rereads: bool = False
+    executors: bool = False
+    side_tables: KeepsSideTables | None = None
+    config: KeepsConfig | None = None
+    prepare_batch: Callable[[Batch[Data]], Batch[Data]] | None = None
+
+
+class Target(Protocol[Data]):
+    """Where data goes. All calls come from one thread of the driver."""
+
+    @property
+    def capabilities(self) -> Capabilities[Data]:
+        """What this target can do beyond the contract. The same at every call."""
+        ...
 
     def bind(self, stream_id: str) -> None:
         """Take the id under which the stream's state is kept.
@@ -135,17 +156,10 @@ class Target(Protocol[Data, Receipt]):
         """
         ...
 
-    def stage(self, batch: Batch[Data]) -> Receipt:
-        """Put a batch where `commit` finds it, visible to nobody.
+    def commit(self, batches: Sequence[Batch[Data]], state: PipeState) -> None:
+        """Make the batches and the state visible together, or neither.
 
-        Runs where the data is. A repeated attempt must not count twice.
-        """
-        ...
-
-    def commit(self, receipts: Sequence[Receipt], state: PipeState) -> None:
-        """Make what was staged and the state visible together, or neither.
-
-        Without receipts only the state changes: finality moved while nothing arrived.
+        Without batches only the state changes: finality moved while nothing arrived.
         """
         ...
 
@@ -159,3 +173,9 @@ class Target(Protocol[Data, Receipt]):
     def close(self) -> None:
         """Release what is held. Called on every exit path, also after an error."""
         ...
+
+
+def prepared(target: Target[Data], batch: Batch[Data]) -> Batch[Data]:
+    """Return a batch as the target's `commit` takes it: prepared, where the target prepares."""
+    prepare = target.capabilities.prepare_batch
+    return batch if prepare is None else prepare(batch)

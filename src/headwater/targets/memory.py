@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import Batch, PipeState
-from headwater.targets.contract import Delivery, SideTable
+from headwater.targets.contract import Capabilities, Delivery, SideTable
 from headwater.targets.side_rows import KEY, after_key, check_side_table, in_key_order, side_rows
 
 Data = TypeVar("Data")
@@ -39,6 +39,11 @@ class MemoryTarget(Generic[Data]):
         self.store: MemoryStore[Data] = MemoryStore() if store is None else store
         self._side: dict[str, SideTable] = {}
 
+    @property
+    def capabilities(self) -> Capabilities[Data]:
+        """It keeps side tables."""
+        return Capabilities(side_tables=self)
+
     def bind(self, stream_id: str) -> None:
         """Do nothing: a store holds one stream."""
 
@@ -46,18 +51,14 @@ class MemoryTarget(Generic[Data]):
         """Return the committed state; a swap leaves nothing to repair."""
         return self.store.committed.state
 
-    def stage(self, batch: Batch[Data]) -> Batch[Data]:
-        """Hold the batch until it is committed."""
-        return batch
-
-    def commit(self, receipts: Sequence[Batch[Data]], state: PipeState) -> None:
+    def commit(self, batches: Sequence[Batch[Data]], state: PipeState) -> None:
         """Add the batches and replace the state."""
         held = self.store.committed
         side = held.side
-        for batch in receipts:
+        for batch in batches:
             if isinstance(batch.data, Delivery) and batch.data.side:
                 side = self._added(side, batch.data.side)
-        self.store.committed = Committed(state, (*held.batches, *receipts), side)
+        self.store.committed = Committed(state, (*held.batches, *batches), side)
 
     def roll_back(self, state: PipeState) -> None:
         """Drop the batches and the side rows above the cursor, and replace the state."""

@@ -119,7 +119,7 @@ class Chain:
         state = self.state.advance([header], head)
         frame = pa.Table.from_pylist(rows, schema=ROWS)
         batch = Batch((header,), head, state, (), Delivery({"transfers": frame}))
-        self.target.commit([self.target.stage(batch)], state)
+        self.target.commit([batch], state)
         self.state = state
         self.standing += rows
 

@@ -90,13 +90,13 @@ class Stream:
         branch: str = "a",
     ) -> None:
         """Commit several blocks, each a batch, in one step."""
-        state, receipts = self.state, []
+        state, batches = self.state, []
         for number, changes in blocks:
             table = (Changes(block=number) if changes is None else changes).toArrow()
             batch = self.batch(number, table, state, final=final, branch=branch)
-            receipts.append(self.target.stage(batch))
+            batches.append(self.target.prepare_batch(batch))
             state = batch.state
-        self.target.commit(receipts, state)
+        self.target.commit(batches, state)
         self.state = state
 
     def settle(self, final: int) -> None:

@@ -54,12 +54,12 @@ def test_writes_of_several_hot_blocks_in_one_commit_are_undone_one_by_one(place:
 
 
 @pytest.mark.guarantee("CASE-2")
-def test_what_is_staged_when_a_fork_arrives_leaves_no_trace(place: Place) -> None:
+def test_what_is_prepared_when_a_fork_arrives_leaves_no_trace(place: Place) -> None:
     stream = place.stream(TRANSFER)
     for number in (1, 2):
         stream.block(number, change(number).upsert("transfer", "a", value=number), final=1)
     orphan = change(3).insert("transfer", "phantom", value=3).toArrow()
-    stream.target.stage(stream.batch(3, orphan, stream.state, final=1, branch="a"))
+    stream.target.prepare_batch(stream.batch(3, orphan, stream.state, final=1, branch="a"))
     stream.fork(1)
     stream.block(2, change(2).insert("transfer", "phantom", value=2), final=1, branch="b")
     assert values(stream) == {"a": 1, "phantom": 2}
@@ -294,7 +294,7 @@ def test_rows_that_the_stream_keeps_for_itself_go_with_their_batch(place: Place)
         row = {"block_number": number, "ordinal": 0, "note": "n"}
         side = {"notes": pa.Table.from_pylist([row], schema=schema)}
         delivery = Delivery(batch.data.data, None, side)
-        target.commit([target.stage(batch.with_data(delivery))], batch.state)
+        target.commit([target.prepare_batch(batch.with_data(delivery))], batch.state)
         stream.state = batch.state
     assert target.read_side_table("notes").num_rows == 2
     stream.fork(1)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from psycopg.rows import dict_row
 from headwater.changes import Changes, TableSchema
 from headwater.core import Batch
 from headwater.targets import Delivery, DuckDBSettings, PostgresSettings, history_target
+from headwater.targets.contract import Capabilities
 from headwater.targets.sql.change_log import HistoryTarget
 from headwater.testing.conformance import TargetConformance
 from headwater.testing.conformance.crash import Script
@@ -52,15 +54,19 @@ def as_changes(block: int, changes: Sequence[Change]) -> Changes:
 
 
 class GivesChanges:
-    """Turns what the suite stages into changes; everything else is the target's own."""
+    """Turns what the suite prepares into changes; everything else is the target's own."""
 
     def __init__(self, target: HistoryTarget) -> None:
         self.inner = target
 
-    def stage(self, batch: Batch[Delivery]) -> Any:
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        return replace(self.inner.capabilities, prepare_batch=self.prepare_batch)
+
+    def prepare_batch(self, batch: Batch[Delivery]) -> Batch[Delivery]:
         made = as_changes(batch.headers[-1].number, batch.data.ctx)
         delivery = Delivery({"changes": made.toArrow()}, side=batch.data.side)
-        return self.inner.stage(batch.with_data(delivery))
+        return self.inner.prepare_batch(batch.with_data(delivery))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -106,7 +106,7 @@ def test_changes_of_blocks_that_are_not_the_batchs_are_refused(stream: Stream) -
 def test_a_frame_that_holds_no_changes_is_refused(stream: Stream) -> None:
     batch = stream.batch(2, pa.table({"value": [1]}), stream.state, final=0, branch="a")
     with pytest.raises(ChangeFormError, match=r"E6001.*frame=changes"):
-        stream.target.stage(batch)
+        stream.target.prepare_batch(batch)
     assert unchanged(stream)
 
 

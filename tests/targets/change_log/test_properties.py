@@ -108,7 +108,7 @@ class Both:
         model = Model()
         model.after = dict(self.model.after)
         numbers = [model.newest + 1 + at for at in range(len(blocks))]
-        state, receipts, refused = self.stream.state, [], False
+        state, batches, refused = self.stream.state, [], False
         final = max(numbers[0] - behind, -1) if behind else -1
         for number, changed in zip(numbers, blocks, strict=True):
             try:
@@ -118,15 +118,15 @@ class Both:
             batch = self.stream.batch(
                 number, as_table(number, changed), state, final=final, branch=f"{self.branch}-"
             )
-            receipts.append(self.stream.target.stage(batch))
+            batches.append(self.stream.target.prepare_batch(batch))
             state = batch.state
             if refused:
                 break
         if refused:
             with pytest.raises(DuplicateInsertError, match="E6005"):
-                self.stream.target.commit(receipts, state)
+                self.stream.target.commit(batches, state)
         else:
-            self.stream.target.commit(receipts, state)
+            self.stream.target.commit(batches, state)
             self.model, self.stream.state = model, state
 
     def fork(self, choice: int) -> None:

@@ -33,7 +33,7 @@ from headwater.targets.clickhouse.store import Inserts, Params, Store
 from headwater.targets.clickhouse.sync_table import LEGACY_ID, SyncTable
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, TryAgain
-from headwater.targets.contract import Delivery, Scope, SideTable
+from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable
 
 OnData = Callable[..., object]
 OnStart = Callable[[Store], object]
@@ -117,6 +117,11 @@ class ClickHouseTarget:
         self._is_open = False
         self._dirty = False
 
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        """Executors insert by themselves; side tables and the configuration are kept."""
+        return Capabilities(executors=True, side_tables=self, config=self)
+
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""
         if self._is_open:
@@ -135,18 +140,14 @@ class ClickHouseTarget:
         self._dirty = False
         return self._state
 
-    def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
-        """Hold the batch until it is committed."""
-        return batch
-
-    def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Write the batches, then the row of state that makes them count."""
         self._ready()
-        states = [*(batch.state for batch in receipts[:-1]), state]
+        states = [*(batch.state for batch in batches[:-1]), state]
         self._dirty = True
         for attempt in range(self._settings.attempts):
             try:
-                self._write_all(receipts, states)
+                self._write_all(batches, states)
                 break
             except TryAgain as reason:
                 logger.warning("batch.again id=%s reason=%s", self._id, reason)
@@ -303,9 +304,9 @@ class ClickHouseTarget:
                 safe_cursor=state.cursor,
             )
 
-    def _write_all(self, receipts: Sequence[Batch[Delivery]], states: Sequence[PipeState]) -> None:
+    def _write_all(self, batches: Sequence[Batch[Delivery]], states: Sequence[PipeState]) -> None:
         before = self._state
-        for batch, after in zip(receipts, states, strict=False):
+        for batch, after in zip(batches, states, strict=False):
             self._write(batch.data, before, after)
             before = after
 

@@ -10,14 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
 from headwater.core import Batch, PipeState
 from headwater.core.callbacks import Callback
 from headwater.errors import InvalidOptionError
-from headwater.targets.contract import Delivery, Scope, SideTable
+from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.sql.aggregates.writer import Aggregates
 from headwater.targets.sql.catalog import ClaimedTables
 from headwater.targets.sql.session import Session
@@ -79,6 +79,7 @@ class RelationalTarget(ABC, Generic[Held]):
     _undo: Log
     _sync: SyncRows
     _side: SideRows
+    _takes_rows_of_executors: ClassVar[bool] = False
 
     def __init__(
         self, callbacks: Callbacks, aggregates: Aggregates, settings: StateSettings
@@ -95,9 +96,14 @@ class RelationalTarget(ABC, Generic[Held]):
         self._side_tables: tuple[SideTable, ...] = ()
 
     @property
-    def rereads(self) -> bool:
-        """Whether frames are read more than once; then the stream does not fetch them again."""
-        return bool(self._aggregates)
+    def capabilities(self) -> Capabilities[Delivery]:
+        """It keeps side tables and the configuration; aggregates read frames a second time."""
+        return Capabilities(
+            rereads=bool(self._aggregates),
+            executors=self._takes_rows_of_executors,
+            side_tables=self,
+            config=self,
+        )
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""
@@ -109,23 +115,19 @@ class RelationalTarget(ABC, Generic[Held]):
     def recover(self) -> PipeState:
         """Open the database and return the committed state."""
 
-    def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
-        """Hold the batch until it is committed; nothing is moved before."""
-        return batch
-
-    def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Write the batches and their state in one transaction."""
         session = self._opened()
 
         def write() -> Newest | None:
             newest, before = None, self._state
-            for index, batch in enumerate(receipts, 1):
-                after = state if index == len(receipts) else batch.state
+            for index, batch in enumerate(batches, 1):
+                after = state if index == len(batches) else batch.state
                 self._write(batch.data, Scope.between(before, after))
                 self._side.write(batch.data.side)
                 newest = self._sync.append(after, before)
                 before = after
-            if not receipts:
+            if not batches:
                 newest = self._sync.settle(state)
             if self.on_state is not None:
                 self.on_state(session, state)
@@ -159,6 +161,14 @@ class RelationalTarget(ABC, Generic[Held]):
         session, self._session = self._session, None
         if session is not None:
             session.close()
+
+    @abstractmethod
+    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
+        """Create the side tables that are missing."""
+
+    @abstractmethod
+    def stored_config(self) -> StoredConfig:
+        """Return where the text of this stream's configuration is kept."""
 
     def read_side_table(
         self,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from headwater.core import PipeState
-from headwater.targets.contract import Delivery, Target
+from headwater.core import Batch, PipeState
+from headwater.targets.contract import Capabilities, Delivery, Target, prepared
 from headwater.testing.conformance.model import Rig
 from headwater.testing.histories.crash import Crash
 
@@ -45,18 +46,22 @@ def run_crashing(suite: TargetConformance, script: Script, crash_at: int) -> int
     return clock.count
 
 
-class StagesTwice:
-    """Passes calls on, but stages each batch twice and lets somebody look in between."""
+class PreparesTwice:
+    """Passes calls on, but prepares each batch twice, and calls `look` in between."""
 
     def __init__(self, target: Any, look: Callable[[], None]) -> None:
         self._target = target
         self._look = look
 
-    def stage(self, batch: Any) -> Any:
-        """Stage twice, as Spark may."""
-        self._target.stage(batch)
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        """Those of the target, with another way to prepare."""
+        return replace(self._target.capabilities, prepare_batch=self._prepare_twice)
+
+    def _prepare_twice(self, batch: Batch[Delivery]) -> Batch[Delivery]:
+        prepared(self._target, batch)
         self._look()
-        return self._target.stage(batch)
+        return prepared(self._target, batch)
 
     def __getattr__(self, verb: str) -> Any:
         return getattr(self._target, verb)
@@ -106,7 +111,7 @@ def _follow(rig: Rig, step: Callable[[Rig], None], state: PipeState) -> None:
     assert state == rig.state, f"{state} was never committed"
 
 
-def _watched(suite: TargetConformance, clock: _Clock) -> Target[Delivery, Any]:
+def _watched(suite: TargetConformance, clock: _Clock) -> Target[Delivery]:
     target = suite.make_target("one")
     suite.watch_io(target, clock.tick)
     return target

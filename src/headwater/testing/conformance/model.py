@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.core.state import hot_cursors
-from headwater.targets.contract import Delivery, Target
+from headwater.targets.contract import Delivery, Target, prepared
 
 Row = dict[str, Any]
 
@@ -173,7 +173,7 @@ class Rig:
 
     def __init__(
         self,
-        target: Target[Delivery, Any],
+        target: Target[Delivery],
         read_rows: Callable[[str], list[Row]],
         tables: Sequence[str],
     ) -> None:
@@ -203,31 +203,31 @@ class Rig:
 
         `settled` is how far finality has come before they are committed.
         """
-        made, receipts, state = [], [], self.state
+        made, prepared_batches, state = [], [], self.state
         for number, changes in blocks:
             head = self._head(final, branch)
             parent = self._parent(state, number)
             header = BlockHeader(number, f"{branch}{number}", parent, number - 1, 1000 + number)
             state = state.advance([header], head)
             batch = Batch((header,), head, state, hot_cursors([header], final), tuple(changes))
-            receipts.append(self.stage(batch))
+            prepared_batches.append(self.prepare(batch))
             made.append((changes, state))
         if settled >= 0:
             state = state.settle(Head(BlockCursor(settled, f"{branch}{settled}")), confirmed=True)
             made[-1] = (made[-1][0], state)
-        self.target.commit(receipts, state)
+        self.target.commit(prepared_batches, state)
         for changes, after in made:
             self.model.commit(changes, after)
 
-    def stage(self, batch: Batch[tuple[Change, ...]]) -> Any:
-        """Stage the changes of a batch: as frames for who inserts, as context for callbacks."""
+    def prepare(self, batch: Batch[tuple[Change, ...]]) -> Batch[Delivery]:
+        """Prepare the changes of a batch: inserts as frames, all of them as the context."""
         data: dict[str, pa.Table] = {}
         for change in batch.data:
             if change.kind == "insert":
                 frame = frame_of(change)
                 held = data.get(change.table)
                 data[change.table] = frame if held is None else pa.concat_tables([held, frame])
-        return self.target.stage(batch.with_data(Delivery(data, batch.data)))
+        return prepared(self.target, batch.with_data(Delivery(data, batch.data)))
 
     def settle(self, final: int, branch: str = "a") -> None:
         """Commit that finality moved while nothing arrived."""

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
-from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
+from headwater.targets.contract import Delivery, SideTable, prepared
 from headwater.testing.conformance.needs import needs
 from headwater.testing.histories.crash import Crash
 
@@ -69,7 +69,7 @@ def block(model: SideModel, number: int, branch: str = "a", final: int = -1) -> 
     batch = Batch((header,), head, state, (), Delivery({}, (), side))
 
     def call(target: Any) -> None:
-        target.commit([target.stage(batch)], state)
+        target.commit([prepared(target, batch)], state)
 
     notes = {**model.tables["notes"], **rows}
     return Step(call, SideModel(state, {**model.tables, "notes": notes}))
@@ -141,9 +141,9 @@ class SideTablePromises:
     ) -> tuple[Any, PipeState]:
         """Return a target that has opened side tables and recovered, and its state."""
         target: Any = self.make_target(stream_id)
-        assert isinstance(target, KeepsSideTables), "side_tables is set"
-        target.open_side_tables(tables)
-        state: PipeState = target.recover()  # type: ignore[attr-defined]
+        assert target.capabilities.side_tables is not None, "side_tables is set"
+        target.capabilities.side_tables.open_side_tables(tables)
+        state: PipeState = target.recover()
         return target, state
 
     def reopen_side(self, target: Any, stream_id: str = "one") -> Any:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from headwater.core import PipeState
 from headwater.errors import HeadwaterError
 from headwater.targets.contract import Delivery, Target
-from headwater.testing.conformance.crash import Script, StagesTwice, run_crashing
+from headwater.testing.conformance.crash import PreparesTwice, Script, run_crashing
 from headwater.testing.conformance.flush import check_flushes
 from headwater.testing.conformance.model import (
     BALANCES,
@@ -67,7 +67,7 @@ class TargetConformance(SideTablePromises):
 
     # --- what a subclass provides -----------------------------------------------------------------
 
-    def make_target(self, stream_id: str) -> Target[Delivery, Any]:
+    def make_target(self, stream_id: str) -> Target[Delivery]:
         """Return a target on the current place, bound to this id, not opened yet."""
         raise NotImplementedError
 
@@ -128,11 +128,11 @@ class TargetConformance(SideTablePromises):
         rig.check()
         rig.target.close()
 
-    def test_what_is_staged_is_not_visible_and_may_be_staged_again(self) -> None:
-        """Spark repeats tasks."""
+    def test_what_is_prepared_is_not_visible_and_may_be_prepared_again(self) -> None:
+        """A batch that waits for its commit can be lost, and comes again."""
         rig = self.start()
         rig.block(1, log(1, "kept"), final=1)
-        real, rig.target = rig.target, StagesTwice(rig.target, rig.check)
+        real, rig.target = rig.target, PreparesTwice(rig.target, rig.check)
         rig.block(2, log(2, "once"))
         rig.target = real
         rig.check()

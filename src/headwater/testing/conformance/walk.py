@@ -7,9 +7,10 @@ tables are compared with the model, and now and then the process dies and recove
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headwater.core import (
+    Batch,
     BlockCursor,
     BlockHeader,
     Blocks,
@@ -19,6 +20,7 @@ from headwater.core import (
     batches,
     resolve_fork,
 )
+from headwater.targets.contract import Delivery
 from headwater.testing.chain.tree import ChainSim, SimBlock
 from headwater.testing.conformance.model import (
     LARGEST,
@@ -98,21 +100,21 @@ class RandomWalk:
                 rig.model.settle(settled)
             return
         answer = Blocks(tuple(map(_header, blocks)), tuple(b"" for _ in blocks), self._head())
-        receipts: list[Any] = []
+        waiting: list[Batch[Delivery]] = []
         held: list[tuple[list[Change], PipeState]] = []
         for batch in batches(rig.state, answer):
             numbers = {header.number for header in batch.headers}
             changes = [
                 change for one in blocks if one.number in numbers for change in self._changes(one)
             ]
-            receipts.append(rig.stage(batch.with_data(tuple(changes))))
+            waiting.append(rig.prepare(batch.with_data(tuple(changes))))
             held.append((changes, batch.state))
             if batch.headers[-1].number < blocks[-1].number and self._dice.random() < 0.4:
                 continue  # it waits for the next one, to be committed with it
-            rig.target.commit(receipts, batch.state)
+            rig.target.commit(waiting, batch.state)
             for one, after in held:
                 rig.model.commit(one, after)
-            receipts, held = [], []
+            waiting, held = [], []
             rig.check()
 
     def _on_chain(self, cursor: BlockCursor) -> bool:

@@ -26,10 +26,10 @@ class CrashingTarget(MemoryTarget[Rows]):
         self._die(Situation.CRASH_IN_RECOVERY)
         return super().recover()
 
-    def commit(self, receipts: Sequence[Batch[Rows]], state: PipeState) -> None:
+    def commit(self, batches: Sequence[Batch[Rows]], state: PipeState) -> None:
         """Commit, or die before or after it."""
         self._die(Situation.CRASH_BEFORE_COMMIT)
-        super().commit(receipts, state)
+        super().commit(batches, state)
         self._die(Situation.CRASH_AFTER_COMMIT)
 
     def roll_back(self, state: PipeState) -> None:

@@ -14,7 +14,7 @@ from random import Random
 
 from headwater.core import Batch, BlockHeader, Blocks, PipeState, clip_ranges
 from headwater.errors import HeadwaterError
-from headwater.pipeline import Event, Pipeline, Raw, Settled, Source
+from headwater.pipeline import Event, Host, Pipeline, Raw, Settled, Source
 from headwater.portal import HistorySource, PortalClient, PortalSource
 from headwater.query import plan_requests
 from headwater.targets import MemoryStore
@@ -33,7 +33,7 @@ PATIENCE = 3
 BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # always somebody else's fault
 
 
-class History:
+class History(Host[Rows]):
     """One run. `run` raises `DisagreementError` if anything is not as it must be."""
 
     def __init__(self, seed: int, tally: Tally, *, actions: int = 60) -> None:
@@ -232,21 +232,29 @@ class History:
         return Pipeline(
             self._source(client),
             target,
-            self._transform,
-            pause=self._pause,
-            patience=PATIENCE,
-            history_cap=on.history_cap,
+            self,
             flush=self._flow.flush,
-            now=self._clock.monotonic,
-            count_rows=lambda batch: sum(map(len, batch.data.values())),
+            patience=PATIENCE,
+            rollback_cap=on.rollback_cap,
         ).steps()
 
     def _source(self, client: PortalClient) -> Source:
         source = self._portal_source(client)
-        return self._flow.buffer(source, self._pause, PATIENCE, self._on.history_cap) or source
+        return self._flow.buffer(source, self.pause, PATIENCE, self._on.rollback_cap) or source
 
-    def _pause(self) -> None:
+    # --- the host of the loop ---------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return the time of the simulated clock."""
+        return self._clock.monotonic()
+
+    def pause(self) -> None:
+        """Let the simulated clock run on."""
         self._clock.sleep(1.0)
+
+    def count_rows(self, batch: Batch[Rows]) -> int:
+        """Count the rows of all blocks."""
+        return sum(map(len, batch.data.values()))
 
     def _portal_source(self, client: PortalClient) -> PortalSource | HistorySource:
         plan = plan_requests([(one, self._query) for one in self._on.ranges])
@@ -276,7 +284,7 @@ class History:
             if isinstance(answer, Blocks):
                 yield from zip(answer.headers, answer.lines, strict=True)
 
-    def _transform(self, batch: Batch[Raw]) -> Batch[Rows]:
+    def transform(self, batch: Batch[Raw]) -> Batch[Rows]:
         """Keep the rows of each block, by the block's hash."""
         family = "logs" if self._on.network is Network.EVM else "instructions"
         rows: Rows = {}

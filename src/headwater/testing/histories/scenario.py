@@ -57,7 +57,7 @@ class Scenario:
     every_block: bool
     finality_known: bool
     finality_lies: bool
-    history_cap: int
+    rollback_cap: int
     far: int | None
 
     @classmethod
@@ -75,7 +75,7 @@ class Scenario:
             every_block=dice.random() < 0.4,
             finality_known=known,
             finality_lies=known and dice.random() < 0.1,
-            history_cap=dice.choice([1000, 12]),
+            rollback_cap=dice.choice([1000, 12]),
             far=dice.choice([None, 4, 12]),
         )
 

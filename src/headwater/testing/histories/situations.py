@@ -12,12 +12,12 @@ from enum import StrEnum
 from headwater.core import ForkRule, PipeState
 from headwater.errors import REGISTRY, HeadwaterError
 from headwater.pipeline import (
+    Buffered,
     Committed,
     Discarded,
     Event,
     RolledBack,
     Settled,
-    Staged,
     Waited,
 )
 from headwater.testing.faults.plan import CATALOGUE
@@ -101,7 +101,7 @@ class Tally:
                     self.meet(Situation.SETTLED_WHILE_IDLE)
             case Discarded():
                 self.meet(Situation.FORK_BEFORE_FLUSH)
-            case Staged():
+            case Buffered():
                 self._staged = True
             case Committed() if self._staged:
                 self._conflicts = self._waits = 0

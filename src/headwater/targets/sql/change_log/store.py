@@ -40,7 +40,7 @@ class Inner(KeepsSideTables, KeepsConfig, Protocol):
         """Return the committed state."""
         ...
 
-    def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Apply batches and store the state in one transaction."""
         ...
 

@@ -20,7 +20,7 @@ from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
 from headwater.core import Batch, BlockCursor, PipeState
 from headwater.errors import ChangeBlockError, ChangeFormError, MissingExtraError
 from headwater.targets.admin import check_address, kind_of
-from headwater.targets.contract import Delivery, SideTable, StoredConfig
+from headwater.targets.contract import Capabilities, Delivery, SideTable, StoredConfig
 from headwater.targets.frames import is_in_reach
 from headwater.targets.sql.change_log.executors import Folded, fold_on_executors
 from headwater.targets.sql.change_log.names import CURSORS, HISTORY, Names
@@ -89,6 +89,13 @@ class HistoryTarget:
     def on_statement(self, watch: Callable[[str], None] | None) -> None:
         self._inner.on_statement = watch
 
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        """Side tables and the configuration are kept; changes are folded where they lie."""
+        return Capabilities(
+            executors=True, side_tables=self, config=self, prepare_batch=self.prepare_batch
+        )
+
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""
         self._inner.bind(stream_id)
@@ -99,10 +106,10 @@ class HistoryTarget:
         self._state = self._inner.recover()
         return self._state
 
-    def stage(self, batch: Batch[Delivery]) -> Batch[Delivery]:
-        """Check the changes of a batch, and hold them until they are committed.
+    def prepare_batch(self, batch: Batch[Delivery]) -> Batch[Delivery]:
+        """Return a batch whose changes are checked; those of final blocks are folded by executors.
 
-        Those of final blocks that lie on executors are folded there.
+        Called by the loop when a batch is transformed; `commit` takes what it returns.
         """
         if not self._store.shapes:
             self.recover()
@@ -117,21 +124,21 @@ class HistoryTarget:
             held = check(pa.concat_tables(arrow) if arrow else CHANGES_SCHEMA.empty_table(), tables)
         return batch.with_data(Delivery({}, held, batch.data.side))
 
-    def commit(self, receipts: Sequence[Batch[Delivery]], state: PipeState) -> None:
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Apply the batches and store their state in one transaction.
 
         Changes of several batches are applied together; hot blocks can still be undone one by one.
         """
         before = self._state.cursor
-        for batch in receipts:
+        for batch in batches:
             _refuse_blocks(batch.data.ctx, before, batch.state.cursor)
             before = batch.state.cursor
         given: list[Batch[Delivery]] = []
-        if receipts:
-            works = _works([batch.data.ctx for batch in receipts], state.undo_floor)
+        if batches:
+            works = _works([batch.data.ctx for batch in batches], state.undo_floor)
             given = [
                 batch.with_data(Delivery({}, work, batch.data.side))
-                for batch, work in zip(receipts, works, strict=True)
+                for batch, work in zip(batches, works, strict=True)
             ]
         self._inner.commit(given, state)
         self._state = state
