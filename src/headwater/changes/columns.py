@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.changes.collector import FieldOperation, set_
-from headwater.changes.conform import one_array
 from headwater.changes.model import (
     CHANGES_SCHEMA,
     FIELD_OPERATIONS,
@@ -22,6 +21,7 @@ from headwater.changes.model import (
     NUMERIC,
     OPERATIONS,
     Operation,
+    one_array,
 )
 from headwater.changes.values import text_column
 from headwater.errors import ChangeFormError

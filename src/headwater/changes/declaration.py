@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.changes.conform import column, conform
 from headwater.changes.grouping import codes_of, combine
 from headwater.changes.model import (
     ANONYMOUS,
@@ -22,10 +21,11 @@ from headwater.changes.model import (
     KEY_TYPE,
     NUMERIC,
     Codes,
+    column,
+    conform,
 )
-from headwater.changes.numbers import parse_number
-from headwater.changes.reduction import is_plain_integer
-from headwater.changes.spelling import one_spelling
+from headwater.changes.numbers import is_plain_integer, parse_number
+from headwater.changes.values import one_spelling
 from headwater.errors import (
     ChangeKeyError,
     ChangeNumberError,

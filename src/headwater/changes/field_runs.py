@@ -25,7 +25,7 @@ from headwater.changes.model import (
     Codes,
     Mask,
 )
-from headwater.changes.reduction import canonical, reduce_numbers
+from headwater.changes.numbers import canonical, reduce_numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.changes.conform import column, conform
 from headwater.changes.field_runs import Runs, fold_runs
 from headwater.changes.grouping import combine, key_codes, sorted_by
 from headwater.changes.model import (
@@ -35,6 +34,8 @@ from headwater.changes.model import (
     UPSERT,
     Codes,
     Mask,
+    column,
+    conform,
 )
 from headwater.changes.one_key import fold_one_key
 from headwater.errors import DuplicateInsertError

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.changes.conform import column
-from headwater.changes.model import Codes
+from headwater.changes.model import Codes, column
 
 _ROOM = 2**62
 

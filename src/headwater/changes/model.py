@@ -1,16 +1,20 @@
-"""The one form of changes: what each column of a table of changes holds, before and after folding.
+"""The form of changes: the columns of a table of changes, and the check that a table has it.
 
 Values are text, because text is exact for every type there is: a 78-digit integer, a decimal, an
-address. Null is null. What a text means is said by the table's declaration.
+address. Null is null. The table's declaration says what a text means. Tables of changes come from
+the collector, from Spark or from protobuf; `conform` checks them once, before anything else.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import ChangeFormError
 
 Operation = Literal["insert", "update", "upsert", "delete"]
 FieldOperationName = Literal["set", "add", "sub", "min", "max", "set_if_null"]
@@ -74,3 +78,86 @@ and went; there was none before and there is none after."""
 
 Codes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+
+
+def conform(changes: Any) -> pa.Table:
+    """Return the changes as one chunk in `CHANGES_SCHEMA`, in the order in which they happen.
+
+    Takes an Arrow table or anything with `toArrow()`. Called by `fold` and `check`.
+
+    Raises:
+        ChangeFormError: a column is missing or of another type; a key is empty or null; an
+            operation is unknown; a number is null.
+    """
+    table = changes if isinstance(changes, pa.Table) else _to_arrow(changes)
+    missing = [name for name in CHANGES_SCHEMA.names if name not in table.column_names]
+    if missing:
+        raise ChangeFormError("columns are missing", missing=", ".join(missing))
+    for name in ("table", "pk", "operation", "ordinal", "block_number"):
+        if table[name].null_count:
+            raise ChangeFormError("a column has nulls", column=name)
+    try:
+        table = table.select(CHANGES_SCHEMA.names).cast(CHANGES_SCHEMA).combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError) as error:
+        raise ChangeFormError("columns are not of their types", reason=error) from error
+    _check_known(column(table, "operation"), OPERATIONS, "operation")
+    _check_keys(column(table, "pk"))
+    _check_fields(column(table, "fields"))
+    return _in_order(table)
+
+
+def column(table: pa.Table, name: str) -> pa.Array:
+    """Return a column of a table of changes as one array."""
+    return one_array(table[name])
+
+
+def one_array(chunked: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, also if it has no chunk."""
+    if chunked.num_chunks == 1:
+        return chunked.chunk(0)
+    return pa.concat_arrays(chunked.chunks) if chunked.num_chunks else pa.array([], chunked.type)
+
+
+def _to_arrow(frame: Any) -> pa.Table:
+    to_arrow = getattr(frame, "toArrow", None)
+    if to_arrow is None:
+        raise ChangeFormError("not a table of changes", kind=type(frame).__name__)
+    return to_arrow()
+
+
+def _check_known(names: pa.Array, known: tuple[str, ...], what: str) -> None:
+    found = pc.is_in(names, value_set=pa.array(known))
+    if not pc.all(found, min_count=0).as_py():
+        odd = names.filter(pc.invert(found))[0].as_py()
+        raise ChangeFormError(f"unknown {what}", got=repr(odd), known=", ".join(known))
+
+
+def _check_keys(keys: pa.Array) -> None:
+    if pc.any(pc.equal(pc.list_value_length(keys), 0), min_count=0).as_py():
+        raise ChangeFormError("a key needs at least one column")
+    parts = keys.flatten()
+    if parts.null_count or any(parts.field(at).null_count for at in range(2)):
+        raise ChangeFormError("a key cannot be null")
+
+
+def _check_fields(fields: pa.Array) -> None:
+    entries = fields.flatten()
+    names, values, operations = (entries.field(at) for at in range(3))
+    if entries.null_count or names.null_count or operations.null_count:
+        raise ChangeFormError("a field needs a name and an operation")
+    _check_known(operations, FIELD_OPERATIONS, "field operation")
+    if values.null_count:
+        numeric = pc.is_in(operations, value_set=pa.array(sorted(NUMERIC)))
+        odd = names.filter(pc.and_(numeric, pc.is_null(values)))
+        if len(odd):
+            raise ChangeFormError("a number is needed, not null", column=odd[0].as_py())
+
+
+def _in_order(table: pa.Table) -> pa.Table:
+    """Sort by block and ordinal, unless it is so; what is equal keeps its place."""
+    blocks = column(table, "block_number").to_numpy()
+    ordinals = column(table, "ordinal").to_numpy()
+    later = blocks[1:] > blocks[:-1]
+    if bool(np.all(later | ((blocks[1:] == blocks[:-1]) & (ordinals[1:] >= ordinals[:-1])))):
+        return table
+    return table.take(pa.array(np.lexsort((ordinals, blocks)))).combine_chunks()

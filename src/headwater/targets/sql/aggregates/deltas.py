@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.changes.conform import one_array
 from headwater.changes.grouping import codes_of, combine, sorted_by
-from headwater.changes.model import ADD, MAX, MIN, Codes
-from headwater.changes.reduction import canonical, reduce_numbers
+from headwater.changes.model import ADD, MAX, MIN, Codes, one_array
+from headwater.changes.numbers import canonical, reduce_numbers
 from headwater.changes.values import text_column
 from headwater.errors import AggregateError
 from headwater.targets.frames import collect_in_arrow, is_distributed, to_arrow

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.changes.conform import one_array
-from headwater.changes.spelling import one_spelling
+from headwater.changes.model import one_array
+from headwater.changes.values import one_spelling
 from headwater.targets.sql.aggregates.columns import Columns
 from headwater.targets.sql.aggregates.declaration import Plan
 from headwater.targets.sql.aggregates.deltas import reduce_delta

@@ -17,10 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.changes.conform import column
 from headwater.changes.grouping import key_codes, sorted_by
-from headwater.changes.model import FOLDED_OPERATIONS, Codes, Mask
-from headwater.changes.spelling import one_spelling
+from headwater.changes.model import FOLDED_OPERATIONS, Codes, Mask, column
+from headwater.changes.values import one_spelling
 from headwater.errors import ChangeNumberError
 from headwater.targets.sql.merge.shape import Shape
 
