@@ -301,7 +301,11 @@ ranges = st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(5, 9))).m
 
 
 @given(
-    st.lists(st.lists(transfers, max_size=4), min_size=1, max_size=8),
+    st.lists(
+        st.lists(transfers, max_size=4, unique_by=lambda one: one["logIndex"]),
+        min_size=1,
+        max_size=8,
+    ),
     st.lists(st.tuples(some_people, some_people, ranges), min_size=1, max_size=3),
 )
 def test_outputs_of_one_stream_never_see_each_others_rows(

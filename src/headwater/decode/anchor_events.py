@@ -22,7 +22,7 @@ from headwater.decode.instructions import at_rows, decode_args, layout_columns
 from headwater.decode.layouts import Layout
 from headwater.decode.malformed import MalformedRowsError, OnError, decode_or_skip, refuse
 from headwater.decode.output import DecodedRows
-from headwater.decode.row_filter import has_prefix, select_rows
+from headwater.decode.row_filter import has_prefix, refuse_unfiltered, select_rows
 from headwater.decode.solana_items import (
     LOG_FIELDS,
     explain_item,
@@ -31,7 +31,7 @@ from headwater.decode.solana_items import (
 )
 from headwater.decode.types import DECIMAL
 from headwater.errors import UndecodableInstructionError
-from headwater.query import Query
+from headwater.query import SOLANA, Query
 
 _PREFIX = "Program data: "
 
@@ -75,13 +75,13 @@ class AnchorEventsOutput:
         """
         schema, batches, skipped = self.schema, [], 0
         for batch in entities["log"].to_batches():
-            chosen = select_rows(batch, self.query.filters[0].conditions, ranges)
+            chosen = select_rows(batch, SOLANA, self.query.filters[0], ranges)
             chosen = self._candidates(chosen)
             if not chosen.num_rows:
                 continue
             named = with_transactions(chosen, entities)
             if self.committed_only:
-                named = keep_rows(named, [pc.fill_null(named.column("isCommitted"), False)])
+                named = keep_rows(named, [pc.fill_null(named.column("isCommitted"), True)])
             columns, lost = decode_or_skip(named, self._columns, self.on_error, self._explain)
             skipped += lost
             batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
@@ -107,7 +107,14 @@ class AnchorEventsOutput:
         rows = np.flatnonzero(own.to_numpy(zero_copy_only=False))
         if len(rows) < batch.num_rows:
             batch, data = batch.filter(own), data.filter(own)
-        fields = at_rows(rows, lambda: decode_args(self.layout, data, self.decimals))
+        return at_rows(rows, lambda: self._own_columns(batch, data))
+
+    def _own_columns(self, batch: pa.RecordBatch, data: pa.BinaryArray) -> list[pa.Array]:
+        refuse_unfiltered(batch, SOLANA, self.query.filters[0])
+        if self.committed_only:
+            unknown = pc.is_null(batch.column("isCommitted"))
+            refuse(unknown.to_numpy(zero_copy_only=False), "its transaction is absent")
+        fields = decode_args(self.layout, data, self.decimals)
         return [*item_columns(batch, LOG_FIELDS), *fields]
 
     def _explain(

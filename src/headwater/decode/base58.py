@@ -22,19 +22,19 @@ Bytes = npt.NDArray[np.uint8]
 Weights = npt.NDArray[np.float64]
 
 _GROUP = 58**6  # 512 bytes times this are exact in a double
-_NO_DIGIT = 255
+NO_DIGIT = 255
 _SHORT = 128  # digits of which a sum with weights of 40 bits is below 2^53, so exact in a double
 _MAX_MATRIX = 1 << 12  # longer texts, which no transaction can hold, are converted one by one
 _STEP = 1 << 14  # rows converted at once: intermediate results stay in the cache
 
 
 def _digit_table() -> Bytes:
-    table = np.full(256, _NO_DIGIT, np.uint8)
+    table = np.full(256, NO_DIGIT, np.uint8)
     table[np.frombuffer(ALPHABET, np.uint8)] = np.arange(58)
     return table
 
 
-_DIGITS = _digit_table()
+DIGITS_OF_BASE58 = _digit_table()
 _PAIRS = np.array(
     [[ALPHABET[first], ALPHABET[second]] for first in range(58) for second in range(58)], np.uint8
 )
@@ -48,8 +48,8 @@ def decode_base58(column: pa.StringArray, owners: Rows, where: str = "data") -> 
     """
     rows = len(column)
     starts, lengths, text = _texts(column)
-    digits = _DIGITS[text]
-    bad = np.flatnonzero(digits == _NO_DIGIT)
+    digits = DIGITS_OF_BASE58[text]
+    bad = np.flatnonzero(digits == NO_DIGIT)
     if len(bad):
         wrong = np.zeros(rows, bool)
         wrong[np.searchsorted(starts + lengths, bad, side="right")] = True

@@ -8,7 +8,7 @@ there. Runs on the driver and on executors; the same lines always give the same 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.errors import BlockContentError
 from headwater.query import EVM, Field, Presence, WireType
@@ -101,6 +102,41 @@ def header_columns(headers: Sequence[Header], counts: npt.NDArray[np.int64]) -> 
         hashes.take(which),
         times.take(which),
     ]
+
+
+def refuse_repeated_keys(
+    what: str,
+    headers: Sequence[Header],
+    counts: npt.NDArray[np.int64],
+    keys: Mapping[str, pa.Array],
+) -> None:
+    """Refuse two items of one block with the same key. Rows without a key are left to outputs.
+
+    In the order that portals send, keys ascend: then one comparison of neighbours is all.
+
+    Raises:
+        BlockContentError: there are such items.
+    """
+    columns = [np.repeat(np.arange(len(headers)), counts)]
+    columns += [pc.fill_null(one.cast(pa.int64()), -1).to_numpy() for one in keys.values()]
+    if _ascend(columns):
+        return
+    order = np.lexsort(columns[::-1])
+    is_known = np.logical_and.reduce([one[order[1:]] >= 0 for one in columns])
+    same = np.logical_and.reduce([one[order[1:]] == one[order[:-1]] for one in columns])
+    for row in order[1:][same & is_known][:1]:
+        place = {name: int(one[row]) for name, one in zip(keys, columns[1:], strict=True)}
+        number = headers[int(columns[0][row])].number
+        raise BlockContentError(f"a block has two {what} of one place", block=number, **place)
+
+
+def _ascend(columns: Sequence[npt.NDArray[np.int64]]) -> bool:
+    """Whether each row is above the one before it, in the order of the columns."""
+    above = np.zeros(max(len(columns[0]) - 1, 0), bool)
+    for one in reversed(columns):
+        later, earlier = one[1:], one[:-1]
+        above = (later > earlier) | ((later == earlier) & above)
+    return bool(above.all())
 
 
 def _read_line(line: bytes, decode: Any, tick: int, is_optional: bool) -> Line:

@@ -24,13 +24,13 @@ from headwater.decode.functions import Function
 from headwater.decode.malformed import MalformedRowsError, OnError, decode_or_skip, refuse
 from headwater.decode.output import DecodedRows
 from headwater.decode.payload import Payload
-from headwater.decode.row_filter import select_rows
-from headwater.decode.transaction_names import look_up
+from headwater.decode.row_filter import refuse_unfiltered, select_rows
+from headwater.decode.transaction_names import check_name, look_up
 from headwater.decode.types import arrow_type
 from headwater.decode.vocabulary import HEADER
-from headwater.decode.wire_columns import required, spread, without_first
+from headwater.decode.wire_columns import convert, required, spread, without_first
 from headwater.errors import UndecodableCallError
-from headwater.query import EVM, Query
+from headwater.query import EVM, Field, Query
 
 Source = Literal["transactions", "traces"]
 
@@ -41,10 +41,16 @@ _FIELDS = (
     pa.field("transaction_index", pa.int32()),
 )
 _PLACE = pa.field("trace_address", pa.list_(pa.int32()))
-_INDEX, _TRACE_ADDRESS = (
-    next(one for one in EVM.entity("trace").fields if one.wire == wire)
-    for wire in ("transactionIndex", "traceAddress")
-)
+
+
+def _fields(entity: str, *wires: str) -> list[Field]:
+    known = {one.wire: one for one in EVM.entity(entity).fields}
+    return [known[wire] for wire in wires]
+
+
+_INDEX, _TRACE_ADDRESS = _fields("trace", "transactionIndex", "traceAddress")
+_TRACE_FIELDS = _fields("trace", "callTo", "callFrom", "callInput")
+_TRANSACTION_FIELDS = _fields("transaction", "to", "from", "input")
 _CALL = (
     pa.field("address", pa.string()),  # the contract that is called
     pa.field("sender", pa.string()),
@@ -100,9 +106,8 @@ class CallsOutput:
                 `on_error` is "raise". With "skip" such calls are left out and counted.
         """
         schema, batches, skipped = self.schema, [], 0
-        conditions = self.query.filters[0].conditions
         for batch in entities[self.entities[0]].to_batches():
-            chosen = select_rows(batch, conditions, ranges)
+            chosen = select_rows(batch, EVM, self.query.filters[0], ranges)
             if self.scope is not None:
                 chosen = self.scope.select(chosen)
             if not chosen.num_rows:
@@ -128,15 +133,16 @@ class CallsOutput:
 
     def _columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
         is_trace = self.source == "traces"
-        address, sender, data = ("callTo", "callFrom", "callInput") if is_trace else (
-            "to", "from", "input")  # fmt: skip
+        address, sender, data = _TRACE_FIELDS if is_trace else _TRANSACTION_FIELDS
+        refuse_unfiltered(batch, EVM, self.query.filters[0])
         success = self._success(batch)
         columns = [batch.column(name) for name in HEADER]
-        columns += [batch.column("name"), required(batch, _INDEX)]
+        columns += [check_name(EVM, batch.column("name")), required(batch, _INDEX)]
         if is_trace:
             columns.append(required(batch, _TRACE_ADDRESS))
-        columns += [batch.column(address), batch.column(sender), success]
-        digits = _digits(batch.column(data), "input")
+        columns += [convert(one, batch.column(one.wire)) for one in (address, sender)]
+        columns.append(success)
+        digits = _digits(batch.column(data.wire), "input")
         sighash = self.function.sighash[2:].encode()
         own = pc.starts_with(digits, sighash)
         refuse(~own.to_numpy(zero_copy_only=False), "input does not begin with the sighash")

@@ -2,7 +2,7 @@
 
 | wire | column |
 |---|---|
-| number | int32 for indexes, counts and kinds; else int64 |
+| number, integer | int32 for indexes, counts and kinds; else int64 |
 | seconds, milliseconds | timestamp in microseconds |
 | float | float64; decimal128(38, 18) on request |
 | bitcoins | int64: satoshis |
@@ -95,7 +95,7 @@ def check_decimals(decimals: Iterable[str], able: AbstractSet[str], whose: str) 
 def scalar_type(field: Field) -> pa.DataType:
     """Return the type of one value of a field that has no members."""
     match field.type:
-        case WireType.NUMBER:
+        case WireType.NUMBER | WireType.INTEGER:
             return pa.int64() if field.wire in _LONG else pa.int32()
         case WireType.SECONDS | WireType.MILLISECONDS:
             return TIMESTAMP

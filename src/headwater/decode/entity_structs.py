@@ -23,9 +23,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.decode.block_lines import HEADER_FIELDS, Header, header_columns
+from headwater.decode.block_lines import (
+    HEADER_FIELDS,
+    Header,
+    header_columns,
+    refuse_repeated_keys,
+)
 from headwater.errors import BlockContentError
 from headwater.query import Entity, Field, WireType
+from headwater.query.names import snake_name
 
 Fields = tuple[Field, ...]
 
@@ -33,6 +39,7 @@ _Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _BOTH = int | str | None
 _PYTHON: dict[WireType, Any] = {
     WireType.NUMBER: _Int | None,
+    WireType.INTEGER: _Int | None,
     WireType.SECONDS: _Int | None,
     WireType.MILLISECONDS: _Int | None,
     WireType.FLOAT: float | None,
@@ -49,7 +56,7 @@ _PYTHON: dict[WireType, Any] = {
     WireType.BOOL: bool | None,
 }
 _NULL = msgspec.Raw(b"null")
-_INTEGERS = (WireType.NUMBER, WireType.SECONDS, WireType.MILLISECONDS)
+_INTEGERS = (WireType.NUMBER, WireType.INTEGER, WireType.SECONDS, WireType.MILLISECONDS)
 _FLOATS = (WireType.FLOAT, WireType.BITCOINS)
 _TEXTS = (
     WireType.DECIMAL,
@@ -102,7 +109,7 @@ def items_batch(
     """Return the items of some blocks, given the JSON array of each. Called by `read_entities`.
 
     Raises:
-        BlockContentError: an item has a field of a wrong kind.
+        BlockContentError: an item has a field of a wrong kind, or two items have the same key.
     """
     decode = _decoder(fields).decode
     blocks = []
@@ -114,7 +121,11 @@ def items_batch(
                 f"a {entity.name} is malformed: {error}", block=header.number
             ) from error
     counts = np.fromiter(map(len, blocks), np.int64, len(blocks))
-    return _batch(headers, counts, list(chain.from_iterable(blocks)), fields)
+    batch = _batch(headers, counts, list(chain.from_iterable(blocks)), fields)
+    if entity.key and all(name in batch.schema.names for name in entity.key):
+        keys = {snake_name(name): batch.column(name) for name in entity.key}
+        refuse_repeated_keys(entity.collection, headers, counts, keys)
+    return batch
 
 
 def _batch(

@@ -7,7 +7,7 @@ never changed; the same batch gives the same rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from headwater.decode.entities import Entities
 from headwater.decode.layouts import Account, Layout
 from headwater.decode.malformed import MalformedRowsError, OnError, decode_or_skip, refuse
 from headwater.decode.output import DecodedRows
-from headwater.decode.row_filter import has_prefix, list_item, select_rows
+from headwater.decode.row_filter import has_prefix, list_item, refuse_unfiltered, select_rows
 from headwater.decode.solana_items import (
     INSTRUCTION_FIELDS,
     explain_item,
@@ -32,7 +32,7 @@ from headwater.decode.solana_items import (
 from headwater.decode.types import DECIMAL
 from headwater.decode.wire_columns import as_decimals
 from headwater.errors import UndecodableInstructionError
-from headwater.query import Query
+from headwater.query import SOLANA, Filter, Query
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,8 @@ class InstructionsOutput:
                 and `on_error` is "raise". With "skip" such instructions are left out and counted.
         """
         schema, batches, skipped = self.schema, [], 0
-        conditions = [
-            (wire, value)
-            for wire, value in self.query.filters[0].conditions
-            if not (wire[0] == "d" and wire[1:].isdigit())  # checked below, on decoded data
-        ]
         for batch in entities["instruction"].to_batches():
-            chosen = select_rows(batch, conditions, ranges)
+            chosen = select_rows(batch, SOLANA, self._own_filter, ranges)
             if not chosen.num_rows:
                 continue
             named = with_transactions(chosen, entities)
@@ -90,6 +85,15 @@ class InstructionsOutput:
             skipped += lost
             batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
         return DecodedRows(pa.Table.from_batches(batches, schema=schema), skipped)
+
+    @property
+    def _own_filter(self) -> Filter:
+        """What instructions must match; their data is looked at once it is decoded."""
+        own = self.query.filters[0]
+        return replace(own, conditions=tuple(
+            (wire, value) for wire, value in own.conditions
+            if not (wire[0] == "d" and wire[1:].isdigit())
+        ))  # fmt: skip
 
     def _columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
         texts = batch.column("data")
@@ -99,7 +103,11 @@ class InstructionsOutput:
         rows = np.flatnonzero(own.to_numpy(zero_copy_only=False))
         if len(rows) < batch.num_rows:
             batch, data = batch.filter(own), data.filter(own)
-        args = at_rows(rows, lambda: decode_args(self.layout, data, self.decimals))
+        return at_rows(rows, lambda: self._own_columns(batch, data))
+
+    def _own_columns(self, batch: pa.RecordBatch, data: pa.BinaryArray) -> list[pa.Array]:
+        refuse_unfiltered(batch, SOLANA, self._own_filter)
+        args = decode_args(self.layout, data, self.decimals)
         accounts = [_account(batch, at, one) for at, one in enumerate(self.layout.accounts)]
         return [*item_columns(batch, INSTRUCTION_FIELDS), *args, *accounts]
 

@@ -20,15 +20,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.decode.hex_text import is_lower_hex
+from headwater.decode.hex_text import count_digits, is_lower_hex
 from headwater.decode.log_columns import ADDRESS_DIGITS, TOPIC_DIGITS, TOPICS, LogColumns
 
 _NUMBERS = ("logIndex", "transactionIndex")
 _TEXTS = ("transactionHash", "address", "data")
 _KEYS = frozenset((*_NUMBERS, *_TEXTS, "topics"))
 _LITERALS = {
-    **{name: f'"{name}":'.encode() for name in (*_NUMBERS, "transactionHash")},
-    **{name: f'"{name}":"0x'.encode() for name in ("address", "data")},
+    **{name: f'"{name}":'.encode() for name in _NUMBERS},
+    **{name: f'"{name}":"0x'.encode() for name in _TEXTS},
     "topics": b'"topics":[',
 }
 _MAX_DIGITS = 9  # so that any number fits an int32; longer ones are for the other reader
@@ -119,10 +119,10 @@ class _Scan:
         self._check_ends(found.pop("end"), starts)
         return LogColumns(
             logs_per_block=counts,
-            transaction_hash=self._take(self.strings, found["transactionHash"]).cast(pa.string()),
+            transaction_hash=self._hex(found["transactionHash"], TOPIC_DIGITS),
             transaction_index=pa.array(found["transactionIndex"].astype(np.int32)),
             log_index=pa.array(found["logIndex"].astype(np.int32)),
-            address=self._address(found["address"]),
+            address=self._hex(found["address"], ADDRESS_DIGITS),
             topics=self._topics(found["topics"]),
             data=self._take(self.digits, found["data"]),
         )
@@ -254,12 +254,13 @@ class _Scan:
         pairs = np.ndarray((len(self.text) - 1,), "<u2", self.text, strides=(1,))
         _demand((pairs[self.opens[at] + 1] == int.from_bytes(b"0x", "little")).all())
 
-    def _address(self, at: Positions) -> pa.StringArray:
-        _demand((self.closes[at] - self.opens[at] == ADDRESS_DIGITS + 3).all())
-        addresses = self._take(self.strings, at)
-        text = np.frombuffer(addresses.buffers()[2], np.uint8)[: (ADDRESS_DIGITS + 2) * len(at)]
-        _demand(is_lower_hex(text.reshape(-1, ADDRESS_DIGITS + 2)[:, 2:]))
-        return addresses.cast(pa.string())
+    def _hex(self, at: Positions, digits: int) -> pa.StringArray:
+        """Return strings that must be 0x and so many digits."""
+        _demand((self.closes[at] - self.opens[at] == digits + 3).all())
+        strings = self._take(self.strings, at)
+        text = np.frombuffer(strings.buffers()[2], np.uint8)[: (digits + 2) * len(at)]
+        _demand(count_digits(text) == len(text) - len(at))  # all but the x, which stands in its key
+        return strings.cast(pa.string())
 
     def _topics(self, first: Positions) -> tuple[pa.BinaryArray, ...]:
         slots = []

@@ -19,7 +19,7 @@ from headwater.errors import BlockContentError
 
 _POSITION = re.compile(r"`\$\[(\d+)\]")
 _ADDRESS = re.compile(rf"0x[0-9a-f]{{{ADDRESS_DIGITS}}}")
-_TOPIC = re.compile(rf"0x[0-9a-f]{{{TOPIC_DIGITS}}}")
+_HASH = re.compile(rf"0x[0-9a-f]{{{TOPIC_DIGITS}}}")
 _MAX_INDEX = 2**31 - 1
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -67,6 +67,7 @@ def _read_block(raw: bytes, number: int) -> list[_Log]:
     except _UNREADABLE as error:
         raise _explain_logs(raw, number, error) from error
     for position, log in enumerate(logs):
+        log.transaction_hash = log.transaction_hash.lower()
         log.address = log.address.lower()
         log.topics = [topic.lower() for topic in log.topics]
         problem = _find_problem(log)
@@ -85,12 +86,14 @@ def _find_problem(log: _Log) -> str | None:
         return "logIndex is out of range"
     if not 0 <= log.transaction_index <= _MAX_INDEX:
         return f"transactionIndex is out of range: {log.transaction_index}"
+    if not _HASH.fullmatch(log.transaction_hash):
+        return f"transactionHash is no hash: {log.transaction_hash[:80]!r}"
     if not _ADDRESS.fullmatch(log.address):
         return f"not an address: {log.address[:80]!r}"
     if len(log.topics) > TOPICS:
         return f"{len(log.topics)} topics"
     for topic in log.topics:
-        if not _TOPIC.fullmatch(topic):
+        if not _HASH.fullmatch(topic):
             return f"not a topic: {topic[:80]!r}"
     if not log.data.startswith("0x"):
         return f"data does not begin with 0x: {log.data[:80]!r}"

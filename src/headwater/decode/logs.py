@@ -23,6 +23,7 @@ from headwater.decode.block_lines import (
     header_columns,
     line_type,
     read_lines,
+    refuse_repeated_keys,
     slices,
 )
 from headwater.decode.log_scan import scan_logs
@@ -49,7 +50,8 @@ _REUSED_BYTES = 31 << 20
 def parse_logs(lines: Sequence[bytes]) -> pa.Table:
     """Return all logs of these block lines, in order, as a table of `LOG_SCHEMA`.
 
-    Address and topics are known to be lower-case hex of the right length; data is not looked into.
+    Hashes, addresses and topics are known to be lower-case hex of the right length; data is not
+    looked into.
 
     Raises:
         BlockContentError: a line is no block, or a log lacks a field or has one of a wrong kind.
@@ -67,12 +69,14 @@ def logs_batch(headers: Sequence[Header], arrays: Sequence[bytes]) -> pa.RecordB
     """Return the logs of some blocks, given the JSON array of each. Called by `read_entities`.
 
     Raises:
-        BlockContentError: a log lacks a field or has one of a wrong kind.
+        BlockContentError: a log lacks a field or has one of a wrong kind; two have one index.
     """
     _reuse_memory()
     columns = scan_logs(arrays)
     if columns is None:
         columns = read_logs(arrays, [header.number for header in headers])
+    keys = {"log_index": columns.log_index}
+    refuse_repeated_keys("logs", headers, columns.logs_per_block, keys)
     return pa.RecordBatch.from_arrays(
         [
             *header_columns(headers, columns.logs_per_block),

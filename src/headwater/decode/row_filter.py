@@ -14,55 +14,98 @@ import pyarrow.compute as pc
 
 from headwater.core import BlockRange
 from headwater.decode.base58 import decode_base58
+from headwater.decode.entity_structs import held_as
 from headwater.decode.event_filter import in_ranges, is_one_of, keep_rows
 from headwater.decode.inside import check_inside
-from headwater.decode.malformed import MalformedRowsError
+from headwater.decode.malformed import MalformedRowsError, refuse
 from headwater.decode.types import DECIMAL
 from headwater.decode.wire_columns import over_valid
 from headwater.errors import BlockContentError
-from headwater.query import EVM, Family, Network
+from headwater.query import EVM, Field, Filter, Network, Presence
 from headwater.query.values import Value  # the values of a checked filter
 
 _INTEGER = r"^[0-9]{1,38}$"
 
 
-Conditions = Sequence[tuple[str, Value]]
-
-
 def select_rows(
-    batch: pa.RecordBatch,
-    conditions: Conditions,
-    ranges: Sequence[BlockRange],
-    family: Family | None = None,
+    batch: pa.RecordBatch, network: Network, own: Filter | None, ranges: Sequence[BlockRange]
 ) -> pa.RecordBatch:
-    """Return the rows of these blocks that meet these conditions, in wire names.
+    """Return the rows of these blocks that match the filter, or that do not say whether they do.
 
-    Called by outputs with tables of `read_entities`; null meets no condition. `family` is that of
-    the conditions, where it says itself where their values stand.
+    Called by outputs with tables of `read_entities`. Null meets no condition; but a row without a
+    field that every item has is kept, for `refuse_unfiltered` to name it.
     """
     if not batch.num_rows:
         return batch
     batch = keep_rows(batch, in_ranges(batch.column("block_number"), ranges))
-    known = {} if family is None else {one.wire: one for one in family.conditions}
-    if family is not None and family.implied is not None:
-        field, values = family.implied
-        batch = keep_rows(batch, [is_one_of(batch.column(field), values)])
-    for wire, value in conditions:
+    if own is None:
+        return batch
+    family = network.family(own.family)
+    known = {one.wire: one for one in family.conditions}
+    fields = _sources(network, own)
+    conditions = own.conditions if family.implied is None else (family.implied, *own.conditions)
+    for (wire, value), field in zip(conditions, fields, strict=True):
         if not batch.num_rows:
             break
         if wire in known and known[wire].at:
-            batch = keep_rows(batch, [check_inside(batch, known[wire], value)])
+            check = check_inside(batch, known[wire], value)
         else:
-            batch = keep_rows(batch, [_check(batch, wire, value)])
+            check = _check(batch, wire, value)
+        missing = absent(batch, field)
+        batch = keep_rows(batch, [check if missing is None else pc.or_(check, missing)])
     return batch
 
 
-def fields_to_check(network: Network, family: Family, conditions: Sequence[str]) -> list[str]:
-    """Return our names of the fields that must be selected to re-check these conditions."""
-    known = {field.wire: field.name for field in network.entity(family.entity).fields}
+def refuse_unfiltered(batch: pa.RecordBatch, network: Network, own: Filter | None) -> None:
+    """Refuse the rows that `select_rows` could not compare with the filter.
+
+    Raises:
+        MalformedRowsError: some rows lack a field that the filter is about.
+    """
+    for field in _sources(network, own) if own is not None else ():
+        refuse_absent(batch, field)
+
+
+def refuse_absent(batch: pa.RecordBatch, field: Field) -> None:
+    """Refuse the rows that lack a field which every item of their kind has.
+
+    Raises:
+        MalformedRowsError: there are some.
+    """
+    missing = absent(batch, field)
+    if missing is not None:
+        refuse(missing.to_numpy(zero_copy_only=False), f"{field.name} is absent")
+
+
+def absent(batch: pa.RecordBatch, field: Field) -> pa.BooleanArray | None:
+    """Return which rows lack a field that every item of their kind has; None if none does."""
+    if field.presence is not Presence.REQUIRED or "topic0" in batch.schema.names:
+        return None  # the reader of EVM logs has looked at all of their fields
+    column = batch.column(held_as(field))
+    if not column.null_count:
+        return None
+    missing = pc.is_null(column)
+    if field.variant is not None:
+        missing = pc.and_(
+            missing, pc.fill_null(pc.equal(batch.column("type"), field.variant), True)
+        )
+    return missing if pc.any(missing).as_py() else None
+
+
+def _sources(network: Network, own: Filter) -> list[Field]:
+    """Return the fields that a filter is about, in the order in which it is applied."""
+    family = network.family(own.family)
+    known = {field.wire: field for field in network.entity(family.entity).fields}
     places = {one.wire: one.at[0][0] for one in family.conditions if one.at}
-    wires = [places.get(wire) or _source(network, family.entity, wire) for wire in conditions]
-    return [known[wire] for wire in [*wires, *(family.implied or ())[:1]]]
+    wires = [family.implied[0]] if family.implied is not None else []
+    for wire, _ in own.conditions:
+        wires.append(places.get(wire) or _source(network, family.entity, wire))
+    return [known[wire] for wire in wires]
+
+
+def fields_to_check(network: Network, own: Filter) -> list[str]:
+    """Return our names of the fields that must be selected to apply a filter again."""
+    return [field.name for field in _sources(network, own)]
 
 
 def _source(network: Network, entity: str, wire: str) -> str:

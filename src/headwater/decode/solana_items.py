@@ -37,8 +37,9 @@ _FIELDS = {
     field.name: field
     for entity in ("instruction", "log")
     for field in SOLANA.entity(entity).fields
-    if field.name in {one.name for one in LOG_FIELDS} - {"is_committed"}
+    if field.name in {"transaction_index", "log_index", "instruction_address"}
 }
+_OTHERS = {"is_committed": "isCommitted", "program_id": "programId"}
 
 
 def with_transactions(batch: pa.RecordBatch, entities: Entities) -> pa.RecordBatch:
@@ -54,11 +55,11 @@ def with_transactions(batch: pa.RecordBatch, entities: Entities) -> pa.RecordBat
 
 
 def item_columns(batch: pa.RecordBatch, fields: tuple[pa.Field, ...]) -> list[pa.Array]:
-    """Return the columns that all items share."""
+    """Return the columns that all items share; their programs are those of the checked filter."""
     return [
         required(batch, _FIELDS[one.name])
         if one.name in _FIELDS
-        else batch.column("isCommitted" if one.name == "is_committed" else one.name)
+        else batch.column(_OTHERS.get(one.name, one.name))
         for one in fields
     ]
 

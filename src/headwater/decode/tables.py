@@ -20,16 +20,21 @@ from headwater.decode.column_types import check_decimals, column_type, decimal_t
 from headwater.decode.entities import Entities
 from headwater.decode.entity_structs import held_as
 from headwater.decode.log_columns import TOPICS
-from headwater.decode.malformed import MalformedRowsError, refuse
+from headwater.decode.malformed import MalformedRowsError
 from headwater.decode.output import DecodedRows
-from headwater.decode.row_filter import Conditions, fields_to_check, select_rows
+from headwater.decode.row_filter import (
+    fields_to_check,
+    refuse_absent,
+    refuse_unfiltered,
+    select_rows,
+)
 from headwater.decode.table_forms import FORMS, TableForm
-from headwater.decode.transaction_names import look_up
+from headwater.decode.transaction_names import check_name, look_up
 from headwater.decode.vocabulary import HEADER, column_name, transaction_name
 from headwater.decode.wire_columns import as_decimals, convert
 from headwater.decode.words import fixed_width_array
 from headwater.errors import BlockContentError, QueryError
-from headwater.query import EVM, Family, Field, Network, Presence, Query
+from headwater.query import EVM, Field, Filter, Network, Query
 
 Fields: TypeAlias = Iterable[str] | None
 """Fields of a raw table; None for those that docs/schema.md calls default."""
@@ -82,9 +87,8 @@ class TableOutput:
             BlockContentError: a field that was selected is absent or malformed.
         """
         schema, batches = self.schema, []
-        conditions, family = self._own_filter()
         for batch in entities[self.entity].to_batches():
-            chosen = select_rows(batch, conditions, ranges, family)
+            chosen = select_rows(batch, self.query.network, self._own_filter, ranges)
             if chosen.num_rows:
                 batches.append(
                     pa.RecordBatch.from_arrays(self._arrays(chosen, entities), schema=schema)
@@ -95,34 +99,34 @@ class TableOutput:
     def _form(self) -> TableForm:
         return FORMS[self.query.network.type][self.name]
 
-    def _own_filter(self) -> tuple[Conditions, Family | None]:
-        """Return what items must meet; those that come by a flag alone need not be filtered."""
+    @property
+    def _own_filter(self) -> Filter | None:
+        """What items must match; those that come by a flag alone need not be filtered."""
         if not self.query.filters or self._form.flag is not None:
-            return (), None
-        own = self.query.filters[0]
-        return own.conditions, self.query.network.family(own.family)
+            return None
+        return self.query.filters[0]
 
     def _arrays(self, batch: pa.RecordBatch, entities: Entities) -> list[pa.Array]:
         arrays = [batch.column(name) for name in HEADER]
-        if self._form.joined:
-            name = transaction_name(self.query.network)
-            own = name.own_index if self.entity == name.entity else name.item_index
-            owners = entities[name.entity]
-            arrays.append(look_up(batch, owners, name.field, name.own_index, own))
         try:
+            refuse_unfiltered(batch, self.query.network, self._own_filter)
+            if self._form.joined:
+                arrays.append(self._transactions(batch, entities))
             return arrays + [self._array(batch, one) for one in self.columns]
         except MalformedRowsError as error:
             raise self._explain(batch, error) from None
 
+    def _transactions(self, batch: pa.RecordBatch, entities: Entities) -> pa.Array:
+        """Return what names the transaction of each item."""
+        network = self.query.network
+        name = transaction_name(network)
+        own = name.own_index if self.entity == name.entity else name.item_index
+        found = look_up(batch, entities[name.entity], name.field, name.own_index, own)
+        return check_name(network, found)
+
     def _array(self, batch: pa.RecordBatch, field: Field) -> pa.Array:
-        column = wire_column(batch, field)
-        if field.presence is Presence.REQUIRED:
-            missing = pc.is_null(column)
-            if field.variant is not None:
-                missing = pc.and_(missing, pc.equal(batch.column("type"), field.variant))
-            missing = pc.fill_null(missing, False).to_numpy(zero_copy_only=False)
-            refuse(missing, f"{field.name} is absent")
-        converted = convert(field, column)
+        refuse_absent(batch, field)
+        converted = convert(field, wire_column(batch, field))
         return as_decimals(converted, field.name) if field.name in self.decimals else converted
 
     def _explain(self, batch: pa.RecordBatch, error: MalformedRowsError) -> BlockContentError:
@@ -173,8 +177,7 @@ def make_table(
                 "are outputs of their own"
             )
         probe = empty.add_filter(form.family, **filters)
-        checked = [wire for wire, _ in probe.filters[0].conditions]
-        selected = {one.name for one in columns} | set(fields_to_check(network, family, checked))
+        selected = {one.name for one in columns} | set(fields_to_check(network, probe.filters[0]))
         if network is EVM and form.entity == "log":
             selected = set(known)  # with all six of them, the fast reader serves
         query, filters = _join_transactions(empty, form, filters)

@@ -7,6 +7,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.decode.row_filter import list_item
+from headwater.decode.vocabulary import transaction_name
+from headwater.decode.wire_columns import check_text
+from headwater.query import Network
 
 Numbers = npt.NDArray[np.int64]
 
@@ -42,6 +45,17 @@ def look_up(
     places = np.minimum(np.searchsorted(keys, sought, sorter=sorter), len(keys) - 1)
     found = order[places]
     return column.take(pa.array(found, mask=keys[found] != sought))
+
+
+def check_name(network: Network, names: pa.StringArray) -> pa.StringArray:
+    """Return what names transactions, once it is known to be hex or base58; nulls stay null.
+
+    Raises:
+        MalformedRowsError: some names are neither.
+    """
+    name = transaction_name(network)
+    field = next(one for one in network.entity(name.entity).fields if one.wire == name.field)
+    return check_text(field.type, names, name.column, np.arange(len(names), dtype=np.int64))
 
 
 def _nearby(transactions: pa.Table, batch: pa.RecordBatch) -> pa.Table:

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.decode.base58 import decode_base58
+from headwater.decode.base58 import DIGITS_OF_BASE58, NO_DIGIT, decode_base58
 from headwater.decode.column_types import column_type, scalar_type
-from headwater.decode.hex_text import bytes_of, hex_mask
+from headwater.decode.hex_text import Bytes, bytes_of, count_digits, hex_mask
 from headwater.decode.integers import decode_integers
 from headwater.decode.malformed import MalformedRowsError, Rows, refuse
 from headwater.decode.measures import exact_decimals, satoshis, times
@@ -21,6 +21,8 @@ from headwater.decode.types import DECIMAL, Elementary, Kind
 from headwater.decode.word_text import DIGITS, PARTS, ZEROS, WordText
 from headwater.query import Field, WireType
 
+_CODES = (WireType.HEX, WireType.BARE_HEX, WireType.BASE58)
+_PREFIX = int.from_bytes(b"0x", "little")
 _INT64 = Elementary(Kind.INT, 64)
 _WIDE = Elementary(Kind.UINT, 256)
 _WIDE_DECIMAL = Elementary(Kind.UINT, 256, as_decimal=True)
@@ -77,18 +79,23 @@ def _convert_struct(field: Field, column: pa.StructArray, owners: Rows) -> pa.St
 def _convert_scalar(field: Field, column: pa.Array, owners: Rows) -> pa.Array:
     kind = scalar_type(field)
     is_coded = field.type is WireType.QUANTITY or kind == pa.binary()
-    if kind == column.type and not is_coded:
-        return _with_prefix(column, field.prefix)
+    if field.type in _CODES and not is_coded:
+        return _with_prefix(check_text(field.type, column, field.name, owners), field.prefix)
     match field.type:
-        case WireType.NUMBER:
-            return _cast_numbers(column, kind, field.name, owners)
+        case WireType.NUMBER | WireType.INTEGER:
+            numbers = _cast_numbers(column, kind, field.name, owners)
+            return numbers if field.type is WireType.INTEGER else _natural(numbers, field, owners)
+        case _ if kind == column.type and not is_coded:
+            return column
         case WireType.SECONDS | WireType.MILLISECONDS:
             return times(field, column, owners)
         case WireType.BITCOINS:
             return satoshis(field, column, owners)
         case WireType.QUANTITY:
             return over_valid(column, owners, lambda part, rows: _quantities(part, field, rows))
-        case WireType.DECIMAL | WireType.WIDE_DECIMAL | WireType.NUMBER_OR_DECIMAL:
+        case WireType.NUMBER_OR_DECIMAL:
+            return _natural(_cast_decimals(column, kind, field.name, owners), field, owners)
+        case WireType.DECIMAL | WireType.WIDE_DECIMAL:
             return _cast_decimals(column, kind, field.name, owners)
         case WireType.BASE58:
             return over_valid(column, owners, lambda part, rows: decode_base58(part, rows))
@@ -97,6 +104,49 @@ def _convert_scalar(field: Field, column: pa.Array, owners: Rows) -> pa.Array:
             return over_valid(digits, owners, lambda part, rows: decode_hex(part, field.name, rows))
         case _:
             return over_valid(column, owners, lambda part, rows: decode_hex(part, field.name, rows))
+
+
+def check_text(kind: WireType, column: pa.StringArray, where: str, owners: Rows) -> pa.StringArray:
+    """Return a column that stays text, once it is known to be hex or base58; nulls stay null.
+
+    Raises:
+        MalformedRowsError: some texts are none.
+    """
+    starts, ends, text = text_parts(column)
+    if kind is WireType.HEX and _is_hex_of_one_length(starts, ends, text):
+        return column
+    bad = np.zeros(len(column), bool)
+    valid = DIGITS_OF_BASE58[text] != NO_DIGIT if kind is WireType.BASE58 else hex_mask(text)
+    if kind is WireType.HEX and len(column):
+        is_long = ends - starts >= len("0x")
+        bad |= ~is_long
+        if column.null_count:
+            bad &= pc.is_valid(column).to_numpy(zero_copy_only=False)
+        first = starts[is_long]
+        bad[is_long] |= (text[first] != ord("0")) | (text[first + 1] != ord("x"))
+        valid[first + 1] = True
+    if not valid.all():
+        bad[np.searchsorted(ends, np.flatnonzero(~valid), side="right")] = True
+    refuse(bad, f"{where} is not {'base58' if kind is WireType.BASE58 else 'hex'}", owners)
+    return column
+
+
+def _is_hex_of_one_length(starts: Rows, ends: Rows, text: Bytes) -> bool:
+    """Whether all texts are hex and equally long, as addresses and hashes are: found faster."""
+    length = int(ends[0] - starts[0]) if len(starts) else 0
+    if length < len("0x") or not (ends - starts == length).all():
+        return False
+    begins = np.ndarray((len(starts),), "<u2", text.data, strides=(length,))
+    return bool((begins == _PREFIX).all()) and count_digits(text) == len(text) - len(starts)
+
+
+def _natural(column: pa.Array, field: Field, owners: Rows) -> pa.Array:
+    """Return numbers, none of which may be negative."""
+    least = pc.min(column).as_py()
+    if least is not None and least < 0:
+        bad = pc.fill_null(pc.less(column, 0), False).to_numpy(zero_copy_only=False)
+        refuse(bad, f"{field.name} is negative", owners)
+    return column
 
 
 def _with_prefix(column: pa.Array, prefix: str) -> pa.Array:

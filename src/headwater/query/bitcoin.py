@@ -38,7 +38,7 @@ _BLOCK = (
     Field("number", _NUMBER),
     *fields("hash parentHash", _HEX),
     *fields("timestamp medianTime", WireType.SECONDS),
-    Field("version", _NUMBER),
+    Field("version", WireType.INTEGER),  # 32 bits, which some read with a sign
     Field("merkleRoot", _HEX),
     Field("nonce", _NUMBER),
     *fields("target bits", _HEX),
@@ -51,7 +51,9 @@ _TRANSACTION = (
     Field("transactionIndex", _NUMBER),
     *fields("hex txid", _HEX),
     Field("hash", _HEX),  # of the transaction with its witness: not the one that others refer to
-    *fields("size vsize weight version locktime", _NUMBER),
+    *fields("size vsize weight", _NUMBER),
+    Field("version", WireType.INTEGER),
+    Field("locktime", _NUMBER),
 )
 
 _INPUT = (
@@ -88,9 +90,9 @@ BITCOIN = Network(
     "bitcoin",
     (
         header(_BLOCK),
-        Entity("transaction", "transactions", _TRANSACTION),
-        Entity("input", "inputs", _INPUT),
-        Entity("output", "outputs", _OUTPUT),
+        Entity("transaction", "transactions", _TRANSACTION, key=("transactionIndex",)),
+        Entity("input", "inputs", _INPUT, key=("transactionIndex", "inputIndex")),
+        Entity("output", "outputs", _OUTPUT, key=("transactionIndex", "outputIndex")),
     ),
     (
         Family(

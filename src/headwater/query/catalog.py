@@ -17,6 +17,7 @@ class WireType(StrEnum):
     """How a value is written in the portal's JSON."""
 
     NUMBER = "number"  # a JSON integer, not negative, exact in a double
+    INTEGER = "integer"  # a JSON integer, negative or not
     SECONDS = "seconds"  # a JSON integer: a time, counted from 1970
     MILLISECONDS = "milliseconds"  # likewise
     FLOAT = "float"  # a JSON number, a double on the server
@@ -76,13 +77,15 @@ class Field:
 class Entity:
     """One kind of item: the key that selects its fields and the key that holds its items.
 
-    `forced` fields are selected whenever any field of the entity is.
+    `forced` fields are selected whenever any field of the entity is. `key` fields are numbers that
+    no two items of a block share.
     """
 
     wire: str
     collection: str
     fields: tuple[Field, ...]
     forced: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

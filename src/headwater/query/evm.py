@@ -196,8 +196,8 @@ EVM = Network(
     "evm",
     (
         header(_BLOCK),
-        Entity("transaction", "transactions", _TRANSACTION),
-        Entity("log", "logs", _LOG),
+        Entity("transaction", "transactions", _TRANSACTION, key=("transactionIndex",)),
+        Entity("log", "logs", _LOG, key=("logIndex",)),
         # `type` says which of the nested fields a trace has, so no trace can be read without it.
         Entity("trace", "traces", _TRACE, forced=("type",)),
         Entity("stateDiff", "stateDiffs", _STATE_DIFF),

@@ -58,7 +58,7 @@ HYPERLIQUID = Network(
     "hyperliquidFills",
     (
         header(_BLOCK),
-        Entity("fill", "fills", _FILL),
+        Entity("fill", "fills", _FILL, key=("fillIndex",)),
     ),
     (
         Family(

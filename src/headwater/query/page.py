@@ -67,7 +67,8 @@ _TYPES = """\
 
 | type | on the wire |
 |---|---|
-| number | integer |
+| number | integer, not negative |
+| integer | integer |
 | seconds, milliseconds | integer: a time, counted from 1970 |
 | float | a number, a double on the portal's server |
 | bitcoins | a number with at most 8 decimals |

@@ -164,9 +164,9 @@ SOLANA = Network(
     "solana",
     (
         header(_BLOCK),
-        Entity("transaction", "transactions", _TRANSACTION),
+        Entity("transaction", "transactions", _TRANSACTION, key=("transactionIndex",)),
         Entity("instruction", "instructions", _INSTRUCTION),
-        Entity("log", "logs", _LOG),
+        Entity("log", "logs", _LOG, key=("transactionIndex", "logIndex")),
         Entity("balance", "balances", _BALANCE),
         Entity("tokenBalance", "tokenBalances", _TOKEN_BALANCE),
         Entity("reward", "rewards", _REWARD),

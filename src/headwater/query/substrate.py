@@ -94,9 +94,9 @@ SUBSTRATE = Network(
     "substrate",
     (
         header(_BLOCK),
-        Entity("extrinsic", "extrinsics", _EXTRINSIC),
+        Entity("extrinsic", "extrinsics", _EXTRINSIC, key=("index",)),
         Entity("call", "calls", _CALL),
-        Entity("event", "events", _EVENT),
+        Entity("event", "events", _EVENT, key=("index",)),
     ),
     (
         Family("events", "event", (Condition("name", ValueKind.QUALIFIED_NAME),), _OF_AN_EVENT),

@@ -47,7 +47,7 @@ CONTRACT_TYPES = tuple(f"{name}Contract" for name in _CONTRACTS.split())
 _BLOCK = (
     Field("number", _NUMBER),
     *fields("hash parentHash txTrieRoot", _HEX),
-    Field("version", _NUMBER, _OPTIONAL),
+    Field("version", WireType.INTEGER, _OPTIONAL),
     Field("timestamp", _MILLISECONDS),
     Field("witnessAddress", _HEX),
     Field("witnessSignature", _HEX, _OPTIONAL),
@@ -60,7 +60,7 @@ _TRANSACTION = (
     Field("signature", _HEX, _OPTIONAL, is_list=True),
     Field("type", _STRING),
     Field("parameter", _JSON),
-    Field("permissionId", _NUMBER, _OPTIONAL),
+    Field("permissionId", WireType.INTEGER, _OPTIONAL),
     *fields("refBlockBytes refBlockHash", _HEX, _OPTIONAL),
     Field("feeLimit", _DECIMAL, _OPTIONAL),
     *fields("expiration timestamp", _MILLISECONDS, _OPTIONAL),
@@ -104,9 +104,14 @@ TRON = Network(
     "tron",
     (
         header(_BLOCK),
-        Entity("transaction", "transactions", _TRANSACTION),
-        Entity("log", "logs", _LOG),
-        Entity("internalTransaction", "internalTransactions", _INTERNAL_TRANSACTION),
+        Entity("transaction", "transactions", _TRANSACTION, key=("transactionIndex",)),
+        Entity("log", "logs", _LOG, key=("transactionIndex", "logIndex")),
+        Entity(
+            "internalTransaction",
+            "internalTransactions",
+            _INTERNAL_TRANSACTION,
+            key=("transactionIndex", "internalTransactionIndex"),
+        ),
     ),
     (
         Family(

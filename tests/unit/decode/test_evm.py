@@ -300,7 +300,8 @@ def test_skipped_logs_are_counted_and_the_rest_is_kept() -> None:
 
 def test_a_log_that_another_output_wants_is_not_this_ones_error() -> None:
     foreign = {**transfer(1, address=BOB), "data": "0x"}
-    rows = decode_logs(evm.events("erc20.Transfer", contracts=[TOKEN]), [foreign, transfer(2)])
+    rows = decode_logs(evm.events("erc20.Transfer", contracts=[TOKEN]),
+                       [foreign, transfer(2, index=1)])  # fmt: skip
     assert rows.table["value"].to_pylist() == ["2"]
 
 

@@ -41,7 +41,7 @@ def swaps() -> list[bytes]:
         log_of(two, {"sender": BOB, "amount0": 2**200}, index=1),
         log_of(three, {"sender": BOB, "amount0": 7, "tick": 9}, index=2),
     ]
-    return [line(4, logs), line(5, [transfer(1), *logs[:2]])]
+    return [line(4, logs), line(5, [transfer(1, index=9), *logs[:2]])]
 
 
 def test_swaps_of_two_abis_are_one_table_in_the_order_of_the_chain() -> None:
