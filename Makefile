@@ -34,8 +34,8 @@ check: setup ## Lint, types, layers, docs
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python scripts/check_docs.py
 
-sim: setup ## Drive client, core and state through RUNS random histories (SEED=n replays one)
-	@$(BIN)/python -m headwater.testing.histories.campaign --runs $(RUNS) $(if $(SEED),--seed $(SEED))
+sim: setup ## Drive client, core and state through RUNS random scenarios (SEED=n replays one)
+	@$(BIN)/python -m headwater.testing.scenarios.campaign --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
 fuzz: setup ## Throw mutated bytes at decoders and wire parser for SECONDS (TARGET=, SEED=, REPLAY=file)
 	@$(BIN)/pip install --quiet --only-binary :all: atheris 2>/dev/null || true

@@ -33,7 +33,7 @@ from headwater.targets.clickhouse import (
     clickhouse_target,
     table,
 )
-from headwater.testing.clickhouse_server import ClickHouseServer
+from headwater.testing.servers.clickhouse import ClickHouseServer
 
 BACKFILL_RATIO, UNDO_S = 0.6, 5.0
 CONF = {

@@ -30,7 +30,7 @@ from bench_changes import BLOCKS, mixed_operations
 from headwater.changes import TableSchema
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.targets import Delivery, history_target
-from headwater.testing.postgres_server import postgres_server
+from headwater.testing.servers.postgres import postgres_server
 
 RATIO, REVERT_S, ROUNDS = 20, 3.0, 2
 BATCHES, HOT_BLOCKS, HOT_OPERATIONS = 2, 100, 100_000

@@ -33,7 +33,7 @@ from headwater.targets.postgres.layout import read_layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.sql import TableName
 from headwater.targets.postgres.transfer import plan_transfer
-from headwater.testing.postgres_server import postgres_server
+from headwater.testing.servers.postgres import postgres_server
 
 BACKFILL_RATIO, ROLLBACK_MS, LINEAR, CAPTURE_RATIO = 0.5, 300.0, 2.0, 3.0
 CONF = {

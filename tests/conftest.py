@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from headwater.testing.clickhouse_server import VARIABLE
-from headwater.testing.postgres_server import postgres_versions
+from headwater.testing.servers.clickhouse import VARIABLE
+from headwater.testing.servers.postgres import postgres_versions
 
 settings.register_profile(
     "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]

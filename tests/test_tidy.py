@@ -19,7 +19,7 @@ BANNED_NAMES = {"utils.py", "helpers.py", "common.py", "manager.py", "misc.py"}
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
 def test_a_source_file_is_short_explained_and_well_named(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 400, "split it: a file holds one idea"
+    assert len(text.splitlines()) <= 500, "split it: a file holds one idea"
     assert ast.get_docstring(ast.parse(text)), "a module says why it exists"
     assert path.name not in BANNED_NAMES
     assert not re.search(r"\b(TODO|FIXME|XXX)\b", text)
@@ -34,10 +34,12 @@ def test_public_names_are_declared_sorted_and_importable(name: str) -> None:
         assert getattr(module, one) is not None
 
 
-def test_the_makefile_has_at_most_twelve_targets() -> None:
+def test_every_target_of_the_makefile_is_explained_and_declared_phony() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.findall(r"^([a-z]+):", text, re.MULTILINE)
-    assert len(targets) <= 12
+    targets = re.findall(r"^([a-z-]+):", text, re.MULTILINE)
+    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert phony is not None
+    assert sorted(phony[1].split()) == sorted(targets)
     for target in targets:
         assert re.search(rf"^{target}:.*## \w", text, re.MULTILINE), f"{target} is not explained"
 

@@ -33,8 +33,8 @@ from headwater.pipeline import Committed, RolledBack
 from headwater.spark.session import active_session, local_session
 from headwater.targets import duckdb_target
 from headwater.testing import ChainSim, PortalServer, simulated_portal
-from headwater.testing.content.evm_scenes import APPROVAL, TRANSFER
-from headwater.testing.content.whole import contents
+from headwater.testing.chain.content import contents
+from headwater.testing.chain.content.evm_scenes import APPROVAL, TRANSFER
 
 pytestmark = pytest.mark.xdist_group("spark")
 

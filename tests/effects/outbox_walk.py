@@ -30,7 +30,7 @@ from headwater.portal import RetryPolicy
 from headwater.stream.parts import Parts
 from headwater.targets.contract import Delivery
 from headwater.testing import ChainSim, SimBlock, VirtualClock
-from headwater.testing.histories.crash import Crash
+from headwater.testing.scenarios.crash import Crash
 
 STREAM = "walk"
 ACTIONS = ("grow", "final", "fork", "time", "read")

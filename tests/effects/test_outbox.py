@@ -88,7 +88,7 @@ def more_places(request: pytest.FixtureRequest, tmp_path: Path) -> Places:
 @pytest.mark.guarantee("OUTBOX-1")
 @pytest.mark.guarantee("OUTBOX-2")
 @pytest.mark.guarantee("OUTBOX-3")
-def test_random_histories_with_forks_failures_and_crashes_agree_with_the_oracle(
+def test_random_scenarios_with_forks_failures_and_crashes_agree_with_the_oracle(
     more_places: Places,
 ) -> None:
     seen = {"forks": 0, "deaths": 0, "failures": 0, "messages": 0}

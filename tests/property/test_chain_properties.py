@@ -1,4 +1,4 @@
-"""The simulated chain against a naive tree over random histories; selections against contents."""
+"""The simulated chain against a naive tree over random scenarios; selections against contents."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.testing.chain import base58
-from headwater.testing.chain.block_hash import derive, number_of
+from headwater.testing.chain.content import FAMILIES, contents
+from headwater.testing.chain.content.evm_scenes import APPROVAL, SWAP, TRANSFER
+from headwater.testing.chain.content.solana_scenes import system_transfer_data, token_transfer_data
 from headwater.testing.chain.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
-from headwater.testing.chain.tree import ChainSim, ContentSettings, Network, SimBlock
-from headwater.testing.content.evm_scenes import APPROVAL, SWAP, TRANSFER
-from headwater.testing.content.solana_scenes import system_transfer_data, token_transfer_data
-from headwater.testing.content.whole import FAMILIES, contents
+from headwater.testing.chain.tree import (
+    ChainSim,
+    ContentSettings,
+    Network,
+    SimBlock,
+    derive_hash,
+    number_in_hash,
+)
 from headwater.testing.portal.select import Selection
 from headwater.testing.portal.surface import TRACE_FIELDS
 from headwater.testing.portal.surfaces import SURFACES
@@ -171,7 +177,7 @@ def test_fork_records_tell_what_happened(seed: int, network: Network, taken: lis
     salt=st.integers(0, 99),
 )
 def test_a_hash_tells_its_number(parent: bytes, number: int, salt: int) -> None:
-    assert number_of(derive(parent, number, salt)) == number
+    assert number_in_hash(derive_hash(parent, number, salt)) == number
 
 
 @given(st.binary(max_size=80))

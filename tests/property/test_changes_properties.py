@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headwater.changes import CHANGES_SCHEMA, FOLDED_SCHEMA, Changes, fold
 from headwater.changes.one_key import Chain
 from headwater.errors import DuplicateInsertError
-from headwater.testing.histories.change_model import (
+from headwater.testing.scenarios.change_model import (
     BeforeImage,
     RowExistsError,
     Rows,
@@ -61,7 +61,7 @@ operations = st.sampled_from(["insert", "update", "upsert", "delete"])
 
 
 @st.composite
-def histories(draw: st.DrawFn, *, legal: bool = True) -> list[Change]:
+def scenarios(draw: st.DrawFn, *, legal: bool = True) -> list[Change]:
     """Changes in order. In a legal history no row is inserted while it is there."""
     few = draw(st.lists(keys, min_size=1, max_size=4))
     changes: list[Change] = []
@@ -109,7 +109,7 @@ beginnings = st.one_of(
 )
 
 
-@given(histories(), beginnings, st.integers(-1, 25), st.lists(st.integers(0, 24), max_size=4))
+@given(scenarios(), beginnings, st.integers(-1, 25), st.lists(st.integers(0, 24), max_size=4))
 @settings(max_examples=400, deadline=None)
 def test_folded_changes_do_what_the_changes_do_however_they_are_cut(
     changes: list[Change], row: dict[str, str] | None, finalized: int, cuts: list[int]
@@ -125,7 +125,7 @@ def test_folded_changes_do_what_the_changes_do_however_they_are_cut(
     assert rows == expected
 
 
-@given(histories(), beginnings, st.integers(-1, 25))
+@given(scenarios(), beginnings, st.integers(-1, 25))
 @settings(max_examples=400, deadline=None)
 def test_undo_to_any_hot_block_gives_the_rows_of_that_block(
     changes: list[Change], row: dict[str, str] | None, finalized: int
@@ -139,7 +139,7 @@ def test_undo_to_any_hot_block_gives_the_rows_of_that_block(
         assert undo(after, images, to_block=block) == apply_one_by_one(rows, kept)
 
 
-@given(histories(), st.integers(-1, 25))
+@given(scenarios(), st.integers(-1, 25))
 @settings(max_examples=300, deadline=None)
 def test_the_rows_are_those_of_the_plain_fold_in_the_order_of_the_first_touch(
     changes: list[Change], finalized: int
@@ -163,7 +163,7 @@ def _held(fresh: list[dict[str, Any]] | None) -> dict[str, Any] | None:
     )
 
 
-@given(histories(legal=False), st.integers(-1, 25))
+@given(scenarios(legal=False), st.integers(-1, 25))
 @settings(max_examples=300, deadline=None)
 def test_an_insert_of_a_row_that_is_there_is_refused_in_one_batch_and_in_many(
     changes: list[Change], finalized: int
@@ -180,7 +180,7 @@ def test_an_insert_of_a_row_that_is_there_is_refused_in_one_batch_and_in_many(
         assert rows == expected
 
 
-@given(histories(), st.randoms(use_true_random=False), st.integers(-1, 25))
+@given(scenarios(), st.randoms(use_true_random=False), st.integers(-1, 25))
 @settings(max_examples=100, deadline=None)
 def test_the_order_of_the_rows_of_a_table_of_changes_does_not_matter(
     changes: list[Change], chance: Any, finalized: int

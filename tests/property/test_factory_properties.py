@@ -22,9 +22,9 @@ from headwater.stream.child_queries import query_children
 from headwater.stream.child_rows import CHILDREN
 from headwater.stream.factory_index import FactoryIndex, factories_of
 from headwater.testing import ChainSim, Network, Selection
+from headwater.testing.chain.content import content_of
+from headwater.testing.chain.content.evm_scenes import SWAP
 from headwater.testing.chain.tree import SimBlock
-from headwater.testing.content.evm_scenes import SWAP
-from headwater.testing.content.whole import content_of
 from tests.stream import pool_truth as truth
 
 BLOCKS = 60

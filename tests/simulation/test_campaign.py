@@ -1,4 +1,4 @@
-"""Random histories against the oracle. `make sim` runs thousands; here are enough to notice."""
+"""Random scenarios against the oracle. `make sim` runs thousands; here are enough to notice."""
 
 from io import StringIO
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headwater.testing.histories.campaign import Outcome, report, run_histories
-from headwater.testing.histories.history import History
-from headwater.testing.histories.situations import Situation, Tally
+from headwater.testing.scenarios.campaign import Outcome, report, run_scenarios
+from headwater.testing.scenarios.scenario import Scenario
+from headwater.testing.scenarios.situations import Situation, Tally
 
 NOTABLE = [
     int(line.split()[0])
@@ -21,22 +21,22 @@ NOTABLE = [
 @pytest.mark.guarantee("ORACLE-2")
 @pytest.mark.guarantee("STATE-2")
 @pytest.mark.guarantee("FORK-5")
-def test_random_histories_agree_with_the_oracle_and_meet_every_rare_situation() -> None:
+def test_random_scenarios_agree_with_the_oracle_and_meet_every_rare_situation() -> None:
     """Every step is compared; forks, crashes, faults and lagging replicas all did occur."""
-    outcome = run_histories(range(1, 151))
+    outcome = run_scenarios(range(1, 151))
     assert outcome.failures == {}
     assert outcome.never_met() == []
 
 
 @pytest.mark.parametrize("seed", NOTABLE)
 def test_a_seed_that_once_found_something_stays_quiet(seed: int) -> None:
-    assert run_histories([seed]).failures == {}
+    assert run_scenarios([seed]).failures == {}
 
 
 @pytest.mark.guarantee("SIM-1")
 @pytest.mark.parametrize("seed", [3, 4])
-def test_a_history_is_the_same_for_the_same_seed(seed: int) -> None:
-    first, second = History(seed, Tally()), History(seed, Tally())
+def test_a_scenario_is_the_same_for_the_same_seed(seed: int) -> None:
+    first, second = Scenario(seed, Tally()), Scenario(seed, Tally())
     first.run()
     second.run()
     assert list(first.portal.ledger) == list(second.portal.ledger)

@@ -14,9 +14,9 @@ from headwater.portal import PortalClient, PortalSource
 from headwater.stream.undo_buffer import UndoBuffer
 from headwater.targets import MemoryStore, MemoryTarget
 from headwater.testing import ChainSim, Network, PortalSim
-from headwater.testing.histories.oracle import Rows
-from headwater.testing.histories.scenario import Scenario
 from headwater.testing.portal.transport import SimTransport, VirtualClock
+from headwater.testing.scenarios.oracle import Rows
+from headwater.testing.scenarios.settings import Setting
 
 DEPTH = 5
 
@@ -35,7 +35,7 @@ class Following(Host[Rows]):
         self._clock = VirtualClock()
         self._portal = PortalSim(self.chain, seed=seed, sample_size=3)
         tokens = list(self.chain.population.tokens)[:3]
-        self._on = Scenario(
+        self._on = Setting(
             Network.EVM,
             (self._range,),
             every_block=True,

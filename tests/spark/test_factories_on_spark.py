@@ -16,7 +16,7 @@ from headwater.portal.transport import Request
 from headwater.stream import StopRequested, child_queries
 from headwater.targets import duckdb_target
 from headwater.testing import PortalServer, simulated_portal
-from headwater.testing.content.evm_scenes import SWAP
+from headwater.testing.chain.content.evm_scenes import SWAP
 from tests.stream import pool_truth as truth
 
 BLOCKS = 320

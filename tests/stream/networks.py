@@ -10,7 +10,7 @@ from typing import Any
 from headwater import bitcoin, evm, hyperliquid, solana, substrate, tron
 from headwater.decode import TableOutput
 from headwater.testing import ChainSim, Network
-from headwater.testing.content.whole import content_of
+from headwater.testing.chain.content import content_of
 
 Row = dict[str, Any]
 Truth = Callable[[Row], tuple[Any, ...] | None]

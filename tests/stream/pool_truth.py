@@ -8,9 +8,9 @@ from typing import Any
 
 from headwater import evm
 from headwater.testing import ChainSim, ContentSettings, SimBlock
-from headwater.testing.content.evm_pools import LAUNCHPAD_ADDED
-from headwater.testing.content.evm_scenes import PAIR_CREATED, SIGHASHES, SWAP
-from headwater.testing.content.whole import content_of
+from headwater.testing.chain.content import content_of
+from headwater.testing.chain.content.evm import LAUNCHPAD_ADDED
+from headwater.testing.chain.content.evm_scenes import PAIR_CREATED, SIGHASHES, SWAP
 
 SETTINGS = ContentSettings(transactions_per_block=4, pool_share=0.8)
 

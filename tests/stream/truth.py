@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headwater.testing import ChainSim, SimBlock
-from headwater.testing.content.whole import content_of
+from headwater.testing.chain.content import content_of
 
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 

@@ -12,7 +12,7 @@ from typing import Any
 from headwater.core import Batch, BlockCursor, BlockHeader, Head
 from headwater.targets import Delivery
 from headwater.targets.clickhouse import ClickHouseClient, ClickHouseTarget
-from headwater.testing.clickhouse_server import VARIABLE, clickhouse_server
+from headwater.testing.servers.clickhouse import VARIABLE, clickhouse_server
 
 Rows = list[dict[str, Any]]
 

@@ -13,7 +13,7 @@ import psycopg
 from headwater.core import Batch, BlockCursor, BlockHeader, Head
 from headwater.targets import Delivery
 from headwater.targets.postgres import PostgresTarget
-from headwater.testing.postgres_server import postgres_server, postgres_versions
+from headwater.testing.servers.postgres import postgres_server, postgres_versions
 
 NEWEST = postgres_versions()[0]
 OTHER = postgres_versions()[-1]

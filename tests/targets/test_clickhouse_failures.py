@@ -25,7 +25,7 @@ from headwater.targets.clickhouse import (
 )
 from headwater.targets.clickhouse.transfer import plan_transfer
 from headwater.targets.contract import Scope
-from headwater.testing.clickhouse_server import ClickHouseServer
+from headwater.testing.servers.clickhouse import ClickHouseServer
 from tests.targets.clickhouse_places import Stream, database
 
 

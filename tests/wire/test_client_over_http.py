@@ -62,7 +62,7 @@ from headwater.testing import (
     VirtualClock,
     simulated_portal,
 )
-from headwater.testing.content.whole import content_of
+from headwater.testing.chain.content import content_of
 from headwater.testing.faults.conflicts import ConflictFault
 from headwater.testing.faults.kinds import RETRYABLE_STATUSES
 

@@ -2,7 +2,7 @@
 
 `HttpTransport` is the only place in the package that imports an HTTP library. The simulator in
 `headwater.testing` implements the same two protocols in memory, so a test can run thousands of
-histories without a socket.
+scenarios without a socket.
 """
 
 from __future__ import annotations

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from headwater.testing.chain import base58
-from headwater.testing.chain.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
-from headwater.testing.chain.tree import ChainSim, ContentSettings, Network
-from headwater.testing.content import evm_scenes
-from headwater.testing.content.solana_scenes import (
+from headwater.testing.chain.content import FAMILIES, contents, evm_scenes
+from headwater.testing.chain.content.solana_scenes import (
     discriminator,
     system_transfer_data,
     token_transfer_data,
 )
-from headwater.testing.content.whole import FAMILIES, contents
+from headwater.testing.chain.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
+from headwater.testing.chain.tree import ChainSim, ContentSettings, Network
 
 Block = dict[str, Any]
 EACH = pytest.mark.parametrize("network", list(Network))

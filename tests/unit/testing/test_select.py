@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from headwater.testing.chain.content import FAMILIES, contents
+from headwater.testing.chain.content.evm_scenes import APPROVAL, SWAP, TRANSFER
 from headwater.testing.chain.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
 from headwater.testing.chain.tree import ChainSim, ContentSettings, Network, SimBlock
-from headwater.testing.content.evm_scenes import APPROVAL, SWAP, TRANSFER
-from headwater.testing.content.whole import FAMILIES, contents
 from headwater.testing.portal.select import BadRequest, Selection
 from headwater.testing.portal.surfaces import SURFACES
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from headwater.core import BlockCursor
 from headwater.testing import ChainSim
-from headwater.testing.content.evm_scenes import APPROVAL, TRANSFER
-from headwater.testing.histories.oracle import Oracle
+from headwater.testing.chain.content.evm_scenes import APPROVAL, TRANSFER
+from headwater.testing.scenarios.oracle import Oracle
 
 Row = tuple[Any, ...]
 Tables = Mapping[str, Iterable[Row]]

@@ -34,7 +34,7 @@ class Population:
     `tokens` are ERC-20 contracts, SPL mints or coins; `collections` are ERC-721 contracts. `pairs`
     are announced by the `factory` one by one, pair k in the block k + 1 after the first; they trade
     only afterwards. `pools`, `launchpads` and `registrar` appear with `pool_share`: see
-    `evm_pools`. `program` is an Anchor-like program.
+    `content.evm`. `program` is an Anchor-like program.
     """
 
     accounts: tuple[str, ...]

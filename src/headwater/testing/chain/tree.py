@@ -3,7 +3,11 @@
 The canonical branch lives in flat arrays (about 40 bytes a block), so a chain may have millions of
 blocks; orphaned blocks are kept as objects, since they are few. Any branch is named by the hash of
 its tip alone, which is all that a lagging replica has to remember. Contents are not kept: they
-follow from the seed and the block's hash (`headwater.testing.content.whole`).
+follow from the seed and the block's hash (`headwater.testing.chain.content`).
+
+A hash is 32 bytes: a digest of the parent's hash, the number and the salt, followed by the number
+masked with the digest. It looks like any other hash, but it says which number it has, so that a
+block is found by its hash without a dictionary of all of them.
 
 The same seed and the same calls give the same hashes and contents, on every machine. All methods
 may be called from several threads; hold `chain.lock` where several calls must see one state.
@@ -14,16 +18,23 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from hashlib import blake2b
 from threading import RLock
 
 from headwater.core import BlockCursor
 from headwater.errors import InvalidOptionError
-from headwater.testing.chain import block_hash as hashes
+from headwater.testing.chain import base58
 from headwater.testing.chain.population import Population, populate
 from headwater.testing.chain.settings import ContentSettings, Network
 
 __all__ = ["ChainSim", "ContentSettings", "ForkRecord", "Network", "SimBlock"]
 
+HASH_SIZE = 32
+"""Bytes in a block hash."""
+
+_DIGEST = 24
+_LIMIT = 1 << 63
+_BARE = (Network.BITCOIN, Network.TRON)
 _BLOCK_TIMES = {
     Network.EVM: 12,
     Network.SOLANA: 0.4,
@@ -101,14 +112,14 @@ class ChainSim:
         # A gap holds 1 to 4 slots, 2.5 on average; this is the chance of one, in 65536ths.
         chance = round(65536 * skipped_share / (1 - skipped_share) / 2.5)
         self._gap_chance = chance if has_gaps else 0
-        self._root = hashes.root(seed, self.network, start_block)
+        self._root = root_hash(seed, self.network, start_block)
         self._hashes = bytearray()
         self._numbers = array("q")
         self._salts: list[tuple[int, int]] = []
         self._salt = 0
         self._orphans: dict[str, SimBlock] = {}
         self._final_number: int | None = None
-        self._append(hashes.first(self._root, seed, start_block), start_block, 0)
+        self._append(first_hash(self._root, seed, start_block), start_block, 0)
         self._head = self._at(0)
 
     # --- growing ----------------------------------------------------------------------------------
@@ -140,7 +151,7 @@ class ChainSim:
             parent = self._raw(len(self._numbers) - 1)
             for _ in range(count):
                 number += 1 + self._skipped_after(parent, salt)
-                parent = hashes.derive(parent, number, salt)
+                parent = derive_hash(parent, number, salt)
                 self._append(parent, number, salt)
             self._head = self._at(len(self._numbers) - 1)
             return self._head
@@ -194,7 +205,7 @@ class ChainSim:
             ancestor, orphaned = self._cut(junction, force=force)
             for block in reversed(branch):
                 del self._orphans[block.hash]
-                raw = hashes.from_text(block.hash, self.network) or b""
+                raw = hash_from_text(block.hash, self.network) or b""
                 self._append(raw, block.number, block.salt)
             self._head = branch[0]
             added = tuple(block.hash for block in reversed(branch))
@@ -288,7 +299,7 @@ class ChainSim:
         orphaned = self._slice(last + 1)
         self._orphans.update((block.hash, block) for block in orphaned)
         del self._numbers[last + 1 :]
-        del self._hashes[(last + 1) * hashes.SIZE :]
+        del self._hashes[(last + 1) * HASH_SIZE :]
         while self._salts[-1][0] > last:
             self._salts.pop()
         self._salt += 1
@@ -305,8 +316,8 @@ class ChainSim:
         return branch, self._known_index(parent_hash)
 
     def _index(self, block_hash: str) -> int | None:
-        raw = hashes.from_text(block_hash, self.network)
-        number = None if raw is None else hashes.number_of(raw)
+        raw = hash_from_text(block_hash, self.network)
+        number = None if raw is None else number_in_hash(raw)
         if raw is None or number is None:
             return None
         index = bisect_left(self._numbers, number)
@@ -322,8 +333,8 @@ class ChainSim:
         return [self._at(index) for index in range(len(self._numbers))[first:stop]]
 
     def _raw(self, index: int) -> bytes:
-        start = index * hashes.SIZE
-        return bytes(self._hashes[start : start + hashes.SIZE])
+        start = index * HASH_SIZE
+        return bytes(self._hashes[start : start + HASH_SIZE])
 
     def _at(self, index: int) -> SimBlock:
         number = self._numbers[index]
@@ -331,8 +342,8 @@ class ChainSim:
         salt_index = bisect_right(self._salts, index, key=lambda entry: entry[0]) - 1
         return SimBlock(
             number=number,
-            hash=hashes.to_text(self._raw(index), self.network),
-            parent_hash=hashes.to_text(parent, self.network),
+            hash=hash_to_text(self._raw(index), self.network),
+            parent_hash=hash_to_text(parent, self.network),
             parent_number=self._numbers[index - 1] if index else max(number - 1, 0),
             height=self._first_height + index,
             timestamp=self._time_of(number),
@@ -346,3 +357,53 @@ class ChainSim:
         """Return how many slots stay empty after a block, by chance that its hash decides."""
         drawn = int.from_bytes(parent[8:10], "big") ^ (salt * 40503 & 0xFFFF)
         return 1 + (parent[10] + salt) % 4 if drawn < self._gap_chance else 0
+
+
+def derive_hash(parent: bytes, number: int, salt: int) -> bytes:
+    """Return the hash of the block that follows `parent` with this number and salt."""
+    packed = parent + number.to_bytes(8, "big") + salt.to_bytes(8, "big")
+    digest = blake2b(packed, digest_size=_DIGEST).digest()
+    return digest + (number ^ _mask(digest)).to_bytes(8, "big")
+
+
+def first_hash(root: bytes, seed: int, number: int) -> bytes:
+    """Return the hash of a chain's first block; the seed makes it unlike that of other chains."""
+    return derive_hash(root + str(seed).encode(), number, 0)
+
+
+def root_hash(seed: int, network: Network, start_block: int) -> bytes:
+    """Return the hash that stands before the first block: zeros if that is an EVM genesis block."""
+    if network is Network.EVM and start_block == 0:
+        return bytes(HASH_SIZE)
+    return blake2b(f"{network}/{seed}/{start_block}".encode(), digest_size=HASH_SIZE).digest()
+
+
+def number_in_hash(raw: bytes) -> int | None:
+    """Return the number that a hash carries, or None if no block can have this hash."""
+    if len(raw) != HASH_SIZE:
+        return None
+    number = int.from_bytes(raw[_DIGEST:], "big") ^ _mask(raw)
+    return number if number < _LIMIT else None
+
+
+def hash_to_text(raw: bytes, network: Network) -> str:
+    """Write a hash as the network does: hex digits with or without `0x`, or base58."""
+    if network is Network.SOLANA:
+        return base58.encode(raw)
+    return raw.hex() if network in _BARE else "0x" + raw.hex()
+
+
+def hash_from_text(text: str, network: Network) -> bytes | None:
+    """Read a hash, or return None if the text is not one."""
+    try:
+        if network is Network.SOLANA:
+            return base58.decode(text)
+        if network in _BARE:
+            return bytes.fromhex(text)
+        return bytes.fromhex(text[2:]) if text[:2] in ("0x", "0X") else None
+    except ValueError:
+        return None
+
+
+def _mask(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big") * 0x9E3779B97F4A7C15 & 0xFFFF_FFFF_FFFF_FFFF

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.core import Batch, PipeState
 from headwater.targets.contract import Capabilities, Delivery, Target, prepared
 from headwater.testing.conformance.model import Rig
-from headwater.testing.histories.crash import Crash
+from headwater.testing.scenarios.crash import Crash
 
 if TYPE_CHECKING:
     from headwater.testing.conformance.suite import TargetConformance

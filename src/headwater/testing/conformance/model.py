@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from headwater.core.state import hot_cursors
 from headwater.targets.contract import Delivery, Target, prepared
 
 Row = dict[str, Any]
+Test = TypeVar("Test", bound=Callable[..., None])
 
 LOG, BALANCES, PLAIN = "log", "balances", "plain"
 KEY = ("owner", "token")
@@ -258,3 +259,13 @@ class Rig:
         if state.cursor is not None and state.cursor.number == number - 1:
             return str(state.cursor.hash)
         return f"a{number - 1}"
+
+
+def needs(*capabilities: str) -> Callable[[Test], Test]:
+    """Mark a test that only targets with these capabilities can pass."""
+
+    def mark(test: Test) -> Test:
+        test.__dict__["needs"] = capabilities
+        return test
+
+    return mark

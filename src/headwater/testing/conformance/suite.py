@@ -20,7 +20,6 @@ from headwater.core import PipeState
 from headwater.errors import HeadwaterError
 from headwater.targets.contract import Delivery, Target
 from headwater.testing.conformance.crash import PreparesTwice, Script, run_crashing
-from headwater.testing.conformance.flush import check_flushes
 from headwater.testing.conformance.model import (
     BALANCES,
     LARGEST,
@@ -34,13 +33,13 @@ from headwater.testing.conformance.model import (
     delete,
     insert,
     log,
+    needs,
     plain,
     upsert,
 )
-from headwater.testing.conformance.needs import needs
-from headwater.testing.conformance.side import SideTablePromises
+from headwater.testing.conformance.side_tables import SideTablePromises
 from headwater.testing.conformance.walk import RandomWalk
-from headwater.testing.histories.crash import Crash
+from headwater.testing.scenarios.crash import Crash
 
 __all__ = ["Crash", "TargetConformance", "apply_changes"]
 
@@ -54,7 +53,7 @@ class TargetConformance(SideTablePromises):
     shares: ClassVar[bool] = True  # two streams may write one place, and one table with a key
     exclusive: ClassVar[bool] = True  # a second writer of one stream is refused
     watches_io: ClassVar[bool] = True  # `watch_io` works
-    walks: ClassVar[int] = 12  # how many random histories
+    walks: ClassVar[int] = 12  # how many random scenarios
     first_seed: ClassVar[int] = 1
 
     def __init_subclass__(cls) -> None:
@@ -215,8 +214,47 @@ class TargetConformance(SideTablePromises):
         rig.target.close()
 
     def test_the_batches_of_one_commit_are_undone_one_by_one(self) -> None:
-        """Whatever they do, at the beginning of a stream, and while finality moves."""
-        check_flushes(self)
+        """Five hot blocks are committed in one step; a fork goes back to each of them in turn."""
+        rig = self.start()
+        rig.block(1, *self.everything(1), final=1)
+        rig.flush([(number, self.everything(number)) for number in range(2, 7)])
+        rig.check()
+        assert self.reopen(rig) == rig.state
+        for number in (5, 3, 2):
+            rig.roll_back(number)
+            rig.check()
+            assert self.reopen(rig) == rig.state
+        rig.flush([(number, self.everything(number)) for number in (3, 4)], branch="b")
+        rig.check()
+        rig.roll_back(1)
+        rig.check()
+        rig.target.close()
+
+    def test_a_stream_can_lose_all_batches_of_its_first_commit(self) -> None:
+        """The first commit holds several hot blocks, and a fork replaces all of them."""
+        rig = self.start()
+        rig.flush([(number, self.everything(number)) for number in (10, 11, 12)], final=7)
+        assert self.reopen(rig) == rig.state
+        rig.roll_back(11)
+        rig.check()
+        rig.roll_back(9)
+        rig.check()
+        assert self.reopen(rig) == rig.state
+        rig.target.close()
+
+    def test_finality_that_moves_while_batches_wait_is_stored_with_them(self) -> None:
+        """It reaches into the blocks that one commit holds."""
+        rig = self.start()
+        rig.block(1, log(1, LARGEST), final=1)
+        for settled, blocks in ((3, range(2, 6)), (8, range(6, 9)), (10, range(9, 12))):
+            rig.flush([(one, self.everything(one)) for one in blocks], settled=settled)
+            assert rig.state.finalized is not None
+            assert rig.state.finalized.number == settled
+            assert self.reopen(rig) == rig.state
+            rig.check()
+        rig.roll_back(10)
+        rig.check()
+        rig.target.close()
 
     # --- rows with a key --------------------------------------------------------------------------
 
@@ -362,7 +400,7 @@ class TargetConformance(SideTablePromises):
                 rig.check()
             rig.target.close()
 
-    def test_random_histories_agree_with_the_model_after_every_step(self) -> None:
+    def test_random_scenarios_agree_with_the_model_after_every_step(self) -> None:
         """A seed that fails is named in the error."""
         for seed in range(self.first_seed, self.first_seed + self.walks):
             try:

@@ -40,7 +40,7 @@ TOKENS = ["t", "d|t"]
 
 
 class RandomWalk:
-    """One history, drawn from a seed."""
+    """One scenario, drawn from a seed."""
 
     def __init__(self, suite: TargetConformance, seed: int, *, steps: int = 40) -> None:
         self._suite = suite

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from headwater.testing.chain.content import FAMILIES, content_of
+from headwater.testing.chain.content.block import BlockContent
 from headwater.testing.chain.settings import Network
 from headwater.testing.chain.tree import ChainSim, SimBlock
-from headwater.testing.content.block import BlockContent
-from headwater.testing.content.whole import FAMILIES, content_of
 from headwater.testing.portal.request import BadRequest, FilterObject, read_request
 from headwater.testing.portal.surface import (
     ABOVE,

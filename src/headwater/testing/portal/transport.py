@@ -1,7 +1,7 @@
 """The simulated portal as a `Transport`, in memory, with a clock that tests own.
 
 No socket, no waiting: a drop is a `TransportError`, a stall is a `TransportError` after the clock
-has been moved by the timeout. Thousands of histories run in seconds.
+has been moved by the timeout. Thousands of scenarios run in seconds.
 """
 
 from __future__ import annotations

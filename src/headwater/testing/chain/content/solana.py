@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from headwater.testing.chain import base58
+from headwater.testing.chain.content import solana_balances
+from headwater.testing.chain.content.block import BlockContent, Row
+from headwater.testing.chain.content.solana_scenes import SolanaScene, Step, play
 from headwater.testing.chain.draw import Draw
-from headwater.testing.content import solana_balances
-from headwater.testing.content.block import BlockContent, Row
-from headwater.testing.content.solana_scenes import SolanaScene, Step, play
 
 
 class SolanaContent(BlockContent):

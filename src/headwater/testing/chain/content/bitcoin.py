@@ -7,10 +7,10 @@ raw transactions are drawn.
 from __future__ import annotations
 
 from headwater.testing.chain import base58
+from headwater.testing.chain.content.block import Row, Rows, WholeContent
 from headwater.testing.chain.draw import Draw
 from headwater.testing.chain.population import Population
 from headwater.testing.chain.settings import ContentSettings
-from headwater.testing.content.block import Row, Rows, WholeContent
 
 SUBSIDY = 312_500_000
 _COIN = 100_000_000

@@ -1,4 +1,4 @@
-"""What stays the same throughout one random history: network, ranges, query, fault rates."""
+"""What stays the same throughout one random scenario: network, ranges, query, fault rates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwater.stream.undo_buffer import UndoBuffer, WatchedSource
 from headwater.testing.chain.tree import ChainSim, Network
 from headwater.testing.faults.lines import ForeignBlock
 from headwater.testing.faults.plan import Asked, FaultPlan
-from headwater.testing.histories.oracle import Oracle
+from headwater.testing.scenarios.oracle import Oracle
 
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 TOKEN_PROGRAM = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA"
@@ -49,8 +49,8 @@ def _draw_flush(dice: Random) -> Flush:
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
-    """What stays the same throughout one history."""
+class Setting:
+    """What stays the same throughout one scenario."""
 
     network: Network
     ranges: tuple[BlockRange, ...]
@@ -61,7 +61,7 @@ class Scenario:
     far: int | None
 
     @classmethod
-    def draw(cls, dice: Random, start_block: int) -> Scenario:
+    def draw(cls, dice: Random, start_block: int) -> Setting:
         """Draw one."""
         first = dice.choice([start_block, 0, start_block + dice.randrange(10)])
         gap = BlockRange(start_block, start_block + dice.randrange(20, 50))

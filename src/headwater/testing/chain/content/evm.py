@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 
+from headwater.testing.chain.content import evm_scenes as scenes
+from headwater.testing.chain.content.block import BlockContent, Row
+from headwater.testing.chain.content.evm_state import StateChanges
 from headwater.testing.chain.draw import Draw
-from headwater.testing.content import evm_scenes as scenes
-from headwater.testing.content.block import BlockContent, Row
-from headwater.testing.content.evm_pools import play_pools
-from headwater.testing.content.evm_state import StateChanges
+from headwater.testing.chain.population import Pair, Population
+from headwater.testing.chain.settings import ContentSettings
 
 _GAS_PER_FRAME = 25_000
 _BASE_GAS = 21_000
 _REWARD = 2 * 10**18
+LAUNCHPAD_ADDED = "0x77c45924d48d1d341ca1c3b812d336988cec4f90f0ed113a5dfc70d7dfd8849b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class EvmContent(BlockContent):
         tx_hash, nonce = draw.hex(32), draw.bits(64 if draw.chance(0.02) else 20)
         share = self._settings.pool_share
         if announced is None and share and draw.chance(share):
-            scene = play_pools(draw, people, self._settings)
+            scene = _play_pools(draw, people, self._settings)
         elif announced is None:
             traded = people.pairs[: max(self._since_start - 1, 0)]
             scene = scenes.play(draw, people, self._settings, traded)
@@ -256,3 +258,60 @@ def _add_traces(
     rows.append(row)
     for position, child in enumerate(frame.children):
         _add_traces(rows, index, [*address, position], child, gas * 63 // 64)
+
+
+def _play_pools(draw: Draw, people: Population, settings: ContentSettings) -> scenes.Scene:
+    """Draw one transaction around pools: some creations and trades, mostly of one pool.
+
+    A block's contents know nothing of the blocks before it, so pools trade before they are created
+    too, are created twice, and in blocks that are orphaned later. The factory of the chain creates
+    pools, and so do launchpads, which a registrar announces: factories that are children
+    themselves. Only with `ContentSettings(pool_share=…)`, so that other chains stay what they are.
+    """
+    sender, steps = draw.pick(people.accounts), 1 + draw.below(3)
+    if steps == 1 and draw.chance(0.5):
+        scene = _direct_pool_trade(draw, people, sender)
+    else:
+        root = scenes.Frame("call", sender, people.router)
+        root.input = scenes.SIGHASHES["multicall"] + scenes.word(steps)
+        scene, usual = scenes.Scene(root), draw.pick(people.pools)
+        for _ in range(steps):
+            pool = usual if draw.chance(0.7) else draw.pick(people.pools)
+            _pool_step(draw, people, sender, scene, pool)
+    if draw.chance(settings.failed_share):
+        scenes.fail(scene, draw)
+    return scene
+
+
+def _pool_step(
+    draw: Draw, people: Population, sender: str, scene: scenes.Scene, pool: Pair
+) -> None:
+    kind = draw.below(8)
+    if kind == 0:
+        topics = [LAUNCHPAD_ADDED, "0x" + scenes.address_word(draw.pick(people.launchpads))]
+        scene.root.children.append(scenes.Frame("call", people.router, people.registrar))
+        scene.events.append(scenes.Event(people.registrar, topics))
+    elif kind <= 2:
+        factory, index = draw.pick((people.factory, *people.launchpads)), draw.below(1000)
+        scene.root.children.append(scenes.create_call(draw, people, factory, pool, index))
+        scene.events.append(scenes.pair_created(factory, pool, index))
+    else:
+        _pool_trade(draw, people, sender, scene, pool)
+
+
+def _direct_pool_trade(draw: Draw, people: Population, sender: str) -> scenes.Scene:
+    """Return a trade whose transaction calls the pool itself."""
+    scene = scenes.Scene(scenes.Frame("call", sender, people.router))
+    _pool_trade(draw, people, sender, scene, draw.pick(people.pools))
+    (scene.root,) = scene.root.children
+    scene.root.sender = sender
+    return scene
+
+
+def _pool_trade(
+    draw: Draw, people: Population, sender: str, scene: scenes.Scene, pair: Pair
+) -> None:
+    sold, bought = draw.bits(60) + 1, draw.bits(60) + 1
+    call = scenes.pool_call(people.router, pair, pair.token0, pair.token1, sender, bought)
+    scene.root.children.append(call)
+    scene.events += scenes.swap_events(people.router, pair, sender, sold, bought, forward=True)

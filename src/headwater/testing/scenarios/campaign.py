@@ -1,10 +1,10 @@
-"""Thousands of random histories, each compared with the oracle after every step.
+"""Thousands of random scenarios, each compared with the oracle after every step.
 
-    python -m headwater.testing.histories.campaign --runs 2000           # make sim
-    python -m headwater.testing.histories.campaign --seed 1234           # replay one
+    python -m headwater.testing.scenarios.campaign --runs 2000           # make sim
+    python -m headwater.testing.scenarios.campaign --seed 1234           # replay one
 
-A campaign fails if a history disagrees with the oracle (its seed is printed), or if one of the rare
-situations never occurred: then it would prove nothing about it.
+A campaign fails if a scenario disagrees with the oracle (its seed is printed), or if one of the
+rare situations never occurred: then it would prove nothing about it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rich.progress import Progress
 from rich.table import Table
 
 from headwater.errors import HeadwaterError
-from headwater.testing.histories.history import History
-from headwater.testing.histories.oracle import DisagreementError
-from headwater.testing.histories.situations import Situation, Tally
+from headwater.testing.scenarios.oracle import DisagreementError
+from headwater.testing.scenarios.scenario import Scenario
+from headwater.testing.scenarios.situations import Situation, Tally
 
 CHUNK = 25
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What some histories came to."""
+    """What some scenarios came to."""
 
     runs: int = 0
     steps: int = 0
@@ -42,7 +42,7 @@ class Outcome:
     failures: dict[int, str] = field(default_factory=dict)
 
     def add(self, other: Outcome) -> None:
-        """Add the figures of other histories."""
+        """Add the figures of other scenarios."""
         self.runs += other.runs
         self.steps += other.steps
         self.requests += other.requests
@@ -58,18 +58,18 @@ class Outcome:
         return tally.never_met()
 
 
-def run_histories(seeds: Iterable[int]) -> Outcome:
-    """Run some histories in this process; failures are collected with their seeds."""
+def run_scenarios(seeds: Iterable[int]) -> Outcome:
+    """Run some scenarios in this process; failures are collected with their seeds."""
     outcome, tally = Outcome(), Tally()
     for seed in seeds:
-        history = History(seed, tally)
+        scenario = Scenario(seed, tally)
         try:
-            history.run()
+            scenario.run()
         except (DisagreementError, HeadwaterError) as error:
             outcome.failures[seed] = f"{type(error).__name__}: {error}"
         outcome.runs += 1
-        outcome.steps += history.steps
-        outcome.requests += len(history.portal.ledger)
+        outcome.steps += scenario.steps
+        outcome.requests += len(scenario.portal.ledger)
     outcome.situations, outcome.faults, outcome.errors = (
         tally.situations,
         tally.faults,
@@ -79,13 +79,13 @@ def run_histories(seeds: Iterable[int]) -> Outcome:
 
 
 def run_campaign(first_seed: int, runs: int, console: Console) -> Outcome:
-    """Run histories on all cores, with a progress bar."""
+    """Run scenarios on all cores, with a progress bar."""
     total = Outcome()
     seeds = range(first_seed, first_seed + runs)
     chunks = [seeds[start : start + CHUNK] for start in range(0, runs, CHUNK)]
     with Progress(console=console) as progress, ProcessPoolExecutor(os.cpu_count()) as pool:
-        task = progress.add_task(f"histories {seeds[0]} to {seeds[-1]}", total=runs)
-        for outcome in pool.map(run_histories, chunks):
+        task = progress.add_task(f"scenarios {seeds[0]} to {seeds[-1]}", total=runs)
+        for outcome in pool.map(run_scenarios, chunks):
             total.add(outcome)
             progress.advance(task, outcome.runs)
     return total
@@ -93,7 +93,7 @@ def run_campaign(first_seed: int, runs: int, console: Console) -> Outcome:
 
 def report(outcome: Outcome, seconds: float, console: Console) -> int:
     """Print what occurred; return the exit code."""
-    table = Table("situation", "times", title="What the histories met", title_justify="left")
+    table = Table("situation", "times", title="What the scenarios met", title_justify="left")
     for situation in Situation:
         table.add_row(situation.value, f"{outcome.situations[situation]:,}")
     table.add_section()
@@ -110,7 +110,7 @@ def report(outcome: Outcome, seconds: float, console: Console) -> int:
     for name in never:
         console.print(f"[red]never occurred:[/red] {name}", highlight=False)
     console.print(
-        f"{outcome.runs:,} histories, {outcome.steps:,} steps compared with the oracle, "
+        f"{outcome.runs:,} scenarios, {outcome.steps:,} steps compared with the oracle, "
         f"{outcome.requests:,} requests, {len(outcome.failures)} disagreements, {seconds:.0f} s",
         highlight=False,
     )
@@ -120,7 +120,7 @@ def report(outcome: Outcome, seconds: float, console: Console) -> int:
 def main() -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(prog="make sim", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--runs", type=int, default=2000, help="how many histories")
+    parser.add_argument("--runs", type=int, default=2000, help="how many scenarios")
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--seed", type=int, help="replay this one and stop at its first error")
     options = parser.parse_args()
@@ -128,12 +128,12 @@ def main() -> int:
     started = time.monotonic()
     if options.seed is not None:
         tally = Tally()
-        history = History(options.seed, tally)
+        scenario = Scenario(options.seed, tally)
         try:
-            history.run()
+            scenario.run()
         finally:
-            console.print(str(history.portal.ledger), highlight=False, markup=False)
-            console.print(f"state: {history.state}", highlight=False, markup=False)
+            console.print(str(scenario.portal.ledger), highlight=False, markup=False)
+            console.print(f"state: {scenario.state}", highlight=False, markup=False)
         return 0
     outcome = run_campaign(options.first, options.runs, console)
     return report(outcome, time.monotonic() - started, console)

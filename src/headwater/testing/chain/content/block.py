@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 from headwater.query.names import snake_name
+from headwater.testing.chain.draw import Draw
 from headwater.testing.chain.population import Population
-from headwater.testing.chain.recurring import transaction_keys
 from headwater.testing.chain.settings import ContentSettings
 from headwater.testing.chain.tree import SimBlock
 
@@ -79,3 +80,20 @@ class WholeContent(BlockContent):
         rows: Rows = {family: [] for family in self.families}
         self._fill(rows)
         return rows
+
+
+def transaction_keys(seed: int, block: SimBlock, settings: ContentSettings) -> list[str]:
+    """Return a key for each transaction, in block order: some by the block, some by its height.
+
+    Those of the height are in every block that ever stands there, mostly at another place: a real
+    chain includes again what a replaced block held.
+    """
+    average, share = settings.transactions_per_block, settings.recurring_share
+    own, recurring = f"{seed}/{block.hash}", f"{seed}/{block.number}"
+    keys = [
+        f"{name}/{index}"
+        for name, part in ((own, average * (1 - share)), (recurring, average * share))
+        for index in range(Draw(name, "count").count(part))
+    ]
+    salt = block.hash.encode()
+    return sorted(keys, key=lambda key: blake2b(key.encode() + salt).digest())

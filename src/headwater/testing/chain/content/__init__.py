@@ -9,16 +9,16 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from headwater.testing.chain.content.bitcoin import BitcoinContent
+from headwater.testing.chain.content.block import BlockContent
+from headwater.testing.chain.content.evm import EvmContent
+from headwater.testing.chain.content.hyperliquid import HyperliquidContent
+from headwater.testing.chain.content.solana import SolanaContent
+from headwater.testing.chain.content.substrate import SubstrateContent
+from headwater.testing.chain.content.tron import TronContent
 from headwater.testing.chain.population import populate
 from headwater.testing.chain.settings import ContentSettings, Network
 from headwater.testing.chain.tree import ChainSim, SimBlock
-from headwater.testing.content.bitcoin import BitcoinContent
-from headwater.testing.content.block import BlockContent
-from headwater.testing.content.evm import EvmContent
-from headwater.testing.content.hyperliquid import HyperliquidContent
-from headwater.testing.content.solana import SolanaContent
-from headwater.testing.content.substrate import SubstrateContent
-from headwater.testing.content.tron import TronContent
 
 _CONTENTS: dict[Network, type[BlockContent]] = {
     Network.EVM: EvmContent,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from headwater.core import BlockCursor, BlockRange, PipeState
+from headwater.testing.chain.content import content_of
 from headwater.testing.chain.tree import ChainSim, SimBlock
-from headwater.testing.content.whole import content_of
 
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]

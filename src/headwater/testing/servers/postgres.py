@@ -1,6 +1,6 @@
 """A real PostgreSQL for tests: started in a temporary folder, stopped and removed afterwards.
 
-    from headwater.testing.postgres_server import postgres_server
+    from headwater.testing.servers.postgres import postgres_server
 
     with postgres_server() as dsn:
         ...                     # point postgres_target at dsn

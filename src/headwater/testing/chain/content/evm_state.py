@@ -9,8 +9,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any
 
+from headwater.testing.chain.content.evm_scenes import TRANSFER, Frame, Scene
 from headwater.testing.chain.draw import Draw
-from headwater.testing.content.evm_scenes import TRANSFER, Frame, Scene
 
 _GAS_PRICE = 10**9
 

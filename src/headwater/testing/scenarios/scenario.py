@@ -1,6 +1,6 @@
-"""One random history: a chain, a portal, a pipeline, and everything that can happen to them.
+"""One random scenario: a chain, a portal, a pipeline, and everything that can happen to them.
 
-Everything is drawn from one seed, so a history that fails can be replayed. After every step the
+Everything is drawn from one seed, so a scenario that fails can be replayed. After every step the
 oracle compares what is stored with the block tree; at the end the chain rests, the faults stop, and
 the stored data must be that of the canonical chain.
 """
@@ -20,30 +20,30 @@ from headwater.query import plan_requests
 from headwater.targets import MemoryStore
 from headwater.testing.chain.settings import ContentSettings
 from headwater.testing.chain.tree import ChainSim, Network
-from headwater.testing.histories.crash import Crash, CrashingTarget
-from headwater.testing.histories.oracle import DisagreementError, Row, Rows
-from headwater.testing.histories.scenario import Flow, Scenario
-from headwater.testing.histories.situations import Situation, Tally
 from headwater.testing.portal.dataset import PortalSim
 from headwater.testing.portal.replicas import Balance, Finality
 from headwater.testing.portal.stream_plan import Behind
 from headwater.testing.portal.transport import SimTransport, VirtualClock
+from headwater.testing.scenarios.crash import Crash, CrashingTarget
+from headwater.testing.scenarios.oracle import DisagreementError, Row, Rows
+from headwater.testing.scenarios.settings import Flow, Setting
+from headwater.testing.scenarios.situations import Situation, Tally
 
 PATIENCE = 3
 BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # always somebody else's fault
 
 
-class History(Host[Rows]):
+class Scenario(Host[Rows]):
     """One run. `run` raises `DisagreementError` if anything is not as it must be."""
 
     def __init__(self, seed: int, tally: Tally, *, actions: int = 60) -> None:
         self.seed = seed
         self.steps = 0
         self._tally = tally
-        self._dice = dice = Random(f"history {seed}")
+        self._dice = dice = Random(f"history {seed}")  # the word is part of every kept seed
         self._actions = actions
         start_block = dice.choice([0, 0, 1000])
-        self._on = on = Scenario.draw(dice, start_block)
+        self._on = on = Setting.draw(dice, start_block)
         self._flow = Flow.draw(Random(f"flow {seed}"))
         self._depth = dice.choice([2, 6, 12, 20])
         self.chain = ChainSim(
@@ -306,7 +306,7 @@ class History(Host[Rows]):
     # --- judging ----------------------------------------------------------------------------------
 
     def _judge(self, error: HeadwaterError, before: PipeState) -> None:
-        """Accept an error that the history explains; the state must not have changed."""
+        """Accept an error that the scenario explains; the state must not have changed."""
         self._tally.error(error)
         if self.state != before:
             raise DisagreementError(f"{error.code} changed the state") from error

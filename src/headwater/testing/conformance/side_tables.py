@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.targets.contract import Delivery, SideTable, prepared
-from headwater.testing.conformance.needs import needs
-from headwater.testing.histories.crash import Crash
+from headwater.testing.conformance.model import needs
+from headwater.testing.scenarios.crash import Crash
 
 Key = tuple[int, int]
 Rows = Mapping[Key, Mapping[str, Any]]

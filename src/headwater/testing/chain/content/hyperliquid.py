@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from headwater.testing.chain.content.block import Row, Rows, WholeContent
 from headwater.testing.chain.draw import Draw
-from headwater.testing.content.block import Row, Rows, WholeContent
 
 _DIRECTIONS = (("Open Long", "Open Short"), ("Close Short", "Close Long"), ("Buy", "Sell"))
 

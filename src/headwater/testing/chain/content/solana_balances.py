@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from headwater.testing.chain.content.solana_scenes import SolanaScene, token_account
 from headwater.testing.chain.draw import Draw
 from headwater.testing.chain.population import TOKEN_PROGRAM
-from headwater.testing.content.solana_scenes import SolanaScene, token_account
 
 Row = dict[str, Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from headwater.core import Batch, PipeState
 from headwater.targets import MemoryStore, MemoryTarget
-from headwater.testing.histories.oracle import Rows
-from headwater.testing.histories.situations import Situation
+from headwater.testing.scenarios.oracle import Rows
+from headwater.testing.scenarios.situations import Situation
 
 
 class Crash(BaseException):

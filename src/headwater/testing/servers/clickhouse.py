@@ -1,6 +1,6 @@
 """A real ClickHouse for tests: started in a temporary folder, stopped and removed afterwards.
 
-    from headwater.testing.clickhouse_server import clickhouse_server
+    from headwater.testing.servers.clickhouse import clickhouse_server
 
     with clickhouse_server() as url:
         ...                     # point clickhouse_target at url
