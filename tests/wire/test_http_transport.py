@@ -14,9 +14,13 @@ from contextlib import closing, contextmanager
 import pytest
 from backports import zstd
 
+from headwater.core import BlockCursor, BlockRange, Fork
 from headwater.errors import InvalidOptionError, TransportError
-from headwater.portal import HttpTransport, Request, Timeouts
+from headwater.portal import HttpTransport, PortalClient, Request, RetryPolicy, Timeouts
 from headwater.portal.transport import USER_AGENT
+from headwater.portal.wire import Dataset
+from headwater.query import EvmQuery
+from headwater.testing import VirtualClock
 
 WAIT_S = 20  # generous: only a failing test waits that long
 SHORT = Timeouts(connect_s=5, headers_s=0.2, chunk_s=0.2)
@@ -430,6 +434,100 @@ def test_an_interrupt_while_waiting_closes_the_connection(monkeypatch: pytest.Mo
         monkeypatch.setattr("headwater.portal.transport.HTTPConnection.getresponse", interrupted)
         with pytest.raises(KeyboardInterrupt):
             read(transport)
+
+
+def whole(status: str, headers: str, body: bytes) -> tuple[bytes, int]:
+    """Return the bytes of an answer, and how many of them are its headers."""
+    head = f"HTTP/1.1 {status}\r\n{headers}\r\n".encode()
+    return head + body, len(head)
+
+
+def cut(answer: bytes, at: int) -> Script:
+    """Send as much of an answer, then hang up."""
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.send(answer[:at])
+
+    return script
+
+
+@pytest.mark.guarantee("WIRE-6")
+@pytest.mark.parametrize(
+    ("status", "headers", "body"),
+    [
+        ("200 OK", "content-length: 12\r\nserver: x\r\n", b"twelve bytes"),
+        ("200 OK", "server: x\r\ncontent-length: 12\r\n", b"twelve bytes"),
+        ("200 OK", "transfer-encoding: chunked\r\nserver: x\r\n", b"4\r\nbody\r\n0\r\n\r\n"),
+        ("409 Conflict", "server: x\r\ntransfer-encoding: chunked\r\n", b"1\r\nb\r\n0\r\n\r\n"),
+        (
+            "204 No Content",
+            "x-sqd-finalized-head-hash: 0xab\r\nx-sqd-finalized-head-number: 1234\r\n",
+            b"",
+        ),
+    ],
+)
+def test_an_answer_that_ends_inside_its_headers_is_a_lost_connection(
+    status: str, headers: str, body: bytes
+) -> None:
+    """After every byte: a head number that was cut would be another block's number."""
+    answer, size = whole(status, headers, body)
+    with serving(*(cut(answer, at) for at in range(size)), answers(b"whole")) as transport:
+        for _ in range(size):
+            assert failure(transport).facts["phase"] == "headers"
+        assert read(transport) == b"whole"
+
+
+@pytest.mark.guarantee("WIRE-6")
+def test_an_answer_that_does_not_say_where_it_ends_is_a_lost_connection() -> None:
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.head(connection="close")
+        peer.send(b"as far as the connection held")
+
+    with serving(script, answers(b"whole")) as transport:
+        assert failure(transport).facts["phase"] == "headers"
+        assert read(transport) == b"whole"
+
+
+@pytest.mark.guarantee("WIRE-6")
+@pytest.mark.parametrize("framing", ["content-length: {}\r\n", "transfer-encoding: chunked\r\n"])
+@pytest.mark.parametrize("question", ["fork", "metadata", "head"])
+def test_the_client_asks_again_when_an_answer_is_cut_after_any_byte(
+    framing: str, question: str
+) -> None:
+    """A fork ended the stream (E3006), and a head of "latest" was taken for an empty chain."""
+    block, sample = BlockCursor(7, "0x7"), b'{"previousBlocks":[{"number":7,"hash":"0x7"}]}'
+    said = {
+        "fork": sample,
+        "metadata": b'{"dataset":"test","start_block":5}',
+        "head": b'{"number":7,"hash":"0x7"}',
+    }[question]
+    chunked = f"{len(said):x}\r\n".encode() + said + b"\r\n0\r\n\r\n"
+    answer, _ = whole(
+        "409 Conflict" if question == "fork" else "200 OK",
+        "server: x\r\n" + framing.format(len(said)),
+        said if "length" in framing else chunked,
+    )
+    end = len(answer) - (0 if "length" in framing else len(b"0\r\n\r\n"))  # all is said by then
+    server = Server(*(cut(answer, at) for at in range(end)), cut(answer, len(answer)))
+    known = None if question == "metadata" else Dataset("test")
+    patient = RetryPolicy(attempts=end + 1)
+    try:
+        with PortalClient(server.url, retry=patient, clock=VirtualClock(), dataset=known) as client:
+            if question == "fork":
+                found = list(client.read(EvmQuery(), BlockRange(8), BlockCursor(7, "0xother")))
+                assert found == [Fork((block,))]
+            elif question == "metadata":
+                assert client.metadata() == Dataset("test", start_block=5)
+            else:
+                assert client.head() == block
+    except BaseException:
+        server.abandon()
+        raise
+    finally:
+        server.stop()
+    assert server.connections == end + 1
 
 
 def test_what_is_not_http_fails_in_the_headers() -> None:

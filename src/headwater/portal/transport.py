@@ -13,7 +13,8 @@ import math
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from io import BufferedReader
+from typing import Protocol, cast
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
@@ -85,6 +86,40 @@ class Timeouts:
                 raise InvalidOptionError(f"{name} must be above 0", got=getattr(self, name))
 
 
+class _WholeHeaders(http.client.HTTPResponse):
+    """An answer whose headers are read to their end.
+
+    Python takes the end of a connection for the end of the headers, and a number that was cut for
+    the whole one; here it is a lost connection.
+    """
+
+    def begin(self) -> None:
+        """Read status and headers."""
+        stream, lines = self.fp, cast("BufferedReader", _Lines(self.fp))
+        self.fp = lines
+        try:
+            super().begin()
+        finally:
+            if self.fp is lines:  # else it is closed
+                self.fp = stream
+
+
+class _Lines:
+    """Reads lines that must end in a line feed."""
+
+    def __init__(self, stream: BufferedReader) -> None:
+        self._stream = stream
+
+    def readline(self, limit: int) -> bytes:
+        line = self._stream.readline(limit)
+        if not line.endswith(b"\n") and len(line) < limit:
+            raise http.client.RemoteDisconnected("the answer ended inside its headers")
+        return line
+
+    def close(self) -> None:
+        self._stream.close()
+
+
 class HttpTransport:
     """Requests over HTTP, on connections that are kept alive.
 
@@ -113,6 +148,7 @@ class HttpTransport:
             )
             sock = connection.sock
             response = connection.getresponse()
+            _check_end(response)
             # the socket is kept from above: with "connection: close" the connection forgets it
             sock.settimeout(self.timeouts.chunk_s)
         except _FAILURES as error:
@@ -151,8 +187,11 @@ class HttpTransport:
     def _new_connection(self) -> HTTPConnection:
         host, port, limit = self.address.host, self.address.port, self.timeouts.connect_s
         if self._tls is not None:
-            return HTTPSConnection(host, port, timeout=limit, ssl_context=self._tls)
-        return HTTPConnection(host, port, timeout=limit)
+            made: HTTPConnection = HTTPSConnection(host, port, timeout=limit, ssl_context=self._tls)
+        else:
+            made = HTTPConnection(host, port, timeout=limit)
+        made.response_class = _WholeHeaders
+        return made
 
     def _headers(self, request: Request) -> dict[str, str]:
         headers = {"accept-encoding": "gzip, zstd", "user-agent": USER_AGENT}
@@ -213,6 +252,13 @@ class _HttpResponse:
             self._open = False
             self._response.close()
             self._idle.append(self._connection)
+
+
+def _check_end(response: HTTPResponse) -> None:
+    """Refuse an answer without length or chunks: its end could not be told from a cut."""
+    if response.length_remaining is None and not response.chunked:
+        response.close()
+        raise http.client.HTTPException("the answer does not say where it ends")
 
 
 def _failed(phase: str, error: BaseException, limit_s: float) -> TransportError:
