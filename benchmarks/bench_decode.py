@@ -37,8 +37,7 @@ from headwater.decode import (
 )
 from headwater.decode.entities import Wanted, read_entities
 from headwater.decode.entity_structs import wire_type
-from headwater.query import EVM, SOLANA, Field, Network
-from headwater.testing.chain import base58
+from headwater.query import EVM, SOLANA, Field, Network, base58
 
 LIMIT_ROWS_S = 5_000_000
 LIMIT_MB_S = 120

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.testing.chain import base58
+from headwater.query import base58
 from headwater.testing.chain.content import FAMILIES, contents
 from headwater.testing.chain.content.evm_scenes import APPROVAL, SWAP, TRANSFER
 from headwater.testing.chain.content.solana_scenes import system_transfer_data, token_transfer_data

@@ -37,7 +37,7 @@ from headwater.errors import (
     UndecodableCallError,
     UndecodableInstructionError,
 )
-from headwater.testing.chain import base58
+from headwater.query import base58
 from tests.unit.decode.samples import EVERYTHING, line
 from tests.unit.decode.solana_samples import PROGRAM, decode, encode, instruction, slot
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Unpack
 
 from headwater.decode.tables import Fields, TableOutput, make_table
-from headwater.query.bitcoin import (
+from headwater.query.networks.bitcoin import (
     BitcoinInputs,
     BitcoinOutputs,
     BitcoinQuery,

@@ -31,7 +31,7 @@ from headwater.decode.block_lines import (
 )
 from headwater.errors import BlockContentError
 from headwater.query import Entity, Field, WireType
-from headwater.query.names import snake_name
+from headwater.query.catalog import snake_name
 
 Fields = tuple[Field, ...]
 

@@ -35,7 +35,7 @@ from headwater.decode.types import Elementary, Kind, arrow_type, is_wide
 from headwater.decode.union import UnionOutput, make_union
 from headwater.errors import AddressError, InvalidOptionError, InvalidRangeError, ParameterError
 from headwater.query import EvmQuery, Query
-from headwater.query.networks import EvmLogs, EvmStateDiffs, EvmTraces, EvmTransactions
+from headwater.query.networks.evm import EvmLogs, EvmStateDiffs, EvmTraces, EvmTransactions
 
 __all__ = [
     "CallsOutput",

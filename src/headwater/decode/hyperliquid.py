@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Unpack
 
 from headwater.decode.tables import Fields, TableOutput, make_table
-from headwater.query.hyperliquid import (
+from headwater.query.networks.hyperliquid import (
     HyperliquidFills,
     HyperliquidQuery,
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from headwater.decode.table_forms import FORMS
 from headwater.decode.tables import Fields, TableOutput, make_table
 from headwater.errors import QueryError
-from headwater.query.networks import QUERIES
+from headwater.query import QUERIES
 
 
 def named_table(

@@ -17,8 +17,7 @@ from headwater.decode.output import Output
 from headwater.decode.programs import PROGRAMS
 from headwater.decode.table_forms import FORMS, TableForm
 from headwater.decode.vocabulary import HEADER, column_name, transaction_name
-from headwater.query import SOLANA, Network, Presence, WireType
-from headwater.query.networks import QUERIES
+from headwater.query import QUERIES, SOLANA, Network, Presence, WireType
 
 _INTRODUCTION = """\
 # Tables and columns

@@ -30,7 +30,7 @@ from headwater.decode.solana_items import INSTRUCTION_FIELDS, LOG_FIELDS
 from headwater.decode.tables import Fields, TableOutput, make_table
 from headwater.errors import InvalidOptionError, LayoutError, ParameterError
 from headwater.query import Query, SolanaQuery
-from headwater.query.networks import (
+from headwater.query.networks.solana import (
     SolanaBalances,
     SolanaInstructions,
     SolanaLogs,

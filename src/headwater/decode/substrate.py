@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from headwater.decode.tables import Fields, TableOutput, make_table
-from headwater.query.substrate import (
+from headwater.query.networks.substrate import (
     SubstrateCalls,
     SubstrateContractsEvents,
     SubstrateEthereumTransactions,

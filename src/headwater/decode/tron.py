@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from headwater.decode.tables import Fields, TableOutput, make_table
-from headwater.query.tron import (
+from headwater.query.networks.tron import (
     TronInternalTransactions,
     TronLogs,
     TronQuery,

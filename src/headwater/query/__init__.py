@@ -5,8 +5,6 @@ what the rest of Headwater sees; `EVM`, `SOLANA` and their like are the catalogu
 read.
 """
 
-from headwater.query.bitcoin import BITCOIN, BitcoinQuery
-from headwater.query.body import MAX_BODY_BYTES, MAX_FILTERS, check_limits, hash_document
 from headwater.query.catalog import (
     Condition,
     Entity,
@@ -18,16 +16,23 @@ from headwater.query.catalog import (
     ValueKind,
     WireType,
 )
-from headwater.query.evm import EVM
 from headwater.query.filters import Filter
-from headwater.query.hyperliquid import HYPERLIQUID, HyperliquidQuery
-from headwater.query.networks import NETWORKS, EvmQuery, SolanaQuery
-from headwater.query.page import reference_page
-from headwater.query.plan import merge_queries, plan_requests
-from headwater.query.query import Query
-from headwater.query.solana import SOLANA
-from headwater.query.substrate import SUBSTRATE, SubstrateQuery
-from headwater.query.tron import TRON, TronQuery
+from headwater.query.networks import NETWORKS, QUERIES
+from headwater.query.networks.bitcoin import BITCOIN, BitcoinQuery
+from headwater.query.networks.evm import EVM, EvmQuery
+from headwater.query.networks.hyperliquid import HYPERLIQUID, HyperliquidQuery
+from headwater.query.networks.solana import SOLANA, SolanaQuery
+from headwater.query.networks.substrate import SUBSTRATE, SubstrateQuery
+from headwater.query.networks.tron import TRON, TronQuery
+from headwater.query.query import (
+    MAX_BODY_BYTES,
+    MAX_FILTERS,
+    Query,
+    check_limits,
+    hash_document,
+    merge_queries,
+    plan_requests,
+)
 
 __all__ = [
     "BITCOIN",
@@ -36,6 +41,7 @@ __all__ = [
     "MAX_BODY_BYTES",
     "MAX_FILTERS",
     "NETWORKS",
+    "QUERIES",
     "SOLANA",
     "SUBSTRATE",
     "TRON",
@@ -60,5 +66,4 @@ __all__ = [
     "hash_document",
     "merge_queries",
     "plan_requests",
-    "reference_page",
 ]

@@ -2,15 +2,40 @@
 
 A network is data (`EVM`, `SOLANA`, `BITCOIN`, …); builders, validation, documentation and the
 decoders all read the same data. Adding a network is adding a catalogue. All names here are the
-wire's; `name` gives ours.
+wire's; `name` gives ours, which follows from it, so the two cannot drift apart.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
+from keyword import iskeyword
 
-from headwater.query.names import argument_name, snake_name
+from headwater.errors import QueryError
+
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def snake_name(wire: str) -> str:
+    """Return the Python spelling: `transactionIndex` is `transaction_index`."""
+    return _HUMP.sub("_", wire).lower()
+
+
+def argument_name(wire: str) -> str:
+    """Return the Python spelling as a keyword argument: `from` is `from_`."""
+    name = snake_name(wire)
+    return f"{name}_" if iskeyword(name) else name
+
+
+def unknown_name(what: str, name: object, valid: Iterable[str]) -> QueryError:
+    """Return the error for a name that is not in the catalogue; it lists those that are."""
+    names = list(valid)
+    close = get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f", did you mean {close[0]!r}?" if close else ""
+    return QueryError(f"{what} {name!r} is not known{hint}", valid=", ".join(names))
 
 
 class WireType(StrEnum):

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from headwater.errors import DiscriminatorError, QueryError
-from headwater.query.catalog import Family
-from headwater.query.names import unknown_name
+from headwater.query.catalog import Family, unknown_name
 from headwater.query.values import Item, Value, check_value
 
 

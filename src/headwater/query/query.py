@@ -1,21 +1,28 @@
 """`Query`: what to ask, as an immutable value.
 
 A query knows no block range; `body` joins the two, so one query serves every request of a stream.
+Outputs of one stream share requests: `merge_queries` unites what they ask for, `plan_requests` says
+where each union applies, so that each block is fetched once however many outputs want it. An output
+sees what the others asked for too, so it re-checks its own filters and its own range.
+
 Runs on the driver and on executors alike; queries pickle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from headwater.core import BlockRange
-from headwater.errors import QueryError
-from headwater.query.body import check_limits, encode, hash_document
-from headwater.query.catalog import Entity, Family, Field, Network
+from headwater.core import BlockRange, segment_ranges
+from headwater.errors import QueryError, QueryLimitError
+from headwater.query.catalog import Entity, Family, Field, Network, unknown_name
 from headwater.query.filters import Filter, make_filter
-from headwater.query.names import unknown_name
+
+MAX_BODY_BYTES = 256 * 1024
+MAX_FILTERS = 100
 
 Selection = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -159,3 +166,75 @@ def _distinct(filters: Iterable[Filter]) -> tuple[Filter, ...]:
 
 def _text(item: Filter) -> bytes:
     return encode({item.family: item.document()})
+
+
+# --- several outputs, one request per block -------------------------------------------------------
+
+
+def merge_queries(queries: Iterable[Query]) -> Query:
+    """Return the query that asks for all that these ask for; repeated filters are sent once.
+
+    Raises:
+        QueryError: there is no query, or they are for different types of network.
+    """
+    merged = list(queries)
+    if not merged:
+        raise QueryError("there is no query to merge")
+    _refuse_other_networks(merged)
+    return replace(
+        merged[0],
+        fields=tuple(item for query in merged for item in query.fields),
+        filters=tuple(item for query in merged for item in query.filters),
+        include_all_blocks=any(query.include_all_blocks for query in merged),
+    )
+
+
+def plan_requests(outputs: Sequence[tuple[BlockRange, Query]]) -> list[tuple[BlockRange, Query]]:
+    """Return what to ask for where: ascending ranges, each with the union of what applies there.
+
+    Blocks that no output wants are in none of them. Neighbours that ask for the same are joined.
+    """
+    _refuse_other_networks([query for _, query in outputs])
+    plan: list[tuple[BlockRange, Query]] = []
+    for block_range, applying in segment_ranges(outputs):
+        query = merge_queries(applying)
+        if plan and _touches(plan[-1][0], block_range) and plan[-1][1] == query:
+            plan[-1] = (BlockRange(plan[-1][0].from_block, block_range.to_block), query)
+        else:
+            plan.append((block_range, query))
+    return plan
+
+
+def _touches(lower: BlockRange, upper: BlockRange) -> bool:
+    return lower.to_block is not None and lower.to_block + 1 == upper.from_block
+
+
+def _refuse_other_networks(queries: Iterable[Query]) -> None:
+    types = sorted({query.network.type for query in queries})
+    if len(types) > 1:
+        raise QueryError("one stream reads one type of network", got=", ".join(types))
+
+
+# --- requests as bytes ----------------------------------------------------------------------------
+
+
+def encode(document: Mapping[str, object]) -> bytes:
+    """Write compact JSON, keys in the order of the document."""
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def hash_document(document: Mapping[str, object]) -> str:
+    """Return the SHA-256 of the compact JSON in hex; it depends on the order of the keys."""
+    return hashlib.sha256(encode(document)).hexdigest()
+
+
+def check_limits(body: bytes, filters: int) -> None:
+    """Refuse what a portal would refuse, before it is sent.
+
+    Raises:
+        QueryLimitError: more than 256 KiB, or more than 100 filters over all families.
+    """
+    if filters > MAX_FILTERS:
+        raise QueryLimitError("too many filters in one query", filters=filters, limit=MAX_FILTERS)
+    if len(body) > MAX_BODY_BYTES:
+        raise QueryLimitError("the query is too large", bytes=len(body), limit=MAX_BODY_BYTES)

@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 from headwater.errors import QueryError
+from headwater.query import base58
 from headwater.query.catalog import Condition, ValueKind
-from headwater.query.checksums import decode_base58, decode_base58_check, is_bech32
 
 Item: TypeAlias = str | int
 Value: TypeAlias = Item | tuple[Item, ...]
@@ -22,6 +22,9 @@ _HEX = re.compile(r"0x[0-9a-f]*")
 _BARE_HEX = re.compile(r"(?:0x)?([0-9a-f]*)")
 _TRON = re.compile(r"(?:0x)?(?:41)?([0-9a-f]{40})")
 _NAME = re.compile(r"\w+\.\w+", re.ASCII)
+_BECH32 = {digit: index for index, digit in enumerate("qpzry9x8gf2tvdw0s3jn54khce6mua7l")}
+_GENERATORS = (0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)
+_CONSTANTS = (1, 0x2BC830A3)  # of bech32, and of bech32m since taproot
 _PUBKEY_BYTES = 32
 _BITCOIN_BYTES, _TRON_BYTES = 21, 21  # a byte for the kind of address, and 20 of a hash
 _MAX_NUMBER = 2**53 - 1  # beyond it JSON readers round
@@ -93,7 +96,7 @@ def _hex(condition: Condition, item: object) -> str | None:
 def _pubkey(_: Condition, item: object) -> str | None:
     if not isinstance(item, str):
         return None
-    raw = decode_base58(item)
+    raw = _attempt(base58.decode, item)
     return item if raw is not None and len(raw) == _PUBKEY_BYTES else None
 
 
@@ -107,19 +110,45 @@ def _bitcoin_address(_: Condition, item: object) -> str | None:
         return None
     if item in (item.lower(), item.upper()) and is_bech32(item.lower()):
         return item.lower()
-    raw = decode_base58_check(item)
+    raw = _attempt(base58.decode_with_checksum, item)
     return item if raw is not None and len(raw) == _BITCOIN_BYTES else None
 
 
 def _tron_address(condition: Condition, item: object) -> str | None:
     if not isinstance(item, str):
         return None
-    raw = decode_base58_check(item)
+    raw = _attempt(base58.decode_with_checksum, item)
     text = raw.hex() if raw is not None and len(raw) == _TRON_BYTES else item.lower()
     found = _TRON.fullmatch(text)
     if found is None:
         return None
     return found[1] if condition.width < _TRON_BYTES else f"41{found[1]}"
+
+
+def _attempt(decode: Callable[[str], bytes], text: str) -> bytes | None:
+    try:
+        return decode(text)
+    except ValueError:
+        return None
+
+
+def is_bech32(text: str) -> bool:
+    """Whether text is a bech32 or bech32m address in lower case with the right checksum."""
+    human, _, data = text.rpartition("1")
+    if not human or len(data) < 6 or len(text) > 90 or any(one not in _BECH32 for one in data):
+        return False
+    expanded = [ord(one) >> 5 for one in human] + [0] + [ord(one) & 31 for one in human]
+    return _remainder([*expanded, *(_BECH32[one] for one in data)]) in _CONSTANTS
+
+
+def _remainder(values: list[int]) -> int:
+    total = 1
+    for value in values:
+        top = total >> 25
+        total = (total & 0x1FFFFFF) << 5 ^ value
+        for bit, generator in enumerate(_GENERATORS):
+            total ^= generator if top >> bit & 1 else 0
+    return total
 
 
 def _qualified_name(_: Condition, item: object) -> str | None:

@@ -17,7 +17,7 @@ from headwater.decode.borsh_types import (
     Struct,
 )
 from headwater.decode.borsh_types import Sequence as Items
-from headwater.testing.chain import base58
+from headwater.query import base58
 from tests.unit.decode.samples import EVERYTHING
 
 PROGRAM = base58.encode(b"\x07" * 32)

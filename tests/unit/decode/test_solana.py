@@ -23,8 +23,8 @@ from headwater.errors import (
     SignatureError,
     UndecodableInstructionError,
 )
+from headwater.query import base58
 from headwater.testing import ChainSim, Network, Selection
-from headwater.testing.chain import base58
 from tests.unit.decode.solana_samples import (
     KEYS,
     PROGRAM,

@@ -34,11 +34,11 @@ from headwater.query import (
     TRON,
     Network,
     WireType,
+    base58,
 )
 from headwater.spark.columns import spark_schema
 from headwater.testing import ChainSim, Selection
 from headwater.testing import Network as Simulated
-from headwater.testing.chain import base58
 from tests.unit.decode.samples import ALICE, BOB, EVERYTHING, TOKEN, line, transfer
 
 TABLES: dict[tuple[Network, str], Callable[..., TableOutput]] = {

@@ -16,17 +16,15 @@ from headwater.query import (
     Network,
     Presence,
     WireType,
-    bitcoin,
-    hyperliquid,
-    networks,
-    substrate,
-    tron,
 )
-from headwater.query.names import argument_name, snake_name
+from headwater.query.catalog import argument_name, snake_name
+from headwater.query.networks import bitcoin, evm, hyperliquid, solana, substrate, tron
 
 EACH = pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.type)
 
 BUILDERS = {
+    "evm": evm,
+    "solana": solana,
     "bitcoin": bitcoin,
     "tron": tron,
     "hyperliquidFills": hyperliquid,
@@ -82,7 +80,7 @@ def test_the_typed_builders_name_exactly_the_keys_of_the_catalogue(network: Netw
     for family in network.families:
         prefix = network.type.removesuffix("Fills")
         title = "".join(part.capitalize() for part in [prefix, *family.name.split("_")])
-        hints = get_type_hints(getattr(BUILDERS.get(network.type, networks), title))
+        hints = get_type_hints(getattr(BUILDERS[network.type], title))
         keys = [item.name for item in family.conditions] + [item.name for item in family.relations]
         assert list(hints) == keys
         flags = {item.name for item in family.relations} | {"is_committed", "prevout_generated"}

@@ -6,8 +6,15 @@ from typing import Any
 import pytest
 
 from headwater.errors import QueryError, QueryLimitError
-from headwater.query import BitcoinQuery, HyperliquidQuery, Query, SubstrateQuery, TronQuery
-from headwater.query.checksums import decode_base58, decode_base58_check, is_bech32
+from headwater.query import (
+    BitcoinQuery,
+    HyperliquidQuery,
+    Query,
+    SubstrateQuery,
+    TronQuery,
+    base58,
+)
+from headwater.query.values import is_bech32
 
 USDT = "TR7NHqjeKQxGTCi8q8ZY4pL8otSzgjLj6t"
 USDT_HEX = "a614f803b6fd780986a42c78ec9c7f77e6ded13c"
@@ -156,13 +163,14 @@ def test_limits_count_the_filters_of_all_families() -> None:
 
 
 def test_checksums_are_those_of_the_published_examples() -> None:
-    assert decode_base58_check(GENESIS) == bytes.fromhex(
+    assert base58.decode_with_checksum(GENESIS) == bytes.fromhex(
         "0062e907b15cbf27d5425399ebf6f0fb50ebb88f18"
     )
-    assert decode_base58_check(USDT) == bytes.fromhex("41" + USDT_HEX)
-    assert decode_base58("2NEpo7TZRRrLZSi2U") == b"Hello World!"
-    assert decode_base58("1l") is None
-    assert decode_base58_check("11") is None
+    assert base58.decode_with_checksum(USDT) == bytes.fromhex("41" + USDT_HEX)
+    assert base58.decode("2NEpo7TZRRrLZSi2U") == b"Hello World!"
+    for text in ("1l", "11", "", GENESIS[:-1] + "b"):
+        with pytest.raises(ValueError, match=r"base58|checksum"):
+            base58.decode_with_checksum(text)
     assert is_bech32("a12uel5l")
     assert is_bech32("abcdef1l7aum6echk45nj3s0wdvt2fg8x9yrzpqzd3ryx")  # bech32m
     assert not is_bech32("a12uel5m")

@@ -5,14 +5,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from headwater.query import NETWORKS, reference_page
+from scripts.query_page import reference_page
+
+from headwater.query import NETWORKS
 
 PAGE = Path(__file__).parents[3] / "docs" / "queries.md"
 
 
 def test_the_committed_page_is_the_generated_one() -> None:
     written = PAGE.read_text(encoding="utf-8")
-    assert written == reference_page(), "run scripts/make_query_docs.py"
+    assert written == reference_page(), "run scripts/query_page.py"
 
 
 def test_the_examples_on_the_page_run() -> None:

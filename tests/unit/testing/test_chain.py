@@ -9,7 +9,7 @@ import pytest
 
 from headwater.core import BlockCursor
 from headwater.errors import InvalidOptionError
-from headwater.testing.chain import base58
+from headwater.query import base58
 from headwater.testing.chain.tree import ChainSim, ContentSettings, ForkRecord, Network, SimBlock
 
 BOTH = pytest.mark.parametrize("network", list(Network))

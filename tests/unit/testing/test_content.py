@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headwater.testing.chain import base58
+from headwater.query import base58
 from headwater.testing.chain.content import FAMILIES, contents, evm_scenes
 from headwater.testing.chain.content.solana_scenes import (
     discriminator,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 
-from headwater.testing.chain import base58
+from headwater.query import base58
 from headwater.testing.chain.draw import Draw
 from headwater.testing.chain.settings import ContentSettings, Network
 

@@ -23,7 +23,7 @@ from threading import RLock
 
 from headwater.core import BlockCursor
 from headwater.errors import InvalidOptionError
-from headwater.testing.chain import base58
+from headwater.query import base58
 from headwater.testing.chain.population import Population, populate
 from headwater.testing.chain.settings import ContentSettings, Network
 

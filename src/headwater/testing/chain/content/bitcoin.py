@@ -6,7 +6,7 @@ raw transactions are drawn.
 
 from __future__ import annotations
 
-from headwater.testing.chain import base58
+from headwater.query import base58
 from headwater.testing.chain.content.block import Row, Rows, WholeContent
 from headwater.testing.chain.draw import Draw
 from headwater.testing.chain.population import Population

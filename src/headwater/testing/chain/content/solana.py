@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-from headwater.testing.chain import base58
+from headwater.query import base58
 from headwater.testing.chain.content import solana_balances
 from headwater.testing.chain.content.block import BlockContent, Row
 from headwater.testing.chain.content.solana_scenes import SolanaScene, Step, play

@@ -13,7 +13,7 @@ from functools import lru_cache
 from hashlib import blake2b, sha256
 from typing import Any
 
-from headwater.testing.chain import base58
+from headwater.query import base58
 from headwater.testing.chain.draw import Draw
 from headwater.testing.chain.population import SYSTEM_PROGRAM, TOKEN_PROGRAM, Population
 from headwater.testing.chain.settings import ContentSettings

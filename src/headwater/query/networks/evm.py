@@ -1,4 +1,4 @@
-"""The catalogue of EVM networks.
+"""The catalogue of EVM networks, and `EvmQuery`.
 
 Some columns are younger than their chain: `baseFeePerGas` (London), `blobGasUsed` and
 `excessBlobGas` (Cancun), a receipt's `status` (Byzantium). They are optional here, because a stream
@@ -6,6 +6,10 @@ may begin before them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self, TypedDict, Unpack
 
 from headwater.query.catalog import (
     Condition,
@@ -20,6 +24,8 @@ from headwater.query.catalog import (
     header,
     related,
 )
+from headwater.query.filters import LogKeys
+from headwater.query.query import Query
 
 _NUMBER, _HEX, _QUANTITY = WireType.NUMBER, WireType.HEX, WireType.QUANTITY
 _STRING, _OBJECT = WireType.STRING, WireType.OBJECT
@@ -204,3 +210,75 @@ EVM = Network(
     ),
     (_LOGS, _TRANSACTIONS, _TRACES, _STATE_DIFFS),
 )
+
+
+class EvmLogs(LogKeys, total=False):
+    """Keys of `add_logs` on EVM."""
+
+    transaction: bool
+    transaction_traces: bool
+    transaction_logs: bool
+    transaction_state_diffs: bool
+
+
+class EvmTransactions(TypedDict, total=False):
+    """Keys of `add_transactions` on EVM."""
+
+    to: Iterable[str]
+    from_: Iterable[str]
+    sighash: Iterable[str]
+    type: Iterable[int]
+    first_nonce: int
+    last_nonce: int
+    logs: bool
+    traces: bool
+    state_diffs: bool
+
+
+class EvmTraces(TypedDict, total=False):
+    """Keys of `add_traces`."""
+
+    type: Iterable[Literal["create", "call", "suicide", "reward"]]
+    create_from: Iterable[str]
+    create_result_address: Iterable[str]
+    call_to: Iterable[str]
+    call_from: Iterable[str]
+    call_sighash: Iterable[str]
+    suicide_refund_address: Iterable[str]
+    reward_author: Iterable[str]
+    transaction: bool
+    transaction_logs: bool
+    subtraces: bool
+    parents: bool
+
+
+class EvmStateDiffs(TypedDict, total=False):
+    """Keys of `add_state_diffs`."""
+
+    address: Iterable[str]
+    key: Iterable[str]
+    kind: Iterable[Literal["+", "-", "*", "="]]
+    transaction: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EvmQuery(Query):
+    """What to ask of an EVM network."""
+
+    network: ClassVar[Network] = EVM
+
+    def add_logs(self, **keys: Unpack[EvmLogs]) -> Self:
+        """Add a filter on event logs."""
+        return self.add_filter("logs", **keys)
+
+    def add_transactions(self, **keys: Unpack[EvmTransactions]) -> Self:
+        """Add a filter on transactions. The sender is `from_`, because `from` is Python's."""
+        return self.add_filter("transactions", **keys)
+
+    def add_traces(self, **keys: Unpack[EvmTraces]) -> Self:
+        """Add a filter on execution traces."""
+        return self.add_filter("traces", **keys)
+
+    def add_state_diffs(self, **keys: Unpack[EvmStateDiffs]) -> Self:
+        """Add a filter on state changes."""
+        return self.add_filter("state_diffs", **keys)

@@ -1,6 +1,10 @@
-"""The catalogue of Solana networks. A block's `number` is its slot; `height` counts blocks."""
+"""The catalogue of Solana, and `SolanaQuery`. A `number` is a slot; `height` counts blocks."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self, TypedDict, Unpack
 
 from headwater.query.catalog import (
     Condition,
@@ -15,6 +19,7 @@ from headwater.query.catalog import (
     header,
     related,
 )
+from headwater.query.query import Query
 
 _NUMBER, _DECIMAL, _BASE58 = WireType.NUMBER, WireType.DECIMAL, WireType.BASE58
 _STRING, _BOOL, _HEX = WireType.STRING, WireType.BOOL, WireType.HEX
@@ -173,3 +178,112 @@ SOLANA = Network(
     ),
     (_INSTRUCTIONS, _TRANSACTIONS, _LOGS, _BALANCES, _TOKEN_BALANCES, _REWARDS),
 )
+
+
+class SolanaInstructions(TypedDict, total=False):
+    """Keys of `add_instructions`; of d1, d2, d4, d8 one filter may use only one."""
+
+    program_id: Iterable[str]
+    d1: Iterable[str]
+    d2: Iterable[str]
+    d4: Iterable[str]
+    d8: Iterable[str]
+    a0: Iterable[str]
+    a1: Iterable[str]
+    a2: Iterable[str]
+    a3: Iterable[str]
+    a4: Iterable[str]
+    a5: Iterable[str]
+    a6: Iterable[str]
+    a7: Iterable[str]
+    a8: Iterable[str]
+    a9: Iterable[str]
+    a10: Iterable[str]
+    a11: Iterable[str]
+    a12: Iterable[str]
+    a13: Iterable[str]
+    a14: Iterable[str]
+    a15: Iterable[str]
+    is_committed: bool
+    transaction: bool
+    transaction_balances: bool
+    transaction_token_balances: bool
+    transaction_instructions: bool
+    logs: bool
+    inner_instructions: bool
+
+
+class SolanaTransactions(TypedDict, total=False):
+    """Keys of `add_transactions` on Solana."""
+
+    fee_payer: Iterable[str]
+    instructions: bool
+    logs: bool
+
+
+class SolanaLogs(TypedDict, total=False):
+    """Keys of `add_logs` on Solana."""
+
+    program_id: Iterable[str]
+    kind: Iterable[Literal["log", "data", "other"]]
+    transaction: bool
+    instruction: bool
+
+
+class SolanaBalances(TypedDict, total=False):
+    """Keys of `add_balances`."""
+
+    account: Iterable[str]
+    transaction: bool
+    transaction_instructions: bool
+
+
+class SolanaTokenBalances(TypedDict, total=False):
+    """Keys of `add_token_balances`."""
+
+    account: Iterable[str]
+    pre_program_id: Iterable[str]
+    post_program_id: Iterable[str]
+    pre_mint: Iterable[str]
+    post_mint: Iterable[str]
+    pre_owner: Iterable[str]
+    post_owner: Iterable[str]
+    transaction: bool
+    transaction_instructions: bool
+
+
+class SolanaRewards(TypedDict, total=False):
+    """Keys of `add_rewards`."""
+
+    pubkey: Iterable[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SolanaQuery(Query):
+    """What to ask of a Solana network; block numbers are slots."""
+
+    network: ClassVar[Network] = SOLANA
+
+    def add_instructions(self, **keys: Unpack[SolanaInstructions]) -> Self:
+        """Add a filter on instructions, top-level and inner alike."""
+        return self.add_filter("instructions", **keys)
+
+    def add_transactions(self, **keys: Unpack[SolanaTransactions]) -> Self:
+        """Add a filter on transactions."""
+        return self.add_filter("transactions", **keys)
+
+    def add_logs(self, **keys: Unpack[SolanaLogs]) -> Self:
+        """Add a filter on log messages."""
+        return self.add_filter("logs", **keys)
+
+    def add_balances(self, **keys: Unpack[SolanaBalances]) -> Self:
+        """Add a filter on changes of SOL balances."""
+        return self.add_filter("balances", **keys)
+
+    def add_token_balances(self, **keys: Unpack[SolanaTokenBalances]) -> Self:
+        """Add a filter on changes of token balances."""
+        return self.add_filter("token_balances", **keys)
+
+    def add_rewards(self, **keys: Unpack[SolanaRewards]) -> Self:
+        """Add a filter on rewards."""
+        return self.add_filter("rewards", **keys)

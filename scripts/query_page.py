@@ -1,12 +1,14 @@
-"""The reference page `docs/queries.md`, written from the catalogue so that it cannot go stale."""
+"""Write docs/queries.md from the catalogue. Run it after changing what can be asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
-from headwater.query.catalog import Condition, Entity, Family, Field, Network, Presence
-from headwater.query.networks import NETWORKS
+from headwater.query import NETWORKS, Condition, Entity, Family, Field, Network, Presence
 from headwater.query.values import describe_item
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "queries.md"
 
 _INTRODUCTION = """\
 # Queries
@@ -151,3 +153,8 @@ def _value(condition: Condition) -> str:
 def _table(header: list[str], rows: Iterable[list[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference_page(), encoding="utf-8")
+    print(f"wrote {PAGE}")

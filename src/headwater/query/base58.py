@@ -1,16 +1,18 @@
-"""Base58, the text form of Solana's hashes, keys and instruction data; Python has none.
+"""Base58, one text at a time: the text form of Solana's keys and of Bitcoin's and Tron's addresses.
 
-Digits are converted ten at a time: one division of a big integer per ten characters, so that a
-simulated block with thousands of keys renders quickly.
+Whole columns of it are converted by `headwater.decode.columns.base58`.
 """
 
 from __future__ import annotations
+
+import hashlib
 
 ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 
 _VALUES = {character: value for value, character in enumerate(ALPHABET)}
 _PAIRS = [first + second for first in ALPHABET for second in ALPHABET]
-_STEP = 58**10
+_STEP = 58**10  # digits are written ten at a time: one division of a big integer for all of them
+_CHECKSUM = 4
 
 
 def encode(data: bytes) -> str:
@@ -37,9 +39,19 @@ def decode(text: str) -> bytes:
     return b"\0" * zeros + number.to_bytes((number.bit_length() + 7) // 8, "big")
 
 
+def decode_with_checksum(text: str) -> bytes:
+    """Read base58 that ends with four bytes of a hash; raise `ValueError` if they are wrong."""
+    raw = decode(text)
+    content, checksum = raw[:-_CHECKSUM], raw[-_CHECKSUM:]
+    twice = hashlib.sha256(hashlib.sha256(content).digest()).digest()
+    if not content or twice[:_CHECKSUM] != checksum:
+        raise ValueError("the checksum is wrong")
+    return content
+
+
 def _ten_digits(value: int) -> str:
     pairs = []
     for _ in range(5):
-        value, pair = divmod(value, 3364)
+        value, pair = divmod(value, len(_PAIRS))
         pairs.append(_PAIRS[pair])
     return "".join(reversed(pairs))

@@ -1,0 +1,1 @@
+"""What contributors run: checks of the documents, and the generators of their pages."""
