@@ -2,14 +2,18 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+JOBS   ?= 2
 RUNS   ?= 2000
 SEED   ?=
 SECONDS ?= 120
 TARGET ?=
 REPLAY ?=
 
+PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup
+CORE   := tests/unit/core tests/unit/test_*.py tests/property/test_core_properties.py
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check sim fuzz bench lock clean
+.PHONY: help setup demo check test fast cover sim fuzz bench wheel lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,17 +26,23 @@ setup: $(READY) ## Create .venv with the locked dependencies (all other targets 
 demo: setup ## See it all in a minute: a forking chain, Spark, DuckDB, a check and a picture
 	@$(BIN)/headwater demo
 
-test: setup ## Run all tests; core must keep 100 % branch coverage
-	@$(BIN)/pytest --numprocesses 2 --dist loadgroup --cov --cov-report=
-	@$(BIN)/coverage report --include='src/headwater/core/*' --fail-under=100
-	@$(BIN)/coverage report --format=total --fail-under=90
-
 check: setup ## Lint, types, layers, docs
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python scripts/check_docs.py
+
+test: setup ## Run all tests; core must keep 100 % branch coverage
+	@$(PYTEST)
+	@$(BIN)/pytest --quiet -p no:cacheprovider $(CORE) --cov=headwater.core --cov-branch \
+	  --cov-report=term-missing:skip-covered --cov-fail-under=100
+
+fast: setup ## Run the tests that need no Spark and no database server: while you write code
+	@$(PYTEST) tests/test_tidy.py tests/unit tests/property tests/wire tests/simulation
+
+cover: setup ## Run all tests under branch coverage; every module is listed
+	@$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 sim: setup ## Drive client, core and state through RUNS random scenarios (SEED=n replays one)
 	@$(BIN)/python -m headwater.testing.scenarios.campaign --runs $(RUNS) $(if $(SEED),--seed $(SEED))
@@ -45,6 +55,9 @@ fuzz: setup ## Throw mutated bytes at decoders and wire parser for SECONDS (TARG
 bench: setup ## Run the benchmarks; figures and commands are kept in benchmarks/RESULTS.md
 	@missed=0; for file in benchmarks/bench_*.py; do $(BIN)/python $$file || missed=1; done; \
 	  exit $$missed
+
+wheel: setup ## Build the wheel, install it into an environment of its own, and try it
+	@bash scripts/try_wheel.sh $(BIN)/python
 
 lock: setup ## Resolve pyproject.toml again into requirements.lock
 	@$(BIN)/pip install --quiet uv

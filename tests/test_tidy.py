@@ -4,6 +4,7 @@ import ast
 import importlib
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,27 @@ def test_the_makefile_has_at_most_twelve_targets() -> None:
         assert re.search(rf"^{target}:.*## \w", text, re.MULTILINE), f"{target} is not explained"
 
 
-def test_ci_runs_the_readme_test_command() -> None:
-    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert "make test" in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_ci_runs_what_a_contributor_runs() -> None:
+    steps = (ROOT / ".ci" / "run").read_text(encoding="utf-8").split("\n")
+    assert [one for one in steps if one.startswith("make")] == ["make check", "make test"]
+    hosted = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    for page in ("README.md", "CONTRIBUTING.md"):
+        assert "make test" in (ROOT / page).read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"run: make ([a-z]+)", hosted):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    assert {"check", "test", "wheel"} <= set(re.findall(r"run: make ([a-z]+)", hosted))
+
+
+def test_the_version_is_written_once_and_the_changelog_knows_it() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" not in pyproject["project"]
+    assert pyproject["project"]["dynamic"] == ["version"]
+    assert (ROOT / pyproject["tool"]["hatch"]["version"]["path"]).is_file()
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## \[{re.escape(headwater.__version__)}\] - \d{{4}}", changelog, re.M)
+    minor = ".".join(headwater.__version__.split(".")[:2])
+    assert (ROOT / "docs" / "releases" / f"{minor}.md").is_file()
 
 
 def _module(path: Path) -> str:

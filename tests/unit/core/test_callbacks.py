@@ -151,3 +151,7 @@ def test_a_named_callback_must_not_return_something_to_await() -> None:
         NamedCallback("on_rollback", lambda store: coroutine(store), NAMES)(
             type=1, store=2, cursor=3
         )
+
+
+def test_a_callback_shows_its_name() -> None:
+    assert repr(Callback("on_data", print, "data")).startswith("Callback(on_data, <built-in")
