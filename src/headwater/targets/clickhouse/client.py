@@ -94,12 +94,22 @@ class ClickHouseClient:
         self._send(sql, None, params, settings, attempts=self.attempts, kill=True)
 
     def rows(self, sql: str, params: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
-        """Return the rows of a query, for our own use: integers of 64 bits and texts."""
-        wanted = {"output_format_json_quote_64bit_integers": "0"}
+        """Return the rows of a query, for our own use: integers of 64 bits and texts.
+
+        They come in one JSON document, so that no rows can be told from no answer.
+        """
+        wanted = {
+            "output_format_json_quote_64bit_integers": "0",
+            "prefer_column_name_to_alias": "1",
+        }
         body = self._send(
-            f"{sql} FORMAT JSONEachRow", None, params, wanted, attempts=self.attempts, kill=False
+            f"{sql} FORMAT JSON", None, params, wanted, attempts=self.attempts, kill=False
         )
-        return [json.loads(line) for line in body.splitlines()]
+        try:
+            found: list[dict[str, Any]] = json.loads(body)["data"]
+        except (ValueError, KeyError) as error:
+            raise self._lost("the answer is not whole") from error
+        return found
 
     def query(self, sql: str, params: Mapping[str, object] | None = None) -> pa.Table:
         """Return the rows of a query.
@@ -115,8 +125,8 @@ class ClickHouseClient:
             attempts=self.attempts,
             kill=False,
         )
-        if not body:
-            return pa.table({})
+        if not body:  # no rows come with their schema
+            raise self._lost("the answer is not whole")
         found = _with_texts(pa.ipc.open_stream(body).read_all())
         if any(pa.types.is_fixed_size_binary(field.type) for field in found.schema):
             kinds = self.rows(f"DESCRIBE TABLE ({sql.rstrip().rstrip(';')})", params)
@@ -158,15 +168,25 @@ class ClickHouseClient:
 
     def create_database(self, name: str) -> None:
         """Create a database if it is not there; asking first needs no right to create one."""
-        anywhere = {"database": "default"}
-        sql = "SELECT count() FROM system.databases WHERE name = {name:String}"
-        body = self._send(sql, None, {"name": name}, anywhere, attempts=self.attempts, kill=False)
-        if not int(body):
-            self.run(f"CREATE DATABASE IF NOT EXISTS {quote(name)}", settings=anywhere)
+        there = self.copy()
+        there.database, there.on_statement = "default", self.on_statement
+        try:
+            sql = "SELECT count() AS n FROM system.databases WHERE name = {name:String}"
+            if not there.rows(sql, {"name": name})[0]["n"]:
+                there.run(f"CREATE DATABASE IF NOT EXISTS {quote(name)}")
+        finally:
+            there.close()
 
     def end_statements(self) -> None:
         """Have the server end everything that runs under our prefix, and wait for its end."""
-        self._end(f"startsWith(query_id, {literal(self.prefix)})")
+        self._send(
+            _kill(f"startsWith(query_id, {literal(self.prefix)})"),
+            None,
+            None,
+            {"database": "default"},
+            attempts=self.attempts,
+            kill=False,
+        )
 
     def _stream(self, frame: pa.Table) -> pa.Buffer:
         sink = pa.BufferOutputStream()
@@ -196,18 +216,13 @@ class ClickHouseClient:
         for attempt in range(attempts):
             try:
                 if attempt and kill:
-                    self._end(f"query_id = {literal(query_id)}")
+                    self._post(_kill(f"query_id = {literal(query_id)}"), None, self._settings)
                 return self._post(sql, body, fields)
             except ClickHouseConnectionError:
                 if attempt + 1 == attempts:
                     raise
                 time.sleep(_WAITS_S[min(attempt, len(_WAITS_S) - 1)])
         raise AssertionError("the last attempt returns or raises")
-
-    def _end(self, which: str) -> None:
-        """End statements by a condition; one that asks about itself is left alone."""
-        sql = f"KILL QUERY WHERE {which} AND query_id != queryID() SYNC FORMAT Null"
-        self._post(sql, None, dict(self._settings))
 
     def _post(self, sql: str, body: pa.Buffer | None, fields: Mapping[str, str]) -> bytes:
         if self._pool is None:
@@ -232,11 +247,9 @@ class ClickHouseClient:
                 redirect=False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ClickHouseConnectionError(
-                "the server cannot be reached, or was lost",
-                server=self._address,
-                reason=type(error).__name__,
-            ) from error
+            raise self._lost(type(error).__name__) from error
+        if answer.length_remaining is None and not answer.chunked:
+            raise self._lost("the answer ended inside its headers")  # which Python does not notice
         code = int(answer.headers.get("X-ClickHouse-Exception-Code") or 0)
         if answer.status == 200 and not code:
             return bytes(answer.data)
@@ -248,6 +261,16 @@ class ClickHouseClient:
         raise ClickHouseServerError(
             "the server refuses a statement", number=code or answer.status, reason=reason
         )
+
+    def _lost(self, reason: str) -> ClickHouseConnectionError:
+        return ClickHouseConnectionError(
+            "the server cannot be reached, or was lost", server=self._address, reason=reason
+        )
+
+
+def _kill(which: str) -> str:
+    """Return the statement that ends others; it leaves itself alone."""
+    return f"KILL QUERY WHERE {which} AND query_id != queryID() SYNC FORMAT Null"
 
 
 def every_row() -> dict[str, str]:

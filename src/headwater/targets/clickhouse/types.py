@@ -192,12 +192,12 @@ def _from_hex(texts: Any, width: int, name: str, kind: str) -> Any:
     begins = np.frombuffer(known.buffers()[1], np.int64)[start]
     raw = np.frombuffer(known.buffers()[2] or b"", np.uint8)[begins : begins + len(known) * size]
     rows = raw.reshape(-1, size)
-    digits = np.ascontiguousarray(rows[:, 2:])
+    digits = np.ascontiguousarray(rows[:, 2:]).reshape(-1)
     digits[(digits >= ord("A")) & (digits <= ord("F"))] |= 0x20
     prefixed = bool(np.all(rows[:, 0] == ord("0")) and np.all(rows[:, 1] == ord("x")))
     if not prefixed or not is_lower_hex(digits):
         raise _unfit(name, texts.type, kind, "not all are 0x and hex digits")
-    values = bytes_of(digits.reshape(-1)).tobytes()
+    values = bytes_of(digits).tobytes()
     made = pa.Array.from_buffers(pa.binary(width), len(known), [None, pa.py_buffer(values)])
     if not texts.null_count:
         return made
