@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from headwater import Flush, evm, portal_stream
 from headwater.pipeline import Buffered, Committed, Event
 from headwater.targets import duckdb_target
-from headwater.targets.admin import operator
+from headwater.targets.admin import open_admin
 from headwater.targets.schema_file import tables_of
 from headwater.testing import PortalServer, simulated_portal
 from tests.spark.test_stream_on_spark import rows_of
@@ -62,7 +62,7 @@ def test_spans_of_history_are_committed_together(
 
 def test_a_table_gets_the_columns_of_a_dataframe(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.sql("SELECT 1L AS block_number, 'x' AS owner, CAST(1 AS DECIMAL(38,0)) AS value")
-    place = operator(str(tmp_path / "a.duckdb"))
+    place = open_admin(str(tmp_path / "a.duckdb"))
     assert "owners" in place.setup(tables_of(owners=frame))
     found = duckdb_target(tmp_path / "a.duckdb").query("SELECT * FROM owners")
     assert found.schema.names == ["block_number", "owner", "value"]

@@ -17,9 +17,9 @@ from headwater.errors import (
     CursorMoveError,
     SchemaFileError,
 )
-from headwater.targets.admin import MoveKind, Operator, explain_move, explain_reset, operator
+from headwater.targets.admin import Admin, MoveKind, explain_move, explain_reset, open_admin
 from headwater.targets.clickhouse import ClickHouseSettings, clickhouse_target, table
-from headwater.targets.clickhouse.admin import ClickHouseOperator
+from headwater.targets.clickhouse.admin import ClickHouseAdmin
 from headwater.targets.clickhouse.statements import split_statements
 from headwater.targets.contract import SideTable
 from headwater.targets.schema_file import SchemaFile, TableSchema
@@ -94,13 +94,13 @@ def test_a_move_within_reach_does_what_a_fork_does() -> None:
     fill(s)
     other = started(url, "two", tables=[TABLES[1]])
     fill(other, 2, tables=("both",))
-    (one, two) = operator(url).streams()
+    (one, two) = open_admin(url).streams()
     assert (one.id, two.id) == ("one", "two")
     assert {(t.name, t.undo, t.shared, t.own_rows) for t in one.tables} == {
         ("own", "collapsing", False, False),
         ("both", "collapsing", True, True),
     }
-    move = operator(url).move("one", 3)
+    move = open_admin(url).move("one", 3)
     assert move.kind is MoveKind.UNDO
     assert everywhere(s) == [1, 2, 3]
     assert s.rows("SELECT sum(total) AS n FROM total") == [{"n": sum(range(2, 4))}]
@@ -116,11 +116,11 @@ def test_without_force_nothing_final_is_touched_and_nobody_is_stopped() -> None:
     url = database()
     s = fill(started(url))
     for refused in (
-        lambda: operator(url).move("one", 1),
-        lambda: operator(url).move("one", 20),
-        lambda: operator(url).move("one", 3, block_hash="other"),
-        lambda: operator(url).reset("one"),
-        lambda: operator(url).move("two", 3),
+        lambda: open_admin(url).move("one", 1),
+        lambda: open_admin(url).move("one", 20),
+        lambda: open_admin(url).move("one", 3, block_hash="other"),
+        lambda: open_admin(url).reset("one"),
+        lambda: open_admin(url).move("two", 3),
     ):
         with pytest.raises(CursorMoveError, match="E0013"):
             refused()
@@ -132,7 +132,7 @@ def test_without_force_nothing_final_is_touched_and_nobody_is_stopped() -> None:
 def test_with_force_rows_go_back_however_far_and_finality_is_forgotten() -> None:
     url = database()
     s = fill(started(url))
-    move = operator(url).move("one", 1, block_hash="h1", force=True)
+    move = open_admin(url).move("one", 1, block_hash="h1", force=True)
     assert move.kind is MoveKind.BELOW
     assert everywhere(s) == [1]
     again = started(url)
@@ -144,7 +144,7 @@ def test_a_move_ahead_does_not_make_rows_of_a_crash_count() -> None:
     url = database()
     s = fill(started(url))
     s.sql("INSERT INTO own (block_number, log_index, value) VALUES (5, 0, 5)")
-    move = operator(url).move("one", 100, force=True)
+    move = open_admin(url).move("one", 100, force=True)
     assert move.kind is MoveKind.AHEAD
     state = started(url).state
     assert (state.cursor, state.finalized) == (BlockCursor(100), BlockCursor(2, "h2", 2))
@@ -156,7 +156,7 @@ def test_a_move_ahead_does_not_make_rows_of_a_crash_count() -> None:
 def test_a_crash_anywhere_is_repaired_by_a_start_or_by_the_same_command(
     what: str, kept: int
 ) -> None:
-    def change(place: Operator) -> None:
+    def change(place: Admin) -> None:
         if what == "reset":
             place.reset("one", force=True)
         else:
@@ -166,8 +166,8 @@ def test_a_crash_anywhere_is_repaired_by_a_start_or_by_the_same_command(
     s = fill(started(url))
     crashes, done = 0, False
     while not done:
-        place = operator(url)
-        assert isinstance(place, ClickHouseOperator)
+        place = open_admin(url)
+        assert isinstance(place, ClickHouseAdmin)
         place.on_statement = crash_at(crashes)
         try:
             change(place)
@@ -177,7 +177,7 @@ def test_a_crash_anywhere_is_repaired_by_a_start_or_by_the_same_command(
         now = stored(url)
         moved = now.get("one", -1) == kept
         if crashes % 2 and not done and "one" in now:
-            change(operator(url))
+            change(open_admin(url))
             moved = True
         s = started(url)
         assert s.state.number == (kept if moved else 4)
@@ -200,7 +200,7 @@ def crash_at(nth: int) -> Callable[[str], None]:
 
 
 def stored(url: str) -> dict[str, int]:
-    return {one.id: one.state.number for one in operator(url).streams()}
+    return {one.id: one.state.number for one in open_admin(url).streams()}
 
 
 # --- beside a writer ------------------------------------------------------------------------------
@@ -214,9 +214,9 @@ def test_a_running_writer_stops_and_overwrites_nothing(change: str) -> None:
 
     def operate() -> None:
         if change == "move":
-            operator(url).move("one", 3)
+            open_admin(url).move("one", 3)
         else:
-            operator(url).reset("one", force=True)
+            open_admin(url).reset("one", force=True)
 
     def on_data(store: Any, data: dict[str, pa.Table]) -> None:
         insert(store, data)
@@ -240,8 +240,8 @@ def test_a_running_writer_stops_and_overwrites_nothing(change: str) -> None:
 def test_a_writer_that_stores_its_state_at_that_very_moment_is_noticed() -> None:
     url = database()
     s = fill(started(url))
-    place = operator(url)
-    assert isinstance(place, ClickHouseOperator)
+    place = open_admin(url)
+    assert isinstance(place, ClickHouseAdmin)
 
     def watch(sql: str) -> None:
         if "_sqd_net" in sql:  # rows are being removed: the new state is stored
@@ -264,11 +264,11 @@ def test_a_reset_forgets_a_stream_and_removes_what_is_its_own() -> None:
     s = fill(started(url))
     s.target.stored_config().write("{}")
     other = fill(started(url, "two", tables=[TABLES[1]]), 2, tables=("both",))
-    (status, _) = operator(url).streams()
+    (status, _) = open_admin(url).streams()
     said = " ".join(explain_reset(status, keep_data=False))
     assert "own: is emptied." in said
     assert "both: loses the rows of this stream, and keeps those of others." in said
-    operator(url).reset("one", force=True)
+    open_admin(url).reset("one", force=True)
     assert everywhere(s) == []
     assert held(s, "both", "two") == held(s, "headwater_notes", "two") == [1, 2]
     assert s.target.stored_config().read() is None
@@ -280,11 +280,11 @@ def test_a_reset_forgets_a_stream_and_removes_what_is_its_own() -> None:
 def test_data_that_was_kept_is_never_there_twice() -> None:
     url = database()
     s = fill(started(url))
-    (status,) = operator(url).streams()
+    (status,) = open_admin(url).streams()
     said = " ".join(explain_reset(status, keep_data=True))
     assert "both: keeps its rows; when the stream starts on it again, they are removed." in said
     assert "own: keeps its rows; when the stream starts on it again, it is refused (E2015)." in said
-    operator(url).reset("one", force=True, keep_data=True)
+    open_admin(url).reset("one", force=True, keep_data=True)
     assert held(s, "own") == held(s, "both") == list(range(1, 5))
     assert held(s, "headwater_notes") == []
     assert stored(url) == {}
@@ -297,8 +297,8 @@ def test_a_crash_never_loses_data_that_is_to_be_kept() -> None:
     s = fill(started(url))
     crashes = 0
     while "one" in stored(url):
-        place = operator(url)
-        assert isinstance(place, ClickHouseOperator)
+        place = open_admin(url)
+        assert isinstance(place, ClickHouseAdmin)
         place.on_statement = crash_at(crashes)
         try:
             place.reset("one", force=True, keep_data=True)
@@ -328,10 +328,10 @@ def test_state_of_the_pipes_sdk_is_moved_before_it_is_adopted() -> None:
         )
     assert stored(url) == {"stream": 3}
     with pytest.raises(CursorMoveError, match=r"no such stream.*known=stream"):
-        operator(url).move("usdc", 2)
+        open_admin(url).move("usdc", 2)
     with pytest.raises(CursorMoveError, match="no table of the stream is known"):
-        operator(url).move("stream", 2)
-    operator(url).move("stream", 2, force=True)
+        open_admin(url).move("stream", 2)
+    open_admin(url).move("stream", 2, force=True)
     told: list[int] = []
     target = clickhouse_target(
         url,
@@ -342,7 +342,7 @@ def test_state_of_the_pipes_sdk_is_moved_before_it_is_adopted() -> None:
     assert target.recover().cursor == BlockCursor(2, "h2")
     assert told == [2]
     assert stored(url) == {"usdc": 2}
-    operator(url).reset("usdc", force=True)
+    open_admin(url).reset("usdc", force=True)
     assert stored(url) == {}
 
 
@@ -354,20 +354,20 @@ def test_every_engine_is_named_and_undone_in_its_own_way() -> None:
     s.sql("CREATE TABLE gone (block_number Int64) ENGINE = MergeTree ORDER BY block_number")
     s.sql("INSERT INTO sync__tables VALUES ('one', currentDatabase(), 'gone', 'block_number', '')")
     s.sql("DROP TABLE gone")
-    (status,) = operator(url).streams()
+    (status,) = open_admin(url).streams()
     assert [(one.name, one.undo) for one in status.tables] == [
         ("newer", "replacing"),
         ("plain", "deletion"),
     ]
-    move = operator(url).move("one", 1, force=True)
+    move = open_admin(url).move("one", 1, force=True)
     assert "materialized views on it keep theirs" in " ".join(explain_move(move, status))
     assert held(s, "newer") == [1]
     assert s.rows("SELECT count() AS n FROM plain") == [{"n": 1}]
     s.sql("DROP TABLE plain")
     s.sql("CREATE VIEW plain AS SELECT 1 AS block_number")
-    assert "impossible" in [one.undo for one in operator(url).streams()[0].tables]
+    assert "impossible" in [one.undo for one in open_admin(url).streams()[0].tables]
     with pytest.raises(ClickHouseTableError, match="cannot take rows back"):
-        operator(url).move("one", 0, force=True)
+        open_admin(url).move("one", 0, force=True)
     assert stored(url) == {"one": 1}
 
 
@@ -380,8 +380,8 @@ def test_the_state_may_be_kept_elsewhere() -> None:
     )
     for number in (1, 2, 3):
         s.block(number, {"own": rows(number)})
-    assert operator(url).streams() == []
-    place = operator(url, schema=where, table="mine")
+    assert open_admin(url).streams() == []
+    place = open_admin(url, schema=where, table="mine")
     place.move("one", 2)
     assert [one.state.number for one in place.streams()] == [2]
     assert place.streams()[0].tables[0].name == "own"
@@ -408,10 +408,10 @@ STATE += [f"sync__{one}" for one in ("attempts", "epochs", "settlements", "table
 
 def test_setup_creates_what_a_stream_then_uses_and_may_be_repeated() -> None:
     url = database()
-    created = operator(url).setup(ASKED, [NOTES])
+    created = open_admin(url).setup(ASKED, [NOTES])
     assert set(created) == {*STATE, "headwater_notes", "own", "own_live"}
-    assert operator(url).setup(ASKED, [NOTES]) == []
-    assert operator(url).streams() == []
+    assert open_admin(url).setup(ASKED, [NOTES]) == []
+    assert open_admin(url).streams() == []
     s = fill(started(url), 3)
     assert everywhere(s) == [1, 2, 3]
     kinds = s.rows("SELECT type FROM system.columns WHERE table = 'own' AND name = 'value' "
@@ -426,18 +426,18 @@ def test_setup_runs_sql_statement_by_statement() -> None:
         "CREATE TABLE a (x Int64 DEFAULT getSetting('max_threads'), y String DEFAULT ';') "
         "ENGINE = MergeTree ORDER BY x;\nINSERT INTO a (y) VALUES ('it''s; \\'it\\''); -- done\n"
     )
-    assert operator(url).setup(SchemaFile(sql=sql)) == ["a", *STATE]
+    assert open_admin(url).setup(SchemaFile(sql=sql)) == ["a", *STATE]
     found = started(url).rows("SELECT x, y FROM a")
     assert found == [{"x": 3, "y": "it's; 'it'"}]
     with pytest.raises(SchemaFileError, match=r"E0014.*statement 2 cannot be read; nothing was"):
-        operator(url).setup(SchemaFile(sql="CREATE TABLE b (x Int64) ENGINE = Memory; CRATE c"))
+        open_admin(url).setup(SchemaFile(sql="CREATE TABLE b (x Int64) ENGINE = Memory; CRATE c"))
     with pytest.raises(SchemaFileError, match=r"statement 2 failed; what was created before it"):
-        operator(url).setup(
+        open_admin(url).setup(
             SchemaFile(sql="CREATE TABLE c (x Int64) ENGINE = Memory; DROP TABLE b")
         )
     bad = SchemaFile((TableSchema("d", pa.schema([("x", pa.int64())]), ("nope",)),))
     with pytest.raises(SchemaFileError, match=r"d.* cannot be created.*nope"):
-        operator(url).setup(bad)
+        open_admin(url).setup(bad)
 
 
 def test_statements_end_where_the_server_thinks_so() -> None:

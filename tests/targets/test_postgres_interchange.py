@@ -13,7 +13,7 @@ import pytest
 
 from headwater.core import BlockCursor, PipeState, resolve_fork
 from headwater.errors import CursorMoveError
-from headwater.targets.admin import operator
+from headwater.targets.admin import open_admin
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target
 from tests.targets.postgres_places import NEWEST, OTHER, Stream, database
 
@@ -211,7 +211,7 @@ def test_rows_without_finality_or_chain_are_read(dsn: str, targets: list[Postgre
 def test_an_operator_moves_and_forgets_a_pipe_of_the_sdk(dsn: str) -> None:
     """Its tables are not listed anywhere, so they stay as they are, and force is needed."""
     theirs(dsn)
-    commands = operator(dsn)
+    commands = open_admin(dsn)
     with pytest.raises(CursorMoveError, match="no table of the stream is known"):
         commands.move("pipe", 4)
     commands.move("pipe", 4, force=True)

@@ -25,7 +25,7 @@ from headwater.targets.admin import (
     explain_move,
     explain_reset,
     find_stream,
-    operator,
+    open_admin,
     plan_move,
 )
 
@@ -59,7 +59,7 @@ def show(
 
         headwater cursor show chain.duckdb --json
     """
-    streams = operator(target, schema=state_schema, table=state_table).streams()
+    streams = open_admin(target, schema=state_schema, table=state_table).streams()
     if stream_id is not None:
         streams = [find_stream(streams, stream_id)]
     if as_json:
@@ -103,7 +103,7 @@ def move(
 
         headwater cursor set http://localhost:8123/chain --id usdc-transfers --block 21000000
     """
-    place = operator(target, schema=state_schema, table=state_table)
+    place = open_admin(target, schema=state_schema, table=state_table)
     stream = find_stream(place.streams(), stream_id)
     plan = plan_move(stream, block, block_hash, force=force)
     confirm(explain_move(plan, stream), yes=yes)
@@ -136,7 +136,7 @@ def reset(
 
         headwater cursor reset http://localhost:8123/chain --id usdc-transfers --force
     """
-    place = operator(target, schema=state_schema, table=state_table)
+    place = open_admin(target, schema=state_schema, table=state_table)
     stream = find_stream(place.streams(), stream_id)
     check_reset(stream.state, force=force)
     confirm(explain_reset(stream, keep_data=keep_data), yes=yes)

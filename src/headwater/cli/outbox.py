@@ -13,7 +13,7 @@ from rich.text import Text
 from headwater.cli.place import StateSchema, StateTable, StreamId, Target, console, say
 from headwater.effects.dead_letters import DEAD_LETTERS, outbox_table, replay_dead_letters
 from headwater.errors import InvalidOptionError
-from headwater.targets.admin import find_stream, kind_of, operator
+from headwater.targets.admin import find_stream, kind_of, open_admin
 from headwater.targets.side_rows import PREFIX, stored_id
 
 app = typer.Typer(
@@ -135,7 +135,7 @@ def _open(address: str, stream_id: str, schema: str | None, table: str) -> _Plac
             clickhouse_target,
         )
 
-        find_stream(operator(address, schema=schema, table=table).streams(), stream_id)
+        find_stream(open_admin(address, schema=schema, table=table).streams(), stream_id)
         client = ClickHouseClient(address)
         there = ClickHouseSettings(id=stream_id, database=schema, table=table)
         database = schema or client.database

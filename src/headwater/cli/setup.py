@@ -12,7 +12,7 @@ from headwater.cli.place import StateSchema, StateTable, Target, say
 from headwater.effects.dead_letters import DEAD_LETTERS, outbox_table
 from headwater.errors import InvalidOptionError
 from headwater.stream.child_rows import CHILDREN
-from headwater.targets.admin import kind_of, operator
+from headwater.targets.admin import kind_of, open_admin
 from headwater.targets.schema_file import SchemaFile, read_schema_file
 
 PASSWORD = "HEADWATER_READER_PASSWORD"
@@ -63,7 +63,7 @@ def setup(
     if reader is not None:
         _check_has_readers(target)
     asked = SchemaFile() if schema is None else read_schema_file(schema)
-    place = operator(target, schema=state_schema, table=state_table)
+    place = open_admin(target, schema=state_schema, table=state_table)
     created = place.setup(asked, (*SIDE_TABLES, *map(outbox_table, outbox or ())))
     say(f"Created: {', '.join(created)}." if created else "Everything was there already.")
     if reader is not None:
@@ -83,8 +83,8 @@ def _check_has_readers(target: str) -> None:
 
 
 def _add_reader(target: str, name: str, state_schema: str | None, asked: SchemaFile) -> None:
+    from headwater.targets.postgres.dialect import DEFAULT_SCHEMA, TableName
     from headwater.targets.postgres.reader import add_reader
-    from headwater.targets.postgres.sql import DEFAULT_SCHEMA, TableName
 
     schemas = {DEFAULT_SCHEMA, state_schema or DEFAULT_SCHEMA}
     schemas |= {TableName.parse(one.name).schema for one in asked.tables}

@@ -1,6 +1,6 @@
 """What operators do to a target outside a run: look at streams, move cursors, prepare a place.
 
-`operator(address)` returns who does it for a PostgreSQL database, a DuckDB file or a ClickHouse
+`open_admin(address)` returns who does it for a PostgreSQL database, a DuckDB file or a ClickHouse
 server. What a move is is decided here, the same for all; the packages carry it out in one
 transaction, under the lock that a running stream holds. ClickHouse has neither: there the state is
 stored first, and a running stream stops.
@@ -83,7 +83,7 @@ class Move:
         return self.state.cursor.number
 
 
-class Operator(Protocol):
+class Admin(Protocol):
     """Operates on one place. Nothing is changed while a stream is being written.
 
     Except on ClickHouse, which has no locks: there the stream that is being written stops.
@@ -108,7 +108,7 @@ class Operator(Protocol):
         ...
 
 
-def operator(address: str, *, schema: str | None = None, table: str = "sync") -> Operator:
+def open_admin(address: str, *, schema: str | None = None, table: str = "sync") -> Admin:
     """Return who operates on a place: `postgresql://…`, libpq's `key=value` form, `http://…` of a
     ClickHouse server, or a file.
 
@@ -122,7 +122,7 @@ def operator(address: str, *, schema: str | None = None, table: str = "sync") ->
         raise MissingExtraError(
             f"this needs the package {error.name}: pip install 'headwater[{extra}]'"
         ) from error
-    made: Operator = module.operator(address, schema, table)
+    made: Admin = module.open_admin(address, schema, table)
     return made
 
 

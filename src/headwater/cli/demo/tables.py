@@ -10,7 +10,8 @@ from typing import Any
 from headwater.cli.demo.check import COLUMNS, LOG_COLUMNS, Row
 from headwater.errors import InvalidOptionError
 from headwater.targets.duckdb import DuckDBTarget, duckdb_target
-from headwater.targets.duckdb.sql import TableName, compose
+from headwater.targets.duckdb.dialect import TableName
+from headwater.targets.sql.text import compose
 
 STREAM_ID = "headwater-demo"
 

@@ -52,9 +52,9 @@ _UNDO = {
 }
 
 
-def operator(url: str, database: str | None, table: str) -> ClickHouseOperator:
+def open_admin(url: str, database: str | None, table: str) -> ClickHouseAdmin:
     """Return who operates on a server. Called by `headwater.targets.admin`."""
-    return ClickHouseOperator(
+    return ClickHouseAdmin(
         ClickHouseClient(url), ClickHouseSettings(database=database, table=table)
     )
 
@@ -74,7 +74,7 @@ class _Held:
             undo.above(layout, number, self.sync.stream_id)
 
 
-class ClickHouseOperator:
+class ClickHouseAdmin:
     """Operates on the streams of one table of state; runs in the operator's own process.
 
     `on_statement` is called with each statement before it is sent, for those who watch.

@@ -1,7 +1,8 @@
 """DuckDB, the embedded default: `duckdb_target("chain.duckdb")` and nothing to install or run."""
 
-from headwater.targets.duckdb.settings import DuckDBSettings, Table, table
+from headwater.targets.duckdb.settings import DuckDBSettings
 from headwater.targets.duckdb.target import DuckDBTarget, duckdb_target
 from headwater.targets.duckdb.tx import Tx
+from headwater.targets.sql.settings import Table, table
 
 __all__ = ["DuckDBSettings", "DuckDBTarget", "Table", "Tx", "duckdb_target", "table"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headwater.targets.duckdb.merge import Lent, coded, give_back, lend, merge, read_shape
-from headwater.targets.duckdb.sql import Fragment, compose, quote
+from headwater.targets.duckdb.merge import Lent, coded, give_back, lend, merge, shape_of
 from headwater.targets.duckdb.tx import Tx
 from headwater.targets.sql.aggregates.columns import find_columns
 from headwater.targets.sql.aggregates.deltas import compute_delta
 from headwater.targets.sql.aggregates.frames import stage_delta
 from headwater.targets.sql.aggregates.writer import Aggregates
+from headwater.targets.sql.text import Fragment, compose, quote
 
 
 class DuckDBAggregates(Aggregates):
@@ -24,12 +24,11 @@ class DuckDBAggregates(Aggregates):
             types = dict.fromkeys(columns.wide, "BIGNUM") | dict.fromkeys(columns.long, "HUGEINT")
             layout = tx.prepare(plan.table, columns.schema, plan.key, types)
             delta = compute_delta(plan, data, columns.numeric)
-            shape = read_shape(tx.session, plan.table, layout.name)
-            assert shape is not None, "it was just prepared"
+            shape = shape_of(plan.table, layout)
             if delta.num_rows:
                 staged = stage_delta(plan, delta, shape, columns, block)
                 with coded():
-                    kept = layout.types if tx.keeps(layout) else ()
+                    kept = layout.stored if tx.keeps(layout) else ()
                     lent = lend(tx.session, staged, layout.name, 0, kept)
                     if kept:
                         tx.keep(layout, _met(lent, kept), _new(lent))

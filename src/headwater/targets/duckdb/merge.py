@@ -18,10 +18,9 @@ import pyarrow as pa
 
 from headwater.changes.declaration import ColumnType
 from headwater.errors import ChangeKeyError, ChangeRefusedError, DuplicateInsertError
-from headwater.targets.duckdb.catalog import read_table
 from headwater.targets.duckdb.session import Session
-from headwater.targets.duckdb.settings import INTEGER_TYPES
-from headwater.targets.duckdb.sql import Fragment, TableName, compose, quote
+from headwater.targets.duckdb.types import INTEGER_TYPES
+from headwater.targets.sql.catalog import Layout
 from headwater.targets.sql.merge.expressions import changed, made
 from headwater.targets.sql.merge.frames import (
     ABSENT,
@@ -37,6 +36,7 @@ from headwater.targets.sql.merge.frames import (
     Staged,
 )
 from headwater.targets.sql.merge.shape import Column, Shape
+from headwater.targets.sql.text import Fragment, QualifiedName, compose, quote
 
 TYPES: dict[ColumnType, str] = {
     "text": "VARCHAR",
@@ -49,7 +49,6 @@ TYPES: dict[ColumnType, str] = {
     "json": "JSON",
 }
 _KINDS = {kind: name for name, kind in TYPES.items()}
-_DECIMAL = re.compile(r"DECIMAL\(\d+,(\d+)\)")
 _SMALL = re.compile(r"U?(BIGINT|INTEGER|SMALLINT|TINYINT)")
 _PLAIN_KEYS = re.compile(INTEGER_TYPES.pattern + "|VARCHAR|BOOLEAN|BLOB")
 _STAGE = "__headwater_stage"
@@ -65,7 +64,7 @@ class Lent:
     """
 
     staged: Staged
-    table: TableName
+    table: QualifiedName
     source: str
     images: tuple[str, ...]
 
@@ -74,37 +73,19 @@ class Lent:
         return f"s.o{self.images.index(name)}" if name in self.images else "NULL"
 
 
-def full_name(name: TableName) -> str:
-    """Return a name with its schema; parts that contain a dot or a quote are quoted."""
-    parts = (name.schema, name.name)
-    return ".".join(quote(one) if set('".') & set(one) else one for one in parts)
-
-
-def read_shape(session: Session, name: str, table: TableName) -> Shape | None:
-    """Return a table as changes see it, without computed columns; None if there is none."""
-    found = read_table(session, table)
-    if found is None:
-        return None
-    types, key = found
-    facts = session.rows(
-        "SELECT column_name, column_default, is_generated FROM information_schema.columns "
-        "WHERE table_catalog = current_database() AND lower(table_schema) = ? "
-        "AND lower(table_name) = ?",
-        table.folded,
-    )
-    defaults = {one: default for one, default, _ in facts}
-    computed = {one for one, _, generated in facts if generated == "ALWAYS"}
+def shape_of(name: str, layout: Layout) -> Shape:
+    """Return a table as changes see it, without computed columns."""
+    held = [layout.columns[one] for one in layout.stored]
     columns = {
-        one: Column(one, kind, _kind(kind), _scale(kind), defaults.get(one))
-        for one, kind in types.items()
-        if one not in computed
+        one.name: Column(one.name, one.type, _kind(one.type), one.scale, one.default)
+        for one in held
     }
-    ambiguous = any(not _PLAIN_KEYS.fullmatch(types[one]) for one in key)
-    return Shape(name, full_name(table), key, columns, ambiguous)
+    ambiguous = any(not _PLAIN_KEYS.fullmatch(layout.columns[one].type) for one in layout.key)
+    return Shape(name, layout.name.full, layout.key, columns, ambiguous)
 
 
 def lend(
-    session: Session, staged: Staged, table: TableName, at: int, images: Iterable[str] = ()
+    session: Session, staged: Staged, table: QualifiedName, at: int, images: Iterable[str] = ()
 ) -> Lent:
     """Put staged changes into a temporary table, in the types of their columns.
 
@@ -150,7 +131,7 @@ def same_key(shape: Shape) -> Fragment:
 
 
 @contextmanager
-def looked_up(session: Session, staged: Staged, table: TableName) -> Iterator[None]:
+def looked_up(session: Session, staged: Staged, table: QualifiedName) -> Iterator[None]:
     """Let a join find few rows of a large table by its index; it reads the whole table otherwise.
 
     DuckDB does so where a join's smaller side is turned into a list of values. A row found that way
@@ -319,11 +300,6 @@ def _kind(kind: str) -> ColumnType:
     if kind.startswith("TIMESTAMP"):
         return "timestamp"
     return _KINDS.get(kind, "text")
-
-
-def _scale(kind: str) -> int | None:
-    found = _DECIMAL.fullmatch(kind)
-    return int(found[1]) if found else None
 
 
 def _refuse_spellings(session: Session, lent: Lent) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headwater.targets.duckdb.dialect import TableName
 from headwater.targets.duckdb.session import Session
-from headwater.targets.duckdb.sql import TableName
 from headwater.targets.sql.merge.shape import Shape
 
 

@@ -53,7 +53,9 @@ class Session:
         self._announce(sql)
         self._cursor.execute(sql, list(params))
 
-    def rows(self, sql: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    def rows(
+        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False
+    ) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
         self._announce(sql)
         return self._cursor.execute(sql, list(params)).fetchall()

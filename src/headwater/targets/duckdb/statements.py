@@ -7,22 +7,13 @@ calls the statement, and so do those that `EXPLAIN ANALYZE` runs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from headwater.errors import UntraceableWriteError
-from headwater.targets.duckdb.sql import DEFAULT_SCHEMA, TableName
+from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, TableName
+from headwater.targets.sql.text import QualifiedName
+from headwater.targets.sql.tokens import STANDARD, Token, shortened
 
-_TOKEN = re.compile(
-    r"""
-      (?P<skip> \s+ | --[^\n]* | /\*.*?\*/ )
-    | (?P<text> [eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | \$(?P<tag>\w*)\$.*?\$(?P=tag)\$ )
-    | (?P<quoted> "(?:[^"]|"")*" )
-    | (?P<word> [^\W\d]\w* )
-    | (?P<other> . )
-    """,
-    re.VERBOSE | re.DOTALL,
-)
 READING = {"SELECT", "EXPLAIN", "MULTI", "RELATION"}
 ALLOWED = READING | {"INSERT", "UPDATE", "DELETE", "MERGE_INTO", "CREATE", "DROP", "ALTER", "COPY"}
 ALLOWED |= {"SET", "VARIABLE_SET"}
@@ -30,16 +21,19 @@ _DROPPABLE = {"TABLE", "VIEW", "INDEX", "MACRO", "FUNCTION", "SEQUENCE", "TYPE"}
 _FILLERS = {"ONLY", "IF", "NOT", "EXISTS", "TABLE"}
 
 
-def changed_tables(sql: str) -> list[TableName]:
+def changed_tables(sql: str) -> list[QualifiedName]:
     """Return the tables that one statement writes, alters or drops, in the order of mention."""
-    tokens = _tokens(sql)
-    found = []
-    for index, word in enumerate(tokens):
-        start = _target(tokens, index, word)
+    tokens = STANDARD.tokens(sql)
+    words = [one.text for one in tokens]
+    found: list[QualifiedName] = []
+    for index, word in enumerate(words):
+        start = _target(words, index, word)
         if start is not None:
             name = _name(tokens, start)
             if name is None:
-                raise UntraceableWriteError("cannot tell which table this changes", sql=_short(sql))
+                raise UntraceableWriteError(
+                    "cannot tell which table this changes", sql=shortened(sql)
+                )
             found.append(name)
     return found
 
@@ -72,7 +66,7 @@ def _first_word_target(tokens: Sequence[str], word: str, after: Sequence[str]) -
             if after[0] not in _DROPPABLE or "CASCADE" in tokens or "," in tokens:
                 raise UntraceableWriteError(
                     "drop one table at a time, and nothing that contains tables",
-                    sql=_short(" ".join(tokens)),
+                    sql=shortened(" ".join(tokens)),
                 )
             return _skip_fillers(tokens, 1) if after[0] == "TABLE" else None
         case "CREATE" if list(after[:3]) == ["OR", "REPLACE", "TABLE"]:
@@ -86,38 +80,12 @@ def _skip_fillers(tokens: Sequence[str], start: int) -> int:
     return start
 
 
-def _name(tokens: Sequence[str], start: int) -> TableName | None:
+def _name(tokens: Sequence[Token], start: int) -> TableName | None:
     """Read up to three parts with dots; the last two are schema and table."""
     parts: list[str] = []
-    while start < len(tokens):
-        word = tokens[start]
-        if not (word.startswith('"') or word[0].isalpha() or word[0] == "_"):
-            return None
-        parts.append(word[1:-1].replace('""', '"') if word.startswith('"') else word)
-        if start + 1 >= len(tokens) or tokens[start + 1] != ".":
-            break
+    while start < len(tokens) and tokens[start].is_name:
+        parts.append(tokens[start].name)
+        if start + 1 >= len(tokens) or tokens[start + 1].text != ".":
+            return TableName(parts[-2] if len(parts) > 1 else DEFAULT_SCHEMA, parts[-1])
         start += 2
-    if not parts:
-        return None
-    return TableName(parts[-2] if len(parts) > 1 else DEFAULT_SCHEMA, parts[-1])
-
-
-def _tokens(sql: str) -> list[str]:
-    """Return words in capitals, identifiers with their quotes, and everything else by character."""
-    found = []
-    for match in _TOKEN.finditer(sql):
-        kind = match.lastgroup
-        if kind == "word":
-            found.append(match["word"].upper())
-        elif kind == "quoted":
-            found.append(match["quoted"])
-        elif match["text"] is not None:
-            found.append("''")
-        elif kind == "other":
-            found.append(match["other"])
-    return found
-
-
-def _short(sql: str) -> str:
-    flat = " ".join(sql.split())
-    return flat if len(flat) <= 120 else f"{flat[:120]}…"
+    return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.core import BlockCursor, PipeState
@@ -16,17 +17,17 @@ from headwater.errors import UndeclaredTableError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
 from headwater.targets.duckdb.aggregates import DuckDBAggregates
-from headwater.targets.duckdb.catalog import Catalog
-from headwater.targets.duckdb.config_table import ConfigTable
+from headwater.targets.duckdb.catalog import DuckDBCatalog
+from headwater.targets.duckdb.dialect import DUCKDB
 from headwater.targets.duckdb.session import Session, open_session
-from headwater.targets.duckdb.settings import DuckDBSettings, Table, table
-from headwater.targets.duckdb.side_tables import SideTables
-from headwater.targets.duckdb.sync_table import SyncTable
+from headwater.targets.duckdb.settings import DuckDBSettings
 from headwater.targets.duckdb.tx import Tx
 from headwater.targets.duckdb.undo import UndoLog
 from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.aggregates import Aggregate
-from headwater.targets.sql.flow import Callbacks, Found, RelationalTarget
+from headwater.targets.sql.flow import Callbacks, Found, RelationalTarget, Store
+from headwater.targets.sql.settings import Table
+from headwater.targets.sql.state import ConfigTable, SideTables, SyncTable
 
 OnData = Callable[..., None]
 OnStart = Callable[[Tx], None]
@@ -64,9 +65,36 @@ def duckdb_target(
     check_address(path, "duckdb")
     if on_data is not None and tables is None:
         raise UndeclaredTableError("on_data is given, but not the tables that it writes")
-    declared = [one if isinstance(one, Table) else table(one) for one in tables or ()]
+    declared = [DUCKDB.declare(one) for one in tables or ()]
     callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
     return DuckDBTarget(path, declared, tuple(aggregates), callbacks, settings or DuckDBSettings())
+
+
+@dataclass(frozen=True, slots=True)
+class DuckDBStore(Store):
+    """What is kept of one stream in a file."""
+
+    catalog: DuckDBCatalog
+    undo: UndoLog
+
+
+def open_store(
+    session: Session,
+    settings: DuckDBSettings,
+    stream_id: str,
+    tables: Sequence[Table] = (),
+    *,
+    automatic: bool = True,
+) -> DuckDBStore:
+    """Return what is kept of a stream. Nothing is read or created yet."""
+    sync, schema = settings.sync, settings.schema
+    return DuckDBStore(
+        SyncTable(session, DUCKDB, sync, stream_id),
+        DuckDBCatalog(session, stream_id, sync.suffixed("__tables"), tables, automatic=automatic),
+        UndoLog(session, stream_id),
+        SideTables(session, DUCKDB, schema, stored_id(settings.table, stream_id)),
+        ConfigTable(session, DUCKDB, schema, stream_id),
+    )
 
 
 class DuckDBTarget(RelationalTarget[Session]):
@@ -76,7 +104,7 @@ class DuckDBTarget(RelationalTarget[Session]):
     and what one transaction is.
     """
 
-    _catalog: Catalog
+    _catalog: DuckDBCatalog
     _undo: UndoLog
     _settings: DuckDBSettings
 
@@ -91,7 +119,7 @@ class DuckDBTarget(RelationalTarget[Session]):
         summed = DuckDBAggregates(aggregates, tables)
         super().__init__(callbacks, summed, settings)
         self._path = path
-        self._tables = (*tables, *summed.tables(table))
+        self._tables = (*tables, *summed.tables(DUCKDB))
         self._memory = f":memory:{next(_MEMORIES)}"
 
     def recover(self) -> PipeState:
@@ -115,7 +143,7 @@ class DuckDBTarget(RelationalTarget[Session]):
 
     def stored_config(self) -> ConfigTable:
         """Return where it is kept what the stream asked for."""
-        return ConfigTable(self._opened(), self._settings.schema, self._id)
+        return ConfigTable(self._opened(), DUCKDB, self._settings.schema, self._id)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -125,16 +153,15 @@ class DuckDBTarget(RelationalTarget[Session]):
         stream = (*settings.sync.folded, self._id)
         session = open_session(self._path, settings.config, stream, self._memory)
         session.on_statement = self._announce
-        self._sync = SyncTable(session, settings.sync, self._id)
-        self._catalog = Catalog(
+        store = open_store(
             session,
+            settings,
             self._id,
-            settings.sync.suffixed("__tables"),
             self._tables,
             automatic=self._callbacks.on_data is None,
         )
-        self._undo = UndoLog(session, self._id)
-        self._side = SideTables(session, settings.schema, stored_id(settings.table, self._id))
+        self._sync, self._side = store.sync, store.side
+        self._catalog, self._undo = store.catalog, store.undo
         try:
             with self._changing(session):
                 self._sync.create()

@@ -17,14 +17,15 @@ import pyarrow.compute as pc
 
 from headwater.errors import AppendOnlyError, TableKeyError, UntraceableWriteError
 from headwater.targets.contract import Scope
-from headwater.targets.duckdb.catalog import Catalog, Layout
-from headwater.targets.duckdb.frames import check_integers, to_arrow
+from headwater.targets.duckdb.catalog import DuckDBCatalog
+from headwater.targets.duckdb.dialect import TableName
 from headwater.targets.duckdb.session import Session
-from headwater.targets.duckdb.settings import INTEGER_TYPES
-from headwater.targets.duckdb.sql import Fragment, TableName, columns, compose, equal, quote
 from headwater.targets.duckdb.statements import ALLOWED, READING, changed_tables
+from headwater.targets.duckdb.types import INTEGER_TYPES, check_integers, to_arrow
 from headwater.targets.duckdb.undo import UndoLog
-from headwater.targets.sql.catalog import Undo
+from headwater.targets.sql.catalog import Layout, Undo
+from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, equal, quote
+from headwater.targets.sql.tokens import STANDARD
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Tx:
     """One transaction. `scope` is None in `on_start` and in the hooks of a rollback."""
 
     def __init__(
-        self, session: Session, catalog: Catalog, undo: UndoLog, scope: Scope | None
+        self, session: Session, catalog: DuckDBCatalog, undo: UndoLog, scope: Scope | None
     ) -> None:
         self._session = session
         self._catalog = catalog
@@ -108,7 +109,7 @@ class Tx:
             return  # a table that does not exist holds none of the rows
         if not layout.key and layout.undo is not Undo.NONE:
             raise TableKeyError("a delete needs a table with a primary key", table=table)
-        wanted = [layout.column(one) for one in key or layout.key]
+        wanted = [self._catalog.spelled(layout, one) for one in key or layout.key]
         rows_frame = to_arrow(frame)
         own = {one.lower() for one in rows_frame.column_names}
         lacking = [one for one in wanted if one.lower() not in own]
@@ -117,7 +118,7 @@ class Tx:
         positions = [
             index
             for index, one in enumerate(rows_frame.column_names)
-            if layout.column(one) in wanted
+            if self._catalog.spelled(layout, one) in wanted
         ]
         with self._rows(table, rows_frame.select(positions), None, checked=False) as rows:
             self._refuse(layout, "delete")
@@ -201,10 +202,11 @@ class Tx:
         if layout.undo is Undo.APPEND_ONLY and self._scope is not None:
             raise AppendOnlyError(f"an append-only table takes no {what}", table=layout.name)
 
-    def _refuse_statement(self, kind: str, sql: str, named: Sequence[TableName]) -> None:
+    def _refuse_statement(self, kind: str, sql: str, named: Sequence[QualifiedName]) -> None:
         """Refuse what would escape the undo log, or the transaction."""
         if kind == "TRANSACTION":
-            raise UntraceableWriteError("the transaction is not yours to end", sql=sql.strip())
+            first = STANDARD.tokens(sql)[0].text
+            raise UntraceableWriteError(f"{first} is not allowed inside on_data", sql=sql.strip())
         if self._scope is None:
             return
         if kind not in ALLOWED:
@@ -223,7 +225,7 @@ class Tx:
             if not free and kind in ("ALTER", "DROP", "CREATE"):
                 raise UntraceableWriteError("a fork cannot undo this", kind=kind, table=name)
 
-    def _is_temporary(self, name: TableName) -> bool:
+    def _is_temporary(self, name: QualifiedName) -> bool:
         return bool(
             self._session.rows(
                 "SELECT 1 FROM duckdb_tables() WHERE temporary AND lower(table_name) = ?",
@@ -287,8 +289,8 @@ class Tx:
             self._check_blocks(layout, data)
         names, values = [], []
         for field in data.schema:
-            name = layout.column(field.name)
-            kind = layout.types[name]
+            name = self._catalog.spelled(layout, field.name)
+            kind = layout.columns[name].type
             if INTEGER_TYPES.fullmatch(kind):
                 check_integers(data, field.name, kind)
             names.append(name)
@@ -309,7 +311,7 @@ class Tx:
         )
 
     @contextmanager
-    def _compared(self, name: TableName) -> Iterator[None]:
+    def _compared(self, name: QualifiedName) -> Iterator[None]:
         """Keep what the statements inside change of a table, by comparing all of it."""
         layout = self._catalog.layout(name)
         if layout is None or self._scope is None or layout.undo is Undo.NONE:

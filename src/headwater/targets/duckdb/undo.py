@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headwater.errors import TableSchemaError
-from headwater.targets.duckdb.catalog import Layout
 from headwater.targets.duckdb.session import Session
-from headwater.targets.duckdb.sql import Fragment, TableName, columns, compose, equal, quote
-from headwater.targets.sql.catalog import RESERVED, Undo
+from headwater.targets.sql.catalog import RESERVED, Layout, Undo
+from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, equal, quote
 
 OPERATION = RESERVED + "operation"
 BLOCK = RESERVED + "block_number"
@@ -54,11 +53,11 @@ class UndoLog:
 
     def changed(self, layout: Layout, block: int, operation: str, rows: Fragment) -> None:
         """Keep the rows `old` of the table as they are now; `rows` names them and chooses."""
-        self._keep(layout, block, operation, list(layout.types), rows, "old.")
+        self._keep(layout, block, operation, layout.stored, rows, "old.")
 
     def compared(self, layout: Layout, block: int, before: str) -> None:
         """Keep every difference between a copy taken before a change and the table now."""
-        names, same = list(layout.types), equal(layout.key, "old", "now")
+        names, same = layout.stored, equal(layout.key, "old", "now")
         if layout.undo is Undo.KEYLESS:
             for operation, one, other in (("DELETE", before, None), ("INSERT", None, before)):
                 rows = compose(
@@ -107,12 +106,12 @@ class UndoLog:
             [operation, block, self._id],
         )
 
-    def _log(self, layout: Layout) -> TableName:
+    def _log(self, layout: Layout) -> QualifiedName:
         """Return the table's log, with all the columns that the table has."""
         log = layout.name.snapshots
         if log.folded in self._ready:
             return log
-        parts = [f"{quote(name)} {kind}" for name, kind in layout.types.items()]
+        parts = [f"{quote(name)} {kind}" for name, kind in _types(layout).items()]
         parts += [f"{OPERATION} VARCHAR NOT NULL", f"{BLOCK} BIGINT NOT NULL"]
         parts += [f"{STREAM} VARCHAR NOT NULL"]
         if layout.undo is Undo.KEYED:
@@ -128,7 +127,7 @@ class UndoLog:
         self._ready.add(log.folded)
         return log
 
-    def _complete(self, layout: Layout, log: TableName) -> None:
+    def _complete(self, layout: Layout, log: QualifiedName) -> None:
         """Add the columns that the table was given since the log was made."""
         held = dict(
             self._session.rows(
@@ -138,7 +137,7 @@ class UndoLog:
                 log.folded,
             )
         )
-        for name, kind in layout.types.items():
+        for name, kind in _types(layout).items():
             if name.lower() not in held:
                 self._session.run(
                     compose(
@@ -202,7 +201,7 @@ class UndoLog:
                         "QUALIFY row_number() OVER (PARTITION BY net.{group}) <= net.{times})",
                         table=layout.name,
                         net=self._net(layout),
-                        same=equal(layout.types, "now", "net", nulls=True),
+                        same=equal(layout.stored, "now", "net", nulls=True),
                         times=TIMES,
                         group=GROUP,
                     ),
@@ -222,7 +221,7 @@ class UndoLog:
                 "INSERT INTO {table} ({names}) SELECT {names} FROM "
                 "(SELECT *, unnest(range(-{times})) FROM ({net}) WHERE {times} < 0)",
                 table=layout.name,
-                names=list(layout.types),
+                names=layout.stored,
                 times=TIMES,
                 net=self._net(layout),
             ),
@@ -262,7 +261,7 @@ class UndoLog:
         )
 
     def _restore_keyed(self, layout: Layout) -> str:
-        names = list(layout.types)
+        names = layout.stored
         rest = [name for name in names if name not in layout.key]
         assign = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in rest)
         return compose(
@@ -293,7 +292,7 @@ class UndoLog:
             "SELECT {names}, sum(CASE {operation} WHEN 'INSERT' THEN 1 ELSE -1 END)::BIGINT "
             "AS {times}, row_number() OVER () AS {group} "
             "FROM {log} WHERE {stream} = ? AND {block} > ? GROUP BY {names}",
-            names=list(layout.types),
+            names=layout.stored,
             operation=OPERATION,
             times=TIMES,
             group=GROUP,
@@ -301,3 +300,7 @@ class UndoLog:
             log=layout.name.snapshots,
             stream=STREAM,
         )
+
+
+def _types(layout: Layout) -> dict[str, str]:
+    return {one: layout.columns[one].type for one in layout.stored}

@@ -1,4 +1,4 @@
-"""Operating on a PostgreSQL database outside a run: under the stream's lock and the Pipes SDK's."""
+"""Administering a PostgreSQL database outside a run, under the locks of stream and Pipes SDK."""
 
 from __future__ import annotations
 
@@ -8,39 +8,28 @@ from contextlib import contextmanager
 import psycopg
 
 from headwater.errors import CursorMoveError, PostgresLockError, SchemaFileError
-from headwater.targets.postgres.catalog import Catalog
-from headwater.targets.postgres.config_table import ConfigTable
+from headwater.targets.postgres.dialect import DEFAULT_SCHEMA, POSTGRES
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.settings import PostgresSettings, table
-from headwater.targets.postgres.side_tables import SideTables
-from headwater.targets.postgres.sql import DEFAULT_SCHEMA, Fragment, compose
+from headwater.targets.postgres.settings import PostgresSettings
 from headwater.targets.postgres.statements import refuse_transaction_control
-from headwater.targets.postgres.sync_table import SyncTable, exists
-from headwater.targets.postgres.transfer import TemporaryTables
-from headwater.targets.postgres.triggers import Triggers
-from headwater.targets.postgres.undo import UndoLog
-from headwater.targets.side_rows import stored_id
-from headwater.targets.sql.admin import RelationalOperator, Stored
-from headwater.targets.sql.text import QualifiedName
+from headwater.targets.postgres.target import open_store
+from headwater.targets.sql.admin import SqlAdmin
+from headwater.targets.sql.flow import Store
+from headwater.targets.sql.text import Fragment, QualifiedName, compose
 
 
-def operator(dsn: str, schema: str | None, table: str) -> PostgresOperator:
-    """Return who operates on a database. Called by `headwater.targets.admin`."""
-    return PostgresOperator(dsn, PostgresSettings(schema=schema or DEFAULT_SCHEMA, table=table))
+def open_admin(dsn: str, schema: str | None, table: str) -> PostgresAdmin:
+    """Return what administers a database. Called by `headwater.targets.admin`."""
+    return PostgresAdmin(dsn, PostgresSettings(schema=schema or DEFAULT_SCHEMA, table=table))
 
 
-class PostgresOperator(RelationalOperator[Session]):
-    """Operates on one database; runs in the operator's own process."""
+class PostgresAdmin(SqlAdmin[Session]):
+    """Administers one database."""
 
-    order = Fragment("1, 2")
-    tables = (
-        "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n "
-        "ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') AND n.nspname NOT LIKE 'pg\\_%' "
-        "AND n.nspname <> 'information_schema'"
-    )
+    dialect = POSTGRES
 
     def __init__(self, dsn: str, settings: PostgresSettings) -> None:
-        super().__init__(settings.sync, table)
+        super().__init__(settings)
         self._dsn = dsn
         self._settings = settings
 
@@ -64,27 +53,8 @@ class PostgresOperator(RelationalOperator[Session]):
         finally:
             session.close()
 
-    def _stored(self, session: Session, stream_id: str) -> Stored:
-        settings = self._settings
-        kept_as = stored_id(settings.table, stream_id)
-        return Stored(
-            SyncTable(session, settings.sync, stream_id),
-            Catalog(
-                session,
-                stream_id,
-                settings.sync.suffixed("__tables"),
-                (),
-                Triggers(session, stream_id, settings.schema),
-                automatic=True,
-                defer_indexes=False,
-            ),
-            UndoLog(session, stream_id),
-            SideTables(session, TemporaryTables(session), settings.schema, kept_as),
-            ConfigTable(session, settings.schema, stream_id),
-        )
-
-    def _exists(self, session: Session, name: QualifiedName) -> bool:
-        return exists(session, name)
+    def _store(self, session: Session, stream_id: str) -> Store:
+        return open_store(session, self._settings, stream_id)
 
     def _empty(self, session: Session, names: Sequence[QualifiedName]) -> None:
         """Remove all rows at once: the tables may refer to each other."""
@@ -99,7 +69,7 @@ class PostgresOperator(RelationalOperator[Session]):
             ) from error
 
     def _run(self, session: Session, sql: str) -> None:
-        refuse_transaction_control(sql)
+        refuse_transaction_control(sql, "in a schema file")
         try:
             session.run(sql)
         except psycopg.Error as error:

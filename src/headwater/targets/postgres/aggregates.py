@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from headwater.targets.postgres.layout import Layout
-from headwater.targets.postgres.merge import coded, lend, merge, read_shape
-from headwater.targets.postgres.settings import Table
+from headwater.targets.postgres.merge import coded, lend, merge, shape_of
 from headwater.targets.postgres.tx import Tx
 from headwater.targets.sql.aggregates.columns import Columns, find_columns
 from headwater.targets.sql.aggregates.declaration import Aggregate
@@ -16,6 +15,7 @@ from headwater.targets.sql.aggregates.deltas import compute_delta
 from headwater.targets.sql.aggregates.frames import stage_delta
 from headwater.targets.sql.aggregates.writer import Aggregates
 from headwater.targets.sql.merge.shape import Shape
+from headwater.targets.sql.settings import Table
 
 
 class PostgresAggregates(Aggregates):
@@ -41,7 +41,7 @@ class PostgresAggregates(Aggregates):
     def _shape(self, tx: Tx, table: str, layout: Layout, columns: Columns) -> Shape:
         known, shape = self._shapes.get(table, (None, None))
         if shape is None or known is not layout:
-            shape = with_integers(read_shape(tx.session, table, layout), columns)
+            shape = with_integers(shape_of(table, layout), columns)
             self._shapes[table] = (layout, shape)
         return shape
 

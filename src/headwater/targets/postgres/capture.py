@@ -11,7 +11,7 @@ first.
 from __future__ import annotations
 
 from headwater.targets.postgres.layout import Layout
-from headwater.targets.postgres.sql import Fragment, columns, compose, equal, literal
+from headwater.targets.sql.text import Fragment, columns, compose, equal, literal
 
 OPERATION = "___sqd__operation"
 BLOCK = "___sqd__block_number"

@@ -14,9 +14,8 @@ from collections.abc import Callable
 
 from headwater.errors import PostgresConnectionError, PostgresLockError
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.sql import compose
-from headwater.targets.postgres.sync_table import SyncTable, read_newest
-from headwater.targets.sql.state import Newest
+from headwater.targets.sql.state import Newest, SyncTable, read_newest
+from headwater.targets.sql.text import compose
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 5.0
 _LOCK = "SELECT pg_try_advisory_xact_lock(hashtext($1)::bigint)"

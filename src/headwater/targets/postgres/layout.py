@@ -2,63 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.sql import TableName
-from headwater.targets.sql.catalog import LaidTable, Undo
+from headwater.targets.sql import catalog
+from headwater.targets.sql.catalog import Column, Undo
+from headwater.targets.sql.text import QualifiedName
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column: its type as declared, and without precision, domains resolved, as `bare`."""
+class Layout(catalog.Layout):
+    """A table, and what undo capture must know of it.
 
-    name: str
-    type: str
-    bare: str
-    digits: int | None = None
-    scale: int | None = None
-    generated: bool = False
-    identity: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Layout(LaidTable):
-    """A table, and how it is undone.
-
-    `always_compare`: a key may change in ways that no trigger on the key columns sees. `unique`:
-    there are unique constraints beside the primary key. `acted_upon`: a foreign key elsewhere
-    deletes or changes rows when rows here go. `merged`: a foreign key of its own deletes or changes
-    rows here, and what it does is seen together with what set it off, one row perhaps twice.
-    `deferred`: key and indexes are still to be built.
+    `always_compare`: a key may change in ways that no trigger on the key columns sees.
+    `acted_upon`: a foreign key elsewhere deletes or changes rows when rows here go. `merged`: a
+    foreign key of its own deletes or changes rows here, and what it does is seen together with what
+    set it off, one row perhaps twice. `deferred`: key and indexes are still to be built.
     """
 
-    name: TableName
-    columns: dict[str, Column]
-    partitions: tuple[TableName, ...] = ()
+    partitions: tuple[QualifiedName, ...] = ()
     partitioned: bool = False
     always_compare: bool = False
-    unique: bool = False
     acted_upon: bool = False
     merged: bool = False
     deferred: bool = False
 
-    def undone_by(self, undo: Undo, block_column: str, *, deferred: bool = False) -> Layout:
-        """Return the same table with the way in which it is undone."""
-        return replace(self, undo=undo, block_column=block_column, deferred=deferred)
-
     @property
-    def stored(self) -> list[str]:
-        """The columns whose values are kept: all that are not computed."""
-        return [one.name for one in self.columns.values() if not one.generated]
-
-    @property
-    def relations(self) -> tuple[TableName, ...]:
+    def relations(self) -> tuple[QualifiedName, ...]:
         """The table and its partitions."""
         return (self.name, *self.partitions)
 
 
-def read_layout(session: Session, name: TableName) -> Layout | None:
+def read_layout(session: Session, name: QualifiedName) -> Layout | None:
     """Read a table from the catalog; None if there is none of this name."""
     rows = session.rows(
         """
@@ -91,7 +66,7 @@ def read_layout(session: Session, name: TableName) -> Layout | None:
         Undo.NONE,
         "",
         columns=_columns(session, oid),
-        partitions=_partitions(session, oid) if partitioned else (),
+        partitions=_partitions(session, oid, type(name)) if partitioned else (),
         partitioned=partitioned,
         always_compare=partitioned or watched,
         unique=unique,
@@ -109,8 +84,10 @@ def _columns(session: Session, oid: int) -> dict[str, Column]:
                 THEN (a.atttypmod - 4) >> 16 END,
             CASE WHEN a.atttypid = 'numeric'::regtype AND a.atttypmod >= 4
                 THEN (a.atttypmod - 4) & 2047 END,
-            a.attgenerated <> '', a.attidentity = 'a'
+            a.attgenerated <> '', a.attidentity = 'a',
+            CASE WHEN a.attgenerated = '' THEN pg_get_expr(d.adbin, d.adrelid) END
         FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+        LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
         WHERE a.attrelid = $1::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped
         ORDER BY a.attnum
         """,
@@ -119,11 +96,13 @@ def _columns(session: Session, oid: int) -> dict[str, Column]:
     return {row[0]: Column(*row) for row in rows}
 
 
-def _partitions(session: Session, oid: int) -> tuple[TableName, ...]:
+def _partitions(
+    session: Session, oid: int, name_type: type[QualifiedName]
+) -> tuple[QualifiedName, ...]:
     rows = session.rows(
         "SELECT n.nspname, c.relname FROM pg_partition_tree($1::bigint::oid::regclass) AS p "
         "JOIN pg_class AS c ON c.oid = p.relid JOIN pg_namespace AS n ON n.oid = c.relnamespace "
         "WHERE p.level > 0 ORDER BY 1, 2",
         [oid],
     )
-    return tuple(TableName(*row) for row in rows)
+    return tuple(name_type(*row) for row in rows)

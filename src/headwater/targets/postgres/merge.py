@@ -23,12 +23,11 @@ from headwater.errors import (
     PostgresTableError,
 )
 from headwater.targets.postgres.encode import INTEGERS
-from headwater.targets.postgres.layout import Column as StoredColumn
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.sql import Fragment, TableName, compose, literal, quote
 from headwater.targets.postgres.transfer import Lane, Transfer, copy_in
 from headwater.targets.postgres.tx import Tx
+from headwater.targets.sql import catalog
 from headwater.targets.sql.merge.expressions import changed, made
 from headwater.targets.sql.merge.frames import (
     ABSENT,
@@ -46,6 +45,7 @@ from headwater.targets.sql.merge.frames import (
     Staged,
 )
 from headwater.targets.sql.merge.shape import Column, Shape
+from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal, quote
 
 TYPES: dict[ColumnType, str] = {
     "text": "text",
@@ -91,29 +91,14 @@ class Lent:
         return Fragment(" AND ".join(f"now.{quote(one)} = s.k{at}" for at, one in enumerate(key)))
 
 
-def full_name(name: TableName) -> str:
-    """Return a name with its schema; parts that contain a dot or a quote are quoted."""
-    parts = (name.schema, name.name)
-    return ".".join(quote(one) if set('".') & set(one) else one for one in parts)
-
-
-def read_shape(session: Session, name: str, layout: Layout) -> Shape:
+def shape_of(name: str, layout: Layout) -> Shape:
     """Return a table as changes see it; computed columns are left out."""
-    defaults: dict[str, str] = dict(
-        session.rows(
-            "SELECT a.attname, pg_get_expr(d.adbin, d.adrelid) FROM pg_attribute AS a "
-            "JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum "
-            "WHERE a.attrelid = $1::regclass AND a.attgenerated = ''",
-            [compose("{name}", name=layout.name)],
-        )
-    )
+    held = [layout.columns[one] for one in layout.stored]
     columns = {
-        one: Column(one, held.type, _kind(held), held.scale, defaults.get(one))
-        for one, held in layout.columns.items()
-        if not held.generated
+        one.name: Column(one.name, one.type, _kind(one), one.scale, one.default) for one in held
     }
     ambiguous = any(layout.columns[one].bare not in _PLAIN_KEYS for one in layout.key)
-    return Shape(name, full_name(layout.name), layout.key, columns, ambiguous)
+    return Shape(name, layout.name.full, layout.key, columns, ambiguous)
 
 
 def lend(tx: Tx, staged: Staged, layout: Layout) -> Lent:
@@ -205,7 +190,7 @@ def _parts(lent: Lent, at: int) -> list[Fragment]:
     parts: list[Fragment] = []
     before = Fragment("")
 
-    def add(name: str, template: str, **gaps: Fragment | TableName) -> None:
+    def add(name: str, template: str, **gaps: Fragment | QualifiedName) -> None:
         nonlocal before
         label = Fragment(f"{name}{at}")
         body = compose(
@@ -276,7 +261,7 @@ def _lane(staged: Staged, layout: Layout, field: pa.Field) -> Lane:
     return Lane(name, "text", "text", stored.type)
 
 
-def _kind(column: StoredColumn) -> ColumnType:
+def _kind(column: catalog.Column) -> ColumnType:
     if column.bare == "numeric" and column.scale == 0:
         return "integer"
     return _KINDS.get(column.bare, "text")

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import psycopg
 
 from headwater.errors import InvalidOptionError, PostgresStatementError
+from headwater.targets.postgres.dialect import LONGEST
 from headwater.targets.postgres.session import connect
-from headwater.targets.postgres.sql import LONGEST, compose, literal
+from headwater.targets.sql.text import compose, literal
 
 
 @dataclass(frozen=True, slots=True)

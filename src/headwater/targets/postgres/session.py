@@ -23,6 +23,7 @@ from psycopg.types.string import TextLoader
 
 from headwater.errors import PostgresConnectionError, PostgresLockError, PostgresStatementError
 from headwater.targets.postgres.statements import to_table
+from headwater.targets.postgres.transfer import TemporaryTables
 
 POLL_S = 0.05
 Row = tuple[Any, ...]
@@ -43,6 +44,7 @@ class Session:
         self.on_statement: Callable[[str], None] | None = None
         self.conflicted = False
         self.generation = 0  # of the connection: what is temporary belongs to one
+        self.temporary = TemporaryTables(self)
         self._dsn = dsn
         self._lock_name = lock_name
         self._lock_wait_s = lock_wait_s
@@ -128,6 +130,7 @@ class Session:
         self.conflicted = False
 
         def begin() -> None:
+            self.temporary.begin()
             self._execute(f"BEGIN ISOLATION LEVEL {isolation_level or self._isolation_level}")
             if prologue is not None:
                 prologue()
@@ -138,6 +141,7 @@ class Session:
             if self.begun:
                 self._commit()
         except BaseException:
+            self.temporary.forget()
             self._roll_back()
             raise
         finally:

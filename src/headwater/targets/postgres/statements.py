@@ -6,41 +6,32 @@ deceived by the way a statement is written.
 
 from __future__ import annotations
 
-import re
-
 import psycopg
 import pyarrow as pa
 from psycopg import RawCursor
 
 from headwater.errors import PostgresStatementError
+from headwater.targets.sql.tokens import STANDARD, shortened
 
-_IGNORED = re.compile(
-    r"""(?P<comment>--[^\n]*|/\*.*?\*/)|[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'"""
-    r"""|\$(?P<tag>[A-Za-z_]?\w*)\$.*?\$(?P=tag)\$|"(?:[^"]|"")*\"""",
-    re.DOTALL,
-)
 _ENDS = {"COMMIT", "END", "ABORT", "ROLLBACK", "BEGIN", "START"}
-_DDL = re.compile(r"\b(create|alter|drop|attach|detach)\b", re.IGNORECASE)
+_DDL = {"CREATE", "ALTER", "DROP", "ATTACH", "DETACH"}
 
 
-def refuse_transaction_control(sql: str) -> None:
+def refuse_transaction_control(sql: str, where: str = "inside on_data") -> None:
     """Refuse SQL that would begin or end a transaction; savepoints are free."""
-    plain = _IGNORED.sub(lambda found: " " if found["comment"] else " '' ", sql)
-    if "*/" in plain:
-        raise PostgresStatementError("comments inside comments cannot be read", sql=_short(sql))
-    if re.search(r"\batomic\b", plain, re.IGNORECASE):
+    statements = [[one.text for one in each] for each in STANDARD.statements(sql)]
+    if any("ATOMIC" in words for words in statements):
         return  # the body of a function, whose END ends nothing else
-    for statement in plain.split(";"):
-        words = statement.upper().split()
+    for words in statements:
         two = words[:2]
-        ends = bool(words) and words[0] in _ENDS and not ("ROLLBACK" in two and "TO" in words[:3])
+        ends = words[0] in _ENDS and not ("ROLLBACK" in two and "TO" in words[:3])
         if ends or two == ["PREPARE", "TRANSACTION"]:
-            raise PostgresStatementError("the transaction is not yours to end", sql=_short(sql))
+            raise PostgresStatementError(f"{words[0]} is not allowed {where}", sql=shortened(sql))
 
 
 def may_change_tables(sql: str) -> bool:
     """Tell whether SQL may create or alter tables, so that what is known of them is stale."""
-    return _DDL.search(sql) is not None
+    return any(one.text in _DDL for one in STANDARD.tokens(sql))
 
 
 def to_table(cursor: RawCursor[tuple[object, ...]]) -> pa.Table:
@@ -93,8 +84,3 @@ _FALLBACK = (pa.string(), True)
 
 def _text(value: object) -> str:
     return format(value, "f") if type(value).__name__ == "Decimal" else str(value)
-
-
-def _short(sql: str) -> str:
-    flat = " ".join(sql.split())
-    return flat if len(flat) <= 120 else f"{flat[:120]}…"

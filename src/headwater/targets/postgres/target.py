@@ -10,28 +10,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from headwater.core import BlockCursor, PipeState
 from headwater.errors import UntrackedTableError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
 from headwater.targets.postgres.aggregates import PostgresAggregates
-from headwater.targets.postgres.catalog import Catalog
+from headwater.targets.postgres.catalog import PostgresCatalog
 from headwater.targets.postgres.changes import StateChanges
-from headwater.targets.postgres.config_table import ConfigTable
+from headwater.targets.postgres.dialect import POSTGRES
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.settings import PostgresSettings, Table, table
-from headwater.targets.postgres.side_tables import SideTables
+from headwater.targets.postgres.settings import PostgresSettings
 from headwater.targets.postgres.staging import Staging
-from headwater.targets.postgres.sync_table import LEGACY_ID, SyncTable
-from headwater.targets.postgres.transfer import TemporaryTables
 from headwater.targets.postgres.triggers import Triggers
 from headwater.targets.postgres.tx import Tx
 from headwater.targets.postgres.undo import UndoLog
 from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.aggregates import Aggregate
-from headwater.targets.sql.flow import Callbacks, Found, RelationalTarget
-from headwater.targets.sql.state import Newest
+from headwater.targets.sql.flow import Callbacks, Found, RelationalTarget, Store
+from headwater.targets.sql.settings import Table
+from headwater.targets.sql.state import LEGACY_ID, ConfigTable, Newest, SideTables, SyncTable
 
 OnData = Callable[..., object]
 OnStart = Callable[[Tx], object]
@@ -70,10 +69,45 @@ def postgres_target(
     check_address(dsn, "postgres")
     if on_data is not None and tables is None:
         raise UntrackedTableError("on_data is given, but not the tables that it writes")
-    declared = [one if isinstance(one, Table) else table(one) for one in tables or ()]
+    declared = [POSTGRES.declare(one) for one in tables or ()]
     callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
     return PostgresTarget(
         dsn, declared, tuple(aggregates), callbacks, settings or PostgresSettings()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresStore(Store):
+    """What is kept of one stream in a database."""
+
+    catalog: PostgresCatalog
+    undo: UndoLog
+
+
+def open_store(
+    session: Session,
+    settings: PostgresSettings,
+    stream_id: str,
+    tables: Sequence[Table] = (),
+    *,
+    automatic: bool = True,
+) -> PostgresStore:
+    """Return what is kept of a stream. Nothing is read or created yet."""
+    sync, schema = settings.sync, settings.schema
+    return PostgresStore(
+        SyncTable(session, POSTGRES, sync, stream_id),
+        PostgresCatalog(
+            session,
+            stream_id,
+            sync.suffixed("__tables"),
+            tables,
+            Triggers(session, stream_id, schema),
+            automatic=automatic,
+            defer_indexes=settings.defer_indexes,
+        ),
+        UndoLog(session, stream_id),
+        SideTables(session, POSTGRES, schema, stored_id(settings.table, stream_id)),
+        ConfigTable(session, POSTGRES, schema, stream_id),
     )
 
 
@@ -84,7 +118,7 @@ class PostgresTarget(RelationalTarget[Session]):
     opened, what one transaction is, and what is prepared before a batch is written.
     """
 
-    _catalog: Catalog
+    _catalog: PostgresCatalog
     _side: SideTables
     _sync: SyncTable
     _settings: PostgresSettings
@@ -100,7 +134,7 @@ class PostgresTarget(RelationalTarget[Session]):
         summed = PostgresAggregates(aggregates, tables)
         super().__init__(callbacks, summed, settings)
         self._dsn = dsn
-        self._tables = (*tables, *summed.tables(table))
+        self._tables = (*tables, *summed.tables(POSTGRES))
         self._built = False
 
     def recover(self) -> PipeState:
@@ -128,7 +162,7 @@ class PostgresTarget(RelationalTarget[Session]):
 
     def stored_config(self) -> ConfigTable:
         """Return where it is kept what the stream asked for."""
-        return ConfigTable(self._opened(), self._settings.schema, self._id)
+        return ConfigTable(self._opened(), POSTGRES, self._settings.schema, self._id)
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -139,17 +173,15 @@ class PostgresTarget(RelationalTarget[Session]):
         stream = f"{settings.schema}.{settings.table}/{self._id}"
         session = Session(self._dsn, stream, settings.lock_wait_s, settings.isolation_level)
         session.on_statement = self._announce
-        self._sync = SyncTable(session, settings.sync, self._id)
-        triggers = Triggers(session, self._id, settings.schema)
-        self._catalog = Catalog(
+        store = open_store(
             session,
+            settings,
             self._id,
-            settings.sync.suffixed("__tables"),
             self._tables,
-            triggers,
             automatic=self._callbacks.on_data is None,
-            defer_indexes=settings.defer_indexes,
         )
+        self._sync, self._side = store.sync, store.side
+        self._catalog, self._undo = store.catalog, store.undo
         self._changes = StateChanges(
             session,
             self._sync,
@@ -158,22 +190,18 @@ class PostgresTarget(RelationalTarget[Session]):
             forget=self._forget,
             prepare=self._install,
         )
-        self._undo = UndoLog(session, self._id)
-        self._temporary = TemporaryTables(session)
-        kept_as = stored_id(settings.table, self._id)
-        self._side = SideTables(session, self._temporary, settings.schema, kept_as)
         self._staging = Staging(settings.relay_port)
         try:
             session.connect()
             with session.transaction(isolation_level="read committed"):
-                triggers.take_turn()
+                self._catalog.take_turn()
                 self._sync.create()
                 self._catalog.create()
                 self._side.create(self._side_tables)
                 if settings.id is None and self._id != LEGACY_ID and self._sync.adopt_legacy():
                     logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
                 if on_start is not None:
-                    on_start(Tx(session, self._catalog, self._temporary))
+                    on_start(Tx(session, self._catalog))
                 self._catalog.forget()
                 self._catalog.install()
         except BaseException:
@@ -200,7 +228,6 @@ class PostgresTarget(RelationalTarget[Session]):
         """Do something in one transaction with the state; again where that can help."""
 
         def begin() -> Newest | None:
-            self._temporary.begin()
             self._staging.begin()
             return work()
 
@@ -242,15 +269,14 @@ class PostgresTarget(RelationalTarget[Session]):
             )
         sync = self._settings.sync
         own = (sync, sync.suffixed("__tables"), *self._side.names)
-        tx = Tx(session, self._catalog, self._temporary, self._staging, scope, own)
+        tx = Tx(session, self._catalog, self._staging, scope, own)
         yield tx
         tx.finish()
 
     def _tx(self) -> Tx:
-        return Tx(self._opened(), self._catalog, self._temporary)
+        return Tx(self._opened(), self._catalog)
 
     def _forget(self) -> None:
         """Trust nothing that was remembered of a transaction that failed."""
         self._catalog.forget()
-        self._temporary.forget()
         self._built = not self._settings.defer_indexes

@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.targets.postgres.encode import HEADER, TRAILER, encode, encoder
-from headwater.targets.postgres.frames import bare_type, column_type
-from headwater.targets.postgres.layout import Layout
-from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.sql import Fragment, TableName, compose, quote
+from headwater.targets.postgres.types import bare_type, column_type
+from headwater.targets.sql.text import Fragment, QualifiedName, compose, quote
+
+if TYPE_CHECKING:
+    from headwater.targets.postgres.layout import Layout
+    from headwater.targets.postgres.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class TemporaryTables:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._made: dict[tuple[int, Transfer, int], TableName] = {}
+        self._made: dict[tuple[int, Transfer, int], QualifiedName] = {}
         self._used: dict[Transfer, int] = {}
 
     def begin(self) -> None:
@@ -108,14 +111,14 @@ class TemporaryTables:
         """Make new ones from now on."""
         self._made.clear()
 
-    def fill(self, transfer: Transfer, rows: Iterable[bytes | memoryview]) -> TableName:
+    def fill(self, transfer: Transfer, rows: Iterable[bytes | memoryview]) -> QualifiedName:
         """Return an empty table, filled with rows in the binary form of COPY."""
         ordinal = self._used.get(transfer, 0)
         self._used[transfer] = ordinal + 1
         place = (self._session.generation, transfer, ordinal)
         name = self._made.get(place)
         if name is None:
-            name = TableName("pg_temp", f"headwater_{len(self._made)}")
+            name = QualifiedName("pg_temp", f"headwater_{len(self._made)}")
             self._session.run(
                 compose(
                     "DROP TABLE IF EXISTS {name}; "
@@ -131,7 +134,7 @@ class TemporaryTables:
 
 
 def copy_in(
-    session: Session, name: TableName, transfer: Transfer, rows: Iterable[bytes | memoryview]
+    session: Session, name: QualifiedName, transfer: Transfer, rows: Iterable[bytes | memoryview]
 ) -> None:
     """Copy rows into a table whose columns have the types in which they travel."""
     session.copy(

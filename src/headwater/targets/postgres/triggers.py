@@ -17,19 +17,11 @@ from headwater.targets.postgres.capture import (
     STREAM,
     capture_bodies,
 )
+from headwater.targets.postgres.dialect import POSTGRES, TableName
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.sql import (
-    Fragment,
-    TableName,
-    columns,
-    compose,
-    fitted,
-    literal,
-    quote,
-)
-from headwater.targets.postgres.sync_table import exists
 from headwater.targets.sql.catalog import Undo
+from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, literal, quote
 
 REFUSED, APPEND_ONLY = "HW113", "HW112"  # what a guard raises, as an SQLSTATE
 
@@ -63,7 +55,7 @@ class Triggers:
         """Make sure that a table's changes are kept, or refused where they cannot be undone."""
         if layout.undo is Undo.NONE:
             return
-        functions = {self._refuse: REFUSE_BODY}
+        functions: dict[QualifiedName, str] = {self._refuse: REFUSE_BODY}
         wanted: dict[str, _Clause] = {}
         if layout.undo is Undo.APPEND_ONLY:
             wanted["sqd_append_only"] = self._guard("UPDATE OR DELETE OR TRUNCATE", APPEND_ONLY)
@@ -71,7 +63,8 @@ class Triggers:
             self._complete_log(layout)
             for event, body in capture_bodies(layout).items():
                 function = TableName(
-                    layout.name.schema, fitted(layout.name.name, "sqd_snapshot_", f"_{event}")
+                    layout.name.schema,
+                    TableName.fitted(layout.name.name, "sqd_snapshot_", f"_{event}"),
                 )
                 functions[function] = body
                 wanted[f"sqd_snapshot_{event}"] = self._capture(layout, event, function)
@@ -84,7 +77,7 @@ class Triggers:
             self._session.run(";\n".join(statements))
 
     def _triggers(
-        self, relation: TableName, wanted: dict[str, _Clause], *, inherited: bool
+        self, relation: QualifiedName, wanted: dict[str, _Clause], *, inherited: bool
     ) -> list[Fragment]:
         """Return the statements that create the triggers which a relation lacks."""
         held: dict[str, str] = dict(
@@ -114,7 +107,7 @@ class Triggers:
             )
         return statements
 
-    def _capture(self, layout: Layout, event: str, function: TableName) -> _Clause:
+    def _capture(self, layout: Layout, event: str, function: QualifiedName) -> _Clause:
         call = compose("EXECUTE FUNCTION {name}()", name=function)
         if event == "start":
             return (
@@ -136,7 +129,7 @@ class Triggers:
         call = compose("EXECUTE FUNCTION {name}({state})", name=self._refuse, state=literal(state))
         return f"BEFORE {events}", f"FOR EACH STATEMENT WHEN ({_ENABLED}) {call}"
 
-    def _functions(self, wanted: dict[TableName, str]) -> list[Fragment]:
+    def _functions(self, wanted: dict[QualifiedName, str]) -> list[Fragment]:
         """Return the statements that create the functions which are not as they should be."""
         rows = self._session.rows(
             "SELECT n.nspname, p.proname, p.prosrc FROM pg_proc AS p "
@@ -144,7 +137,9 @@ class Triggers:
             "WHERE p.pronargs = 0 AND p.proname = ANY($1)",
             [[name.name for name in wanted]],
         )
-        held = {TableName(schema, name): text for schema, name, text in rows}
+        held: dict[QualifiedName, str] = {
+            TableName(schema, name): text for schema, name, text in rows
+        }
         return [
             compose(
                 "CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS {body}",
@@ -155,7 +150,7 @@ class Triggers:
             if held.get(name) != body
         ]
 
-    def _replace_foreign(self, relation: TableName) -> None:
+    def _replace_foreign(self, relation: QualifiedName) -> None:
         """Drop the row-level triggers that the Pipes SDK has installed, and their functions."""
         rows = self._session.rows(
             "SELECT t.tgname, n.nspname, p.proname FROM pg_trigger AS t "
@@ -186,7 +181,7 @@ class Triggers:
         """Create the log, or give it what it lacks: columns added since, the stream."""
         log = layout.name.snapshots
         kinds = {one: layout.columns[one].type for one in layout.stored}
-        if not exists(self._session, log):
+        if not POSTGRES.exists(self._session, log):
             parts = [f"{quote(name)} {kind}" for name, kind in kinds.items()]
             parts += [f"{OPERATION} TEXT NOT NULL", f"{BLOCK} BIGINT NOT NULL"]
             parts += [f"{STREAM} TEXT", f"{NESTED} BIGINT"]

@@ -24,12 +24,11 @@ from headwater.errors import (
 )
 from headwater.targets.contract import Scope
 from headwater.targets.frames import block_range, is_in_reach, to_arrow
-from headwater.targets.postgres.catalog import Catalog
+from headwater.targets.postgres.catalog import PostgresCatalog
 from headwater.targets.postgres.changes import TryAgain
-from headwater.targets.postgres.frames import find_nul
+from headwater.targets.postgres.dialect import TableName
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.sql import Fragment, TableName, compose, equal, quote
 from headwater.targets.postgres.staging import Distributed, Staging
 from headwater.targets.postgres.statements import (
     may_change_tables,
@@ -37,7 +36,6 @@ from headwater.targets.postgres.statements import (
     to_table,
 )
 from headwater.targets.postgres.transfer import (
-    TemporaryTables,
     Transfer,
     copy_in,
     missing_keys,
@@ -45,7 +43,9 @@ from headwater.targets.postgres.transfer import (
     repeated_keys,
 )
 from headwater.targets.postgres.triggers import APPEND_ONLY, REFUSED
+from headwater.targets.postgres.types import find_nul
 from headwater.targets.sql.catalog import Undo
+from headwater.targets.sql.text import Fragment, QualifiedName, compose, equal, quote
 
 _WRITTEN = """
 SELECT n.nspname, c.relname, rn.nspname, r.relname
@@ -66,15 +66,13 @@ class Tx:
     def __init__(
         self,
         session: Session,
-        catalog: Catalog,
-        temporary: TemporaryTables,
+        catalog: PostgresCatalog,
         staging: Staging | None = None,
         scope: Scope | None = None,
-        own: Sequence[TableName] = (),
+        own: Sequence[QualifiedName] = (),
     ) -> None:
         self._session = session
         self._catalog = catalog
-        self._temporary = temporary
         self._staging = staging
         self._scope = scope
         self._own = own
@@ -118,13 +116,13 @@ class Tx:
         """
         return int(self._run(sql, params).rowcount)
 
-    def lend(self, transfer: Transfer, frame: pa.Table) -> TableName:
+    def lend(self, transfer: Transfer, frame: pa.Table) -> QualifiedName:
         """Put an Arrow table where SQL can select from it until the end of the transaction.
 
         For targets that are built on this one.
         """
         rows = transfer.encode(frame.schema, frame.to_batches())
-        return self._temporary.fill(transfer, rows)
+        return self._session.temporary.fill(transfer, rows)
 
     def prepare(
         self, table: str, schema: pa.Schema, key: Sequence[str], types: Mapping[str, str]
@@ -166,7 +164,7 @@ class Tx:
             return self._staging.distributed(frame)
         return to_arrow(frame)
 
-    def _insert(self, name: TableName, frame: pa.Table | Distributed) -> None:
+    def _insert(self, name: QualifiedName, frame: pa.Table | Distributed) -> None:
         layout = self._catalog.prepare(name, frame.schema, None)
         transfer = plan_transfer(frame.schema, layout)
         with _coded(layout, frame):
@@ -195,7 +193,7 @@ class Tx:
             )
 
     def _upsert(
-        self, name: TableName, frame: pa.Table | Distributed, key: Sequence[str] | None
+        self, name: QualifiedName, frame: pa.Table | Distributed, key: Sequence[str] | None
     ) -> None:
         existing = self._catalog.layout(name)
         key = tuple(key or self._catalog.declared(name).key or (existing.key if existing else ()))
@@ -222,7 +220,7 @@ class Tx:
             )
 
     def _delete(
-        self, name: TableName, frame: pa.Table | Distributed, key: Sequence[str] | None
+        self, name: QualifiedName, frame: pa.Table | Distributed, key: Sequence[str] | None
     ) -> None:
         layout = self._catalog.layout(name)
         if layout is None:
@@ -245,7 +243,7 @@ class Tx:
                 )
             )
 
-    def _copy_in(self, name: TableName, frame: pa.Table, transfer: Transfer) -> None:
+    def _copy_in(self, name: QualifiedName, frame: pa.Table, transfer: Transfer) -> None:
         if frame.num_rows:
             rows = transfer.encode(frame.schema, frame.to_batches())
             copy_in(self._session, name, transfer, rows)
@@ -257,7 +255,7 @@ class Tx:
             table = self.lend(transfer, frame)
         else:
             rows = frame.stage(transfer, layout.block_column, None)
-            table = self._temporary.fill(transfer, rows)
+            table = self._session.temporary.fill(transfer, rows)
         return compose("(SELECT {values} FROM {table})", values=transfer.values(), table=table)
 
     # --- guards -----------------------------------------------------------------------------------
@@ -277,7 +275,7 @@ class Tx:
             )
 
     @staticmethod
-    def _require(name: TableName, frame: pa.Table | Distributed, key: Sequence[str]) -> None:
+    def _require(name: QualifiedName, frame: pa.Table | Distributed, key: Sequence[str]) -> None:
         lacking = [one for one in key if one not in frame.schema.names]
         if lacking:
             raise PostgresKeyError(

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from psycopg.errors import ExclusionViolation, UniqueViolation
 
 from headwater.targets.postgres.capture import BLOCK, OPERATION, STREAM
+from headwater.targets.postgres.dialect import TableName
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.sql import Fragment, TableName, columns, compose, equal, quote
 from headwater.targets.sql.catalog import Undo
+from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, equal, quote
 
 _PLANS = ("enable_hashjoin", "enable_mergejoin", "enable_seqscan", "jit")
 
@@ -107,7 +108,9 @@ class UndoLog:
             )
         return again
 
-    def _restore(self, layouts: Sequence[Layout], number: int, replaced: set[TableName]) -> None:
+    def _restore(
+        self, layouts: Sequence[Layout], number: int, replaced: set[QualifiedName]
+    ) -> None:
         parts: list[str] = []
         for index, layout in enumerate(layouts):
             if layout.undo is Undo.APPEND_ONLY:
@@ -141,7 +144,7 @@ class UndoLog:
     def _keyed(self, layout: Layout, index: int, *, replace: bool) -> list[str]:
         names = layout.stored
         rest = [one for one in names if one not in layout.key and not layout.columns[one].identity]
-        what: dict[str, TableName | Sequence[str] | str] = {
+        what: dict[str, QualifiedName | Sequence[str] | str] = {
             "i": Fragment(str(index)),
             "table": layout.name,
             "images": self._images(layout),

@@ -1,11 +1,10 @@
-"""Operating on a database outside a run: each change is one transaction, under a writer's lock."""
+"""Administering a database outside a run: each change is one transaction, under a writer's lock."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from headwater.core import PipeState
@@ -20,47 +19,28 @@ from headwater.targets.admin import (
 )
 from headwater.targets.contract import SideTable
 from headwater.targets.schema_file import SchemaFile
-from headwater.targets.sql.catalog import ClaimedTables
-from headwater.targets.sql.flow import Log
-from headwater.targets.sql.session import Session
-from headwater.targets.sql.settings import DeclaredTable
-from headwater.targets.sql.side_tables import SideRows
-from headwater.targets.sql.state import SyncRows
-from headwater.targets.sql.text import Fragment, QualifiedName, compose
+from headwater.targets.sql.dialect import Dialect, Session
+from headwater.targets.sql.flow import Store
+from headwater.targets.sql.settings import StateSettings, table
+from headwater.targets.sql.text import QualifiedName, compose
 
 _EVERY = 2**62  # above any block
 Held = TypeVar("Held", bound=Session)
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What is kept of one stream, inside a transaction."""
+class SqlAdmin(ABC, Generic[Held]):
+    """Administers one database; runs in a process of its own, beside no stream that writes."""
 
-    sync: SyncRows
-    catalog: ClaimedTables[Any, Any]
-    undo: Log
-    side: SideRows
-    config: Any
+    dialect: ClassVar[Dialect[Any]]
 
-
-class RelationalOperator(ABC, Generic[Held]):
-    """Operates on one database; runs in the operator's own process.
-
-    `sync` is the table of the state, `declare` the function that declares a user's table.
-    """
-
-    order: ClassVar[Fragment]  # of a stream's tables
-    tables: ClassVar[str]  # the query of all tables there are
-
-    def __init__(self, sync: QualifiedName, declare: Callable[..., DeclaredTable]) -> None:
-        self._sync = sync
-        self._declare = declare
-        self._claims = sync.suffixed("__tables")
+    def __init__(self, settings: StateSettings) -> None:
+        self._sync = settings.sync
+        self._claims = self._sync.suffixed("__tables")
 
     def streams(self) -> list[StreamStatus]:
         """Return all streams of the database."""
         with self._transaction(None) as session:
-            if not self._exists(session, self._sync):
+            if not self.dialect.exists(session, self._sync):
                 return []
             ids = session.rows(
                 compose("SELECT DISTINCT id FROM {sync} ORDER BY 1", sync=self._sync)
@@ -73,7 +53,7 @@ class RelationalOperator(ABC, Generic[Held]):
         """Move a cursor, and the data with it."""
         find_stream(self.streams(), stream_id)
         with self._transaction(stream_id) as session:
-            stored = self._stored(session, stream_id)
+            stored = self._store(session, stream_id)
             move = plan_move(self._status(session, stream_id), number, block_hash, force=force)
             if move.kind is not MoveKind.AHEAD:
                 stored.undo.restore(self._layouts(session, stored), move.number)
@@ -88,7 +68,7 @@ class RelationalOperator(ABC, Generic[Held]):
         status = find_stream(self.streams(), stream_id)
         shared = {one.name for one in status.tables if one.shared}
         with self._transaction(stream_id) as session:
-            stored = self._stored(session, stream_id)
+            stored = self._store(session, stream_id)
             check_reset(stored.sync.load(), force=force)
             layouts = self._layouts(session, stored)
             for layout in layouts:
@@ -96,7 +76,7 @@ class RelationalOperator(ABC, Generic[Held]):
             own = [one.name for one in layouts if str(one.name) not in shared]
             if own and not keep_data:
                 self._empty(session, own)
-            if self._exists(session, self._claims):
+            if self.dialect.exists(session, self._claims):
                 session.run(
                     compose("DELETE FROM {claims} WHERE id = $1", claims=self._claims), [stream_id]
                 )
@@ -107,30 +87,27 @@ class RelationalOperator(ABC, Generic[Held]):
     def setup(self, schema: SchemaFile, side_tables: Sequence[SideTable] = ()) -> list[str]:
         """Create the tables of the state, of the stream's own rows, and the user's."""
         with self._transaction(None) as session:
-            before = self._tables(session)
-            stored = self._stored(session, "")
+            before = self.dialect.tables(session)
+            stored = self._store(session, "")
             stored.sync.create()
             stored.catalog.create()
             stored.side.create(side_tables)
             stored.config.create()
             for one in schema.tables:
-                declared = self._declare(one.name, key=one.key, types=one.types)
-                if not self._exists(session, declared.name):
+                declared = self.dialect.declare(table(one.name, key=one.key, types=one.types))
+                if not self.dialect.exists(session, declared.name):
                     stored.catalog.create_table(declared, one.schema, None)
             if schema.sql.strip():
                 self._run(session, schema.sql)
-            return sorted(map(str, self._tables(session) - before))
+            return sorted(map(str, self.dialect.tables(session) - before))
 
-    def _layouts(self, session: Held, stored: Stored) -> list[Any]:
+    def _layouts(self, session: Held, stored: Store) -> list[Any]:
         """Return the stream's tables; the Pipes SDK keeps no list of them."""
-        return stored.catalog.undoable() if self._exists(session, self._claims) else []
-
-    def _tables(self, session: Held) -> set[QualifiedName]:
-        return {type(self._sync)(*row) for row in session.rows(self.tables)}
+        return stored.catalog.undoable() if self.dialect.exists(session, self._claims) else []
 
     def _status(self, session: Held, stream_id: str) -> StreamStatus:
         tables: list[TableStatus] = []
-        if self._exists(session, self._claims):
+        if self.dialect.exists(session, self._claims):
             rows = session.rows(
                 compose(
                     "SELECT table_schema, table_name, undo, (SELECT count(*) FROM {claims} AS other"
@@ -138,7 +115,7 @@ class RelationalOperator(ABC, Generic[Held]):
                     " AND other.table_name = own.table_name) "
                     "FROM {claims} AS own WHERE id = $1 ORDER BY {order}",
                     claims=self._claims,
-                    order=self.order,
+                    order=self.dialect.claim_order,
                 ),
                 [stream_id],
             )
@@ -146,7 +123,7 @@ class RelationalOperator(ABC, Generic[Held]):
                 TableStatus(str(type(self._sync)(schema, name)), undo, writers > 1)
                 for schema, name, undo, writers in rows
             ]
-        state = self._stored(session, stream_id).sync.load()
+        state = self._store(session, stream_id).sync.load()
         return StreamStatus(stream_id, state, tuple(tables))
 
     # --- what each database does in its own way ---------------------------------------------------
@@ -156,12 +133,8 @@ class RelationalOperator(ABC, Generic[Held]):
         """Open a transaction; with an id, as the one writer of that stream."""
 
     @abstractmethod
-    def _stored(self, session: Held, stream_id: str) -> Stored:
+    def _store(self, session: Held, stream_id: str) -> Store:
         """Return what is kept of a stream. Nothing is read yet."""
-
-    @abstractmethod
-    def _exists(self, session: Held, name: QualifiedName) -> bool:
-        """Tell whether there is a table of this name."""
 
     @abstractmethod
     def _empty(self, session: Held, names: Sequence[QualifiedName]) -> None:

@@ -1,13 +1,13 @@
 """The tables of a stream: what was declared, what exists, and how a fork undoes each.
 
 How a table is undone is stored beside the state, as a claim: a stream that was restarted with other
-declarations still undoes what it has written, and two streams cannot tread on each other unnoticed.
+declarations still undoes what it has written, and two streams cannot write one table in ways that
+contradict each other.
 """
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 
-from headwater.errors import HeadwaterError
-from headwater.targets.sql.session import Session
-from headwater.targets.sql.settings import DeclaredTable
-from headwater.targets.sql.text import Fragment, QualifiedName, compose
+from headwater.errors import PrimaryKeyMissingError
+from headwater.targets.sql.dialect import Dialect, Session
+from headwater.targets.sql.settings import Table
+from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, quote
 
 RESERVED = "___sqd__"
 
@@ -33,36 +33,54 @@ class Undo(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LaidTable:
-    """A table as it is: its primary key, and how it is undone."""
+class Column:
+    """A column: its type as declared, and without precision, domains resolved, as `bare`."""
+
+    name: str
+    type: str
+    bare: str
+    digits: int | None = None
+    scale: int | None = None
+    generated: bool = False
+    identity: bool = False
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A table as it is in the database: its primary key, its columns, and how a fork undoes it.
+
+    `unique`: values are unique beside the primary key, so rows may have to give way to each other.
+    """
 
     name: QualifiedName
     key: tuple[str, ...]
     undo: Undo
     block_column: str
+    columns: dict[str, Column]
+    unique: bool = False
+
+    @property
+    def stored(self) -> list[str]:
+        """The columns whose values are kept: all that are not computed."""
+        return [one.name for one in self.columns.values() if not one.generated]
 
 
-Declared = TypeVar("Declared", bound=DeclaredTable)
-Layout = TypeVar("Layout", bound=LaidTable)
+Held = TypeVar("Held", bound=Session)
+Laid = TypeVar("Laid", bound=Layout)
 
 
-class ClaimedTables(ABC, Generic[Declared, Layout]):
+class Catalog(Generic[Held, Laid]):
     """Knows a stream's tables. It caches; `forget` after a transaction that failed."""
 
-    table: ClassVar[type[Any]]
-    undeclared: ClassVar[type[HeadwaterError]]
-    refused: ClassVar[type[HeadwaterError]]
-    other_key: ClassVar[type[HeadwaterError]]
-    not_shared: ClassVar[type[HeadwaterError]]
-    differ: ClassVar[str] = "differ"
-    same_table: ClassVar[Fragment] = Fragment("table_schema = $1 AND table_name = $2")
+    dialect: ClassVar[Dialect[Any]]
 
     def __init__(
         self,
-        session: Session,
+        session: Held,
         stream_id: str,
         claims: QualifiedName,
-        declared: Iterable[Declared],
+        declared: Iterable[Table],
         *,
         automatic: bool,
     ) -> None:
@@ -71,7 +89,7 @@ class ClaimedTables(ABC, Generic[Declared, Layout]):
         self._claims = claims
         self._declared = {one.name.folded: one for one in declared}
         self._automatic = automatic
-        self._layouts: dict[tuple[str, str], Layout] = {}
+        self._layouts: dict[tuple[str, str], Laid] = {}
         self._checked: set[tuple[tuple[str, str], pa.Schema]] = set()
 
     def forget(self) -> None:
@@ -79,17 +97,35 @@ class ClaimedTables(ABC, Generic[Declared, Layout]):
         self._layouts.clear()
         self._checked.clear()
 
-    def declared(self, name: QualifiedName) -> Declared:
-        """Return a declaration; refuse a table that nobody declared."""
+    def create(self) -> None:
+        """Create the table of claims if it is not there."""
+        if not self.dialect.exists(self._session, self._claims):
+            self._session.run(
+                compose(
+                    "CREATE TABLE {claims} (id {text}, table_schema {text}, table_name {text}, "
+                    "undo {text} NOT NULL, key_columns {json} NOT NULL, "
+                    "block_column {text} NOT NULL, {note}, "
+                    "PRIMARY KEY (id, table_schema, table_name))",
+                    claims=self._claims,
+                    text=Fragment(self.dialect.text),
+                    json=Fragment(self.dialect.json),
+                    note=Fragment(self.dialect.claim_note),
+                )
+            )
+
+    def declared(self, name: QualifiedName) -> Table:
+        """Return a declaration; refuse a table that was not declared."""
         found = self._declared.get(name.folded)
         if found is None and self._automatic:
-            found = self._declared[name.folded] = self.table(name)
+            found = self._declared[name.folded] = Table(name)
         if found is None:
             declared = [str(one.name) for one in self._declared.values()]
-            raise self.undeclared("a table that was not declared", table=name, declared=declared)
+            raise self.dialect.errors.undeclared(
+                "a table that was not declared", table=name, declared=declared
+            )
         return found
 
-    def layout(self, name: QualifiedName) -> Layout | None:
+    def layout(self, name: QualifiedName) -> Laid | None:
         """Return how a declared table is now; None while it does not exist."""
         found = self._layouts.get(name.folded)
         if found is None:
@@ -104,11 +140,11 @@ class ClaimedTables(ABC, Generic[Declared, Layout]):
         schema: pa.Schema,
         key: Sequence[str] | None,
         types: Mapping[str, str] | None = None,
-    ) -> Layout:
+    ) -> Laid:
         """Return the table for a frame's rows: created if need be, compared if it exists.
 
         `key` is the primary key that the write relies on, `types` are column types of a new table
-        where nobody has declared others.
+        that its declaration does not name.
         """
         layout = self.layout(name)
         if layout is None:
@@ -120,8 +156,9 @@ class ClaimedTables(ABC, Generic[Declared, Layout]):
         if (name.folded, schema) not in self._checked:
             self._compare(layout, schema)
             self._checked.add((name.folded, schema))
-        if key is not None and set(map(self._fold, key)) != set(map(self._fold, layout.key)):
-            raise self.other_key(
+        fold = self.dialect.fold
+        if key is not None and set(map(fold, key)) != set(map(fold, layout.key)):
+            raise self.dialect.errors.key(
                 "the table has another primary key, or none",
                 table=name,
                 wanted=list(key),
@@ -129,25 +166,164 @@ class ClaimedTables(ABC, Generic[Declared, Layout]):
             )
         return layout
 
+    def spelled(self, layout: Layout, column: str) -> str:
+        """Return the table's own spelling of a column's name."""
+        if column in layout.columns:
+            return column
+        fold = self.dialect.fold
+        return next((one for one in layout.columns if fold(one) == fold(column)), column)
+
+    def undoable(self) -> list[Laid]:
+        """Return every table that this stream has ever claimed and that still exists."""
+        rows = self._session.rows(
+            compose(
+                "SELECT table_schema, table_name, undo, key_columns::text, block_column, {note} "
+                "FROM {claims} WHERE id = $1 ORDER BY {order}",
+                claims=self._claims,
+                note=self.dialect.claim_note.split()[0],
+                order=self.dialect.claim_order,
+            ),
+            [self._id],
+        )
+        found = []
+        for schema, table, undo, key, block_column, note in rows:
+            layout = self.dialect.read_table(self._session, self.dialect.name_type(schema, table))
+            if layout is not None:
+                layout = replace(layout, undo=Undo(undo), block_column=block_column)
+                found.append(self._as_claimed(layout, tuple(json.loads(key)), note))
+        return found
+
+    # --- creating ---------------------------------------------------------------------------------
+
+    def create_table(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> None:
+        """Create a table for rows of this schema."""
+        fold, key = self.dialect.fold, declared.key or tuple(key or ())
+        names = {fold(one) for one in schema.names}
+        indexed = [one for index in declared.indexes for one in index]
+        lacking = [one for one in (*key, *declared.types, *indexed) if fold(one) not in names]
+        if lacking:
+            raise self.dialect.errors.table(
+                "columns that the frame lacks", table=declared.name, columns=lacking
+            )
+        self._refuse_names(declared.name, schema)
+        undo = self._undo(declared, key, names)
+        put_off = self._puts_off_indexes(undo)
+        types = {fold(column): kind for column, kind in declared.types.items()}
+        parts = [
+            f"{quote(one.name)} {types.get(fold(one.name)) or self.dialect.column_type(one)}"
+            for one in schema
+        ]
+        if key and not put_off:
+            parts.append(f"PRIMARY KEY ({columns(key)})")
+        self.dialect.make_schema(self._session, declared.name.schema)
+        self._session.run(
+            compose(
+                "CREATE TABLE {table} ({parts})",
+                table=declared.name,
+                parts=Fragment(", ".join(parts)),
+            )
+        )
+        self._created(declared, key, undo, put_off=put_off)
+
+    def _undo(self, declared: Table, key: Sequence[str], folded: Iterable[str]) -> Undo:
+        """Decide how a fork undoes a table, from its key and its columns."""
+        if declared.untracked:
+            return Undo.NONE
+        append_only = declared.append_only
+        if append_only is None:
+            blocks = self.dialect.fold(declared.block_column)
+            append_only = self._automatic and not key and blocks in folded
+        if append_only:
+            return Undo.APPEND_ONLY
+        if key:
+            return Undo.KEYED
+        if not self.dialect.undoes_keyless:
+            raise PrimaryKeyMissingError("a table without a primary key", table=declared.name)
+        return Undo.KEYLESS
+
+    def _refuse_names(self, name: QualifiedName, schema: pa.Schema) -> None:
+        names = [self.dialect.fold(one) for one in schema.names]
+        twice = {one for one in names if names.count(one) > 1}
+        reserved = {one for one in names if one.startswith(RESERVED)}
+        if twice or reserved or not names:
+            raise self.dialect.errors.table(
+                f"a frame needs columns whose names {self.dialect.differ} and do not begin with "
+                f"{RESERVED}",
+                table=name,
+                columns=sorted(twice | reserved),
+            )
+
+    # --- finding ----------------------------------------------------------------------------------
+
+    def _find(self, declared: Table) -> Laid | None:
+        """Look at a table, decide how it is undone, claim it, and install what captures changes."""
+        layout: Laid | None = self.dialect.read_table(self._session, declared.name)
+        if layout is None:
+            return None
+        layout, fold = self._with_own_claim(layout), self.dialect.fold
+        if declared.key and set(map(fold, declared.key)) != set(map(fold, layout.key)):
+            raise self.dialect.errors.table(
+                "the table's primary key is not the declared one",
+                table=declared.name,
+                declared=list(declared.key),
+                key=list(layout.key),
+            )
+        undo = self._undo(declared, layout.key, set(map(fold, layout.columns)))
+        layout = replace(layout, undo=undo, block_column=declared.block_column)
+        blocks = layout.columns.get(self.spelled(layout, declared.block_column))
+        if undo is Undo.APPEND_ONLY and not (blocks and self.dialect.is_integer(blocks)):
+            raise self.dialect.errors.table(
+                "an append-only table needs an integer column with the number of the block",
+                table=declared.name,
+                column=declared.block_column,
+                type=blocks and blocks.type,
+            )
+        if undo is not Undo.NONE:
+            self._claim(layout)
+            self._captured(layout)
+        return layout
+
+    def _compare(self, layout: Layout, schema: pa.Schema) -> None:
+        """Refuse a frame whose columns the table lacks or cannot hold."""
+        self._refuse_names(layout.name, schema)
+        for field in schema:
+            target = layout.columns.get(self.spelled(layout, field.name))
+            if target is None or target.generated:
+                raise self.dialect.errors.table(
+                    "the table lacks a column of the frame, or computes it itself",
+                    table=layout.name,
+                    column=field.name,
+                )
+            if not self.dialect.can_hold(target, field):
+                raise self.dialect.errors.table(
+                    "a column of the table cannot hold the frame's values",
+                    table=layout.name,
+                    column=field.name,
+                    frame=self.dialect.column_type(field),
+                    found=target.type,
+                )
+
+    # --- claims -----------------------------------------------------------------------------------
+
     def _claimants(self, name: QualifiedName) -> dict[str, str]:
         """Return the streams that have claimed a table, and how each undoes it."""
         query = "SELECT id, undo FROM {claims} WHERE {same_table}"
-        sql = compose(query, claims=self._claims, same_table=self.same_table)
+        sql = compose(query, claims=self._claims, same_table=self.dialect.same_table)
         return dict(self._session.rows(sql, name.folded))
 
-    def _claim(self, layout: Layout) -> None:
+    def _claim(self, layout: Laid) -> None:
         """Store how the table is undone; refuse what contradicts an earlier claim."""
         claims = self._claimants(layout.name)
         mine = claims.pop(self._id, None)
         if mine not in (None, layout.undo.value):
-            raise self.refused(
+            raise self.dialect.errors.table(
                 "the table was declared otherwise when it was first written",
                 table=layout.name,
                 then=mine,
                 now=layout.undo.value,
             )
         if claims and Undo.APPEND_ONLY in (layout.undo, *claims.values()):
-            raise self.not_shared(
+            raise self.dialect.errors.append_only(
                 "an append-only table cannot be shared by two streams",
                 table=layout.name,
                 streams=sorted([*claims, self._id]),
@@ -164,49 +340,30 @@ class ClaimedTables(ABC, Generic[Declared, Layout]):
                     layout.undo.value,
                     json.dumps(layout.key),
                     layout.block_column,
-                    self._remark(layout),
+                    self._note(layout),
                 ],
             )
 
-    def _refuse_names(self, name: QualifiedName, schema: pa.Schema) -> None:
-        names = [self._fold(one) for one in schema.names]
-        twice = {one for one in names if names.count(one) > 1}
-        reserved = {one for one in names if one.startswith(RESERVED)}
-        if twice or reserved or not names:
-            raise self.refused(
-                f"a frame needs columns whose names {self.differ} and do not begin with {RESERVED}",
-                table=name,
-                columns=sorted(twice | reserved),
-            )
+    # --- what a database may do in its own way ----------------------------------------------------
 
-    def _fold(self, column: str) -> str:
-        """Return what two spellings of one column have in common."""
-        return column
+    def _note(self, layout: Laid) -> object:
+        """Return what the last column of a claim says: children are declared after parents."""
+        return list(self._declared).index(layout.name.folded)
 
-    # --- what each database does in its own way ---------------------------------------------------
+    def _as_claimed(self, layout: Laid, key: tuple[str, ...], note: object) -> Laid:
+        """Return a table with what its claim says of it."""
+        return replace(layout, key=key)
 
-    @abstractmethod
-    def create(self) -> None:
-        """Create the table of claims."""
+    def _with_own_claim(self, layout: Laid) -> Laid:
+        """Return a declared table with what an earlier claim of this stream says of it."""
+        return layout
 
-    @abstractmethod
-    def undoable(self) -> list[Layout]:
-        """Return every table that this stream has ever claimed and that still exists."""
+    def _puts_off_indexes(self, undo: Undo) -> bool:
+        """Tell whether a new table gets its key and its indexes later."""
+        return False
 
-    @abstractmethod
-    def create_table(
-        self, declared: Declared, schema: pa.Schema, key: Sequence[str] | None
-    ) -> None:
-        """Create a table for rows of this schema."""
+    def _created(self, declared: Table, key: Sequence[str], undo: Undo, *, put_off: bool) -> None:
+        """Finish a table that was just created."""
 
-    @abstractmethod
-    def _find(self, declared: Declared) -> Layout | None:
-        """Look at a table, decide how it is undone, and claim it."""
-
-    @abstractmethod
-    def _compare(self, layout: Layout, schema: pa.Schema) -> None:
-        """Refuse a frame whose columns the table lacks or cannot hold."""
-
-    @abstractmethod
-    def _remark(self, layout: Layout) -> object:
-        """Return what the last column of a claim says."""
+    def _captured(self, layout: Laid) -> None:
+        """Make sure that changes of a table are captured, where the database does it by itself."""

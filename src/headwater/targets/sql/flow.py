@@ -19,11 +19,10 @@ from headwater.core.callbacks import Callback
 from headwater.errors import InvalidOptionError
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.sql.aggregates.writer import Aggregates
-from headwater.targets.sql.catalog import ClaimedTables
-from headwater.targets.sql.session import Session
+from headwater.targets.sql.catalog import Catalog
+from headwater.targets.sql.dialect import Session
 from headwater.targets.sql.settings import StateSettings
-from headwater.targets.sql.side_tables import SideRows
-from headwater.targets.sql.state import Newest, SyncRows
+from headwater.targets.sql.state import ConfigTable, Newest, SideTables, SyncTable
 
 PRUNE_EVERY = 25
 Held = TypeVar("Held", bound=Session)
@@ -68,6 +67,17 @@ class Log(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What is kept of one stream in one database. Nothing is read before it is used."""
+
+    sync: SyncTable
+    catalog: Catalog[Any, Any]
+    undo: Log
+    side: SideTables
+    config: ConfigTable
+
+
 class RelationalTarget(ABC, Generic[Held]):
     """Commits and undoes batches. All calls come from one thread; it may be opened again.
 
@@ -75,10 +85,10 @@ class RelationalTarget(ABC, Generic[Held]):
     with each state that a commit stores, inside its transaction, for targets built on this one.
     """
 
-    _catalog: ClaimedTables[Any, Any]
+    _catalog: Catalog[Any, Any]
     _undo: Log
-    _sync: SyncRows
-    _side: SideRows
+    _sync: SyncTable
+    _side: SideTables
     _takes_rows_of_executors: ClassVar[bool] = False
 
     def __init__(

@@ -1,13 +1,15 @@
-"""The stream's state in table `sync`: one row per committed batch, in the forms of the Pipes SDK.
+"""What is kept of a stream beside its rows: the state, what it asked for, rows of its own.
 
-Runs on the driver, inside the transaction that writes the data. Streams share the table; each sees
-its own rows alone.
+All of it runs on the driver, inside the transaction that writes the data. Streams share the tables;
+each sees its own rows alone.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from headwater.core import PipeState
 from headwater.core.codec import (
@@ -20,8 +22,27 @@ from headwater.core.codec import (
     sync_row,
 )
 from headwater.core.cursor import BlockCursor
-from headwater.targets.sql.session import Session
-from headwater.targets.sql.text import QualifiedName, compose
+from headwater.targets.contract import SideTable
+from headwater.targets.side_rows import (
+    KEY,
+    PREFIX,
+    STREAM,
+    check_side_table,
+    side_rows,
+    with_stream,
+)
+from headwater.targets.sql.dialect import Dialect, Session
+from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, literal, quote
+
+LEGACY_ID = "stream"
+_COMMENTS = {
+    "id": "The stream that committed this batch",
+    "current_number": "Number of the last block of the batch",
+    "current_hash": "Hash of that block",
+    "current_timestamp": "Time of that block",
+    "finalized": "Highest finalized block known at that time, as JSON",
+    "rollback_chain": "Blocks of the batch that a fork may still undo, as a JSON array",
+}
 
 
 class Newest(NamedTuple):
@@ -31,17 +52,51 @@ class Newest(NamedTuple):
     finalized: BlockCursor | None
 
 
-class SyncRows(ABC):
-    """The rows of one stream. How their table is created is left to each database."""
+class SyncTable:
+    """One row per committed batch of one stream, in the forms of the Pipes SDK."""
 
-    def __init__(self, session: Session, name: QualifiedName, stream_id: str) -> None:
+    def __init__(
+        self, session: Session, dialect: Dialect[Any], name: QualifiedName, stream_id: str
+    ) -> None:
         self._session = session
+        self._dialect = dialect
         self._name = name
         self._id = stream_id
 
-    @abstractmethod
     def create(self) -> None:
-        """Create the table if it is not there."""
+        """Create the table if it is not there. Another user may have made it, with more rights."""
+        if self._dialect.exists(self._session, self._name):
+            return
+        self._dialect.make_schema(self._session, self._name.schema)
+        self._session.run(
+            compose(
+                """
+                CREATE TABLE {sync} (
+                    id {text} NOT NULL,
+                    current_number {number} NOT NULL,
+                    current_hash {text} NOT NULL,
+                    "current_timestamp" TIMESTAMPTZ,
+                    finalized {json},
+                    rollback_chain {json},
+                    CONSTRAINT {key} PRIMARY KEY (id, current_number)
+                )
+                """,
+                sync=self._name,
+                text=Fragment(self._dialect.text),
+                number=Fragment(self._dialect.block_number),
+                json=Fragment(self._dialect.json),
+                key=self._name.suffixed("_pk").name,
+            )
+        )
+        for column, text in _COMMENTS.items():
+            self._session.run(
+                compose(
+                    "COMMENT ON COLUMN {sync}.{column} IS {text}",
+                    sync=self._name,
+                    column=column,
+                    text=literal(text),
+                )
+            )
 
     def load(self) -> PipeState:
         """Return the state that the rows stand for."""
@@ -117,3 +172,216 @@ class SyncRows(ABC):
             compose("DELETE FROM {sync} WHERE id = $1 AND current_number <= $2", sync=self._name),
             [self._id, number],
         )
+
+    def adopt_legacy(self) -> bool:
+        """Take over the rows that were kept before streams had ids, once: if there are no own."""
+        return bool(
+            self._session.rows(
+                compose(
+                    "UPDATE {sync} SET id = $1 WHERE id = $2 AND NOT EXISTS "
+                    "(SELECT 1 FROM {sync} AS own WHERE own.id = $1) RETURNING id",
+                    sync=self._name,
+                ),
+                [self._id, LEGACY_ID],
+            )
+        )
+
+    def newest_query(self) -> Fragment:
+        """Return the query of the newest row; its parameter `$1` is the id."""
+        return compose(
+            "SELECT current_number::bigint AS number, current_hash AS hash, "
+            "finalized::text AS finalized "
+            "FROM {sync} WHERE id = $1 ORDER BY current_number DESC LIMIT 1",
+            sync=self._name,
+        )
+
+    def newest(self) -> Newest | None:
+        """Return the newest row."""
+        rows = self._session.rows(self.newest_query(), [self._id])
+        return read_newest(*rows[0]) if rows else None
+
+
+def read_newest(number: int | None, block_hash: str | None, finalized: Any) -> Newest | None:
+    """Read a row of `newest_query`; without a number there is none."""
+    if number is None:
+        return None
+    return Newest(BlockCursor(number, block_hash or None), load_finalized(finalized))
+
+
+class ConfigTable:
+    """What one stream asked for, in table `headwater_config`.
+
+    A table of its own: the Pipes SDK shares table `sync`, and reads all of its columns.
+    """
+
+    def __init__(
+        self, session: Session, dialect: Dialect[Any], schema: str, stream_id: str
+    ) -> None:
+        self._session = session
+        self._dialect = dialect
+        self._name = dialect.name_type(schema, "headwater_config")
+        self._id = stream_id
+
+    def create(self) -> None:
+        """Create the table if it is not there. Another user may have made it, with more rights."""
+        if not self._dialect.exists(self._session, self._name):
+            self._session.run(
+                compose(
+                    "CREATE TABLE IF NOT EXISTS {config} "
+                    "(stream_id {text} PRIMARY KEY, config {text} NOT NULL)",
+                    config=self._name,
+                    text=Fragment(self._dialect.text),
+                )
+            )
+
+    def read(self) -> str | None:
+        """Return what is stored; None if nothing is."""
+        if not self._dialect.exists(self._session, self._name):
+            return None
+        rows = self._session.rows(
+            compose("SELECT config FROM {config} WHERE stream_id = $1", config=self._name),
+            [self._id],
+        )
+        return rows[0][0] if rows else None
+
+    def write(self, text: str) -> None:
+        """Replace it, in a transaction of its own."""
+        with self._session.transaction():
+            self.create()
+            self._session.run(
+                compose(
+                    "INSERT INTO {config} VALUES ($1, $2) "
+                    "ON CONFLICT (stream_id) DO UPDATE SET config = excluded.config",
+                    config=self._name,
+                ),
+                [self._id, text],
+            )
+
+    def remove(self) -> None:
+        """Forget it. Called inside a transaction."""
+        if self._dialect.exists(self._session, self._name):
+            self._session.run(
+                compose("DELETE FROM {config} WHERE stream_id = $1", config=self._name), [self._id]
+            )
+
+
+class SideTables:
+    """The rows of one stream in tables `headwater_<name>`: what the stream keeps for itself.
+
+    Also tables that this run has not asked for are undone: a stream may run without a part of it
+    for a while.
+    """
+
+    def __init__(
+        self, session: Session, dialect: Dialect[Any], schema: str, stream_id: str
+    ) -> None:
+        self._session = session
+        self._dialect = dialect
+        self._schema = schema
+        self._id = stream_id
+        self._tables: dict[str, SideTable] = {}
+
+    @property
+    def names(self) -> list[QualifiedName]:
+        """The tables that this stream writes."""
+        return [self._name(name) for name in self._tables]
+
+    def create(self, tables: Sequence[SideTable]) -> None:
+        """Create what is missing, and refuse tables of other columns."""
+        held = self._held() if tables else {}
+        for table in tables:
+            self._tables[table.name] = check_side_table(table)
+            name = self._name(table.name)
+            fields = [pa.field(STREAM, pa.string()), *table.columns]
+            wanted = {field.name: self._dialect.column_type(field) for field in fields}
+            if name.name not in held:
+                self._create(name, wanted)
+            elif held[name.name] != wanted:
+                raise self._dialect.errors.table(
+                    "a table of the stream's own has other columns",
+                    table=name,
+                    wanted=wanted,
+                    found=held[name.name],
+                )
+
+    def write(self, rows: Mapping[str, Any]) -> None:
+        """Add the rows of a batch."""
+        for name, frame in rows.items():
+            self._add(name, frame, only_new=False)
+
+    def remove_above(self, number: int) -> None:
+        """Take out what blocks above a number brought, in every side table that there is."""
+        for table, held in self._held().items():
+            if list(held)[:3] == [STREAM, *KEY]:
+                self._session.run(
+                    compose(
+                        "DELETE FROM {table} WHERE stream_id = $1 AND block_number > $2",
+                        table=QualifiedName(self._schema, table),
+                    ),
+                    [self._id, number],
+                )
+
+    def read(
+        self,
+        name: str,
+        after: tuple[int, int] | None,
+        up_to_block: int | None,
+        limit: int | None,
+    ) -> pa.Table:
+        """Return rows in the order of their keys."""
+        table = self._tables[name]
+        conditions, params = ["stream_id = $1"], list[object]([self._id])
+        if after is not None:
+            conditions.append("(block_number, ordinal) > ($2, $3)")
+            params += after
+        if up_to_block is not None:
+            params.append(up_to_block)
+            conditions.append(f"block_number <= ${len(params)}")
+        found = self._session.arrow(
+            compose(
+                "SELECT {names} FROM {table} WHERE {conditions} "
+                "ORDER BY block_number, ordinal {limit}",
+                names=table.columns.names,
+                table=self._name(name),
+                conditions=Fragment(" AND ".join(conditions)),
+                limit=Fragment("" if limit is None else f"LIMIT {int(limit)}"),
+            ),
+            params,
+        )
+        return found.cast(table.columns)
+
+    def settle(self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]) -> None:
+        """Remove rows up to a key, then add rows; those whose key is there stay as they are."""
+        self._session.run(
+            compose(
+                "DELETE FROM {table} WHERE stream_id = $1 AND (block_number, ordinal) <= ($2, $3)",
+                table=self._name(name),
+            ),
+            [self._id, *up_to],
+        )
+        for other, rows in moved.items():
+            self._add(other, rows, only_new=True)
+
+    def _add(self, name: str, frame: Any, *, only_new: bool) -> None:
+        rows = with_stream(self._id, side_rows(self._tables[name], frame))
+        if rows.num_rows:
+            self._dialect.append(self._session, self._name(name), rows, only_new=only_new)
+
+    def _name(self, name: str) -> QualifiedName:
+        kind = self._dialect.name_type
+        return kind(self._schema, kind.fitted(name, prefix=PREFIX))
+
+    def _create(self, name: QualifiedName, types: Mapping[str, str]) -> None:
+        self._dialect.make_schema(self._session, self._schema)
+        parts = [f"{quote(column)} {kind}" for column, kind in types.items()]
+        parts.append(f"PRIMARY KEY ({columns([STREAM, *KEY])})")
+        self._session.run(
+            compose("CREATE TABLE {table} ({parts})", table=name, parts=Fragment(", ".join(parts)))
+        )
+
+    def _held(self) -> dict[str, dict[str, str]]:
+        """Return the columns with their types of all tables whose name begins like a side table."""
+        found: dict[str, dict[str, str]] = {}
+        for table, column, kind in self._dialect.columns_of(self._session, self._schema, PREFIX):
+            found.setdefault(table, {})[column] = kind
+        return found

@@ -35,11 +35,14 @@ def literal(text: str) -> Fragment:
 
 @dataclass(frozen=True, slots=True, order=True)
 class QualifiedName:
-    """A table in a schema. Each database has its own kind, with its own default schema."""
+    """A table in a schema. Each database has its own kind, with its own default schema.
+
+    As a user writes it, before the database is known, the schema may be empty.
+    """
 
     schema: str
     name: str
-    default_schema: ClassVar[str]
+    default_schema: ClassVar[str] = ""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -71,14 +74,32 @@ class QualifiedName:
         """What two spellings of one table have in common."""
         return self.schema, self.name
 
+    @classmethod
+    def of(cls, name: QualifiedName) -> Self:
+        """Return the name of the same table in this database; refuse one that it cannot use."""
+        cls.check(name.schema)
+        cls.check(name.name)
+        return cls(name.schema or cls.default_schema, name.name)
+
+    @classmethod
+    def fitted(cls, name: str, prefix: str = "", suffix: str = "") -> str:
+        """Return prefix, name and suffix as one identifier that the database can use."""
+        return prefix + name + suffix
+
     def suffixed(self, suffix: str) -> Self:
         """Return the name of a table that belongs to this one."""
-        return type(self)(self.schema, self.name + suffix)
+        return type(self)(self.schema, self.fitted(self.name, suffix=suffix))
 
     @property
     def snapshots(self) -> Self:
         """The table's undo log."""
         return self.suffixed("__snapshots")
+
+    @property
+    def full(self) -> str:
+        """The name with its schema; parts that contain a dot or a quote are quoted."""
+        parts = (self.schema, self.name)
+        return ".".join(quote(one) if set('".') & set(one) else one for one in parts)
 
     def __str__(self) -> str:
         return self.name if self.schema == self.default_schema else f"{self.schema}.{self.name}"

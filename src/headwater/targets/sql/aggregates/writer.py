@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from headwater.targets.sql.aggregates.declaration import Aggregate, plan_aggregates
-from headwater.targets.sql.settings import DeclaredTable
-
-Declared = TypeVar("Declared", bound=DeclaredTable)
+from headwater.targets.sql.dialect import Dialect
+from headwater.targets.sql.settings import Table, table
 
 
 class Aggregates(ABC):
     """The aggregates of one target. Runs on the driver, inside the transaction of each batch."""
 
-    def __init__(self, aggregates: Iterable[Aggregate], declared: Iterable[DeclaredTable]) -> None:
+    def __init__(self, aggregates: Iterable[Aggregate], declared: Iterable[Table]) -> None:
         self._plans = plan_aggregates(aggregates)
         self._declared = {one.name.folded for one in declared}
 
@@ -23,9 +22,11 @@ class Aggregates(ABC):
         """Tell whether there are any."""
         return bool(self._plans)
 
-    def tables(self, declare: Callable[..., Declared]) -> list[Declared]:
-        """Return the tables that nobody has declared; what they hold is found out later."""
-        made = [declare(one.table, key=one.key, append_only=False) for one in self._plans]
+    def tables(self, dialect: Dialect[Any]) -> list[Table]:
+        """Return the tables that the user has not declared; what they hold is found out later."""
+        made = [
+            dialect.declare(table(one.table, key=one.key, append_only=False)) for one in self._plans
+        ]
         return [one for one in made if one.name.folded not in self._declared]
 
     @abstractmethod

@@ -13,31 +13,21 @@ import pyarrow.compute as pc
 
 from headwater.changes import TableSchema
 from headwater.errors import DuplicateInsertError, TableMismatchError
-from headwater.targets.duckdb.catalog import read_table
+from headwater.targets.duckdb.dialect import DUCKDB, TableName
 from headwater.targets.duckdb.merge import (
     TYPES,
     Lent,
     as_json,
     coded,
     from_text,
-    full_name,
     give_back,
     kinds_in,
     lend,
     merge,
-    read_shape,
+    shape_of,
 )
 from headwater.targets.duckdb.merge_order import are_independent
 from headwater.targets.duckdb.session import Session
-from headwater.targets.duckdb.sql import (
-    Fragment,
-    TableName,
-    columns,
-    compose,
-    equal,
-    literal,
-    quote,
-)
 from headwater.targets.duckdb.tx import Tx
 from headwater.targets.sql.change_log.names import agreed, table_name
 from headwater.targets.sql.change_log.rows import COLUMNS, HistoryRows, keyless_table, unknown_table
@@ -52,6 +42,15 @@ from headwater.targets.sql.merge.frames import (
     Stager,
 )
 from headwater.targets.sql.merge.shape import Shape
+from headwater.targets.sql.text import (
+    Fragment,
+    QualifiedName,
+    columns,
+    compose,
+    equal,
+    literal,
+    quote,
+)
 
 _IMAGES = "__headwater_images"
 
@@ -59,7 +58,7 @@ _IMAGES = "__headwater_images"
 class DuckDBHistory(HistoryRows):
     """The tables of one stream and their history. Runs on the driver, inside transactions."""
 
-    _history: TableName
+    _history: QualifiedName
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -83,12 +82,12 @@ class DuckDBHistory(HistoryRows):
                 history=self._history,
             )
         )
-        types, _ = read_table(session, self._history) or ({}, ())
-        lacking = [one for one in COLUMNS if one not in types]
+        layout = DUCKDB.read_table(session, self._history)
+        lacking = [one for one in COLUMNS if layout is None or one not in layout.columns]
         if lacking:
             raise TableMismatchError(
                 "this is not a history table of ours",
-                table=full_name(self._history),
+                table=self._history.full,
                 lacking=", ".join(lacking),
             )
         session.run(
@@ -119,17 +118,17 @@ class DuckDBHistory(HistoryRows):
                     key=declared.key,
                 )
             )
-        shape = read_shape(session, table_name(declared), table)
-        if shape is None:
+        layout = DUCKDB.read_table(session, table)
+        if layout is None:
             rows = session.rows(
                 "SELECT table_name FROM duckdb_tables() WHERE database_name = current_database() "
                 "AND lower(schema_name) = ? ORDER BY 1",
                 [table.folded[0]],
             )
-            raise unknown_table(full_name(table), rows)
-        if not shape.key:
-            raise keyless_table(full_name(table), shape.columns)
-        return shape
+            raise unknown_table(table.full, rows)
+        if not layout.key:
+            raise keyless_table(table.full, layout.columns)
+        return shape_of(table_name(declared), layout)
 
     # --- changing ---------------------------------------------------------------------------------
 
@@ -219,9 +218,10 @@ class DuckDBHistory(HistoryRows):
         names = sorted(self._touched(session, number), key=lambda name: order.get(name, -1))
         shapes = []
         for at, name in enumerate(names):
-            shape = read_shape(session, name, TableName.parse(name))
-            if shape is None or not shape.key:
+            layout = DUCKDB.read_table(session, TableName.parse(name))
+            if layout is None or not layout.key:
                 raise TableMismatchError("a table that must be restored is gone", table=name)
+            shape = shape_of(name, layout)
             self._read_images(session, shape, f"{_IMAGES}_{at}", number)
             shapes.append(shape)
         images = [(shape, f"{_IMAGES}_{at}") for at, shape in enumerate(shapes)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from headwater.errors import InvalidOptionError
 from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target, table
-from headwater.targets.duckdb.sql import TableName
+from headwater.targets.duckdb.dialect import TableName
 from headwater.targets.sql.change_log.duckdb import DuckDBHistory
 from headwater.targets.sql.change_log.names import Names
 from headwater.targets.sql.change_log.store import Hooks

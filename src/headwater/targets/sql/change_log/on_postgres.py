@@ -6,7 +6,7 @@ from pathlib import Path
 
 from headwater.errors import InvalidOptionError
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target, table
-from headwater.targets.postgres.sql import TableName
+from headwater.targets.postgres.dialect import TableName
 from headwater.targets.sql.change_log.names import Names
 from headwater.targets.sql.change_log.postgres import PostgresHistory
 from headwater.targets.sql.change_log.store import Hooks

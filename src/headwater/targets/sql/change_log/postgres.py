@@ -6,34 +6,26 @@ Everything runs inside the transaction that changes the tables, a set at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
 from headwater.changes import TableSchema
 from headwater.errors import DuplicateInsertError, TableMismatchError
+from headwater.targets.postgres.dialect import POSTGRES, TableName
 from headwater.targets.postgres.layout import Layout, read_layout
 from headwater.targets.postgres.merge import (
     TYPES,
     Lent,
     coded,
-    full_name,
     insert_directly,
     kinds_in,
     lend,
     merge,
     met,
-    read_shape,
+    shape_of,
 )
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.sql import (
-    Fragment,
-    TableName,
-    compose,
-    fitted,
-    literal,
-    quote,
-)
-from headwater.targets.postgres.sync_table import exists, make_schema
 from headwater.targets.postgres.tx import Tx
 from headwater.targets.sql.catalog import Undo
 from headwater.targets.sql.change_log.names import Names, agreed, table_name
@@ -49,14 +41,15 @@ from headwater.targets.sql.merge.frames import (
     Staged,
     Stager,
 )
+from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal, quote
 
 
 class PostgresHistory(HistoryRows):
     """The tables of one stream and their history. Runs on the driver, inside transactions."""
 
-    _history: TableName
+    _history: QualifiedName
 
-    def __init__(self, names: Names, own: Sequence[TableName], stream_id: str | None) -> None:
+    def __init__(self, names: Names, own: Sequence[QualifiedName], stream_id: str | None) -> None:
         super().__init__(names, own, stream_id)
         self._layouts: dict[str, Layout] = {}
         self._primary: set[str] = set()
@@ -67,13 +60,13 @@ class PostgresHistory(HistoryRows):
     def open(self, tx: Tx) -> None:
         """Create what is missing, and look at the tables. Doing it again changes nothing."""
         session = tx.session
-        make_schema(session, self._history.schema)
+        POSTGRES.make_schema(session, self._history.schema)
         self._create_own(session)
         self.shapes.clear()
         for declared in self._names.tables:
             name = table_name(declared)
             self._layouts[name] = layout = self._find(session, declared)
-            self.shapes[name] = agreed(read_shape(session, name, layout), declared)
+            self.shapes[name] = agreed(shape_of(name, layout), declared)
         relations = [compose("{name}", name=one.name) for one in self._layouts.values()]
         self._refuse_actions(session, relations)
         rows = session.rows(
@@ -93,14 +86,14 @@ class PostgresHistory(HistoryRows):
         self._stager = Stager(self.shapes)
 
     def _create_own(self, session: Session) -> None:
-        if not exists(session, self._history):
+        if not POSTGRES.exists(session, self._history):
             session.run(
                 compose(
                     "CREATE TABLE {history} (id BIGSERIAL PRIMARY KEY, op CHAR, table_name TEXT, "
                     "pk TEXT, prev_value TEXT, block_num BIGINT, stream_id TEXT NOT NULL); "
                     "CREATE INDEX {index} ON {history} (stream_id, block_num)",
                     history=self._history,
-                    index=fitted(self._history.name, suffix="_block_num"),
+                    index=TableName.fitted(self._history.name, suffix="_block_num"),
                 )
             )
         layout = read_layout(session, self._history)
@@ -109,10 +102,10 @@ class PostgresHistory(HistoryRows):
         if lacking or layout.columns["id"].bare != "bigint":
             raise TableMismatchError(
                 "this is not a history table of ours",
-                table=full_name(self._history),
+                table=self._history.full,
                 lacking=", ".join(lacking) or "a 64-bit id",
             )
-        if not exists(session, self._cursors):
+        if not POSTGRES.exists(session, self._cursors):
             session.run(
                 compose(
                     "CREATE TABLE {cursors} (id TEXT PRIMARY KEY, cursor TEXT, "
@@ -123,9 +116,9 @@ class PostgresHistory(HistoryRows):
 
     def _find(self, session: Session, declared: str | TableSchema) -> Layout:
         name = TableName.parse(table_name(declared))
-        if isinstance(declared, TableSchema) and not exists(session, name):
+        if isinstance(declared, TableSchema) and not POSTGRES.exists(session, name):
             parts = [f"{quote(one)} {TYPES[kind]}" for one, kind in declared.columns.items()]
-            make_schema(session, name.schema)
+            POSTGRES.make_schema(session, name.schema)
             session.run(
                 compose(
                     "CREATE TABLE {table} ({parts}, PRIMARY KEY ({key}))",
@@ -142,10 +135,10 @@ class PostgresHistory(HistoryRows):
                 "ORDER BY 1",
                 [name.schema],
             )
-            raise unknown_table(full_name(name), rows)
+            raise unknown_table(name.full, rows)
         if not layout.key:
-            raise keyless_table(full_name(name), layout.columns)
-        return layout.undone_by(Undo.KEYED, "")
+            raise keyless_table(name.full, layout.columns)
+        return replace(layout, undo=Undo.KEYED)
 
     def _refuse_actions(self, session: Session, relations: list[Fragment]) -> None:
         """Refuse foreign keys that change rows by themselves: nothing would keep what was there."""
@@ -240,7 +233,7 @@ class PostgresHistory(HistoryRows):
             layout = read_layout(session, TableName.parse(name))
             if layout is None or not layout.key:
                 raise TableMismatchError("a table that must be restored is gone", table=name)
-            layouts.append(layout.undone_by(Undo.KEYED, ""))
+            layouts.append(replace(layout, undo=Undo.KEYED))
         HistoryLog(session, self._id, self._history).restore(layouts, number)
 
 

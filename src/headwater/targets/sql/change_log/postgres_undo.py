@@ -6,16 +6,16 @@ import json
 
 from headwater.targets.postgres.capture import OPERATION
 from headwater.targets.postgres.layout import Layout
-from headwater.targets.postgres.merge import SCALARS, full_name
+from headwater.targets.postgres.merge import SCALARS
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.sql import Fragment, TableName, columns, compose, equal, literal
 from headwater.targets.postgres.undo import UndoLog
+from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, equal, literal
 
 
 class HistoryLog(UndoLog):
     """The undo log of tracked tables, with images that come from the history."""
 
-    def __init__(self, session: Session, stream_id: str, history: TableName) -> None:
+    def __init__(self, session: Session, stream_id: str, history: QualifiedName) -> None:
         super().__init__(session, stream_id)
         self._history = history
 
@@ -29,7 +29,7 @@ class HistoryLog(UndoLog):
             else "CROSS JOIN LATERAL json_populate_record(NULL::{table}, kept.pk::json) AS one "
             "LEFT JOIN {table} AS now ON {same}"
         )
-        gaps: dict[str, TableName | str] = {
+        gaps: dict[str, QualifiedName | str] = {
             "table": layout.name,
             "same": equal(layout.key, "now", "one"),
         }
@@ -43,7 +43,7 @@ class HistoryLog(UndoLog):
             values=columns(layout.stored, "old."),
             operation=OPERATION,
             history=self._history,
-            name=literal(full_name(layout.name)),
+            name=literal(layout.name.full),
             now=compose(now, **gaps),
             base=compose(base, **gaps),
         )
@@ -61,7 +61,7 @@ class HistoryLog(UndoLog):
                     "WHERE strpos(prev_value, name) = 0) LIMIT 1",
                     history=self._history,
                 ),
-                [self._id, full_name(layout.name), names],
+                [self._id, layout.name.full, names],
             )
         )
 
@@ -70,5 +70,5 @@ class HistoryLog(UndoLog):
             "DELETE FROM {history} WHERE block_num > (SELECT above FROM given) "
             "AND stream_id = (SELECT stream FROM given) AND table_name = {name}",
             history=self._history,
-            name=literal(full_name(layout.name)),
+            name=literal(layout.name.full),
         )

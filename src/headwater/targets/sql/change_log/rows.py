@@ -8,9 +8,9 @@ from headwater.core import BlockCursor
 from headwater.core.codec import dump_cursor
 from headwater.errors import PrimaryKeyNeededError, UnknownTableError
 from headwater.targets.sql.change_log.names import Names
+from headwater.targets.sql.dialect import Session
 from headwater.targets.sql.merge.frames import Stager
 from headwater.targets.sql.merge.shape import Shape
-from headwater.targets.sql.session import Session
 from headwater.targets.sql.text import QualifiedName, compose
 
 COLUMNS = ("id", "op", "table_name", "pk", "prev_value", "block_num", "stream_id")

@@ -83,19 +83,6 @@ def castable(kind: pa.DataType, target: str) -> bool:
     return text and not target.startswith(inexact) and not target.endswith("[]")
 
 
-def check_decimals(field: pa.Field, digits: int | None, scale: int | None, table: object) -> None:
-    """Refuse decimals with more places than a column keeps: the server would round them."""
-    kind = field.type
-    if pa.types.is_decimal(kind) and scale is not None and kind.scale > scale:
-        raise PostgresTableError(
-            "a column of the table cannot hold the frame's values",
-            table=table,
-            column=field.name,
-            frame=kind,
-            found=f"numeric({digits},{scale})",
-        )
-
-
 def find_nul(frame: pa.Table) -> str | None:
     """Return the first column with a text that PostgreSQL cannot store, for a better error."""
     for field in frame.schema:

@@ -6,14 +6,17 @@ becomes an integer only where every value is one: DuckDB itself would round "1.5
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import InvalidOptionError, TableSchemaError
-from headwater.targets.duckdb.settings import INTEGER_TYPES
 
+INTEGER_TYPES = re.compile(
+    r"BIGNUM|U?HUGEINT|U?(?:BIGINT|INTEGER|SMALLINT|TINYINT)|DECIMAL\(\d+,0\)"
+)
 _PLAIN = {
     pa.string(): "VARCHAR",
     pa.large_string(): "VARCHAR",

@@ -1,0 +1,171 @@
+"""What is DuckDB's own: names, types, errors, where it says which tables there are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import ClassVar
+
+import pyarrow as pa
+
+from headwater.errors import (
+    AppendOnlyError,
+    InvalidOptionError,
+    TableKeyError,
+    TableSchemaError,
+    UndeclaredTableError,
+    UntraceableWriteError,
+)
+from headwater.targets.duckdb.session import Session
+from headwater.targets.duckdb.types import INTEGER_TYPES, column_type, fits
+from headwater.targets.sql.catalog import Column, Layout, Undo
+from headwater.targets.sql.dialect import Dialect, Errors
+from headwater.targets.sql.settings import Table
+from headwater.targets.sql.text import Fragment, QualifiedName, compose
+
+DEFAULT_SCHEMA = "main"
+_DECIMAL = re.compile(r"DECIMAL\(\d+,(\d+)\)")
+
+
+class TableName(QualifiedName):
+    """A table in a schema. DuckDB compares names without regard to case, and so does `folded`."""
+
+    __slots__ = ()
+    default_schema: ClassVar[str] = DEFAULT_SCHEMA
+
+    @property
+    def folded(self) -> tuple[str, str]:
+        """What two spellings of one table have in common."""
+        return self.schema.lower(), self.name.lower()
+
+
+class DuckDBDialect(Dialect[Session]):
+    """How DuckDB is spoken to."""
+
+    name_type = TableName
+    errors = Errors(
+        undeclared=UndeclaredTableError,
+        table=TableSchemaError,
+        key=TableKeyError,
+        append_only=AppendOnlyError,
+        statement=UntraceableWriteError,
+    )
+    text = "VARCHAR"
+    json = "JSON"
+    block_number = "BIGINT"
+    differ = "differ, also without regard to case,"
+    undoes_keyless = True
+    claim_note = "position INTEGER"
+    claim_order = Fragment("position, table_schema, table_name")
+    same_table = Fragment("lower(table_schema) = $1 AND lower(table_name) = $2")
+
+    def fold(self, column: str) -> str:
+        """Ignore case, as DuckDB does."""
+        return column.lower()
+
+    def column_type(self, field: pa.Field) -> str:
+        """Return the type of a column that holds the values of a field."""
+        return column_type(field)
+
+    def _checked(self, declared: Table) -> Table:
+        types = {one: kind.upper().replace(" ", "") for one, kind in declared.types.items()}
+        for column, kind in types.items():
+            if not INTEGER_TYPES.fullmatch(kind):
+                raise InvalidOptionError(
+                    "types= takes integer types: BIGNUM, HUGEINT, BIGINT, DECIMAL(38,0), …",
+                    column=column,
+                    got=kind,
+                )
+        if declared.indexes:
+            raise InvalidOptionError("indexes= is for PostgreSQL", table=declared.name)
+        return replace(declared, name=TableName.of(declared.name), types=types)
+
+    def can_hold(self, column: Column, field: pa.Field) -> bool:
+        """Tell whether a column can hold all values of a field without loss."""
+        return fits(column_type(field), column.type, field.type)
+
+    def is_integer(self, column: Column) -> bool:
+        """Tell whether a column can hold the number of a block, and nothing but integers."""
+        return column.type.endswith(("INT", "INTEGER"))
+
+    # --- what there is ----------------------------------------------------------------------------
+
+    def tables(self, session: Session) -> set[QualifiedName]:
+        """Return all tables of the database."""
+        rows = session.rows(
+            "SELECT schema_name, table_name FROM duckdb_tables() "
+            "WHERE database_name = current_database()"
+        )
+        return {TableName(*row) for row in rows}
+
+    def exists(self, session: Session, name: QualifiedName) -> bool:
+        """Tell whether there is a table of this name."""
+        return bool(
+            session.rows(
+                "SELECT 1 FROM duckdb_tables() WHERE database_name = current_database() "
+                "AND lower(schema_name) = $1 AND lower(table_name) = $2",
+                name.folded,
+            )
+        )
+
+    def read_table(self, session: Session, name: QualifiedName) -> Layout | None:
+        """Read a table from DuckDB's own tables."""
+        rows = session.rows(
+            "SELECT column_name, data_type, column_default, is_generated "
+            "FROM information_schema.columns WHERE table_catalog = current_database() "
+            "AND lower(table_schema) = $1 AND lower(table_name) = $2 ORDER BY ordinal_position",
+            name.folded,
+        )
+        if not rows:
+            return None
+        bound = session.rows(
+            "SELECT constraint_type, constraint_column_names FROM duckdb_constraints() "
+            "WHERE database_name = current_database() AND lower(schema_name) = $1 "
+            "AND lower(table_name) = $2 AND constraint_type IN ('PRIMARY KEY', 'UNIQUE')",
+            name.folded,
+        )
+        keys = [tuple(names) for kind, names in bound if kind == "PRIMARY KEY"]
+        found = {
+            column: Column(
+                column, kind, kind, scale=_scale(kind), generated=made == "ALWAYS", default=default
+            )
+            for column, kind, default, made in rows
+        }
+        key = keys[0] if keys else ()
+        return Layout(name, key, Undo.NONE, "", found, unique=len(bound) > len(keys))
+
+    def make_schema(self, session: Session, name: str) -> None:
+        """Create a schema if it is not there."""
+        session.run(compose("CREATE SCHEMA IF NOT EXISTS {name}", name=name))
+
+    def columns_of(self, session: Session, schema: str, prefix: str) -> list[tuple[str, str, str]]:
+        """Return table, column and type of all tables whose name begins with a prefix."""
+        return session.rows(
+            "SELECT table_name, column_name, data_type FROM duckdb_columns() "
+            "WHERE database_name = current_database() AND lower(schema_name) = $1 "
+            "AND starts_with(table_name, $2) ORDER BY table_name, column_index",
+            [schema.lower(), prefix],
+        )
+
+    def append(
+        self, session: Session, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
+    ) -> None:
+        """Add rows, straight from Arrow."""
+        with session.frame(rows) as view:
+            session.run(
+                compose(
+                    "INSERT INTO {table} ({names}) SELECT {names} FROM {view} {conflict}",
+                    table=name,
+                    names=rows.schema.names,
+                    view=view,
+                    conflict=Fragment("ON CONFLICT DO NOTHING" if only_new else ""),
+                )
+            )
+
+
+def _scale(kind: str) -> int | None:
+    found = _DECIMAL.fullmatch(kind)
+    return int(found[1]) if found else None
+
+
+DUCKDB = DuckDBDialect()

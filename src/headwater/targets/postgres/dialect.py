@@ -1,0 +1,154 @@
+"""What is PostgreSQL's own: names, types, errors, where it says which tables there are."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import ClassVar
+
+import pyarrow as pa
+
+from headwater.errors import (
+    InvalidOptionError,
+    PostgresAppendOnlyError,
+    PostgresKeyError,
+    PostgresStatementError,
+    PostgresTableError,
+    UntrackedTableError,
+)
+from headwater.targets.postgres.encode import encoder
+from headwater.targets.postgres.layout import Layout, read_layout
+from headwater.targets.postgres.session import Session
+from headwater.targets.postgres.transfer import copy_in, plan_transfer
+from headwater.targets.postgres.types import castable, column_type
+from headwater.targets.sql.catalog import Column
+from headwater.targets.sql.dialect import Dialect, Errors
+from headwater.targets.sql.settings import Table
+from headwater.targets.sql.text import Fragment, QualifiedName, compose
+
+DEFAULT_SCHEMA = "public"
+LONGEST = 63  # bytes of an identifier; PostgreSQL cuts off the rest without a word
+
+
+class TableName(QualifiedName):
+    """A table in a schema, taken literally: `Transfers` and `transfers` are two tables."""
+
+    __slots__ = ()
+    default_schema: ClassVar[str] = DEFAULT_SCHEMA
+
+    @classmethod
+    def check(cls, part: str) -> None:
+        """Refuse a name that PostgreSQL would cut off."""
+        if len(part.encode()) > LONGEST or "\0" in part:
+            raise InvalidOptionError(f"a name has at most {LONGEST} bytes", got=repr(part))
+
+    @classmethod
+    def fitted(cls, name: str, prefix: str = "", suffix: str = "") -> str:
+        """Return prefix, name and suffix as one identifier; one that is too long gets a digest."""
+        whole = prefix + name + suffix
+        if len(whole.encode()) <= LONGEST:
+            return whole
+        digest = "_" + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+        room = LONGEST - len((prefix + digest + suffix).encode())
+        return prefix + name.encode()[:room].decode(errors="ignore") + digest + suffix
+
+
+class PostgresDialect(Dialect[Session]):
+    """How PostgreSQL is spoken to."""
+
+    name_type = TableName
+    errors = Errors(
+        undeclared=UntrackedTableError,
+        table=PostgresTableError,
+        key=PostgresKeyError,
+        append_only=PostgresAppendOnlyError,
+        statement=PostgresStatementError,
+    )
+    json = "JSONB"
+    block_number = "NUMERIC"
+    claim_note = "deferred BOOLEAN NOT NULL"
+    claim_order = Fragment("table_schema, table_name")
+    same_table = Fragment("table_schema = $1 AND table_name = $2")
+
+    def column_type(self, field: pa.Field) -> str:
+        """Return the type of a column that holds the values of a field."""
+        return column_type(field)
+
+    def _checked(self, declared: Table) -> Table:
+        types = {column: kind.strip().lower() for column, kind in declared.types.items()}
+        return replace(declared, name=TableName.of(declared.name), types=types)
+
+    def can_hold(self, column: Column, field: pa.Field) -> bool:
+        """Tell whether a column can hold all values of a field: the server would round decimals."""
+        kind = field.type
+        if pa.types.is_decimal(kind) and column.scale is not None and kind.scale > column.scale:
+            return False
+        return encoder(kind, column.bare) is not None or castable(kind, column.bare)
+
+    def is_integer(self, column: Column) -> bool:
+        """Tell whether a column can hold the number of a block."""
+        return column.bare in ("smallint", "integer", "bigint", "numeric")
+
+    # --- what there is ----------------------------------------------------------------------------
+
+    def tables(self, session: Session) -> set[QualifiedName]:
+        """Return all tables that are not the server's own."""
+        rows = session.rows(
+            "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n "
+            "ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') "
+            "AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema'"
+        )
+        return {TableName(*row) for row in rows}
+
+    def exists(self, session: Session, name: QualifiedName) -> bool:
+        """Tell whether there is a table of this name."""
+        return bool(
+            session.rows(
+                "SELECT 1 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+                "WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')",
+                [name.schema, name.name],
+            )
+        )
+
+    def read_table(self, session: Session, name: QualifiedName) -> Layout | None:
+        """Read a table from the server's catalog."""
+        return read_layout(session, name)
+
+    def make_schema(self, session: Session, name: str) -> None:
+        """Create a schema if it is not there; asking first needs no right to create one."""
+        if not session.rows("SELECT 1 FROM pg_namespace WHERE nspname = $1", [name]):
+            session.run(compose("CREATE SCHEMA {name}", name=name))
+
+    def columns_of(self, session: Session, schema: str, prefix: str) -> list[tuple[str, str, str]]:
+        """Return table, column and type of all tables whose name begins with a prefix."""
+        return session.rows(
+            "SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod) "
+            "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            "JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
+            "WHERE n.nspname = $1 AND starts_with(c.relname, $2) AND c.relkind = 'r' "
+            "ORDER BY c.relname, a.attnum",
+            [schema, prefix],
+        )
+
+    def append(
+        self, session: Session, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
+    ) -> None:
+        """Copy rows into the table, or into a temporary one before."""
+        transfer = plan_transfer(rows.schema, None)
+        encoded = transfer.encode(rows.schema, rows.to_batches())
+        if not only_new:
+            copy_in(session, name, transfer, encoded)
+            return
+        session.run(
+            compose(
+                "INSERT INTO {table} ({names}) SELECT {values} FROM {source} "
+                "ON CONFLICT DO NOTHING",
+                table=name,
+                names=transfer.names,
+                values=transfer.values(),
+                source=session.temporary.fill(transfer, encoded),
+            )
+        )
+
+
+POSTGRES = PostgresDialect()

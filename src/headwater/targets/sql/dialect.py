@@ -1,0 +1,136 @@
+"""Every difference between the databases that share this folder's code, in one list.
+
+Each database has one `Dialect`. Statements that both read alike are written once, with parameters
+as `$1`; where an engine needs, or is faster with, a form of its own, the form is here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from headwater.errors import HeadwaterError
+from headwater.targets.sql.settings import Table, table
+from headwater.targets.sql.text import Fragment, QualifiedName
+
+if TYPE_CHECKING:
+    from headwater.targets.sql.catalog import Column
+
+
+class Session(Protocol):
+    """A connection, as far as statements for both databases need it. Runs on the driver."""
+
+    on_statement: Callable[[str], None] | None
+
+    def run(self, sql: str, params: Sequence[object] = (), *, prepare: bool = False) -> object:
+        """Run a statement for its effect; with `prepare` the server keeps its plan."""
+        ...
+
+    def rows(
+        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows."""
+        ...
+
+    def arrow(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+        """Run a query and return a table."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Commit everything inside, or nothing."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the database."""
+        ...
+
+
+Held = TypeVar("Held", bound=Session)
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """The error that each database raises for the same mistake: codes have bands."""
+
+    undeclared: type[HeadwaterError]
+    table: type[HeadwaterError]
+    key: type[HeadwaterError]
+    append_only: type[HeadwaterError]
+    statement: type[HeadwaterError]
+
+
+class Dialect(ABC, Generic[Held]):
+    """How one database is spoken to. It holds no state."""
+
+    name_type: ClassVar[type[QualifiedName]]
+    errors: ClassVar[Errors]
+    text: ClassVar[str] = "TEXT"
+    json: ClassVar[str]
+    block_number: ClassVar[str]  # the type of `current_number` in table `sync`
+    differ: ClassVar[str] = "differ"
+    undoes_keyless: ClassVar[bool] = False  # tables without a primary key
+    claim_note: ClassVar[str]  # the last column of the table of claims
+    claim_order: ClassVar[Fragment]  # parents before children, where that matters
+    same_table: ClassVar[Fragment]  # the claims of table `$1`, `$2`
+
+    def name(self, text: str) -> QualifiedName:
+        """Read a table's name as users write it."""
+        return self.name_type.parse(text)
+
+    def declare(self, given: str | Table) -> Table:
+        """Return a declaration whose name and types this database can use; refuse any other."""
+        declared = table(given) if isinstance(given, str) else given
+        return self._checked(declared)
+
+    def fold(self, column: str) -> str:
+        """Return what two spellings of one column have in common."""
+        return column
+
+    # --- what each database does in its own way ---------------------------------------------------
+
+    @abstractmethod
+    def _checked(self, declared: Table) -> Table:
+        """Resolve the name of a declaration, and check its types."""
+
+    @abstractmethod
+    def column_type(self, field: pa.Field) -> str:
+        """Return the type of a column that holds the values of a field."""
+
+    @abstractmethod
+    def can_hold(self, column: Column, field: pa.Field) -> bool:
+        """Tell whether a column can hold all values of a field without loss."""
+
+    @abstractmethod
+    def is_integer(self, column: Column) -> bool:
+        """Tell whether a column can hold the number of a block, and nothing but integers."""
+
+    @abstractmethod
+    def read_table(self, session: Held, name: QualifiedName) -> Any:
+        """Return the layout of a table as it is now, not undone by anything; None without one."""
+
+    @abstractmethod
+    def tables(self, session: Held) -> set[QualifiedName]:
+        """Return all tables of the user's and ours."""
+
+    @abstractmethod
+    def exists(self, session: Held, name: QualifiedName) -> bool:
+        """Tell whether there is a table of this name."""
+
+    @abstractmethod
+    def make_schema(self, session: Held, name: str) -> None:
+        """Create a schema if it is not there."""
+
+    @abstractmethod
+    def columns_of(self, session: Held, schema: str, prefix: str) -> list[tuple[str, str, str]]:
+        """Return table, column and type of all tables whose name begins with a prefix."""
+
+    @abstractmethod
+    def append(
+        self, session: Held, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
+    ) -> None:
+        """Add rows to a table of these columns; with `only_new` not those whose key is there."""
