@@ -102,7 +102,7 @@ def error_problems() -> list[str]:
     tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
     problems = []
     for code, cls in sorted(REGISTRY.items()):
-        if not re.search(rf"(?<!class ){cls.__name__}\(", source):
+        if not re.search(rf"(?<!class )\b{cls.__name__}\(|=\s*{cls.__name__}\b", source):
             problems.append(f"{code} {cls.__name__} is never raised")
         if cls.__name__ not in tests and code not in tests:
             problems.append(f"{code} {cls.__name__} is named by no test")
