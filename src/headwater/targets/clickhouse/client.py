@@ -98,10 +98,7 @@ class ClickHouseClient:
 
         They come in one JSON document, so that no rows can be told from no answer.
         """
-        wanted = {
-            "output_format_json_quote_64bit_integers": "0",
-            "prefer_column_name_to_alias": "1",
-        }
+        wanted = {"output_format_json_quote_64bit_integers": "0"}
         body = self._send(
             f"{sql} FORMAT JSON", None, params, wanted, attempts=self.attempts, kill=False
         )
