@@ -35,8 +35,7 @@ from headwater.decode import (
     parse_logs,
     solana,
 )
-from headwater.decode.entities import Wanted, read_entities
-from headwater.decode.entity_structs import wire_type
+from headwater.decode.lines.entities import Wanted, read_entities, wire_type
 from headwater.query import EVM, SOLANA, Field, Network, base58
 
 LIMIT_ROWS_S = 5_000_000

@@ -9,8 +9,8 @@ from pathlib import Path
 from eth_abi.abi import encode as eth_abi_encode
 
 from headwater.changes.database_changes import read_database_changes
-from headwater.decode.layouts import parse_layout
-from headwater.decode.table_forms import FORMS
+from headwater.decode.solana.data_layout import parse_layout
+from headwater.decode.tables.table_forms import FORMS
 from headwater.query import NETWORKS
 from headwater.testing import ChainSim, ContentSettings, Selection
 from headwater.testing import Network as Simulated

@@ -21,8 +21,8 @@ from headwater.changes.database_changes import read_database_changes
 from headwater.core import BlockRange, parse_ranges
 from headwater.core.codec import dump_state, load_chain, load_cursor, load_finalized, load_state
 from headwater.decode import TableOutput, decode_outputs, evm, load_idl, named_table, solana
-from headwater.decode.functions import parse_function
-from headwater.decode.table_forms import FORMS
+from headwater.decode.evm.abi import parse_function
+from headwater.decode.tables.table_forms import FORMS
 from headwater.errors import HeadwaterError, UndecodableInstructionError, UndecodableLogError
 from headwater.portal import wire
 from headwater.query import NETWORKS, BitcoinQuery, Field, Network, Query, TronQuery, WireType
@@ -120,7 +120,7 @@ def evm_logs(data: bytes) -> None:
     Of lines that are UTF-8, as the client has seen to; of others they may find different faults.
     """
     lines = data.split(b"\n")
-    with patch("headwater.decode.logs.scan_logs", return_value=None):
+    with patch("headwater.decode.lines.logs.scan_logs", return_value=None):
         expected = outcome(lines)
     found = outcome(lines)
     assert found == expected or data.decode(errors="ignore").encode() != data

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.decode import Function, decode_outputs, evm, parse_function
-from headwater.decode.types import canonical
+from headwater.decode.evm.types import canonical
 from tests.property.test_decode_properties import abi_types, shown, values_of
+from tests.unit.decode.evm.test_calls import trace, transaction
 from tests.unit.decode.samples import EVERYTHING, line
-from tests.unit.decode.test_calls import trace, transaction
 
 
 @st.composite

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.decode import decode_outputs, evm, solana
-from headwater.decode.base58 import decode_base58, encode_base58
-from headwater.decode.borsh_types import (
+from headwater.decode.columns.base58 import decode_base58, encode_base58
+from headwater.decode.solana.borsh import (
     BorshType,
     Enum,
     FixedBytes,
@@ -29,8 +29,8 @@ from headwater.decode.borsh_types import (
     arrow_type,
     make_sequence,
 )
-from headwater.decode.borsh_types import Sequence as Items
-from headwater.decode.layouts import Layout
+from headwater.decode.solana.borsh import Sequence as Items
+from headwater.decode.solana.data_layout import DataLayout
 from headwater.errors import (
     BlockContentError,
     HeadwaterError,
@@ -145,9 +145,9 @@ def shown(borsh: BorshType, value: Any) -> Any:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Layout, list[dict[str, Any]]]:
+def cases(draw: st.DrawFn) -> tuple[DataLayout, list[dict[str, Any]]]:
     args = draw(structs(types))
-    layout = Layout("made", draw(st.binary(min_size=1, max_size=9)), args)
+    layout = DataLayout("made", draw(st.binary(min_size=1, max_size=9)), args)
     return layout, draw(st.lists(values_of(args), min_size=1, max_size=5))
 
 
@@ -158,7 +158,7 @@ def lines_with(datas: list[bytes]) -> list[bytes]:
 
 @given(cases())
 def test_every_value_comes_back_as_borsh_encoded_it(
-    case: tuple[Layout, list[dict[str, Any]]],
+    case: tuple[DataLayout, list[dict[str, Any]]],
 ) -> None:
     layout, rows = case
     output = solana.instructions(program=PROGRAM, layouts={"made": layout})
@@ -170,7 +170,7 @@ def test_every_value_comes_back_as_borsh_encoded_it(
 
 @given(cases(), st.data())
 def test_changed_instructions_are_an_error_or_values_of_the_type(
-    case: tuple[Layout, list[dict[str, Any]]], data: st.DataObject
+    case: tuple[DataLayout, list[dict[str, Any]]], data: st.DataObject
 ) -> None:
     layout, rows = case
     datas = []

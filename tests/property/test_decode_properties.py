@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 
 from headwater.core import BlockRange
 from headwater.decode import DecodedRows, Event, decode_outputs, evm, parse_event, parse_logs
-from headwater.decode.decimal_text import format_integers
-from headwater.decode.log_scan import scan_logs
-from headwater.decode.log_structs import read_logs
-from headwater.decode.types import (
+from headwater.decode.columns.decimal_text import format_integers
+from headwater.decode.evm.types import (
     AbiType,
     Array,
     Elementary,
@@ -29,6 +27,8 @@ from headwater.decode.types import (
     arrow_type,
     canonical,
 )
+from headwater.decode.lines.log_scan import scan_logs
+from headwater.decode.lines.logs import read_logs
 from headwater.errors import HeadwaterError, UndecodableLogError
 from tests.unit.decode.samples import (
     EVERYTHING,
@@ -270,7 +270,7 @@ def test_a_changed_byte_is_never_read_differently_by_the_two_readers(
         for number, array in enumerate(arrays)
     ]
 
-    with patch("headwater.decode.logs.scan_logs", return_value=None):
+    with patch("headwater.decode.lines.logs.scan_logs", return_value=None):
         expected = outcome(lines)
     assert outcome(lines) == expected
 

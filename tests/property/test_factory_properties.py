@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headwater.core import BlockRange
 from headwater.decode import Children, Output, decode_entities, evm, read_outputs
-from headwater.decode.children import FOUND_FIELDS
+from headwater.decode.evm.factory.children import FOUND_FIELDS
 from headwater.query import merge_queries
 from headwater.stream import child_queries
 from headwater.stream.child_queries import query_children

@@ -5,22 +5,16 @@ lines of a batch into one table per output. Runs on the driver and on Spark exec
 retry gives the same rows.
 """
 
-from headwater.decode import bitcoin, evm, hyperliquid, solana, substrate, tron
-from headwater.decode.abi import Event, Parameter, parse_event
-from headwater.decode.abi_file import Abi
-from headwater.decode.anchor_events import AnchorEventsOutput
-from headwater.decode.calls import CallsOutput
-from headwater.decode.children import Children
-from headwater.decode.contracts import KNOWN_EVENTS
-from headwater.decode.creations import CreationsOutput, creations_of
-from headwater.decode.entities import Entities
-from headwater.decode.events import EventsOutput
-from headwater.decode.factory import ChildScope, Factory
-from headwater.decode.functions import Function, parse_function
-from headwater.decode.idl import Idl, load_idl
-from headwater.decode.instructions import InstructionsOutput
-from headwater.decode.logs import LOG_SCHEMA, parse_logs
-from headwater.decode.named_tables import named_table
+from headwater.decode import evm, solana
+from headwater.decode.evm.abi import Abi, Event, Function, Parameter, parse_event, parse_function
+from headwater.decode.evm.builtin_events import KNOWN_EVENTS
+from headwater.decode.evm.calls import CallsOutput
+from headwater.decode.evm.events import EventsOutput
+from headwater.decode.evm.factory import ChildScope, Factory
+from headwater.decode.evm.factory.children import Children
+from headwater.decode.evm.factory.creations import CreationsOutput, creations_of
+from headwater.decode.lines.entities import Entities
+from headwater.decode.lines.logs import LOG_SCHEMA, parse_logs
 from headwater.decode.output import (
     Decoded,
     DecodedRows,
@@ -29,7 +23,11 @@ from headwater.decode.output import (
     decode_outputs,
     read_outputs,
 )
-from headwater.decode.tables import TableOutput
+from headwater.decode.solana.anchor_events import AnchorEventsOutput
+from headwater.decode.solana.data_layout import Idl, load_idl
+from headwater.decode.solana.instructions import InstructionsOutput
+from headwater.decode.tables import bitcoin, hyperliquid, substrate, tron
+from headwater.decode.tables.raw_table import TableOutput, named_table
 
 __all__ = [
     "KNOWN_EVENTS",

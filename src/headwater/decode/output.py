@@ -14,7 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from headwater.core import BlockRange, RangeSpec
-from headwater.decode.entities import Entities, Wanted, read_entities
+from headwater.decode.lines.entities import Entities, Wanted, read_entities
 from headwater.query import Field, Query
 
 

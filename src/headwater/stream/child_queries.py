@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headwater.decode import ChildScope, Output
-from headwater.decode.union import UnionOutput
+from headwater.decode.evm.union import UnionOutput
 from headwater.query import Query, merge_queries
 
 MAX_ADDRESSES = 4000  # 180 KB, so that 80 KB are left for everything else

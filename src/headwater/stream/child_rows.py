@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.decode import Factory
-from headwater.decode.children import FOUND_FIELDS
+from headwater.decode.evm.factory.children import FOUND_FIELDS
 from headwater.targets.contract import SideTable
 
 CHILDREN = SideTable(

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from headwater.core import BlockRange
 from headwater.decode import Children, Entities, Factory, Output, creations_of
-from headwater.decode.creations import CreationsOutput
-from headwater.decode.union import UnionOutput
+from headwater.decode.evm.factory.creations import CreationsOutput
+from headwater.decode.evm.union import UnionOutput
 from headwater.stream.child_queries import parts_of, scope_of
 from headwater.stream.child_rows import CHILDREN, MARK_EVERY, from_rows, mark, to_rows
 

@@ -10,7 +10,7 @@ from eth_abi.abi import encode
 
 from headwater.core import BlockRange
 from headwater.decode import DecodedRows, Event, EventsOutput, parse_logs
-from headwater.decode.types import AbiType, Elementary, canonical, is_dynamic
+from headwater.decode.evm.types import AbiType, Elementary, canonical, is_dynamic
 
 ALICE, BOB, TOKEN = (f"0x{digit * 40}" for digit in "abc")
 EVERYTHING = [BlockRange(0)]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headwater.decode import Decoded, Output, decode_outputs
-from headwater.decode.borsh_types import (
+from headwater.decode.solana.borsh import (
     BorshType,
     Enum,
     FixedBytes,
@@ -16,7 +16,7 @@ from headwater.decode.borsh_types import (
     Scalar,
     Struct,
 )
-from headwater.decode.borsh_types import Sequence as Items
+from headwater.decode.solana.borsh import Sequence as Items
 from headwater.query import base58
 from tests.unit.decode.samples import EVERYTHING
 

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts.schema_page import schema_page
 
 import headwater
-from headwater.decode.schema_page import schema_page
-from headwater.decode.table_forms import FORMS
-from headwater.decode.vocabulary import column_name
+from headwater.decode.columns.field_columns import column_name
+from headwater.decode.tables.table_forms import FORMS
 from headwater.query import NETWORKS, Network
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -20,7 +20,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 def test_the_page_of_columns_is_current() -> None:
     written = (DOCS / "schema.md").read_text(encoding="utf-8")
-    assert written == schema_page(), "run python -m headwater.decode.schema_page > docs/schema.md"
+    assert written == schema_page(), "run scripts/schema_page.py"
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.type)

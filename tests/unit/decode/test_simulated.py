@@ -9,7 +9,7 @@ import pytest
 
 from headwater.core import BlockRange
 from headwater.decode import KNOWN_EVENTS, decode_outputs, evm
-from headwater.decode import logs as logs_module
+from headwater.decode.lines import logs as logs_module
 from headwater.query import merge_queries
 from headwater.testing import ChainSim, Network, Selection
 

@@ -25,7 +25,7 @@ from headwater.cli.demo.story import Stage, Story, describe_backfill, describe_f
 from headwater.cli.demo.tables import STREAM_ID, Places, count_rows, read_rows, top_tokens
 from headwater.cli.demo.view import View, open_view
 from headwater.decode import evm
-from headwater.decode.abi import parse_event
+from headwater.decode.evm.abi import parse_event
 from headwater.errors import InvalidOptionError
 from headwater.pipeline import Event
 from headwater.portal import Address

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.decode.hex_text import bytes_of, is_lower_hex
+from headwater.decode.columns.hex_text import bytes_of, is_lower_hex
 from headwater.errors import ClickHouseTableError
 
 _PLAIN = {

@@ -1,0 +1,358 @@
+"""Events and functions: what a user may write, and the one value that each becomes.
+
+Text as in Solidity, a JSON ABI entry, or a built-in name. Events have their canonical signature and
+topic0, functions their signature and the four bytes that calls begin with. `evm.abi` reads a whole
+JSON ABI. Runs on the driver, when outputs are defined; events and functions pickle.
+
+    usdc = evm.abi("usdc.json")
+    evm.events(usdc.event("Transfer"))
+    evm.calls(usdc.function("transfer(address,uint256)"))
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from headwater.decode.evm.addresses import keccak256
+from headwater.decode.evm.builtin_events import KNOWN_EVENTS
+from headwater.decode.evm.signature import (
+    MAX_INDEXED,
+    ParsedEvent,
+    ParsedFunction,
+    ParsedParameter,
+    parse_elementary,
+    parse_function_text,
+    parse_text,
+)
+from headwater.decode.evm.types import AbiType, Array, Member, Tuple, canonical, head_words
+from headwater.errors import SignatureError
+
+_BUILT_IN = re.compile(r"\w+\.\w+")
+_SUFFIX = re.compile(r"\[(\d*)\]")
+_IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*", re.ASCII)
+_MAX_DEPTH = 32
+MAX_HEAD_WORDS = 1 << 20  # 32 MiB: far beyond what the gas of a block can pay for
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of an event. `name` is never empty: an unnamed one is arg0, arg1, …"""
+
+    name: str
+    type: AbiType
+    indexed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of a contract. Two events are equal when names, types and indexing are."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    signature: str
+    topic0: str  # the hash of the signature; logs of an anonymous event do not carry it
+    anonymous: bool = False
+
+    @property
+    def first_topic(self) -> int:
+        """The topic that holds the first indexed parameter."""
+        return 0 if self.anonymous else 1
+
+    @property
+    def indexed(self) -> tuple[Parameter, ...]:
+        """The parameters in topics, from `first_topic` on."""
+        return tuple(one for one in self.parameters if one.indexed)
+
+    @property
+    def unindexed(self) -> tuple[Parameter, ...]:
+        """The parameters in the data."""
+        return tuple(one for one in self.parameters if not one.indexed)
+
+
+def parse_event(source: str | Mapping[str, object] | Event) -> Event:
+    """Understand an event as a user may write it.
+
+    Called by `evm.events`; the same source always gives an equal event.
+
+    Raises:
+        SignatureError: the source cannot be understood; the message says where.
+    """
+    if isinstance(source, Event):
+        return source
+    if isinstance(source, Mapping):
+        return _build_event(_parse_event_entry(source), str(source.get("name")))
+    if not isinstance(source, str):
+        raise SignatureError("an event is text or a JSON ABI entry", got=type(source).__name__)
+    text = source.strip()
+    if text.startswith(("{", "[")):
+        return parse_event(_load_entry(text))
+    if _BUILT_IN.fullmatch(text):
+        return _build_event(parse_text(_known(text)), text)
+    return _build_event(parse_text(source), source)
+
+
+def _build_event(parsed: ParsedEvent, source: str) -> Event:
+    parameters = tuple(
+        Parameter(one.name or f"arg{index}", one.type, one.indexed)
+        for index, one in enumerate(parsed.parameters)
+    )
+    refuse_repeated([one.name for one in parameters], source)
+    limit = MAX_INDEXED + parsed.anonymous
+    if sum(one.indexed for one in parameters) > limit:
+        raise SignatureError(f"an event has at most {limit} indexed parameters", event=source)
+    if sum(head_words(one.type) for one in parameters) > MAX_HEAD_WORDS:
+        raise SignatureError("a fixed array is larger than any log", event=source)
+    signature = f"{parsed.name}({','.join(canonical(one.type) for one in parameters)})"
+    topic0 = f"0x{keccak256(signature.encode()).hex()}"
+    return Event(parsed.name, parameters, signature, topic0, parsed.anonymous)
+
+
+def refuse_repeated(names: list[str], source: str, kind: str = "event") -> None:
+    """Column names must differ, and Spark does not tell From and from apart."""
+    seen: set[str] = set()
+    for name in names:
+        if name.lower() in seen:
+            raise SignatureError(
+                f"two parameters are called {name!r}; names do not change the {kind}, so rename "
+                "one",
+                **{kind: source},
+            )
+        seen.add(name.lower())
+
+
+def _known(name: str) -> str:
+    if name not in KNOWN_EVENTS:
+        raise SignatureError(
+            f"there is no built-in event {name!r}; there are {', '.join(KNOWN_EVENTS)}"
+        )
+    return KNOWN_EVENTS[name]
+
+
+# --- JSON ABI -------------------------------------------------------------------------------------
+
+
+def _load_entry(text: str) -> Mapping[str, object]:
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        position = getattr(error, "pos", 0)
+        raise SignatureError(f"position {position}: not JSON", event=text[:200]) from error
+    if isinstance(entry, list):
+        events = [str(one.get("name")) for one in entry if _is_event(one)]
+        raise SignatureError(
+            f"this is a whole ABI; give one entry of it, of the events {', '.join(events)}, or "
+            "read it with evm.abi"
+        )
+    if not isinstance(entry, dict):
+        raise SignatureError("a JSON ABI entry is an object", event=text[:200])
+    return entry
+
+
+def _is_event(entry: object) -> bool:
+    return isinstance(entry, dict) and entry.get("type") == "event"
+
+
+def _parse_event_entry(entry: Mapping[str, object]) -> ParsedEvent:
+    name, inputs = entry.get("name"), entry.get("inputs", [])
+    if entry.get("type", "event") != "event":
+        raise SignatureError("this ABI entry is no event", type=entry.get("type"), name=name)
+    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
+        raise SignatureError("an ABI entry needs a name", got=repr(name))
+    if not isinstance(inputs, list):
+        raise SignatureError("'inputs' of an ABI entry is a list", event=name)
+    return ParsedEvent(
+        name,
+        parse_parameters(inputs, f"{name}.inputs"),
+        entry.get("anonymous") is True,
+    )
+
+
+def parse_parameters(items: list[object], where: str) -> tuple[ParsedParameter, ...]:
+    """Understand 'inputs' or 'outputs' of a JSON ABI entry; `where` names them in errors."""
+    return tuple(_parse_input(item, f"{where}[{at}]", 0) for at, item in enumerate(items))
+
+
+def _parse_input(item: object, where: str, depth: int) -> ParsedParameter:
+    if not isinstance(item, Mapping) or not isinstance(item.get("type"), str):
+        raise SignatureError(f"{where} is no object with a 'type'", got=repr(item)[:80])
+    name, indexed = item.get("name") or "", item.get("indexed", False)
+    if not isinstance(name, str) or not isinstance(indexed, bool):
+        raise SignatureError(f"{where}: 'name' is text, 'indexed' is true or false")
+    return ParsedParameter(name, _parse_json_type(item, where, depth), indexed)
+
+
+def _parse_json_type(item: Mapping[str, object], where: str, depth: int) -> AbiType:
+    text = str(item["type"])
+    base, bracket, rest = text.partition("[")
+    suffix = bracket + rest
+    lengths = _SUFFIX.findall(suffix)
+    if "".join(f"[{length}]" for length in lengths) != suffix or depth + len(lengths) > _MAX_DEPTH:
+        raise SignatureError(f"{where}: not a type: {text[:80]!r}")
+    parsed: AbiType
+    if base == "tuple":
+        parsed = _parse_components(item.get("components"), where, depth)
+    else:
+        elementary = parse_elementary(base)
+        if elementary is None:
+            raise SignatureError(f"{where}: unknown type {base!r}")
+        parsed = elementary
+    for length in lengths:
+        if length and int(length) == 0:
+            raise SignatureError(f"{where}: an array of length 0 holds nothing: {text!r}")
+        parsed = Array(parsed, int(length) if length else None)
+    return parsed
+
+
+def _parse_components(components: object, where: str, depth: int) -> Tuple:
+    if not isinstance(components, list) or not components:
+        raise SignatureError(f"{where}: a tuple needs 'components'")
+    members = [
+        _parse_input(component, f"{where}.components[{at}]", depth + 1)
+        for at, component in enumerate(components)
+    ]
+    named = tuple(Member(one.name or f"arg{at}", one.type) for at, one in enumerate(members))
+    refuse_repeated([member.name for member in named], where)
+    return Tuple(named)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of a contract; overloads differ in `signature` and `sighash`."""
+
+    name: str
+    inputs: tuple[Parameter, ...]
+    outputs: tuple[Parameter, ...]
+    signature: str
+    sighash: str
+
+
+def parse_function(source: str | Mapping[str, object] | Function) -> Function:
+    """Understand a function as a user may write it. Called by `evm.calls` and `evm.abi`.
+
+    Raises:
+        SignatureError: the source cannot be understood; the message says where.
+    """
+    if isinstance(source, Function):
+        return source
+    if isinstance(source, Mapping):
+        return _build_function(_parse_function_entry(source), str(source.get("name")))
+    if not isinstance(source, str):
+        raise SignatureError("a function is text or a JSON ABI entry", got=type(source).__name__)
+    if source.strip().startswith("{"):
+        try:
+            return parse_function(json.loads(source))
+        except (ValueError, RecursionError) as error:
+            raise SignatureError("not JSON", function=source[:200]) from error
+    return _build_function(parse_function_text(source), source)
+
+
+def _build_function(parsed: ParsedFunction, source: str) -> Function:
+    inputs = _named(parsed.inputs, "arg")
+    results = ["result"] if len(parsed.outputs) == 1 else None
+    outputs = _named(parsed.outputs, "result", results)
+    for group in (inputs, outputs):
+        refuse_repeated([one.name for one in group], source, "function")
+        if sum(head_words(one.type) for one in group) > MAX_HEAD_WORDS:
+            raise SignatureError("a fixed array is larger than any call", function=source)
+    signature = f"{parsed.name}({','.join(canonical(one.type) for one in inputs)})"
+    sighash = f"0x{keccak256(signature.encode())[:4].hex()}"
+    return Function(parsed.name, inputs, outputs, signature, sighash)
+
+
+def _named(
+    parameters: Sequence[ParsedParameter], prefix: str, names: Sequence[str] | None = None
+) -> tuple[Parameter, ...]:
+    return tuple(
+        Parameter(one.name or (names[at] if names else f"{prefix}{at}"), one.type, indexed=False)
+        for at, one in enumerate(parameters)
+    )
+
+
+def _parse_function_entry(entry: Mapping[str, object]) -> ParsedFunction:
+    name, inputs, outputs = entry.get("name"), entry.get("inputs", []), entry.get("outputs", [])
+    if entry.get("type", "function") != "function":
+        raise SignatureError("this ABI entry is no function", type=entry.get("type"), name=name)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise SignatureError("an ABI entry needs a name", got=repr(name))
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        raise SignatureError("'inputs' and 'outputs' of an ABI entry are lists", function=name)
+    return ParsedFunction(
+        name,
+        parse_parameters(inputs, f"{name}.inputs"),
+        parse_parameters(outputs, f"{name}.outputs"),
+    )
+
+
+_Named = TypeVar("_Named", Event, Function)
+
+
+@dataclass(frozen=True, slots=True)
+class Abi:
+    """A contract's interface; `events` and `functions` are in the order of the file."""
+
+    events: tuple[Event, ...]
+    functions: tuple[Function, ...]
+
+    def event(self, name: str) -> Event:
+        """Return an event by name, or by full signature where the name is overloaded.
+
+        Raises:
+            SignatureError: there is none, or several of this name.
+        """
+        return _find(self.events, "event", name)
+
+    def function(self, name: str) -> Function:
+        """Return a function by name, or by full signature where the name is overloaded.
+
+        Raises:
+            SignatureError: there is none, or several of this name.
+        """
+        return _find(self.functions, "function", name)
+
+
+def load_abi(source: str | Path | Sequence[object] | Mapping[str, object]) -> Abi:
+    """Read an ABI: a path, the JSON itself, or its parsed form; build artefacts with "abi" too.
+
+    Runs on the driver, when outputs are defined.
+
+    Raises:
+        SignatureError: it is no ABI, or an entry of it cannot be understood.
+    """
+    document = _load_document(source) if isinstance(source, (str, Path)) else source
+    if isinstance(document, Mapping):
+        document = document.get("abi")
+    if not isinstance(document, Sequence) or isinstance(document, (str, bytes)):
+        raise SignatureError("an ABI is a list of entries, or an object that has one as 'abi'")
+    entries = [one for one in document if isinstance(one, Mapping)]
+    return Abi(
+        tuple(parse_event(one) for one in entries if one.get("type") == "event"),
+        tuple(parse_function(one) for one in entries if one.get("type") == "function"),
+    )
+
+
+def _load_document(source: str | Path) -> object:
+    is_json = isinstance(source, str) and source.lstrip().startswith(("[", "{"))
+    try:
+        text = str(source) if is_json else Path(source).read_text(encoding="utf-8")
+        return json.loads(text)
+    except OSError as error:
+        raise SignatureError(f"the ABI cannot be read: {error.strerror}", path=source) from error
+    except (ValueError, RecursionError) as error:
+        raise SignatureError("the ABI is not JSON", source=str(source)[:80]) from error
+
+
+def _find(items: Sequence[_Named], kind: str, name: str) -> _Named:
+    wanted = name.replace(" ", "")
+    found = [one for one in items if wanted in (one.name, one.signature)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(one.signature for one in found)
+        raise SignatureError(f"{name!r} is overloaded; give one of the signatures {shown}")
+    known = ", ".join(one.signature for one in items) or "none"
+    raise SignatureError(f"the ABI has no {kind} {name!r}; it has {known}")

@@ -1,0 +1,205 @@
+"""Calls of one function of EVM contracts as a table. Made by `evm.calls`.
+
+Transactions hold the calls from outside, traces those of contracts too, and what they returned.
+Defined on the driver, pickled to executors, never changed; the same batch gives the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.core import BlockRange, RangeSpec
+from headwater.decode.columns.field_columns import HEADER, name_columns
+from headwater.decode.columns.malformed import MalformedRowsError, OnError, decode_or_skip, refuse
+from headwater.decode.columns.row_filter import refuse_unfiltered, select_rows
+from headwater.decode.columns.transaction_names import check_name, look_up
+from headwater.decode.columns.wire_columns import convert, required, spread, without_first
+from headwater.decode.evm.abi import Function, Parameter
+from headwater.decode.evm.factory import ChildScope
+from headwater.decode.evm.payload import Payload
+from headwater.decode.evm.types import arrow_type
+from headwater.decode.lines.block_lines import HEADER_FIELDS
+from headwater.decode.lines.entities import Entities
+from headwater.decode.output import DecodedRows
+from headwater.errors import UndecodableCallError
+from headwater.query import EVM, Field, Query
+
+Source = Literal["transactions", "traces"]
+
+_SIGHASH_DIGITS = 8
+_FIELDS = (
+    *HEADER_FIELDS,
+    pa.field("transaction_hash", pa.string()),
+    pa.field("transaction_index", pa.int32()),
+)
+_PLACE = pa.field("trace_address", pa.list_(pa.int32()))
+
+
+def _fields(entity: str, *wires: str) -> list[Field]:
+    known = {one.wire: one for one in EVM.entity(entity).fields}
+    return [known[wire] for wire in wires]
+
+
+_INDEX, _TRACE_ADDRESS = _fields("trace", "transactionIndex", "traceAddress")
+_TRACE_FIELDS = _fields("trace", "callTo", "callFrom", "callInput")
+_TRANSACTION_FIELDS = _fields("transaction", "to", "from", "input")
+_CALL = (
+    pa.field("address", pa.string()),  # the contract that is called
+    pa.field("sender", pa.string()),
+    pa.field("success", pa.bool_()),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallsOutput:
+    """The table of one function's calls. Made by `evm.calls`.
+
+    Columns: those of the block and the transaction, of traces `trace_address`, then `address` (the
+    contract), `sender`, `success`, one per input, and of traces one per output: null where the call
+    failed. Names that are taken are prefixed with `arg_` or `result_`. Last, what `scope` asks for
+    of the factory's event.
+
+    `success` tells of the call itself: of a trace, a caller further up may still have reverted; of
+    a transaction, it is null before receipts had a status.
+    """
+
+    function: Function
+    source: Source
+    query: Query
+    ranges: tuple[RangeSpec, ...]
+    on_error: OnError = "raise"
+    scope: ChildScope | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table; `evm.types` says which ABI type becomes which."""
+        inputs, outputs = self.function.inputs, self._results
+        names = call_columns(self.function, self.source)
+        columns = [
+            pa.field(name, arrow_type(one.type))
+            for name, one in zip(names, (*inputs, *outputs), strict=True)
+        ]
+        return pa.schema([*_base(self.source), *columns, *self._details])
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """Transactions, and traces if that is the source."""
+        return ("transaction",) if self.source == "transactions" else ("trace", "transaction")
+
+    def with_scope(self, scope: ChildScope) -> CallsOutput:
+        """Return the same output with other children."""
+        return replace(self, scope=scope)
+
+    def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
+        """Return the calls of this function among all of a batch, in their order.
+
+        Raises:
+            UndecodableCallError: a call has the function's sighash but not its content, and
+                `on_error` is "raise". With "skip" such calls are left out and counted.
+        """
+        schema, batches, skipped = self.schema, [], 0
+        for batch in entities[self.entities[0]].to_batches():
+            chosen = select_rows(batch, EVM, self.query.filters[0], ranges)
+            if self.scope is not None:
+                chosen = self.scope.select(chosen)
+            if not chosen.num_rows:
+                continue
+            named = chosen.append_column("name", self._names(chosen, entities))
+            columns, lost = decode_or_skip(named, self._columns, self.on_error, self._explain)
+            skipped += lost
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+        return DecodedRows(pa.Table.from_batches(batches, schema=schema), skipped)
+
+    @property
+    def _results(self) -> tuple[Parameter, ...]:
+        return self.function.outputs if self.source == "traces" else ()
+
+    @property
+    def _details(self) -> tuple[pa.Field, ...]:
+        return self.scope.factory.fields if self.scope is not None else ()
+
+    def _names(self, batch: pa.RecordBatch, entities: Entities) -> pa.Array:
+        if self.source == "transactions":
+            return batch.column("hash")
+        return look_up(batch, entities["transaction"], "hash")
+
+    def _columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        is_trace = self.source == "traces"
+        address, sender, data = _TRACE_FIELDS if is_trace else _TRANSACTION_FIELDS
+        refuse_unfiltered(batch, EVM, self.query.filters[0])
+        success = self._success(batch)
+        columns = [batch.column(name) for name in HEADER]
+        columns += [check_name(EVM, batch.column("name")), required(batch, _INDEX)]
+        if is_trace:
+            columns.append(required(batch, _TRACE_ADDRESS))
+        columns += [convert(one, batch.column(one.wire)) for one in (address, sender)]
+        columns.append(success)
+        digits = _digits(batch.column(data.wire), "input")
+        sighash = self.function.sighash[2:].encode()
+        own = pc.starts_with(digits, sighash)
+        refuse(~own.to_numpy(zero_copy_only=False), "input does not begin with the sighash")
+        if self.function.inputs:
+            inputs = without_first(digits, _SIGHASH_DIGITS)
+            columns += Payload(inputs, "input").decode(self.function.inputs)
+        if self._results:
+            columns += self._decode_results(batch, success)
+        return columns + [batch.column(one.name) for one in self._details]
+
+    def _decode_results(self, batch: pa.RecordBatch, success: pa.Array) -> list[pa.Array]:
+        """Return what calls returned; failed ones, and those without any output, returned null."""
+        output = batch.column("callResultOutput")
+        has_it = pc.and_(success, pc.is_valid(output)).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(has_it)
+        try:
+            digits = _digits(output.filter(pa.array(has_it)), "output")
+            columns = Payload(digits, "output").decode(self._results)
+        except MalformedRowsError as error:
+            raise MalformedRowsError(rows[error.rows], error.reason) from None
+        if not len(rows):
+            return [pa.nulls(batch.num_rows, arrow_type(one.type)) for one in self._results]
+        return [spread(column, has_it) for column in columns]
+
+    def _success(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        if self.source == "traces":
+            return pc.is_null(batch.column("error"))
+        return pc.equal(batch.column("status"), 1)
+
+    def _explain(self, batch: pa.RecordBatch, error: MalformedRowsError) -> UndecodableCallError:
+        row = batch.slice(int(error.rows.min()), 1).to_pylist()[0]
+        place = {"trace_address": row["traceAddress"]} if self.source == "traces" else {}
+        return UndecodableCallError(
+            f"a call is no {self.function.signature}: {error.reason}",
+            block=row["block_number"],
+            transaction_index=row["transactionIndex"],
+            **place,
+            transaction=row["name"],
+            contract=row.get("callTo", row.get("to")),
+        )
+
+
+def call_columns(function: Function, source: Source) -> list[str]:
+    """Return the names of the columns that hold inputs and outputs.
+
+    Raises:
+        SignatureError: a name is taken, and its replacement too.
+    """
+    results = [one.name for one in function.outputs] if source == "traces" else []
+    groups = {"arg": [one.name for one in function.inputs], "result": results}
+    return name_columns([one.name for one in _base(source)], groups)
+
+
+def _base(source: Source) -> tuple[pa.Field, ...]:
+    return (*_FIELDS, _PLACE, *_CALL) if source == "traces" else (*_FIELDS, *_CALL)
+
+
+def _digits(column: pa.StringArray, what: str) -> pa.BinaryArray:
+    """Return hex text without its 0x."""
+    has_prefix = pc.fill_null(pc.starts_with(column, "0x"), False)
+    refuse(~has_prefix.to_numpy(zero_copy_only=False), f"{what} is absent or has no 0x")
+    return without_first(column.cast(pa.binary()), 2)

@@ -1,0 +1,195 @@
+"""One event of EVM contracts as a table. Made by `evm.events`.
+
+Defined on the driver, pickled to executors, never changed. Decoding is a pure function of the logs:
+the same batch gives the same rows, whoever decodes it and however often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.core import BlockRange, RangeSpec
+from headwater.decode.columns.field_columns import name_columns
+from headwater.decode.columns.integers import PARTS, WordText
+from headwater.decode.columns.malformed import MalformedRowsError, OnError, decode_or_skip
+from headwater.decode.columns.row_filter import in_ranges, is_one_of, keep_rows
+from headwater.decode.evm.abi import Event, Parameter
+from headwater.decode.evm.factory import ChildScope
+from headwater.decode.evm.payload import Payload, decode_words
+from headwater.decode.evm.topics import TopicFilters
+from headwater.decode.evm.types import Array, Elementary, Kind, Tuple, arrow_type, is_dynamic
+from headwater.decode.lines.entities import Entities
+from headwater.decode.lines.log_scan import TOPICS
+from headwater.decode.lines.logs import LOG_SCHEMA
+from headwater.decode.output import DecodedRows
+from headwater.errors import UndecodableLogError
+from headwater.query import EvmQuery, Query
+
+BASE_COLUMNS = LOG_SCHEMA.names[: LOG_SCHEMA.get_field_index("topic0")]
+"""What every row of every event begins with."""
+
+_HASH = Elementary(Kind.FIXED_BYTES, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class EventsOutput:
+    """The table of one event. Made by `evm.events`.
+
+    Columns: block_number, block_hash, timestamp, transaction_hash, transaction_index, log_index,
+    address, then one per parameter, by its name. A parameter called like one of these is prefixed
+    with `arg_`. Last, what `scope` asks for of the factory's event.
+    """
+
+    event: Event
+    query: Query
+    ranges: tuple[RangeSpec, ...]
+    contracts: tuple[str, ...] | None = None
+    topics: TopicFilters = ()
+    on_error: OnError = "raise"
+    scope: ChildScope | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table; `evm.types` says which ABI type becomes which."""
+        columns = [
+            pa.field(name, arrow_type(column_type(one)))
+            for name, one in zip(event_columns(self.event), self.event.parameters, strict=True)
+        ]
+        details = self.scope.factory.fields if self.scope is not None else ()
+        return pa.schema([*(LOG_SCHEMA.field(name) for name in BASE_COLUMNS), *columns, *details])
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """Logs, in `LOG_SCHEMA`."""
+        return ("log",)
+
+    def with_scope(self, scope: ChildScope) -> EventsOutput:
+        """Return the same output with other children."""
+        return replace(self, scope=scope)
+
+    def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
+        """Return the rows of this event among all logs of a batch, in their order.
+
+        Filters and ranges are checked here again: a batch holds what other outputs asked for too.
+
+        Raises:
+            UndecodableLogError: a log has the event's topics but not its content, and `on_error`
+                is "raise". With "skip" such logs are left out and counted in the result.
+        """
+        schema = self.schema
+        batches, skipped = [], 0
+        for batch in entities["log"].to_batches():
+            chosen = select_logs(batch, self.event, self.contracts, self.topics, ranges)
+            if self.scope is not None:
+                chosen = self.scope.select(chosen)
+            if chosen.num_rows:
+                columns, lost = decode_or_skip(chosen, self._columns, self.on_error, self._explain)
+                skipped += lost
+                batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+        return DecodedRows(pa.Table.from_batches(batches, schema=schema), skipped)
+
+    def _columns(self, logs: pa.RecordBatch) -> list[pa.Array]:
+        rows = np.arange(logs.num_rows, dtype=np.int64)
+        by_name = {
+            one.name: decode_words(
+                _topic_type(one), _topic_words(logs.column(f"topic{slot}")), f"'{one.name}'", rows
+            )
+            for slot, one in enumerate(self.event.indexed, start=self.event.first_topic)
+        }
+        in_data = self.event.unindexed
+        columns = Payload(logs.column("data")).decode(in_data) if in_data else []
+        by_name.update(zip((one.name for one in in_data), columns, strict=True))
+        return [
+            *(logs.column(name) for name in BASE_COLUMNS),
+            *(by_name[one.name] for one in self.event.parameters),
+            *logs.columns[len(LOG_SCHEMA) :],
+        ]
+
+    def _explain(self, logs: pa.RecordBatch, error: MalformedRowsError) -> UndecodableLogError:
+        row = logs.slice(int(error.rows.min()), 1).to_pylist()[0]
+        return UndecodableLogError(
+            f"a log is no {self.event.signature}: {error.reason}",
+            block=row["block_number"],
+            log_index=row["log_index"],
+            transaction=row["transaction_hash"],
+            contract=row["address"],
+        )
+
+
+def event_columns(event: Event) -> list[str]:
+    """Return the names of the columns that hold the parameters.
+
+    Raises:
+        SignatureError: a parameter is called like a column, and its replacement is taken too.
+    """
+    return name_columns(BASE_COLUMNS, {"arg": [one.name for one in event.parameters]})
+
+
+def event_query(event: Event, contracts: tuple[str, ...] | None, topics: TopicFilters) -> Query:
+    """Return what to ask for: the logs of an event, from these contracts or from all."""
+    keys: dict[str, object] = {} if contracts is None else {"address": contracts}
+    if not event.anonymous:
+        keys["topic0"] = [event.topic0]
+    keys.update({f"topic{slot}": values for slot, values in topics})
+    fields = ["log_index", "transaction_index", "transaction_hash", "address", "topics", "data"]
+    return EvmQuery().add_fields(log=fields).add_filter("logs", **keys)
+
+
+def column_type(parameter: Parameter) -> Elementary | Array | Tuple:
+    """Return the type of a parameter's column: of a topic, what one word can hold."""
+    return _topic_type(parameter) if parameter.indexed else parameter.type
+
+
+def _topic_type(parameter: Parameter) -> Elementary:
+    """A topic holds one word: of anything larger, its hash."""
+    if isinstance(parameter.type, Elementary) and not is_dynamic(parameter.type):
+        return parameter.type
+    return _HASH
+
+
+def _topic_words(topics: pa.BinaryArray) -> WordText:
+    """Return topics as words without a copy; every one has 64 digits, as `parse_logs` checked."""
+    _, offsets, digits = topics.buffers()
+    first = int(np.frombuffer(offsets, np.int32)[topics.offset])
+    text = np.frombuffer(digits, np.uint8)[first : first + 8 * PARTS * len(topics)]
+    return text.view("<u8").reshape(len(topics), PARTS)
+
+
+def select_logs(
+    batch: pa.RecordBatch,
+    event: Event,
+    contracts: tuple[str, ...] | None,
+    topics: TopicFilters,
+    ranges: Sequence[BlockRange],
+) -> pa.RecordBatch:
+    """Return the logs of this event, these contracts, these topics and these blocks.
+
+    The number of topics must be the event's too: ERC-20 and ERC-721 share a Transfer signature and
+    differ only in what is indexed. Called by `EventsOutput.decode`.
+    """
+    checks = [
+        *in_ranges(batch.column("block_number"), ranges),
+        *_has_topics(batch, len(event.indexed) + event.first_topic),
+        *(
+            is_one_of(batch.column(f"topic{slot}"), [value[2:].encode() for value in values])
+            for slot, values in topics
+        ),
+    ]
+    if not event.anonymous:
+        checks.append(is_one_of(batch.column("topic0"), [event.topic0[2:].encode()]))
+    if contracts is not None:
+        checks.append(is_one_of(batch.column("address"), contracts))
+    return keep_rows(batch, checks)
+
+
+def _has_topics(batch: pa.RecordBatch, count: int) -> list[pa.BooleanArray]:
+    """Topics fill their slots from the first on, so the last one and its successor tell."""
+    checks = [pc.is_valid(batch.column(f"topic{count - 1}"))] if count else []
+    if count < TOPICS:
+        checks.append(pc.is_null(batch.column(f"topic{count}")))
+    return checks

@@ -1,0 +1,234 @@
+"""Children of a factory: which addresses they are, and since when each counts.
+
+Made on the driver as creations are found, pickled to executors as a few arrays of 56 bytes a child,
+never changed: adding gives a new value. Looking up is one binary search per row over sorted 64-bit
+numbers: nothing is built per batch, so a single block costs the same however many there are
+(benchmarks/bench_factory.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.decode.columns.hex_text import hex_mask, numbers_of
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+Numbers: TypeAlias = npt.NDArray[np.uint64]
+
+FOUND_FIELDS = (
+    pa.field("block_number", pa.int64()),
+    pa.field("transaction_index", pa.int32()),
+    pa.field("log_index", pa.int32()),
+    pa.field("address", pa.string()),
+)
+"""What is known of a creation, before the columns that were asked for: its place and the child."""
+
+_TEXT, _WORDS = 42, 5  # characters: 0x and 40 digits; the digits, eight to a word
+_CHUNKS = 32
+
+
+class Since(Enum):
+    """From where on a child's rows count: the column that orders them, by which place, inclusive?
+
+    LOG: behind the log that announces the child. LATER: in later transactions. TRANSACTION: in the
+    same transaction too, for what no log index orders.
+    """
+
+    LOG = ("log_index", 2, False)
+    LATER = ("transactionIndex", 1, False)
+    TRANSACTION = ("transactionIndex", 1, True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Children:
+    """The children of one factory, each with the place of its first creation.
+
+    `places` holds block, transaction and log index in the order of creation; `details` the columns
+    that were asked for, in the same order. `keys` holds the addresses as three numbers, sorted;
+    `rows` says which row of the others each is. `alike` says that some have the same first number:
+    hardly ever, unless somebody announces such addresses on purpose.
+    """
+
+    places: Integers
+    details: pa.Table
+    keys: Numbers
+    rows: Integers
+    alike: bool
+
+    @staticmethod
+    def none(columns: pa.Schema) -> Children:
+        """Return no children yet; `columns` are those that were asked for."""
+        empty = np.zeros((3, 0))
+        return Children(
+            empty.astype(np.int64),
+            columns.empty_table(),
+            empty.astype(np.uint64),
+            np.zeros(0, np.int64),
+            False,
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def add(self, found: pa.Table) -> Children:
+        """Return these and those children; an address that is known already stays what it is.
+
+        `found` has `FOUND_FIELDS` and the asked columns, and lies behind all that is known: finders
+        go through blocks in order. Its own rows may be in any order.
+        """
+        if not found.num_rows:
+            return self
+        found = found.sort_by([("block_number", "ascending"), ("log_index", "ascending")])
+        fresh = self.find(found["address"].combine_chunks()) < 0
+        found = found.filter(pa.array(fresh & _is_first(found["address"])))
+        words, _ = _words_of(found["address"].combine_chunks())
+        keys = np.stack([_first_numbers(words), *_other_numbers(words)])
+        order = np.lexsort(keys[::-1])
+        at = self._positions(keys[0][order], words[order], exact=True)
+        merged = np.insert(self.keys, at, keys[:, order], axis=1)
+        columns = [found[name].to_numpy() for name in ("block_number", "transaction_index")]
+        places = np.stack([*columns, found["log_index"].to_numpy()]).astype(np.int64)
+        details = found.select(self.details.schema.names).cast(self.details.schema)
+        return Children(
+            np.concatenate([self.places, places], axis=1),
+            _joined(self.details, details),
+            merged,
+            np.insert(self.rows, at, len(self) + order),
+            _any_alike(merged[0]),
+        )
+
+    def up_to(self, block: int) -> Children:
+        """Return the children that were created in this block or earlier."""
+        count = int(np.searchsorted(self.places[0], block, "right"))
+        if count == len(self):
+            return self
+        kept = self.rows < count
+        details = self.details.slice(0, count).combine_chunks()
+        keys = self.keys[:, kept]
+        return Children(self.places[:, :count], details, keys, self.rows[kept], _any_alike(keys[0]))
+
+    def found(self, first: int, last: int) -> pa.Table:
+        """Return the creations in the blocks from `first` to `last`, as `add` takes them."""
+        bounds = np.searchsorted(self.places[0], [first, last + 1])
+        low, high = (int(one) for one in bounds)
+        inside = np.flatnonzero((self.rows >= low) & (self.rows < high))
+        texts = [""] * (high - low)
+        for row, key in zip(self.rows[inside] - low, self.keys[:, inside].T.tolist(), strict=True):
+            texts[row] = "0x{:016x}{:016x}{:08x}".format(*key)
+        columns = [*(self.places[:, low:high]), texts]
+        own = [pa.array(one, field.type) for one, field in zip(columns, FOUND_FIELDS, strict=True)]
+        table = pa.table(own, schema=pa.schema(FOUND_FIELDS))
+        details = self.details.slice(low, high - low)
+        for field, column in zip(details.schema, details.columns, strict=True):
+            table = table.append_column(field, column)
+        return table
+
+    def find(self, addresses: pa.StringArray) -> Integers:
+        """Return the row of each address, -1 where it is none of the children."""
+        found = np.full(len(addresses), -1, np.int64)
+        if not len(self) or not len(addresses):
+            return found
+        words, places = _words_of(addresses)
+        first = _first_numbers(words)
+        at = np.minimum(self._positions(first, words, exact=self.alike), len(self) - 1)
+        begins = np.flatnonzero(self.keys[0][at] == first)
+        at, text = at[begins], words[begins]
+        same = (self.keys[1:, at] == _other_numbers(text)).all(axis=0)
+        same &= hex_mask(text.view(np.uint8)).all(axis=1)
+        begins = begins[same]
+        found[begins if places is None else places[begins]] = self.rows[at[same]]
+        return found
+
+    def _positions(self, first: Numbers, words: Numbers, *, exact: bool) -> Integers:
+        """Return where each address is, or belongs; by its first number alone if not `exact`."""
+        low = np.searchsorted(self.keys[0], first)
+        if not exact:
+            return low
+        high = np.searchsorted(self.keys[0], first, "right")
+        begins = np.flatnonzero(high > low)
+        second, third = _other_numbers(words[begins])
+        left, right = low[begins], high[begins]
+        while (between := left < right).any():
+            middle = np.minimum((left + right) // 2, len(self) - 1)
+            known = self.keys[:, middle]
+            below = (known[1] < second) | ((known[1] == second) & (known[2] < third))
+            left = np.where(between & below, middle + 1, left)
+            right = np.where(between & ~below, middle, right)
+        low[begins] = left
+        return low
+
+    def own_rows(self, batch: pa.RecordBatch, address: str, since: Since) -> pa.RecordBatch:
+        """Return the rows of children since their creation, with the asked columns appended."""
+        rows = self.find(batch.column(address))
+        own = np.flatnonzero(rows >= 0)
+        batch, rows = batch.take(pa.array(own)), rows[own]
+        created = self.places[:, rows]
+        blocks = batch.column("block_number").to_numpy()
+        column, which, inclusive = since.value
+        places = pc.fill_null(batch.column(column).cast(pa.int64()), 0).to_numpy()
+        behind = places > created[which] - inclusive
+        counts = (blocks > created[0]) | ((blocks == created[0]) & behind)
+        if not counts.all():
+            batch, rows = batch.filter(pa.array(counts)), rows[counts]
+        details = self.details.take(pa.array(rows))
+        for field, column in zip(details.schema, details.columns, strict=True):
+            batch = batch.append_column(field, column.combine_chunks())
+        return batch
+
+
+def _words_of(addresses: pa.StringArray) -> tuple[Numbers, Integers | None]:
+    """Return the digits of addresses, eight to a word, and their places; None if all are there.
+
+    What has not 42 characters is none. Whether they are digits is not looked at.
+    """
+    places = None
+    sized = pc.fill_null(pc.equal(pc.binary_length(addresses), _TEXT), False)
+    if not pc.all(sized, min_count=0).as_py():
+        places = np.flatnonzero(sized.to_numpy(zero_copy_only=False))
+        addresses = addresses.filter(sized)
+    if not len(addresses):
+        return np.zeros((0, _WORDS), np.uint64), places
+    _, offsets, data = addresses.buffers()
+    first = int(np.frombuffer(offsets, np.int32)[addresses.offset])
+    text = np.frombuffer(data, np.uint8)[first : first + _TEXT * len(addresses)]
+    digits = np.ascontiguousarray(text.reshape(-1, _TEXT)[:, 2:])
+    return digits.view("<u8"), places
+
+
+def _first_numbers(words: Numbers) -> Numbers:
+    """Return the first 64 bits of addresses."""
+    parts = numbers_of(words[:, :2])
+    return parts[:, 0] << np.uint64(32) | parts[:, 1]
+
+
+def _other_numbers(words: Numbers) -> Numbers:
+    """Return the other 64 and 32 bits of addresses."""
+    parts = numbers_of(words[:, 2:])
+    return np.stack([parts[:, 0] << np.uint64(32) | parts[:, 1], parts[:, 2]])
+
+
+def _is_first(addresses: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Whether each address is the first of its kind in the column."""
+    codes = addresses.combine_chunks().dictionary_encode().indices.to_numpy()
+    mask = np.zeros(len(codes), bool)
+    mask[np.unique(codes, return_index=True)[1]] = True
+    return mask
+
+
+def _joined(known: pa.Table, more: pa.Table) -> pa.Table:
+    """Return both, in a bounded number of chunks: each batch near the head adds one."""
+    joined = pa.concat_tables([known, more])
+    many = joined.num_columns and joined.column(0).num_chunks > _CHUNKS
+    return joined.combine_chunks() if many else joined
+
+
+def _any_alike(values: Numbers) -> bool:
+    """Whether some of these sorted values are equal."""
+    return bool((values[1:] == values[:-1]).any())

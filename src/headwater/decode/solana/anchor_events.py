@@ -1,0 +1,142 @@
+"""Anchor events that programs log (`Program data: …`) as a table. Made by `solana.events`.
+
+Defined on the driver, pickled to executors, never changed; the same batch gives the same rows.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.core import BlockRange, RangeSpec
+from headwater.decode.columns.integers import DECIMAL
+from headwater.decode.columns.malformed import MalformedRowsError, OnError, decode_or_skip, refuse
+from headwater.decode.columns.row_filter import (
+    has_prefix,
+    keep_rows,
+    refuse_unfiltered,
+    select_rows,
+)
+from headwater.decode.lines.entities import Entities
+from headwater.decode.output import DecodedRows
+from headwater.decode.solana.borsh import arrow_type
+from headwater.decode.solana.data_layout import DataLayout
+from headwater.decode.solana.instructions import (
+    LOG_FIELDS,
+    at_rows,
+    decode_args,
+    explain_item,
+    item_columns,
+    layout_columns,
+    with_transactions,
+)
+from headwater.errors import UndecodableInstructionError
+from headwater.query import SOLANA, Query
+
+_PREFIX = "Program data: "
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorEventsOutput:
+    """The table of one event that a program logs. Made by `solana.events`.
+
+    Columns: block_number (the slot), block_hash, timestamp, signature, transaction_index,
+    log_index, instruction_address, program_id, is_committed, then one per field.
+    """
+
+    layout: DataLayout
+    query: Query
+    ranges: tuple[RangeSpec, ...]
+    committed_only: bool = True
+    on_error: OnError = "raise"
+    decimals: frozenset[str] = frozenset()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table; `borsh_types` says which type becomes which."""
+        names = layout_columns(self.layout, LOG_FIELDS)
+        columns = [
+            pa.field(name, DECIMAL if one.name in self.decimals else arrow_type(one.type))
+            for name, one in zip(names, self.layout.args.members, strict=True)
+        ]
+        return pa.schema([*LOG_FIELDS, *columns])
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """Log messages, and transactions for their signatures and errors."""
+        return ("log", "transaction")
+
+    def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
+        """Return this event's rows among all messages of a batch, in their order.
+
+        Raises:
+            UndecodableInstructionError: a message has the discriminator but not the content, and
+                `on_error` is "raise". With "skip" such messages are left out and counted.
+        """
+        schema, batches, skipped = self.schema, [], 0
+        for batch in entities["log"].to_batches():
+            chosen = select_rows(batch, SOLANA, self.query.filters[0], ranges)
+            chosen = self._candidates(chosen)
+            if not chosen.num_rows:
+                continue
+            named = with_transactions(chosen, entities)
+            if self.committed_only:
+                named = keep_rows(named, [pc.fill_null(named.column("isCommitted"), True)])
+            columns, lost = decode_or_skip(named, self._columns, self.on_error, self._explain)
+            skipped += lost
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+        return DecodedRows(pa.Table.from_batches(batches, schema=schema), skipped)
+
+    def _candidates(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the messages whose first characters can only be the discriminator's.
+
+        Three bytes are four characters, so all but the last bits of it show.
+        """
+        if not batch.num_rows:
+            return batch
+        whole = len(self.layout.discriminator) * 8 // 6
+        start = b64encode(self.layout.discriminator).decode()[:whole]
+        message = batch.column("message")
+        bare = pc.starts_with(message, start)
+        mask = pc.or_(bare, pc.starts_with(message, _PREFIX + start))
+        return keep_rows(batch, [pc.fill_null(mask, False)])
+
+    def _columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        data = _decode_messages(batch.column("message").to_pylist())
+        own = has_prefix(data, [self.layout.discriminator])
+        rows = np.flatnonzero(own.to_numpy(zero_copy_only=False))
+        if len(rows) < batch.num_rows:
+            batch, data = batch.filter(own), data.filter(own)
+        return at_rows(rows, lambda: self._own_columns(batch, data))
+
+    def _own_columns(self, batch: pa.RecordBatch, data: pa.BinaryArray) -> list[pa.Array]:
+        refuse_unfiltered(batch, SOLANA, self.query.filters[0])
+        if self.committed_only:
+            unknown = pc.is_null(batch.column("isCommitted"))
+            refuse(unknown.to_numpy(zero_copy_only=False), "its transaction is absent")
+        fields = decode_args(self.layout, data, self.decimals)
+        return [*item_columns(batch, LOG_FIELDS), *fields]
+
+    def _explain(
+        self, batch: pa.RecordBatch, error: MalformedRowsError
+    ) -> UndecodableInstructionError:
+        return explain_item(batch, error, f"an event {self.layout.name!r}")
+
+
+def _decode_messages(messages: list[str]) -> pa.BinaryArray:
+    decoded = [_decode_base64(message.removeprefix(_PREFIX)) for message in messages]
+    refuse(np.array([one is None for one in decoded], bool), "the message is not base64")
+    return pa.array(decoded, pa.binary())
+
+
+def _decode_base64(text: str) -> bytes | None:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except (binascii.Error, ValueError):
+        return None

@@ -1,0 +1,227 @@
+"""One instruction of Solana programs as a table; events that programs send to themselves too.
+
+Made by `solana.instructions` and `solana.events`. Defined on the driver, pickled to executors,
+never changed; the same batch gives the same rows. A row is known by slot, transaction and the
+address of its instruction: `[2]` is the third of the transaction, `[2, 0]` the first that it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.core import BlockRange, RangeSpec
+from headwater.decode.columns.base58 import decode_base58
+from headwater.decode.columns.field_columns import name_columns
+from headwater.decode.columns.integers import DECIMAL
+from headwater.decode.columns.malformed import MalformedRowsError, OnError, decode_or_skip, refuse
+from headwater.decode.columns.row_filter import (
+    has_prefix,
+    list_item,
+    refuse_unfiltered,
+    select_rows,
+)
+from headwater.decode.columns.transaction_names import look_up
+from headwater.decode.columns.wire_columns import as_decimals, required
+from headwater.decode.lines.block_lines import HEADER_FIELDS
+from headwater.decode.lines.entities import Entities
+from headwater.decode.output import DecodedRows
+from headwater.decode.solana.borsh import BorshReader, arrow_type
+from headwater.decode.solana.data_layout import Account, DataLayout
+from headwater.errors import UndecodableInstructionError
+from headwater.query import SOLANA, Filter, Query
+
+ADDRESS = pa.list_(pa.int32())
+INSTRUCTION_FIELDS = (
+    *HEADER_FIELDS,
+    pa.field("signature", pa.string()),
+    pa.field("transaction_index", pa.int32()),
+    pa.field("instruction_address", ADDRESS),
+    pa.field("program_id", pa.string()),
+    pa.field("is_committed", pa.bool_()),
+)
+LOG_FIELDS = (
+    *INSTRUCTION_FIELDS[:5],
+    pa.field("log_index", pa.int32()),
+    *INSTRUCTION_FIELDS[5:],
+)
+
+
+_FIELDS = {
+    field.name: field
+    for entity in ("instruction", "log")
+    for field in SOLANA.entity(entity).fields
+    if field.name in {"transaction_index", "log_index", "instruction_address"}
+}
+_OTHERS = {"is_committed": "isCommitted", "program_id": "programId"}
+
+
+def with_transactions(batch: pa.RecordBatch, entities: Entities) -> pa.RecordBatch:
+    """Add the columns `signature`, and `failed` if the transactions' errors were selected."""
+    transactions = entities["transaction"]
+    batch = batch.append_column("signature", look_up(batch, transactions, "signatures"))
+    if "isCommitted" in batch.schema.names:
+        return batch
+    failed = pc.is_valid(look_up(batch, transactions, "err"))
+    unknown = pc.is_null(batch.column("signature"))
+    committed = pc.if_else(unknown, pa.scalar(None, pa.bool_()), pc.invert(failed))
+    return batch.append_column("isCommitted", committed)
+
+
+def item_columns(batch: pa.RecordBatch, fields: tuple[pa.Field, ...]) -> list[pa.Array]:
+    """Return the columns that all items share; their programs are those of the checked filter."""
+    return [
+        required(batch, _FIELDS[one.name])
+        if one.name in _FIELDS
+        else batch.column(_OTHERS.get(one.name, one.name))
+        for one in fields
+    ]
+
+
+def explain_item(
+    batch: pa.RecordBatch, error: MalformedRowsError, what: str
+) -> UndecodableInstructionError:
+    """Return the error for the first malformed row, which names its place."""
+    row = batch.slice(int(error.rows.min()), 1).to_pylist()[0]
+    facts = {"log_index": row["logIndex"]} if "logIndex" in row else {}
+    return UndecodableInstructionError(
+        f"{what} cannot be decoded: {error.reason}",
+        slot=row["block_number"],
+        transaction_index=row["transactionIndex"],
+        instruction_address=row["instructionAddress"],
+        **facts,
+        signature=row["signature"],
+        program=row["programId"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionsOutput:
+    """The table of one instruction. Made by `solana.instructions`.
+
+    Columns: block_number (the slot), block_hash, timestamp, signature, transaction_index,
+    instruction_address, program_id, is_committed, then one per argument and one per account, by
+    their names. Names that are taken are prefixed with `arg_` or `account_`.
+    """
+
+    layout: DataLayout
+    query: Query
+    ranges: tuple[RangeSpec, ...]
+    on_error: OnError = "raise"
+    decimals: frozenset[str] = frozenset()
+    what: str = "an instruction"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table; `borsh_types` says which type becomes which."""
+        names = layout_columns(self.layout, INSTRUCTION_FIELDS)
+        args = [
+            DECIMAL if one.name in self.decimals else arrow_type(one.type)
+            for one in self.layout.args.members
+        ]
+        kinds = [*args, *(pa.string() for _ in self.layout.accounts)]
+        columns = [pa.field(name, kind) for name, kind in zip(names, kinds, strict=True)]
+        return pa.schema([*INSTRUCTION_FIELDS, *columns])
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """Instructions, and transactions for their signatures."""
+        return ("instruction", "transaction")
+
+    def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
+        """Return this instruction's rows among all of a batch, in their order.
+
+        Raises:
+            UndecodableInstructionError: an instruction has the discriminator but not the content,
+                and `on_error` is "raise". With "skip" such instructions are left out and counted.
+        """
+        schema, batches, skipped = self.schema, [], 0
+        for batch in entities["instruction"].to_batches():
+            chosen = select_rows(batch, SOLANA, self._own_filter, ranges)
+            if not chosen.num_rows:
+                continue
+            named = with_transactions(chosen, entities)
+            columns, lost = decode_or_skip(named, self._columns, self.on_error, self._explain)
+            skipped += lost
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+        return DecodedRows(pa.Table.from_batches(batches, schema=schema), skipped)
+
+    @property
+    def _own_filter(self) -> Filter:
+        """What instructions must match; their data is looked at once it is decoded."""
+        own = self.query.filters[0]
+        return replace(own, conditions=tuple(
+            (wire, value) for wire, value in own.conditions
+            if not (wire[0] == "d" and wire[1:].isdigit())
+        ))  # fmt: skip
+
+    def _columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        texts = batch.column("data")
+        refuse(pc.is_null(texts).to_numpy(zero_copy_only=False), "data is absent")
+        data = decode_base58(texts, np.arange(batch.num_rows, dtype=np.int64))
+        own = has_prefix(data, [self.layout.discriminator])
+        rows = np.flatnonzero(own.to_numpy(zero_copy_only=False))
+        if len(rows) < batch.num_rows:
+            batch, data = batch.filter(own), data.filter(own)
+        return at_rows(rows, lambda: self._own_columns(batch, data))
+
+    def _own_columns(self, batch: pa.RecordBatch, data: pa.BinaryArray) -> list[pa.Array]:
+        refuse_unfiltered(batch, SOLANA, self._own_filter)
+        args = decode_args(self.layout, data, self.decimals)
+        accounts = [_account(batch, at, one) for at, one in enumerate(self.layout.accounts)]
+        return [*item_columns(batch, INSTRUCTION_FIELDS), *args, *accounts]
+
+    def _explain(
+        self, batch: pa.RecordBatch, error: MalformedRowsError
+    ) -> UndecodableInstructionError:
+        return explain_item(batch, error, f"{self.what} {self.layout.name!r}")
+
+
+def layout_columns(layout: DataLayout, base: Sequence[pa.Field]) -> list[str]:
+    """Return the names of the columns that hold arguments and accounts.
+
+    Raises:
+        SignatureError: a name is taken, and its replacement too.
+    """
+    groups = {
+        "arg": [one.name for one in layout.args.members],
+        "account": [one.name for one in layout.accounts],
+    }
+    return name_columns([one.name for one in base], groups)
+
+
+def decode_args(
+    layout: DataLayout, data: pa.BinaryArray, decimals: frozenset[str]
+) -> list[pa.Array]:
+    """Return the columns of the arguments, of data that begins with the discriminator.
+
+    Raises:
+        MalformedRowsError: some rows do not hold such values.
+    """
+    columns = BorshReader(data).decode(layout.args, len(layout.discriminator))
+    return [
+        as_decimals(column, f"'{one.name}'") if one.name in decimals else column
+        for one, column in zip(layout.args.members, columns, strict=True)
+    ]
+
+
+def at_rows(rows: np.ndarray[tuple[int], np.dtype[np.int64]],
+            decode: Callable[[], list[pa.Array]]) -> list[pa.Array]:  # fmt: skip
+    """Decode a selection; rows of errors are those of the batch that it was selected from."""
+    try:
+        return decode()
+    except MalformedRowsError as error:
+        raise MalformedRowsError(rows[error.rows], error.reason) from None
+
+
+def _account(batch: pa.RecordBatch, at: int, account: Account) -> pa.Array:
+    """Return an account by its place; null where there are fewer, or where it was left out."""
+    column = list_item(batch.column("accounts"), at)
+    if not account.is_optional:
+        return column
+    absent = pc.fill_null(pc.equal(column, batch.column("programId")), True)
+    return pc.if_else(absent, pa.scalar(None, pa.string()), column)
