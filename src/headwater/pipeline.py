@@ -165,7 +165,7 @@ class Pipeline(Generic[Data]):
         """Run, yielding after each step that changed the target or waited for the portal."""
         with closing(self._target):
             self._host.before_recover()
-            self._stand_at(self._target.recover())
+            self._stand_at(self._target.recover().capped(self._rollback_cap))
             self._source.open(self._state)
             yield Recovered(self._state)
             while (answers := self._source.read(self._ahead)) is not None:
@@ -187,7 +187,8 @@ class Pipeline(Generic[Data]):
                         yield from self._flush()
                     yield self._take(batch, final=final)
             case AtHead(head, confirmed):
-                self._settle(self._ahead.settle(head, confirmed=confirmed))
+                cap = self._rollback_cap
+                self._settle(self._ahead.settle(head, confirmed=confirmed, cap=cap))
                 yield Settled(self._state)
                 if self._flush_rules.is_due(self._pending, self._host.now(), at_head=True):
                     yield from self._flush()

@@ -225,8 +225,8 @@ def test_whatever_arrives_the_state_stays_sound(
         assert state.rollback_chain[-1] == state.cursor
         reachable = [cursor for cursor in hot if not state.is_final(cursor.number)]
         assert set(reachable[-(cap - 1) :]) <= set(state.rollback_chain)
-    assert fold_rows(rows, cap=cap).cursor == state.cursor
-    assert set(state.landing_points()) <= set(fold_rows(rows, cap=10**6).landing_points())
+    assert fold_rows(rows).capped(cap).cursor == state.cursor
+    assert set(state.landing_points()) <= set(fold_rows(rows).landing_points())
     assert load_state(dump_state(state)) == state
 
 

@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from headwater import BlockCursor, create_target, evm, find_rollback_index, pipe_to_iterator
+from headwater import (
+    BlockCursor,
+    create_target,
+    evm,
+    find_rollback_index,
+    pipe_to_iterator,
+)
 from headwater.errors import (
     AsyncCallbackError,
     ForkCursorError,
@@ -27,8 +33,8 @@ from headwater.errors import (
 )
 from headwater.pipeline import Event, RolledBack, Settled
 from headwater.stream import BatchContext, PortalStream, StartInfo, StreamBatch, portal_stream
-from headwater.targets import duckdb_target
-from headwater.testing import Network, PortalServer, simulated_portal
+from headwater.targets import DuckDBSettings, duckdb_target
+from headwater.testing import ChainSim, Network, PortalServer, simulated_portal
 from tests.stream.truth import COLUMNS, transfers
 
 HEAD_ONLY = {"far": 10**9, "poll_interval_s": 0.01}
@@ -482,3 +488,51 @@ def test_a_callback_that_is_none_is_refused() -> None:
 def test_an_error_names_its_code_in_every_case(portal: PortalServer) -> None:
     with pytest.raises(HeadwaterError, match=r"^\[E0002\]"):
         stream_of(portal, (9, 5))
+
+
+# --- how deep a fork may be -----------------------------------------------------------------------
+
+
+def reached(path: Path) -> int:
+    """Return the number of the committed cursor."""
+    found = duckdb_target(path).query("SELECT max(current_number) AS n FROM sync")
+    number: int = found.to_pylist()[0]["n"]
+    return number
+
+
+def deep_fork(path: Path, depth: int, cap: int, raised_cap: int | None = None) -> ChainSim:
+    """Read a chain whose finality nobody reports, restart, and meet a fork."""
+    settings = DuckDBSettings(unfinalized_blocks_retention=1)
+    chain = ChainSim(5)
+    chain.grow(79)
+    with simulated_portal(chain=chain, blocks_per_answer=1) as portal:
+        for rollback_cap in (cap, raised_cap or cap):
+            stream_of(portal, rollback_cap=rollback_cap).pipe_to(
+                duckdb_target(path, settings=settings), on_event=StopAtHead(portal)
+            )
+            if not portal.chain.forks:
+                portal.fork(depth, length=depth + 1)
+    return chain
+
+
+@pytest.mark.guarantee("FORK-1")
+def test_a_fork_is_undone_as_deep_as_the_stream_may_go_also_after_a_restart(tmp_path: Path) -> None:
+    chain = deep_fork(tmp_path / "a.duckdb", depth=30, cap=40)
+    assert held(tmp_path / "a.duckdb") == transfers(chain, chain.canonical())
+
+
+@pytest.mark.guarantee("FORK-4")
+@pytest.mark.parametrize("raised_cap", [None, 500])
+def test_a_fork_deeper_than_the_cap_ends_the_stream_and_leaves_the_rows(
+    tmp_path: Path, raised_cap: int | None
+) -> None:
+    """Undo data that a lower cap has let go is not believed to be there once it is raised."""
+    with pytest.raises(ForkCursorMissingError, match="E1003"):
+        deep_fork(tmp_path / "a.duckdb", depth=60, cap=20, raised_cap=raised_cap)
+    assert reached(tmp_path / "a.duckdb") == 79
+
+
+@pytest.mark.parametrize("cap", [0, -1, 1.5, "1000", None, True])
+def test_a_cap_that_is_none_is_refused(portal: PortalServer, cap: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=r"E0007.*rollback_cap"):
+        stream_of(portal, rollback_cap=cap)

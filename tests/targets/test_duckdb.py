@@ -675,3 +675,23 @@ def test_errors_of_the_engine_are_not_swallowed(stream: Any) -> None:
         s.block(1, doing(lambda tx: tx.insert("t", [{"a": 1}])))
     s.block(1, doing(lambda tx: tx.insert("t", balances(a=1).to_batches()[0])))
     assert s.rows("FROM t") == [{"who": "a", "value": "1"}]
+
+
+def test_a_row_of_state_does_not_name_blocks_whose_undo_data_was_pruned(tmp_path: Path) -> None:
+    """Its chain may be longer than its batch: after a rollback it holds all that is left."""
+    target = duckdb_target(
+        tmp_path / "a.duckdb", settings=DuckDBSettings("s", unfinalized_blocks_retention=1)
+    )
+    chain = tuple(BlockCursor(number, f"h{number}") for number in range(6))
+    state = target.recover()
+    target.commit((), PipeState(chain[-1], None, chain))
+    assert target.recover().landing_points() == chain
+    for number in range(6, 32):
+        cursor = BlockCursor(number, f"h{number}")
+        state = PipeState(cursor, None, (*chain[-2:], cursor))
+        chain = state.rollback_chain
+        target.commit((), state)
+    target.close()
+    oldest = target.recover().landing_points()[0].number
+    target.close()
+    assert oldest == 28  # the 26th commit, of block 30, pruned what lies below its own chain

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headwater.core import chain as chains
-from headwater.core.chain import DEFAULT_CAP, Chain
+from headwater.core.chain import Chain
 from headwater.core.cursor import BlockCursor
 from headwater.core.state import PipeState
 from headwater.core.watermark import FinalizedWatermark
@@ -89,28 +89,30 @@ def load_chain(text: str | None) -> Chain:
     return tuple(sorted(map(_read_cursor, value), key=lambda cursor: cursor.number))
 
 
-def fold_rows(rows: Iterable[SyncRow], *, cap: int = DEFAULT_CAP) -> PipeState:
-    """Fold `sync` rows, oldest commit first, into the state they stand for.
+def fold_rows(rows: Iterable[SyncRow]) -> PipeState:
+    """Fold `sync` rows, oldest commit first, into the state they stand for, whatever its length.
 
     A later row replaces what an earlier one said of the same blocks, so rows of an abandoned branch
     that were left behind do no harm. The Pipes SDK stores finality as the portal reported it; here
     it becomes our own newest cursor at or below it, or itself where it lies below all of them.
     """
-    chain: Chain = ()
+    held: list[BlockCursor] = []
     cursor: BlockCursor | None = None
     reported = FinalizedWatermark()
     for row in rows:
         reported = reported.observe(row.finalized)
         for block in (*row.rollback_chain, row.current):
-            chain = chains.append(chain, block)
+            while held and held[-1].number >= block.number:
+                held.pop()
+            held.append(block)
         cursor = row.current
-    finalized = reported.cursor
+    chain, finalized = tuple(held), reported.cursor
     if finalized is not None:
         finalized = chains.newest_at_or_below(chain, finalized.number) or finalized
         chain = chains.prune(chain, finalized)
         if chain and chain[0] != finalized:
             chain = (finalized, *chain)
-    return PipeState(cursor, finalized, chains.cap(chain, cap, finalized))
+    return PipeState(cursor, finalized, chain)
 
 
 def dump_state(state: PipeState) -> str:

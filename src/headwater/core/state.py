@@ -113,7 +113,7 @@ class PipeState:
         held = _beginning(headers[0], head) if begins else self.rollback_chain
         return self._with(cursor, chains.append(held, cursor), final, cap)
 
-    def settle(self, head: Head, *, confirmed: bool = False) -> PipeState:
+    def settle(self, head: Head, *, confirmed: bool = False, cap: int = DEFAULT_CAP) -> PipeState:
         """Return the state after an answer without blocks, whose head may report finality.
 
         The portal may answer 204 from a chain that our cursor is not on. Unless it has `confirmed`
@@ -122,7 +122,15 @@ class PipeState:
         if self.cursor is None or not (confirmed or head.finalized in self.rollback_chain):
             return self
         final = final_number(self, (), head)
-        return self._with(self.cursor, self.rollback_chain, final, DEFAULT_CAP)
+        return self._with(self.cursor, self.rollback_chain, final, cap)
+
+    def capped(self, cap: int) -> PipeState:
+        """Return the same state with a rollback chain of `cap` entries at most, the newest ones.
+
+        Called by the loop with the state that a target recovers: the cap is the stream's.
+        """
+        chain = chains.cap(self.rollback_chain, cap, self.finalized)
+        return PipeState(self.cursor, self.finalized, chain)
 
     def rewind(self, safe_cursor: BlockCursor) -> PipeState:
         """Return the state that a rollback to `safe_cursor` commits. Finality is kept.

@@ -13,6 +13,7 @@ from contextlib import closing
 from types import TracebackType
 
 from headwater.core import (
+    DEFAULT_CAP,
     Answer,
     BlockCursor,
     BlockRange,
@@ -45,7 +46,8 @@ class PortalClient:
     """Asks a portal, and asks again when that helps.
 
     `dataset` saves an executor the metadata request if the driver already has the answer. An
-    `on_notice` observer is called in the reading thread and must not raise.
+    `on_notice` observer is called in the reading thread and must not raise. While finality is
+    unknown, what lies more than `rollback_cap` blocks below the latest block is past every fork.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class PortalClient:
         poll_interval_s: float = 0.25,
         timeouts: Timeouts | None = None,
         dataset: Dataset | None = None,
+        rollback_cap: int = DEFAULT_CAP,
     ) -> None:
         if max_bytes < 1:
             raise InvalidOptionError("max_bytes must be at least 1", got=max_bytes)
@@ -73,6 +76,7 @@ class PortalClient:
             notify=on_notice,
             max_bytes=max_bytes,
             poll_interval_s=poll_interval_s,
+            rollback_cap=rollback_cap,
         )
         self._dataset = dataset
         self._metadata_tried = dataset is not None

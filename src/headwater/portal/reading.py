@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headwater.core import (
-    DEFAULT_CAP,
     Answer,
     AtHead,
     BlockCursor,
@@ -64,6 +63,7 @@ class Conditions:
     notify: Observer
     max_bytes: int
     poll_interval_s: float
+    rollback_cap: int
 
     def outage(self, route: str, attempts: int | None = None) -> Outage:
         """Return a fresh count of failures for one reading or one question."""
@@ -208,7 +208,7 @@ class Reading:
             return False
         settled = None if head.finalized is None else head.finalized.number
         if settled is None and head.latest is not None:
-            settled = head.latest.number - (0 if self._finalized else DEFAULT_CAP)
+            settled = head.latest.number - (0 if self._finalized else self._on.rollback_cap)
         if settled is None or end > settled:
             return False
         self._on.notify(

@@ -239,7 +239,8 @@ class Run(Host[Delivery]):
             **{name: one for name, one in options.items() if name in self.SPANS},
         )
         depth = 0 if self._finalized else self._stream.undo_buffer
-        return UndoBuffer(source, depth, pause=self.pause) if depth else source
+        cap = self._stream.rollback_cap
+        return UndoBuffer(source, depth, pause=self.pause, cap=cap) if depth else source
 
     def _plan(self, cursor: BlockCursor | None) -> Plan:
         ranges = {

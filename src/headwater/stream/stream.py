@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from headwater.core import BlockCursor, Flush, FlushRules
+from headwater.core import DEFAULT_CAP, BlockCursor, Flush, FlushRules
 from headwater.core.callbacks import Callback
 from headwater.core.event import Listener
 from headwater.decode import Output
@@ -54,6 +54,7 @@ class PortalStream:
     flush: FlushRules = FlushRules()  # noqa: RUF009 - immutable
     undo_buffer: int = 0
     on_config_change: OnConfigChange = "error"
+    rollback_cap: int = DEFAULT_CAP
 
     def pipe(self, code: object) -> PortalStream:
         """Add a transform: a function of (data) or (data, ctx), or a transformer object.
@@ -139,7 +140,9 @@ class PortalStream:
         """Connect, and let go of everything on every exit path."""
         with ExitStack() as stack:
             asking = {name: one for name, one in self.options.items() if name not in Run.SPANS}
-            client = stack.enter_context(PortalClient(self.portal, **asking))
+            client = stack.enter_context(
+                PortalClient(self.portal, rollback_cap=self.rollback_cap, **asking)
+            )
             run = Run(
                 self,
                 client,
@@ -155,7 +158,8 @@ class PortalStream:
     def _steps(self, run: Run, target: Target[Delivery]) -> Iterator[Event]:
         """Run the loop; the run is told of every event first."""
         with coded_failures():
-            for event in Pipeline(run, target, run, flush=self.flush).steps():
+            loop = Pipeline(run, target, run, flush=self.flush, rollback_cap=self.rollback_cap)
+            for event in loop.steps():
                 run.on_event(event)
                 yield event
 
@@ -169,6 +173,7 @@ def portal_stream(
     flush: Flush | None = None,
     flush_history: Flush | None = None,
     undo_buffer: int = 0,
+    rollback_cap: int = DEFAULT_CAP,
     on_config_change: OnConfigChange = "error",
     **options: Any,
 ) -> PortalStream:
@@ -184,6 +189,10 @@ def portal_stream(
         flush_history: the same for final blocks; left out, each span of history at once.
         undo_buffer: how many of the newest blocks to hold back until they are deeper or final: a
             fork among them never reaches the target.
+        rollback_cap: how many committed blocks above the finalized one a fork can be undone to,
+            at most; also while the portal reports no finality at all. The state and its undo data
+            grow with it. A deeper fork lands on the finalized block, or ends the stream if that is
+            unknown. Choose it by the deepest reorganization of the network.
         on_config_change: what to do if the outputs ask for something else than what the stored
             rows were made of: "error", "warn" or "ignore".
         options: `far` (blocks behind the finalized head at which executors take over),
@@ -219,6 +228,10 @@ def portal_stream(
         raise InvalidOptionError(
             "undo_buffer is a number of blocks, 0 for none", got=repr(undo_buffer)
         )
+    if type(rollback_cap) is not int or rollback_cap < 1:
+        raise InvalidOptionError(
+            "rollback_cap is a number of blocks, 1 or more", got=repr(rollback_cap)
+        )
     rules = FlushRules(flush or Flush(), flush_history or Flush())
     return PortalStream(
         id,
@@ -229,6 +242,7 @@ def portal_stream(
         flush=rules,
         undo_buffer=undo_buffer,
         on_config_change=check_option(on_config_change),
+        rollback_cap=rollback_cap,
     )
 
 

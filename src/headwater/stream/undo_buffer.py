@@ -118,7 +118,7 @@ class UndoBuffer:
         """Hand out what has become final, or old by the head of a chain that holds our blocks."""
         now = self._now
         head = believed_head(now.ahead, (), head)
-        ahead = now.ahead.settle(head, confirmed=confirmed)
+        ahead = now.ahead.settle(head, confirmed=confirmed, cap=self._cap)
         self._now = Holding(now.given, ahead, now.held)
         if now.held:
             last = now.held[-1].header

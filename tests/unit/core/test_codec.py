@@ -114,9 +114,12 @@ class TestFoldingRows:
         rows = [SyncRow(cursors("99")[0], cursors("97")[0], cursors("99"))]
         assert fold_rows(rows) == PipeState(cursors("99")[0], cursors("97")[0], cursors("97 99"))
 
-    def test_history_is_capped(self) -> None:
+    def test_a_state_is_as_long_as_its_rows_say_until_the_stream_caps_it(self) -> None:
         rows = [SyncRow(cursor) for cursor in cursors(" ".join(map(str, range(50))))]
-        assert len(fold_rows(rows, cap=10).rollback_chain) == 10
+        assert len(fold_rows(rows).rollback_chain) == len(rows)
+        capped = fold_rows(rows).capped(10)
+        assert capped.rollback_chain == fold_rows(rows).rollback_chain[-10:]
+        assert capped.cursor == rows[-1].current
 
     def test_a_commit_adds_its_own_part_of_the_chain(self) -> None:
         before = PipeState(cursors("95")[0], cursors("94")[0], cursors("94 95"))

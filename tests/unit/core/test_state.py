@@ -277,3 +277,14 @@ class TestChain:
 
     def test_cap_below_its_limit_changes_nothing(self) -> None:
         assert chains.cap(cursors("3 4"), 2, None) == cursors("3 4")
+
+
+def test_the_cap_of_the_stream_counts_also_when_finality_settles() -> None:
+    chain = cursors(" ".join(map(str, range(1500))))
+    state = PipeState(chain[-1], chain[0], chain)
+    settled = state.settle(Head(chain[3]), confirmed=True, cap=1400)
+    assert settled.finalized == chain[3]
+    assert len(settled.rollback_chain) == 1400
+    assert len(state.settle(Head(chain[3]), confirmed=True, cap=2000).rollback_chain) == 1497
+    assert len(state.capped(1400).rollback_chain) == 1400
+    assert state.capped(2000) == state

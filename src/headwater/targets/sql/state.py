@@ -167,11 +167,34 @@ class SyncTable:
         return self.settle(state)
 
     def prune(self, number: int) -> None:
-        """Forget the rows at or below a number."""
+        """Forget the rows at or below a number, and what rows above it say of such blocks.
+
+        Their undo data goes with them, so no later state may name them as a place to go back to.
+        """
         self._session.run(
             compose("DELETE FROM {sync} WHERE id = $1 AND current_number <= $2", sync=self._name),
             [self._id, number],
         )
+        several = self._session.rows(  # most rows name one block, their own
+            compose(
+                "SELECT current_number::bigint, rollback_chain::text FROM {sync} "
+                "WHERE id = $1 AND rollback_chain::text LIKE '%}}%,%{{%'",
+                sync=self._name,
+            ),
+            [self._id],
+        )
+        for current, text in several:
+            chain = load_chain(text)
+            kept = tuple(cursor for cursor in chain if cursor.number > number)
+            if len(kept) < len(chain):
+                self._session.run(
+                    compose(
+                        "UPDATE {sync} SET rollback_chain = $1 "
+                        "WHERE id = $2 AND current_number = $3",
+                        sync=self._name,
+                    ),
+                    [dump_chain(kept), self._id, current],
+                )
 
     def adopt_legacy(self) -> bool:
         """Take over the rows that were kept before streams had ids, once: if there are no own."""
