@@ -13,10 +13,7 @@ use a server of your own instead; tests create databases on it and drop them.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,8 +23,10 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from headwater.testing.servers.process import ServerProcess, free_port, remove
+
 VARIABLE = "HEADWATER_CLICKHOUSE_URL"
-_START_S = 30.0
+_START_S = 120.0
 _CONFIG = """<clickhouse>
   <listen_host>127.0.0.1</listen_host>
   <http_port>{port}</http_port>
@@ -40,15 +39,9 @@ _CONFIG = """<clickhouse>
 """
 # The library is loaded by itself: the package around it would import far more than is needed.
 _SERVE = """
-import os, sys, threading, time
+import sys
 sys.path.insert(0, sys.argv[1])
 import _chdb
-parent = os.getppid()
-def watch():
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-threading.Thread(target=watch, daemon=True).start()
 _chdb.query(
     "SYSTEM START LISTEN HTTP; SELECT sleepEachRow(1) FROM system.numbers FORMAT Null "
     "SETTINGS max_block_size = 1, max_threads = 1", "TabSeparated", path=sys.argv[2])
@@ -83,8 +76,8 @@ class ClickHouseServer:
             )
         self._library = library.parent
         self._folder = Path(tempfile.mkdtemp(prefix="headwater-clickhouse-"))
-        self._port = _free_port()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._port = free_port()
+        self._process: ServerProcess | None = None
 
     @property
     def url(self) -> str:
@@ -101,46 +94,28 @@ class ClickHouseServer:
         home = self._folder / "home" / ".clickhouse-local"
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.xml").write_text(_CONFIG.format(port=self._port))
-        log = self._folder / "log"
         command = [sys.executable, "-c", _SERVE, str(self._library), str(self._folder / "data")]
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
-                cwd=self._folder,
-                env={**os.environ, "HOME": str(home.parent), "TZ": "UTC"},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        environment = {**os.environ, "HOME": str(home.parent), "TZ": "UTC"}
+        process = self._process = ServerProcess(command, self._folder, environment)
         deadline = time.monotonic() + _START_S
         while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if not process.is_running or time.monotonic() > deadline:
                 self.kill()
-                raise RuntimeError(f"ClickHouse did not start: {log.read_text()[-2000:]}")
+                raise RuntimeError(f"ClickHouse did not start: {process.output()}")
             time.sleep(0.02)
 
     def kill(self) -> None:
         """End it at once, as kill -9 does."""
         process, self._process = self._process, None
         if process is not None:
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)
-            process.wait(10)
+            process.stop(signal.SIGKILL)
 
     def remove(self) -> None:
         """End it, and remove its data."""
         self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove(self._folder)
 
     def _answers(self) -> bool:
         with suppress(OSError), urllib.request.urlopen(f"{self.url}/ping", timeout=5) as answer:
             return bool(answer.status == 200)
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

