@@ -29,6 +29,7 @@ from headwater.errors import (
     NetworkError,
     PortalHttpError,
     PortalUnreachableError,
+    SkippedBlocksError,
     StreamIdError,
 )
 from headwater.pipeline import Event, RolledBack, Settled
@@ -92,6 +93,26 @@ def test_a_restarted_stream_goes_on_where_it_was(portal: PortalServer, tmp_path:
     stream_of(portal, (0, 40)).pipe_to(duckdb_target(tmp_path / "a.duckdb"))
     assert held(tmp_path / "a.duckdb") == transfers(portal.chain, portal.chain.canonical(0, 40))
     assert portal.ledger.stream_requests()[0].from_block == 21
+
+
+@pytest.mark.parametrize("raised", [(22, 40), 22, 50])
+def test_a_range_raised_above_the_cursor_is_refused_before_anything_is_skipped(
+    portal: PortalServer, tmp_path: Path, raised: object
+) -> None:
+    path = tmp_path / "a.duckdb"
+    stream_of(portal, (0, 20)).pipe_to(duckdb_target(path))
+    with pytest.raises(SkippedBlocksError, match=r"E0016.*skipped=21\.\.(21|49)\b.*both ranges"):
+        stream_of(portal, raised).pipe_to(duckdb_target(path), on_event=StopAtHead(portal))
+    stream_of(portal, (21, 30)).pipe_to(duckdb_target(path))
+    stream_of(portal, [(0, 30), (35, 40)]).pipe_to(duckdb_target(path))
+    expected = [*portal.chain.canonical(0, 30), *portal.chain.canonical(35, 40)]
+    assert held(path) == transfers(portal.chain, expected)
+
+
+def test_a_cursor_of_ones_own_below_the_range_is_refused_too(portal: PortalServer) -> None:
+    start = portal.chain.canonical(30, 30)[0].cursor
+    with pytest.raises(SkippedBlocksError, match="E0016"):
+        next(iter(pipe_to_iterator(stream_of(portal, 40), start, lambda blocks: None)))
 
 
 def test_latest_is_where_a_stored_cursor_says(portal: PortalServer, tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ from headwater.errors.configuration import (
     QueryLimitError,
     SchemaFileError,
     SideTablesError,
+    SkippedBlocksError,
     StoredStateError,
     StreamIdError,
 )
@@ -203,6 +204,7 @@ __all__ = [
     "SchemaFileError",
     "SideTablesError",
     "SignatureError",
+    "SkippedBlocksError",
     "SourceOptionError",
     "StoredStateError",
     "StreamIdError",

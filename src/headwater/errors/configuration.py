@@ -127,3 +127,13 @@ class AsyncCallbackError(
     "nothing; run a coroutine to its end inside the callback (asyncio.run). Nothing was committed",
 ):
     """A callback is asynchronous: it would return at once, and what it should do never happens."""
+
+
+class SkippedBlocksError(
+    HeadwaterError,
+    code="E0016",
+    fix="begin the range at or below the block after the cursor; to leave the blocks out on "
+    "purpose, give both ranges: range=[(0, cursor), (from, None)]; or use a new stream id. No "
+    "row was read or written",
+):
+    """The range begins above the stored cursor: the blocks between would never be read."""

@@ -23,7 +23,7 @@ from headwater.core import (
 )
 from headwater.core.ranges import Latest
 from headwater.decode import Output
-from headwater.errors import NetworkError, PortalHttpError
+from headwater.errors import NetworkError, PortalHttpError, SkippedBlocksError
 from headwater.pipeline import (
     Answers,
     Committed,
@@ -247,6 +247,7 @@ class Run(Host[Delivery]):
             name: tuple(self._resolve(spec, cursor) for spec in output.ranges)
             for name, output in self._stream.outputs.items()
         }
+        self._check_gap(cursor, [one for several in ranges.values() for one in several])
         wanted = [
             (block_range, output.query)
             for name, output in self._stream.outputs.items()
@@ -255,6 +256,22 @@ class Run(Host[Delivery]):
         if self._factories is not None:
             wanted += self._factories.plan([one for one, _ in wanted], cursor)
         return Plan(ranges, plan_requests(wanted))
+
+    def _check_gap(self, cursor: BlockCursor | None, ranges: Sequence[BlockRange]) -> None:
+        """Refuse ranges that all begin above the block after the cursor.
+
+        A gap between two ranges is what the user asked for; one between the cursor and the first of
+        them means that a range was raised, and what lies between would be skipped in silence.
+        """
+        first = min(one.from_block for one in ranges)
+        if cursor is not None and first > cursor.number + 1:
+            raise SkippedBlocksError(
+                "the range begins above the stored cursor",
+                stream=self._stream.id,
+                cursor=cursor,
+                first=first,
+                skipped=BlockRange(cursor.number + 1, first - 1),
+            )
 
     def _resolve(self, spec: RangeSpec, cursor: BlockCursor | None) -> BlockRange:
         """Turn a range into numbers; a stored cursor outranks "latest", which has moved on.
