@@ -4,7 +4,19 @@ import pickle
 
 import pytest
 
+from headwater import errors
 from headwater.errors import REGISTRY, ForkCursorMissingError, HeadwaterError
+
+KINDS = {
+    "E0": errors.ConfigError,
+    "E1": errors.ForkError,
+    "E2": errors.TargetError,
+    "E3": errors.PortalError,
+    "E4": errors.DecodeError,
+    "E5": errors.SparkError,
+    "E6": errors.ChangeError,
+    "E7": errors.EffectError,
+}
 
 
 def test_the_text_starts_with_the_code_and_ends_with_the_fix() -> None:
@@ -23,6 +35,16 @@ def test_every_error_pickles_with_its_facts(code: str) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert (str(copy), copy.facts) == (str(error), {"block": 7})
+
+
+@pytest.mark.parametrize("code", sorted(REGISTRY))
+def test_every_error_can_be_caught_by_its_kind(code: str) -> None:
+    assert issubclass(REGISTRY[code], KINDS[code[:2]])
+    assert getattr(errors, REGISTRY[code].__name__) is REGISTRY[code]
+
+
+def test_the_bases_of_kinds_have_no_code() -> None:
+    assert not set(KINDS.values()) & set(REGISTRY.values())
 
 
 def test_a_code_cannot_be_given_twice() -> None:

@@ -1,4 +1,4 @@
-"""The one base of all coded errors, and the registry that keeps codes unique."""
+"""The base of all coded errors, one base per kind, and the registry that keeps codes unique."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ REGISTRY: dict[str, type[HeadwaterError]] = {}
 class HeadwaterError(Exception):
     """Base of all coded errors; never raised itself.
 
-    Subclasses declare `code` and `fix` in the class statement. `facts` are the values that a reader
-    needs; they are shown after the message, and are attributes of `error.facts`.
+    Errors declare `code` and `fix` in the class statement; a base, which is there to be caught,
+    declares neither. `facts` are the values that a reader needs; they are shown after the message.
     """
 
     code: ClassVar[str]
     fix: ClassVar[str]
     retryable: ClassVar[bool] = False
 
-    def __init_subclass__(cls, *, code: str, fix: str, retryable: bool = False) -> None:
+    def __init_subclass__(
+        cls, *, code: str | None = None, fix: str = "", retryable: bool = False
+    ) -> None:
         """Register the class under its code; refuse a code that is taken."""
         super().__init_subclass__()
+        if code is None:
+            return
         if code in REGISTRY:
             raise TypeError(f"error code {code} is taken by {REGISTRY[code].__name__}")
         cls.code, cls.fix, cls.retryable = code, fix, retryable
@@ -41,3 +45,35 @@ class HeadwaterError(Exception):
 
 def _rebuild(cls: type[HeadwaterError], message: str, facts: dict[str, object]) -> HeadwaterError:
     return cls(message, **facts)
+
+
+class ConfigError(HeadwaterError):
+    """E0: configuration that cannot work; raised before anything is read or changed."""
+
+
+class ForkError(HeadwaterError):
+    """E1: the chain and the stored state cannot be reconciled."""
+
+
+class TargetError(HeadwaterError):
+    """E20 ClickHouse, E21 PostgreSQL, E25 DuckDB: a target cannot be opened, written or undone."""
+
+
+class PortalError(HeadwaterError):
+    """E3: transport, status codes, malformed or contradictory answers."""
+
+
+class DecodeError(HeadwaterError):
+    """E4: signatures, layouts, contents of blocks."""
+
+
+class SparkError(HeadwaterError):
+    """E5: Java, sessions, column types, the data source."""
+
+
+class ChangeError(HeadwaterError):
+    """E6: operations on rows."""
+
+
+class EffectError(HeadwaterError):
+    """E7: messages and their delivery."""

@@ -1,10 +1,10 @@
 """E6: Changes: operations on rows that contradict each other, their tables or their types."""
 
-from headwater.errors.base import HeadwaterError
+from headwater.errors.base import ChangeError
 
 
 class ChangeFormError(
-    HeadwaterError,
+    ChangeError,
     code="E6001",
     fix="give a table, a key without nulls, one of insert, update, upsert, delete, and values that "
     "are text, integers, Decimals, booleans, bytes, dates or None; a float is not exact: give a "
@@ -14,7 +14,7 @@ class ChangeFormError(
 
 
 class UnknownTableError(
-    HeadwaterError,
+    ChangeError,
     code="E6002",
     fix="use one of the declared tables that the message lists, or declare this one",
 ):
@@ -22,7 +22,7 @@ class UnknownTableError(
 
 
 class ChangeKeyError(
-    HeadwaterError,
+    ChangeError,
     code="E6003",
     fix="give exactly the columns of the table's key, and do not change them by a field",
 ):
@@ -30,7 +30,7 @@ class ChangeKeyError(
 
 
 class UnknownColumnError(
-    HeadwaterError,
+    ChangeError,
     code="E6004",
     fix="use one of the declared columns that the message lists, spelt in the same case",
 ):
@@ -38,7 +38,7 @@ class UnknownColumnError(
 
 
 class DuplicateInsertError(
-    HeadwaterError,
+    ChangeError,
     code="E6005",
     fix="use upsert if the row may be there already, or delete it first",
 ):
@@ -46,7 +46,7 @@ class DuplicateInsertError(
 
 
 class ChangeNumberError(
-    HeadwaterError,
+    ChangeError,
     code="E6006",
     fix="give decimal numbers as text, such as '-12.5', with at most 1000 digits; add, sub, min "
     "and max need numbers",
@@ -55,7 +55,7 @@ class ChangeNumberError(
 
 
 class DatabaseChangesError(
-    HeadwaterError,
+    ChangeError,
     code="E6007",
     fix="give the bytes of one DatabaseChanges message per block, as the module put them out",
 ):
@@ -63,7 +63,7 @@ class DatabaseChangesError(
 
 
 class UnsetOperationError(
-    HeadwaterError,
+    ChangeError,
     code="E6008",
     fix="set the operation of every change in the module that made the message",
 ):
@@ -71,7 +71,7 @@ class UnsetOperationError(
 
 
 class TableDeclarationError(
-    HeadwaterError,
+    ChangeError,
     code="E6009",
     fix="declare TableSchema(name, key=[...], columns={name: type}) with a key among the columns",
 ):
@@ -79,7 +79,7 @@ class TableDeclarationError(
 
 
 class PrimaryKeyNeededError(
-    HeadwaterError,
+    ChangeError,
     code="E6010",
     fix="give the table a primary key: without one a fork could not find the rows to restore",
 ):
@@ -87,7 +87,7 @@ class PrimaryKeyNeededError(
 
 
 class TableMismatchError(
-    HeadwaterError,
+    ChangeError,
     code="E6011",
     fix="change the table or its declaration so that names, key and kinds of columns agree",
 ):
@@ -95,7 +95,7 @@ class TableMismatchError(
 
 
 class ChangeRefusedError(
-    HeadwaterError,
+    ChangeError,
     code="E6012",
     fix="correct the change, or the constraint of the table that the message names",
 ):
@@ -103,7 +103,7 @@ class ChangeRefusedError(
 
 
 class ChangeBlockError(
-    HeadwaterError,
+    ChangeError,
     code="E6013",
     fix="give each change the number of the block that it comes from, which is one of its batch",
 ):
@@ -111,7 +111,7 @@ class ChangeBlockError(
 
 
 class AggregateError(
-    HeadwaterError,
+    ChangeError,
     code="E6014",
     fix="name an output and its columns as the message lists them; sums need integers, decimals or "
     "decimal text, min and max those or times, and keys must not be null",

@@ -2,11 +2,11 @@
 column of another name, or none) are reserved and never raised, because any name works.
 """
 
-from headwater.errors.base import HeadwaterError
+from headwater.errors.base import TargetError
 
 
 class ClickHouseMaxRowsError(
-    HeadwaterError,
+    TargetError,
     code="E2001",
     fix="give max_rows=1 or more; 10000 is the default",
 ):
@@ -14,7 +14,7 @@ class ClickHouseMaxRowsError(
 
 
 class ClickHouseTableNameError(
-    HeadwaterError,
+    TargetError,
     code="E2002",
     fix="write name or database.name; put parts that hold a dot in backticks or double quotes",
 ):
@@ -22,7 +22,7 @@ class ClickHouseTableNameError(
 
 
 class DistributedTableError(
-    HeadwaterError,
+    TargetError,
     code="E2003",
     fix="name the local table of each shard, and run one stream per shard; a Distributed table "
     "only forwards rows and cannot take them back",
@@ -31,7 +31,7 @@ class DistributedTableError(
 
 
 class ClickHouseBlockColumnError(
-    HeadwaterError,
+    TargetError,
     code="E2006",
     fix="give the table a column with the number of the block, as a plain integer, and name it "
     "with table(name, block_column=...)",
@@ -40,7 +40,7 @@ class ClickHouseBlockColumnError(
 
 
 class RollbackHandlerMissingError(
-    HeadwaterError,
+    TargetError,
     code="E2007",
     fix="name the tables that on_data writes in tables=[...], and forks are undone for you; or "
     "give on_rollback=... and do it yourself",
@@ -49,7 +49,7 @@ class RollbackHandlerMissingError(
 
 
 class ClickHouseConnectionError(
-    HeadwaterError,
+    TargetError,
     code="E2010",
     fix="check the address, the user's rights and that the server is up; a restart removes what "
     "was written above the stored cursor",
@@ -59,7 +59,7 @@ class ClickHouseConnectionError(
 
 
 class ClickHouseServerError(
-    HeadwaterError,
+    TargetError,
     code="E2011",
     fix="the reason is the server's own; correct the statement, the rights or the table",
 ):
@@ -67,7 +67,7 @@ class ClickHouseServerError(
 
 
 class ClickHouseTableError(
-    HeadwaterError,
+    TargetError,
     code="E2012",
     fix="change the frame or the declaration so that they agree with the table, or write to a new "
     "table; what the batch has written is removed at the next start",
@@ -76,7 +76,7 @@ class ClickHouseTableError(
 
 
 class ClickHouseUndeclaredError(
-    HeadwaterError,
+    TargetError,
     code="E2013",
     fix="name every table that on_data writes in tables=[...]",
 ):
@@ -84,7 +84,7 @@ class ClickHouseUndeclaredError(
 
 
 class ClickHouseRowsError(
-    HeadwaterError,
+    TargetError,
     code="E2014",
     fix="insert only rows of the batch's own blocks, and name columns that tell them apart with "
     "table(name, order_by=[...]): the engine merges rows that agree in these",
@@ -93,7 +93,7 @@ class ClickHouseRowsError(
 
 
 class ClickHouseSharedTableError(
-    HeadwaterError,
+    TargetError,
     code="E2015",
     fix="declare table(name, stream_column=...) in every stream that writes it, or give each "
     "stream a table of its own; a table with rows of unknown origin must be emptied first",
@@ -102,7 +102,7 @@ class ClickHouseSharedTableError(
 
 
 class ClickHouseWriterError(
-    HeadwaterError,
+    TargetError,
     code="E2016",
     fix="a stream id has one writer at a time: stop the other one, then start this one again; "
     "after headwater cursor or outbox, which stop a writer too, just start it again",

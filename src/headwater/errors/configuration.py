@@ -1,10 +1,10 @@
 """E0: Configuration: raised before anything is read or changed."""
 
-from headwater.errors.base import HeadwaterError
+from headwater.errors.base import ConfigError
 
 
 class StreamIdError(
-    HeadwaterError,
+    ConfigError,
     code="E0001",
     fix="give the stream a stable, non-blank id; all stored state is keyed by it",
 ):
@@ -12,7 +12,7 @@ class StreamIdError(
 
 
 class InvalidRangeError(
-    HeadwaterError,
+    ConfigError,
     code="E0002",
     fix="give a block number, 'latest', an ISO date, a datetime, '+N' (end only), or (from, to) "
     "with from <= to",
@@ -21,7 +21,7 @@ class InvalidRangeError(
 
 
 class DiscriminatorError(
-    HeadwaterError,
+    ConfigError,
     code="E0003",
     fix="use exactly one discriminator width (d1, d2, d4 or d8) in a filter; put instructions of "
     "another width in a filter of their own",
@@ -30,7 +30,7 @@ class DiscriminatorError(
 
 
 class PortalUrlError(
-    HeadwaterError,
+    ConfigError,
     code="E0004",
     fix="give the dataset's address, such as https://portal.sqd.dev/datasets/ethereum-mainnet",
 ):
@@ -38,7 +38,7 @@ class PortalUrlError(
 
 
 class QueryError(
-    HeadwaterError,
+    ConfigError,
     code="E0005",
     fix="use the names listed in the message; docs/queries.md shows all of them",
 ):
@@ -46,7 +46,7 @@ class QueryError(
 
 
 class QueryLimitError(
-    HeadwaterError,
+    ConfigError,
     code="E0006",
     fix="split the outputs over several streams, or filter by topic and re-check addresses locally",
 ):
@@ -54,13 +54,13 @@ class QueryLimitError(
 
 
 class InvalidOptionError(
-    HeadwaterError, code="E0007", fix="give a value in the range that the message names"
+    ConfigError, code="E0007", fix="give a value in the range that the message names"
 ):
     """An option has a value that cannot work."""
 
 
 class StoredStateError(
-    HeadwaterError,
+    ConfigError,
     code="E0008",
     fix="restore the state from a backup, or remove it to start again from range.from; a newer "
     "format needs a newer Headwater",
@@ -69,7 +69,7 @@ class StoredStateError(
 
 
 class MissingExtraError(
-    HeadwaterError,
+    ConfigError,
     code="E0009",
     fix="install what the message names, such as: pip install 'headwater[duckdb]'",
 ):
@@ -77,7 +77,7 @@ class MissingExtraError(
 
 
 class NetworkError(
-    HeadwaterError,
+    ConfigError,
     code="E0010",
     fix="point the stream at a dataset of that network, or use outputs of the network it holds",
 ):
@@ -85,7 +85,7 @@ class NetworkError(
 
 
 class SideTablesError(
-    HeadwaterError,
+    ConfigError,
     code="E0011",
     fix="use a target that keeps rows for the stream itself (PostgreSQL, DuckDB, ClickHouse), or "
     "leave out what needs them: on_finalized",
@@ -94,7 +94,7 @@ class SideTablesError(
 
 
 class ConfigChangedError(
-    HeadwaterError,
+    ConfigError,
     code="E0012",
     fix="nothing was written: undo the change, give the stream a new id, read everything again "
     "(headwater cursor reset), or go on from the cursor with on_config_change='warn' or 'ignore'",
@@ -103,7 +103,7 @@ class ConfigChangedError(
 
 
 class CursorMoveError(
-    HeadwaterError,
+    ConfigError,
     code="E0013",
     fix="headwater cursor show lists the streams and where each can go back to; --force (in "
     "Python: force=True) goes further, and says first what that does to the data",
@@ -112,7 +112,7 @@ class CursorMoveError(
 
 
 class SchemaFileError(
-    HeadwaterError,
+    ConfigError,
     code="E0014",
     fix="write SQL, or JSON or TOML as docs/operations.md shows it; nothing was created, unless "
     "the message says so",
@@ -130,7 +130,7 @@ class AsyncCallbackError(
 
 
 class SkippedBlocksError(
-    HeadwaterError,
+    ConfigError,
     code="E0016",
     fix="begin the range at or below the block after the cursor; to leave the blocks out on "
     "purpose, give both ranges: range=[(0, cursor), (from, None)]; or use a new stream id. No "

@@ -1,10 +1,10 @@
 """E4: Decoding: signatures and logs that cannot be understood."""
 
-from headwater.errors.base import HeadwaterError
+from headwater.errors.base import DecodeError
 
 
 class SignatureError(
-    HeadwaterError,
+    DecodeError,
     code="E4001",
     fix="write the event or function as in Solidity, 'Transfer(address indexed from, address "
     "indexed to, uint256 value)', give its JSON ABI entry, or a built-in name such as "
@@ -14,7 +14,7 @@ class SignatureError(
 
 
 class UndecodableLogError(
-    HeadwaterError,
+    DecodeError,
     code="E4002",
     fix="check that the signature is the contract's own (which parameters are indexed, and their "
     "types), or use on_error='skip' to leave such logs out and count them",
@@ -23,7 +23,7 @@ class UndecodableLogError(
 
 
 class BlockContentError(
-    HeadwaterError,
+    DecodeError,
     code="E4003",
     fix="select the fields that the output's query names; if they were selected, report the block "
     "to the portal's operator",
@@ -32,7 +32,7 @@ class BlockContentError(
 
 
 class AddressError(
-    HeadwaterError,
+    DecodeError,
     code="E4004",
     fix="give 0x and 40 hex digits, all in lower case or with the checksum capitals of EIP-55",
 ):
@@ -40,7 +40,7 @@ class AddressError(
 
 
 class ParameterError(
-    HeadwaterError,
+    DecodeError,
     code="E4005",
     fix="use the names and kinds of value that the message lists",
 ):
@@ -48,7 +48,7 @@ class ParameterError(
 
 
 class UndecodableCallError(
-    HeadwaterError,
+    DecodeError,
     code="E4006",
     fix="check that the signature is the contract's own (types of inputs and outputs), or use "
     "on_error='skip' to leave such calls out and count them",
@@ -57,7 +57,7 @@ class UndecodableCallError(
 
 
 class LayoutError(
-    HeadwaterError,
+    DecodeError,
     code="E4007",
     fix="give an Anchor IDL (path, JSON or dictionary), a layout {'discriminator': '0x03', 'args': "
     "{'amount': 'u64'}, 'accounts': ['source', …]}, or a built-in name such as "
@@ -67,7 +67,7 @@ class LayoutError(
 
 
 class UndecodableInstructionError(
-    HeadwaterError,
+    DecodeError,
     code="E4008",
     fix="check that the IDL or layout is of the program's version in these blocks, or use "
     "on_error='skip' to leave such items out and count them",

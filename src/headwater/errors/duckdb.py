@@ -1,10 +1,10 @@
 """E25: the DuckDB target."""
 
-from headwater.errors.base import HeadwaterError
+from headwater.errors.base import TargetError
 
 
 class DuckDBFileError(
-    HeadwaterError,
+    TargetError,
     code="E2501",
     fix="DuckDB lets one process at a time open a file: stop the other process, or run both "
     "streams in one process; otherwise check the path",
@@ -13,7 +13,7 @@ class DuckDBFileError(
 
 
 class TableSchemaError(
-    HeadwaterError,
+    TargetError,
     code="E2502",
     fix="change the frame or the declaration so that they agree with the table, or write to a new "
     "table; nothing was written",
@@ -22,7 +22,7 @@ class TableSchemaError(
 
 
 class UndeclaredTableError(
-    HeadwaterError,
+    TargetError,
     code="E2503",
     fix="name every table that on_data writes in tables=[...]: undo is kept for these",
 ):
@@ -30,7 +30,7 @@ class UndeclaredTableError(
 
 
 class TableKeyError(
-    HeadwaterError,
+    TargetError,
     code="E2504",
     fix="declare the key with table(name, key=[...]); each row needs one, and only one row may "
     "have it",
@@ -39,7 +39,7 @@ class TableKeyError(
 
 
 class RetentionError(
-    HeadwaterError,
+    TargetError,
     code="E2505",
     fix="give unfinalized_blocks_retention=1 or more; 1000 is the default",
 ):
@@ -47,7 +47,7 @@ class RetentionError(
 
 
 class UntraceableWriteError(
-    HeadwaterError,
+    TargetError,
     code="E2506",
     fix="use tx.insert, tx.upsert or tx.delete; or name the changed tables in "
     "tx.execute(sql, params, tables=[...]); or declare the table untracked",
@@ -56,7 +56,7 @@ class UntraceableWriteError(
 
 
 class StreamInUseError(
-    HeadwaterError,
+    TargetError,
     code="E2507",
     fix="give each stream its own id, and close a target before another one takes its place",
 ):
@@ -64,7 +64,7 @@ class StreamInUseError(
 
 
 class AppendOnlyError(
-    HeadwaterError,
+    TargetError,
     code="E2508",
     fix="insert only rows of the batch's own blocks and let one stream write the table, or declare "
     "table(name, append_only=False)",

@@ -1,10 +1,10 @@
 """E7: Side effects: messages that cannot be made, delivered or found."""
 
-from headwater.errors.base import HeadwaterError
+from headwater.errors.base import EffectError
 
 
 class MessageRowsError(
-    HeadwaterError,
+    EffectError,
     code="E7001",
     fix="keep block_number and block_hash in the rows of an output that on_finalized delivers, as "
     "they were decoded",
@@ -13,7 +13,7 @@ class MessageRowsError(
 
 
 class DeliveryRefusedError(
-    HeadwaterError,
+    EffectError,
     code="E7002",
     fix="mend the receiver or the message, then replay the dead letter: headwater outbox replay",
 ):
@@ -21,7 +21,7 @@ class DeliveryRefusedError(
 
 
 class DeliveryError(
-    HeadwaterError,
+    EffectError,
     code="E7003",
     fix="nothing, if the receiver comes back: delivery is tried again, with growing pauses",
     retryable=True,
@@ -36,7 +36,7 @@ class DeliveryError(
 
 
 class DeadLetterError(
-    HeadwaterError,
+    EffectError,
     code="E7004",
     fix="list what there is with: headwater outbox show",
 ):

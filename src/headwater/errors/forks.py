@@ -1,10 +1,10 @@
 """E1: Forks: the chain and the stored state cannot be reconciled."""
 
-from headwater.errors.base import HeadwaterError
+from headwater.errors.base import ForkError
 
 
 class ForkHandlerMissingError(
-    HeadwaterError,
+    ForkError,
     code="E1001",
     fix="give create_target a fork callback, or pipe_to_iterator an on_fork, that returns the last "
     "good cursor; or hold back more blocks (undo_buffer)",
@@ -13,7 +13,7 @@ class ForkHandlerMissingError(
 
 
 class EmptyForkSampleError(
-    HeadwaterError,
+    ForkError,
     code="E1002",
     fix="report it to the portal's operator; the state is untouched, so a restart is safe",
 ):
@@ -21,7 +21,7 @@ class EmptyForkSampleError(
 
 
 class ForkCursorMissingError(
-    HeadwaterError,
+    ForkError,
     code="E1003",
     fix="the state is untouched; check that the portal serves the same chain, then rewind to a "
     "block you trust or start a new stream",
@@ -30,7 +30,7 @@ class ForkCursorMissingError(
 
 
 class LaggingPortalError(
-    HeadwaterError,
+    ForkError,
     code="E1004",
     fix="the state is untouched; wait for the portal's replicas to catch up, or use another portal",
     retryable=True,
@@ -39,7 +39,7 @@ class LaggingPortalError(
 
 
 class RewindError(
-    HeadwaterError,
+    ForkError,
     code="E1005",
     fix="rewind only to a cursor of the rollback chain, or to the finalized cursor",
 ):
@@ -47,7 +47,7 @@ class RewindError(
 
 
 class HotBatchError(
-    HeadwaterError,
+    ForkError,
     code="E1006",
     fix="cut answers with headwater.core.cut_batches: a batch holds final blocks, or one hot block",
 ):
@@ -55,7 +55,7 @@ class HotBatchError(
 
 
 class ForkCursorError(
-    HeadwaterError,
+    ForkError,
     code="E1007",
     fix="return a BlockCursor that the stream has delivered, below the one it stands at, or None "
     "to give up; nothing after the last batch was handed out",

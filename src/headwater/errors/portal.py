@@ -1,10 +1,10 @@
 """E3: The portal: transport, status codes, malformed or contradictory answers."""
 
-from headwater.errors.base import HeadwaterError
+from headwater.errors.base import PortalError
 
 
 class PortalHttpError(
-    HeadwaterError,
+    PortalError,
     code="E3001",
     fix="read the portal's own words in the message; 400 is a query it refuses, 404 a dataset or "
     "block it does not have, 401/403 missing credentials",
@@ -13,7 +13,7 @@ class PortalHttpError(
 
 
 class PortalUnreachableError(
-    HeadwaterError,
+    PortalError,
     code="E3002",
     fix="check the address and the network, or raise the number of attempts",
     retryable=True,
@@ -22,7 +22,7 @@ class PortalUnreachableError(
 
 
 class MalformedLineError(
-    HeadwaterError,
+    PortalError,
     code="E3003",
     fix="report the block to the portal's operator; nothing after the last good block was taken",
 ):
@@ -30,7 +30,7 @@ class MalformedLineError(
 
 
 class BlockOrderError(
-    HeadwaterError,
+    PortalError,
     code="E3004",
     fix="report it to the portal's operator; nothing after the last good block was taken",
 ):
@@ -38,7 +38,7 @@ class BlockOrderError(
 
 
 class BlockLinkError(
-    HeadwaterError,
+    PortalError,
     code="E3005",
     fix="report it to the portal's operator; nothing after the last good block was taken",
 ):
@@ -46,7 +46,7 @@ class BlockLinkError(
 
 
 class MalformedAnswerError(
-    HeadwaterError,
+    PortalError,
     code="E3006",
     fix="check that the address is an SQD portal dataset; report it to the portal's operator",
 ):
@@ -54,13 +54,13 @@ class MalformedAnswerError(
 
 
 class TransportError(
-    HeadwaterError, code="E3007", fix="check the address and the network", retryable=True
+    PortalError, code="E3007", fix="check the address and the network", retryable=True
 ):
     """A connection failed, timed out or broke; the client retries it."""
 
 
 class TimestampError(
-    HeadwaterError,
+    PortalError,
     code="E3008",
     fix="give a date inside the dataset's history, or a block number",
 ):

@@ -2,11 +2,11 @@
 is reserved and never raised, because cycles are undone like everything else.
 """
 
-from headwater.errors.base import HeadwaterError
+from headwater.errors.base import TargetError
 
 
 class PostgresConnectionError(
-    HeadwaterError,
+    TargetError,
     code="E2101",
     fix="check the address, the user's rights and that the server is up; what was committed is "
     "kept, so a restart is safe",
@@ -16,7 +16,7 @@ class PostgresConnectionError(
 
 
 class PostgresRetentionError(
-    HeadwaterError,
+    TargetError,
     code="E2102",
     fix="give unfinalized_blocks_retention=1 or more; 1000 is the default",
 ):
@@ -24,7 +24,7 @@ class PostgresRetentionError(
 
 
 class PostgresLockError(
-    HeadwaterError,
+    TargetError,
     code="E2103",
     fix="a stream id has one writer at a time: stop the other one, or give each stream its own id; "
     "nothing was changed",
@@ -34,7 +34,7 @@ class PostgresLockError(
 
 
 class UntrackedTableError(
-    HeadwaterError,
+    TargetError,
     code="E2104",
     fix="name every table that on_data writes in tables=[...], also those that foreign keys or "
     "triggers write; table(name, untracked=True) for one that forks shall leave alone",
@@ -43,7 +43,7 @@ class UntrackedTableError(
 
 
 class PrimaryKeyMissingError(
-    HeadwaterError,
+    TargetError,
     code="E2105",
     fix="add a primary key, declare table(name, key=[...]) for a table that is created, or "
     "table(name, append_only=True) for one whose rows carry their block number",
@@ -52,7 +52,7 @@ class PrimaryKeyMissingError(
 
 
 class PostgresTableError(
-    HeadwaterError,
+    TargetError,
     code="E2110",
     fix="change the frame or the declaration so that they agree with the table, or write to a new "
     "table; nothing was written",
@@ -61,7 +61,7 @@ class PostgresTableError(
 
 
 class PostgresKeyError(
-    HeadwaterError,
+    TargetError,
     code="E2111",
     fix="declare the key with table(name, key=[...]); each row needs one, and only one row may "
     "have it",
@@ -70,7 +70,7 @@ class PostgresKeyError(
 
 
 class PostgresAppendOnlyError(
-    HeadwaterError,
+    TargetError,
     code="E2112",
     fix="insert only rows of the batch's own blocks and let one stream write the table, or declare "
     "the table with a key",
@@ -79,7 +79,7 @@ class PostgresAppendOnlyError(
 
 
 class PostgresStatementError(
-    HeadwaterError,
+    TargetError,
     code="E2113",
     fix="use DELETE instead of TRUNCATE while blocks can still be forked, leave BEGIN and COMMIT "
     "to the target, and let errors of the transaction pass",

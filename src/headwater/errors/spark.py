@@ -1,10 +1,10 @@
 """E5: Spark: sessions, column types, the data source."""
 
-from headwater.errors.base import HeadwaterError
+from headwater.errors.base import SparkError
 
 
 class JavaMissingError(
-    HeadwaterError,
+    SparkError,
     code="E5001",
     fix="install a Java 17 runtime or newer (Debian, Ubuntu: apt install openjdk-17-jre-headless; "
     "Fedora: dnf install java-17-openjdk-headless; macOS: brew install openjdk@17) and, if it is "
@@ -14,7 +14,7 @@ class JavaMissingError(
 
 
 class SourceOptionError(
-    HeadwaterError,
+    SparkError,
     code="E5002",
     fix="correct the option that the message names; the data source takes portal, from_block, "
     "to_block, partitions, and either event (with contracts, params, decimals, on_error) or query",
@@ -23,7 +23,7 @@ class SourceOptionError(
 
 
 class NotFinalError(
-    HeadwaterError,
+    SparkError,
     code="E5003",
     fix="end the range at or below the finalized head, or leave to_block out; blocks above it can "
     "still be replaced and are read by a stream",
@@ -33,7 +33,7 @@ class NotFinalError(
 
 
 class FinalizedForkError(
-    HeadwaterError,
+    SparkError,
     code="E5004",
     fix="run it again; if it stays, report to the portal's operator that its replicas disagree "
     "about finalized blocks",
@@ -43,7 +43,7 @@ class FinalizedForkError(
 
 
 class ColumnTypeError(
-    HeadwaterError,
+    SparkError,
     code="E5005",
     fix="cast the column to a type that Spark has: a signed integer, float, decimal128, string, "
     "binary, boolean, date, timestamp in microseconds, list or struct",
