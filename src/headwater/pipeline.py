@@ -34,7 +34,7 @@ from headwater.core import (
     is_behind,
     resolve_fork,
 )
-from headwater.core.event import (
+from headwater.core.messages import (
     Buffered,
     Committed,
     Discarded,

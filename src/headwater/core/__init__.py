@@ -4,9 +4,6 @@ Standard library only; no clock, no chance, no logging, no I/O. Every function i
 gives a value or a coded error. Runs on the driver and on executors alike.
 """
 
-from headwater.core.answer import Answer, AtHead, Blocks, Dropped, Fork, RangeEnd, Span
-from headwater.core.batch import Batch, batches
-from headwater.core.chain import DEFAULT_CAP, Chain
 from headwater.core.cursor import BlockCursor, BlockHeader, Head
 from headwater.core.flush import Flush, FlushRules, Pending
 from headwater.core.fork import (
@@ -16,7 +13,17 @@ from headwater.core.fork import (
     is_behind,
     resolve_fork,
 )
-from headwater.core.holding import HeldBlock, Holding
+from headwater.core.messages import (
+    Answer,
+    AtHead,
+    Batch,
+    Blocks,
+    Dropped,
+    Fork,
+    RangeEnd,
+    Span,
+    batches,
+)
 from headwater.core.ranges import (
     BlockRange,
     RangeSpec,
@@ -27,13 +34,16 @@ from headwater.core.ranges import (
     segment_ranges,
 )
 from headwater.core.state import (
+    DEFAULT_CAP,
+    Chain,
+    FinalizedWatermark,
     PipeState,
     believed_head,
     cut_batches,
     final_number,
     hot_cursors,
 )
-from headwater.core.watermark import FinalizedWatermark
+from headwater.core.undo_buffer import HeldBlock, Holding
 
 __all__ = [
     "DEFAULT_CAP",

@@ -11,11 +11,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headwater.core import chain as chains
-from headwater.core.chain import Chain
 from headwater.core.cursor import BlockCursor
-from headwater.core.state import PipeState
-from headwater.core.watermark import FinalizedWatermark
+from headwater.core.state import (
+    Chain,
+    FinalizedWatermark,
+    PipeState,
+    newest_at_or_below,
+    prune_chain,
+)
 from headwater.errors import StoredStateError
 
 STATE_VERSION = 1
@@ -108,8 +111,8 @@ def fold_rows(rows: Iterable[SyncRow]) -> PipeState:
         cursor = row.current
     chain, finalized = tuple(held), reported.cursor
     if finalized is not None:
-        finalized = chains.newest_at_or_below(chain, finalized.number) or finalized
-        chain = chains.prune(chain, finalized)
+        finalized = newest_at_or_below(chain, finalized.number) or finalized
+        chain = prune_chain(chain, finalized)
         if chain and chain[0] != finalized:
             chain = (finalized, *chain)
     return PipeState(cursor, finalized, chain)

@@ -4,6 +4,15 @@
 only: `advance` (a batch was committed), `settle` (finality moved while nothing arrived), `rewind`
 (a fork was rolled back). Each returns a new state, so that what is in memory cannot run ahead of
 what is stored.
+
+The rollback chain holds the committed cursors that a fork may send us back to: an ascending tuple
+of batch boundaries, oldest first; its last entry is the committed cursor. Gaps are normal: a
+filtered stream does not deliver every block, and Solana skips slots.
+
+Portal replicas behind one address differ in height, and an archival answer reports an archival head
+that is hours old: the finalized head that arrives can go backwards or vanish. Nothing keyed on
+finality (pruning, undo, delivery) may follow it down, so all of it uses the highest ever seen, the
+high-water mark.
 """
 
 from __future__ import annotations
@@ -11,11 +20,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headwater.core import chain as chains
-from headwater.core.chain import DEFAULT_CAP, Chain
 from headwater.core.cursor import BlockCursor, BlockHeader, Head
-from headwater.core.watermark import FinalizedWatermark
 from headwater.errors import BlockOrderError, HotBatchError, RewindError
+
+Chain = tuple[BlockCursor, ...]
+
+DEFAULT_CAP = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class FinalizedWatermark:
+    """The highest finalized cursor ever seen; it never regresses and survives restarts."""
+
+    cursor: BlockCursor | None = None
+
+    def observe(self, finalized: BlockCursor | None) -> FinalizedWatermark:
+        """Return the mark after one report: higher ones raise it; a tie keeps the first hash."""
+        if finalized is None or finalized.hash is None or self.covers(finalized.number):
+            return self
+        return FinalizedWatermark(finalized)
+
+    def covers(self, number: int) -> bool:
+        """Tell whether a block of this number is final. Block 0 can be; unknown finality never."""
+        return self.cursor is not None and number <= self.cursor.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +138,7 @@ class PipeState:
         cursor = headers[-1].cursor
         begins = self.cursor is None and len(headers) == 1 and final < cursor.number
         held = _beginning(headers[0], head) if begins else self.rollback_chain
-        return self._with(cursor, chains.append(held, cursor), final, cap)
+        return self._with(cursor, extend_chain(held, cursor), final, cap)
 
     def settle(self, head: Head, *, confirmed: bool = False, cap: int = DEFAULT_CAP) -> PipeState:
         """Return the state after an answer without blocks, whose head may report finality.
@@ -129,7 +156,7 @@ class PipeState:
 
         Called by the loop with the state that a target recovers: the cap is the stream's.
         """
-        chain = chains.cap(self.rollback_chain, cap, self.finalized)
+        chain = cap_chain(self.rollback_chain, cap, self.finalized)
         return PipeState(self.cursor, self.finalized, chain)
 
     def rewind(self, safe_cursor: BlockCursor) -> PipeState:
@@ -145,15 +172,15 @@ class PipeState:
                 oldest=next(iter(points), None),
                 cursor=self.cursor,
             )
-        kept = chains.truncate(points, safe_cursor.number)
+        kept = truncate_chain(points, safe_cursor.number)
         return PipeState(safe_cursor, self.finalized, kept)
 
     def _with(self, cursor: BlockCursor, chain: Chain, final: int, cap: int) -> PipeState:
         """Raise the high-water mark to our own newest cursor that is final; prune and cap."""
-        newest = chains.newest_at_or_below(chain, final)
+        newest = newest_at_or_below(chain, final)
         finalized = FinalizedWatermark(self.finalized).observe(newest).cursor
-        pruned = chains.prune(chain, finalized)
-        return PipeState(cursor, finalized, chains.cap(pruned, cap, finalized))
+        pruned = prune_chain(chain, finalized)
+        return PipeState(cursor, finalized, cap_chain(pruned, cap, finalized))
 
 
 def final_number(state: PipeState, headers: Iterable[BlockHeader], head: Head) -> int:
@@ -167,7 +194,7 @@ def final_number(state: PipeState, headers: Iterable[BlockHeader], head: Head) -
     if reported is None or reported.hash is None:
         return known
     held = (*state.rollback_chain, *(header.cursor for header in headers))
-    ours = chains.lookup(held, reported.number)
+    ours = find_number(held, reported.number)
     if ours is not None and ours.hash is not None and ours.hash != reported.hash:
         return known
     return max(known, reported.number)
@@ -218,3 +245,41 @@ def cut_batches(
     together = sum(1 for header in headers if header.number <= settled)
     first = [slice(0, together)] if together else []
     return first + [slice(index, index + 1) for index in range(together, len(headers))]
+
+
+# --- the rollback chain ---------------------------------------------------------------------------
+
+
+def extend_chain(chain: Chain, cursor: BlockCursor) -> Chain:
+    """Add a committed boundary; entries it replaces (same number or above) are dropped first."""
+    return (*truncate_chain(chain, cursor.number - 1), cursor)
+
+
+def truncate_chain(chain: Chain, number: int) -> Chain:
+    """Keep what lies at or below `number`."""
+    return tuple(cursor for cursor in chain if cursor.number <= number)
+
+
+def prune_chain(chain: Chain, finalized: BlockCursor | None) -> Chain:
+    """Keep `number >= finalized`: the finalized cursor stays, as the anchor of the deepest fork."""
+    if finalized is None:
+        return chain
+    return tuple(cursor for cursor in chain if cursor.number >= finalized.number)
+
+
+def cap_chain(chain: Chain, limit: int, finalized: BlockCursor | None) -> Chain:
+    """Bound the chain to its newest `limit` entries, but never lose the finalized cursor."""
+    if len(chain) <= limit:
+        return chain
+    newest = chain[len(chain) - limit :]
+    return newest if finalized is None else (chain[0], *newest[1:])
+
+
+def newest_at_or_below(chain: Chain, number: int) -> BlockCursor | None:
+    """Return the newest entry at or below a number, if there is one."""
+    return next((cursor for cursor in reversed(chain) if cursor.number <= number), None)
+
+
+def find_number(cursors: Iterable[BlockCursor], number: int) -> BlockCursor | None:
+    """Return the cursor of that number, if there is one."""
+    return next((cursor for cursor in cursors if cursor.number == number), None)

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import urllib3
 
+from headwater.core.retry import parse_retry_after
 from headwater.effects.message import KEY_DIGITS, Message
 from headwater.errors import DeliveryError, DeliveryRefusedError, InvalidOptionError
 from headwater.portal import Clock, SystemClock
-from headwater.portal.retry import parse_retry_after
 
 TIMESTAMP, SIGNATURE, KEY = "Headwater-Timestamp", "Headwater-Signature", "Idempotency-Key"
 LONGEST_ANSWER = 65_536

@@ -1,5 +1,6 @@
 """The client of an SQD portal: HTTP and NDJSON in, the four answers of `headwater.core` out."""
 
+from headwater.core.retry import RetryPolicy
 from headwater.portal.address import Address
 from headwater.portal.client import PortalClient
 from headwater.portal.clock import Clock, SystemClock
@@ -7,7 +8,6 @@ from headwater.portal.history import HistorySource
 from headwater.portal.notice import Notice, NoticeKind, Observer, log_notice
 from headwater.portal.order import BlockOrder
 from headwater.portal.reading import StreamQuery
-from headwater.portal.retry import RetryPolicy
 from headwater.portal.source import PortalSource
 from headwater.portal.transport import HttpTransport, Request, Response, Timeouts, Transport
 from headwater.portal.wire import Dataset, LineSplitter, read_fork, read_head, read_header

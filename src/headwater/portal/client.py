@@ -22,6 +22,7 @@ from headwater.core import (
     RangeSpec,
     clip_ranges,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.errors import (
     HeadwaterError,
     InvalidOptionError,
@@ -33,7 +34,6 @@ from headwater.portal.clock import Clock, SystemClock
 from headwater.portal.notice import Notice, NoticeKind, Observer, log_notice
 from headwater.portal.outage import read_body
 from headwater.portal.reading import Conditions, Reading, StreamQuery
-from headwater.portal.retry import RetryPolicy
 from headwater.portal.transport import HttpTransport, Request, Timeouts, Transport
 from headwater.portal.wire import Dataset, read_block_at, read_dataset, read_head_answer
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from headwater.core.retry import SERVER_ERROR, RetryPolicy, is_retryable, parse_retry_after
 from headwater.errors import PortalHttpError, PortalUnreachableError, TransportError
 from headwater.portal.clock import Clock
 from headwater.portal.notice import Notice, NoticeKind, Observer
-from headwater.portal.retry import SERVER_ERROR, RetryPolicy, is_retryable, parse_retry_after
 from headwater.portal.transport import Response
 from headwater.portal.wire import explain
 

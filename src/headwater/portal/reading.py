@@ -24,12 +24,12 @@ from headwater.core import (
     RangeEnd,
     anchor_for,
 )
+from headwater.core.retry import RetryPolicy
 from headwater.errors import HeadwaterError, MalformedLineError, TransportError
 from headwater.portal.clock import Clock
 from headwater.portal.notice import Notice, NoticeKind, Observer
 from headwater.portal.order import BlockOrder
 from headwater.portal.outage import Outage, read_body
-from headwater.portal.retry import RetryPolicy
 from headwater.portal.transport import Request, Response, Transport
 from headwater.portal.wire import LineSplitter, read_fork, read_head, read_header
 

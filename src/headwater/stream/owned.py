@@ -17,8 +17,8 @@ from headwater.core import (
     ForkRule,
     PipeState,
 )
-from headwater.core import chain as chains
 from headwater.core.callbacks import Callback
+from headwater.core.state import extend_chain
 from headwater.errors import (
     EmptyForkSampleError,
     ForkCursorError,
@@ -126,7 +126,7 @@ class AskUser:
         final = state.finalized
         if final is not None and final.number > safe.number:
             final = None
-        kept = chains.append(state.rollback_chain, safe)
+        kept = extend_chain(state.rollback_chain, safe)
         return ForkResolution(safe, ForkRule.MATCH), PipeState(safe, final, kept)
 
     def _stay(self, cursor: BlockCursor, safe: BlockCursor, *, patient: bool) -> ForkResolution:

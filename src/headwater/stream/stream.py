@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.core import DEFAULT_CAP, BlockCursor, Flush, FlushRules
 from headwater.core.callbacks import Callback
-from headwater.core.event import Listener
+from headwater.core.messages import Listener
 from headwater.decode import Output
 from headwater.effects import Subscription
 from headwater.effects.courier import Deliver

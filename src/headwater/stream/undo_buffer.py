@@ -28,7 +28,7 @@ from headwater.core import (
     believed_head,
     is_behind,
 )
-from headwater.core.holding import newest_number
+from headwater.core.undo_buffer import newest_number
 from headwater.pipeline import Answers, Said, Source
 
 

@@ -12,7 +12,7 @@ from headwater.core import (
     cut_batches,
     hot_cursors,
 )
-from headwater.core import chain as chains
+from headwater.core.state import cap_chain, extend_chain, prune_chain
 from headwater.errors import BlockOrderError, HotBatchError, RewindError
 
 
@@ -267,16 +267,16 @@ class TestBatches:
 
 class TestChain:
     def test_prune_keeps_what_is_at_or_above_finality(self) -> None:
-        assert chains.prune(cursors("5 6 7"), cursors("6")[0]) == cursors("6 7")
+        assert prune_chain(cursors("5 6 7"), cursors("6")[0]) == cursors("6 7")
 
     def test_prune_without_finality_keeps_all(self) -> None:
-        assert chains.prune(cursors("3 5"), None) == cursors("3 5")
+        assert prune_chain(cursors("3 5"), None) == cursors("3 5")
 
     def test_append_replaces_what_it_contradicts(self) -> None:
-        assert chains.append(cursors("3 4 5"), cursors("4b")[0]) == cursors("3 4b")
+        assert extend_chain(cursors("3 4 5"), cursors("4b")[0]) == cursors("3 4b")
 
     def test_cap_below_its_limit_changes_nothing(self) -> None:
-        assert chains.cap(cursors("3 4"), 2, None) == cursors("3 4")
+        assert cap_chain(cursors("3 4"), 2, None) == cursors("3 4")
 
 
 def test_the_cap_of_the_stream_counts_also_when_finality_settles() -> None:

@@ -23,7 +23,7 @@ from headwater.core.codec import (
     load_finalized,
     sync_row,
 )
-from headwater.core.watermark import FinalizedWatermark
+from headwater.core.state import FinalizedWatermark
 from headwater.targets.clickhouse.client import ClickHouseClient, every_row
 from headwater.targets.clickhouse.sql import Fragment, TableName, columns, compose
 

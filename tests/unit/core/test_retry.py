@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.core.retry import is_retryable, parse_retry_after
 from headwater.errors import InvalidOptionError
 from headwater.portal import RetryPolicy
-from headwater.portal.retry import is_retryable, parse_retry_after
 
 NOW = 1_700_000_000.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.core import BlockCursor, BlockHeader, Blocks, Head, HeldBlock, Holding, PipeState
-from headwater.core.holding import newest_number
+from headwater.core.undo_buffer import newest_number
 
 
 def header(text: str) -> BlockHeader:

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from headwater.core.answer import Blocks
-from headwater.core.batch import batches
-from headwater.core.chain import DEFAULT_CAP
 from headwater.core.cursor import BlockCursor, BlockHeader, Head
 from headwater.core.fork import resolve_fork
-from headwater.core.state import PipeState
+from headwater.core.messages import Blocks, batches
+from headwater.core.state import DEFAULT_CAP, PipeState
 from headwater.errors import EmptyForkSampleError, ForkCursorMissingError, LaggingPortalError
 
 
