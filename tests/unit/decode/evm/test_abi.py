@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headwater.decode import KNOWN_EVENTS, evm, parse_event, parse_function
-from headwater.decode.evm.addresses import check_address, checksum, keccak256, sponge256
+from headwater.decode.evm.addresses import check_address, checksum, keccak256
 from headwater.decode.evm.types import Array, Elementary, Kind, Tuple, canonical
 from headwater.errors import AddressError, SignatureError
 
@@ -28,12 +28,6 @@ TRANSFER = "ddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 def test_keccak_gives_the_published_digests(message: bytes, digest: str) -> None:
     assert keccak256(message).hex() == digest
     assert keccak256(message) != hashlib.sha3_256(message).digest()
-
-
-@pytest.mark.parametrize("length", [0, 1, *range(130, 140), 271, 272, 273, 1000])
-def test_only_the_padding_differs_from_sha3(length: int) -> None:
-    message = bytes(index % 251 for index in range(length))
-    assert sponge256(message, 0x06) == hashlib.sha3_256(message).digest()
 
 
 @pytest.mark.parametrize(
