@@ -32,8 +32,8 @@ from headwater.portal import (
     RetryPolicy,
     Timeouts,
 )
-from headwater.portal.clock import Clock, SystemClock
 from headwater.portal.history import HistorySource
+from headwater.portal.outage import Clock, SystemClock
 from headwater.portal.source import PortalSource
 from headwater.portal.transport import Response
 from headwater.query import EvmQuery, Query, SolanaQuery, plan_requests

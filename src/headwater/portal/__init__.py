@@ -3,11 +3,9 @@
 from headwater.core.retry import RetryPolicy
 from headwater.portal.address import Address
 from headwater.portal.client import PortalClient
-from headwater.portal.clock import Clock, SystemClock
 from headwater.portal.history import HistorySource
-from headwater.portal.notice import Notice, NoticeKind, Observer, log_notice
-from headwater.portal.order import BlockOrder
-from headwater.portal.reading import StreamQuery
+from headwater.portal.outage import Clock, Notice, NoticeKind, Observer, SystemClock, log_notice
+from headwater.portal.reading import BlockOrder, StreamQuery
 from headwater.portal.source import PortalSource
 from headwater.portal.transport import HttpTransport, Request, Response, Timeouts, Transport
 from headwater.portal.wire import Dataset, LineSplitter, read_fork, read_head, read_header

@@ -30,9 +30,15 @@ from headwater.errors import (
     TimestampError,
     TransportError,
 )
-from headwater.portal.clock import Clock, SystemClock
-from headwater.portal.notice import Notice, NoticeKind, Observer, log_notice
-from headwater.portal.outage import read_body
+from headwater.portal.outage import (
+    Clock,
+    Notice,
+    NoticeKind,
+    Observer,
+    SystemClock,
+    log_notice,
+    read_body,
+)
 from headwater.portal.reading import Conditions, Reading, StreamQuery
 from headwater.portal.transport import HttpTransport, Request, Timeouts, Transport
 from headwater.portal.wire import Dataset, read_block_at, read_dataset, read_head_answer

@@ -24,7 +24,7 @@ from headwater.core import (
 )
 from headwater.errors import HeadwaterError
 from headwater.portal.client import PortalClient
-from headwater.portal.clock import Clock
+from headwater.portal.outage import Clock
 from headwater.portal.reading import StreamQuery
 from headwater.portal.source import PortalSource
 

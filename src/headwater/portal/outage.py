@@ -3,18 +3,97 @@
 One `Outage` accompanies one reading or one question. It is reset by whatever arrives, so the
 back-off grows only while nothing does. Runs where the client runs; nothing of it is stored, so a
 restart begins with a short pause again.
+
+What a client tells its operator is a `Notice`: retries, stalls, and what it decided on its own. It
+never changes what is read. It holds numbers, routes and reasons, never data and never a credential,
+so it can be logged, counted and shown as it is. Time is an argument (`Clock`), so that retry
+schedules and stalls can be tested without waiting.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
 
 from headwater.core.retry import SERVER_ERROR, RetryPolicy, is_retryable, parse_retry_after
 from headwater.errors import PortalHttpError, PortalUnreachableError, TransportError
-from headwater.portal.clock import Clock
-from headwater.portal.notice import Notice, NoticeKind, Observer
 from headwater.portal.transport import Response
 from headwater.portal.wire import explain
+
+
+class Clock(Protocol):
+    """What the client needs of time."""
+
+    def monotonic(self) -> float:
+        """Seconds that only grow; for durations."""
+        ...
+
+    def now(self) -> float:
+        """Seconds since 1970 UTC; only to read HTTP dates."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+class SystemClock:
+    """The real one."""
+
+    def monotonic(self) -> float:
+        """Return `time.monotonic()`."""
+        return time.monotonic()
+
+    def now(self) -> float:
+        """Return `time.time()`."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for real."""
+        time.sleep(seconds)
+
+
+logger = logging.getLogger("headwater.portal")
+
+
+class NoticeKind(StrEnum):
+    """What happened."""
+
+    RETRYING = "retrying"  # a request failed and will be sent again
+    STALLED = "stalled"  # nothing has arrived for a long time
+    RECOVERED = "recovered"  # something arrived again after a stall
+    CLAMPED = "clamped"  # the range begins below the dataset's first block
+    EMPTY_TAIL = "empty_tail"  # the last numbers of a range hold no block
+    METADATA_UNAVAILABLE = "metadata_unavailable"  # read on without it
+    NOT_REAL_TIME = "not_real_time"  # the dataset does not follow the head of its chain
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One event, as a sentence and as values."""
+
+    kind: NoticeKind
+    message: str
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{key}={value}" for key, value in self.facts.items())
+        return f"{self.message}{f' ({shown})' if shown else ''}"
+
+
+Observer = Callable[[Notice], None]
+
+_LEVELS = {NoticeKind.STALLED: logging.WARNING, NoticeKind.RETRYING: logging.DEBUG}
+
+
+def log_notice(notice: Notice) -> None:
+    """Write a notice to the log `headwater.portal`; the observer unless another is given."""
+    logger.log(_LEVELS.get(notice.kind, logging.INFO), "%s: %s", notice.kind.value, notice)
+
 
 _REFUSAL_BYTES = 65_536
 _FORK_BYTES = 16 * 1024 * 1024

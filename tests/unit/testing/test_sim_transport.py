@@ -3,7 +3,7 @@ import json
 import pytest
 
 from headwater.errors import TransportError
-from headwater.portal.clock import Clock
+from headwater.portal.outage import Clock
 from headwater.portal.transport import Request, Transport
 from headwater.testing import (
     Delay,
