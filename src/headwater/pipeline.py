@@ -19,7 +19,6 @@ from headwater.core import (
     AtHead,
     Batch,
     BlockCursor,
-    BlockRange,
     Blocks,
     Dropped,
     FlushRules,
@@ -64,7 +63,7 @@ __all__ = [
 ]
 
 Data = TypeVar("Data")
-Raw = tuple[bytes, ...] | BlockRange
+Raw = tuple[bytes, ...] | Span
 Said = Answer | Span | Dropped
 Answers = Generator[Said, None, None]
 
@@ -280,7 +279,4 @@ class Pipeline(Generic[Data]):
 
 def _count(batch: Batch[Raw]) -> int:
     """Return how many blocks a batch covers."""
-    span = batch.data
-    if isinstance(span, BlockRange) and span.to_block is not None:
-        return span.to_block - span.from_block + 1
-    return len(batch.headers)
+    return batch.data.blocks if isinstance(batch.data, Span) else len(batch.headers)

@@ -8,15 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core import BlockRange
-from headwater.errors import InvalidOptionError, InvalidRangeError
-from headwater.spark.plan import (
+from headwater.core import (
     BLOCK_COST,
+    BlockRange,
     Density,
+    SpanLimits,
+    SpanSize,
     block_count,
     even_partitions,
-    partition_count,
+    up_to,
 )
+from headwater.errors import InvalidOptionError, InvalidRangeError
+from headwater.spark.plan import partition_count
 
 BYTES = st.one_of(st.just(0.0), st.floats(0, 1e9, allow_subnormal=False))
 
@@ -106,3 +109,23 @@ def test_less_than_one_part_is_refused(count: int) -> None:
 def test_densities_that_do_not_follow_each_other_are_refused(parts: list[Density]) -> None:
     with pytest.raises(InvalidRangeError):
         even_partitions(parts, 2)
+
+
+@given(densities(), st.integers(1, 10**9), st.integers(1, 10**7), st.floats(0.1, 10))
+def test_a_span_keeps_within_its_limits_unless_it_is_one_block(
+    parts: list[Density], size: int, rows: int, factor: float
+) -> None:
+    """By the estimate, corrected by what the last span held: bytes by a factor, a row per 100."""
+    limits = SpanLimits(bytes=size, rows=rows)
+    span = SpanSize(100, limits)
+    span.held(1_000.0, int(1_000 * factor), int(10 * factor))
+    parts = [Density(one.blocks, max(BLOCK_COST, one.bytes_per_block)) for one in parts]
+    first = parts[0].blocks.from_block
+    blocks = span.fitting(parts)
+    assert 1 <= blocks <= sum(block_count(one.blocks) for one in parts)
+    held = up_to(parts, first + blocks - 1)
+    assert sum(block_count(one.blocks) for one in held) == blocks
+    estimate = sum(one.total for one in held) * int(1_000 * factor) / 1_000
+    if blocks > 1:
+        assert estimate <= size * 1.001
+        assert estimate * int(10 * factor) / int(1_000 * factor) <= rows * 1.001

@@ -17,8 +17,7 @@ from headwater.errors import (
     DuplicateInsertError,
     UnknownTableError,
 )
-from headwater.targets.sql.change_log import target
-from headwater.targets.sql.change_log.executors import Folded, fold_on_executors
+from headwater.spark import folding
 from tests.targets.change_log.places import Place, Stream
 
 BALANCE = TableSchema(
@@ -63,13 +62,14 @@ def test_executors_fold_what_the_driver_would(
 ) -> None:
     table = many(3).toArrow()
     rows: list[Any] = []
-    jobs: list[Folded] = []
+    jobs: list[Any] = []
+    fold_on_executors = folding.fold_on_executors
 
-    def noted(*given: Any) -> Folded:
+    def noted(*given: Any) -> Any:
         jobs.append(fold_on_executors(*given))
         return jobs[-1]
 
-    monkeypatch.setattr(target, "fold_on_executors", noted)
+    monkeypatch.setattr(folding, "fold_on_executors", noted)
     for frame in (table, spark.createDataFrame(table).repartition(5)):
         place = Place(kind, tmp_path)
         stream = place.stream(BALANCE, TRANSFER)
@@ -80,10 +80,10 @@ def test_executors_fold_what_the_driver_would(
         stream.target.close()
     assert rows[0] == rows[1]
     assert len(rows[0][0]) == 80
-    (job,) = jobs
-    assert job.blocks == (1, 40)
+    ((folded, blocks),) = jobs
+    assert blocks == (1, 40)
     checked = changes.check(many(3), [BALANCE, TRANSFER])
-    assert job.rows.num_rows == changes.fold(checked, finalized=40).num_rows
+    assert folded.num_rows == changes.fold(checked, finalized=40).num_rows
 
 
 @pytest.mark.parametrize(

@@ -114,17 +114,17 @@ class Dies:
             raise AttributeError(name)
         return getattr(self.real, name)
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
         if self.after:
-            receipts = list(self.real(batches))
+            receipts = list(self.real(batches, part))
             self.die()
             yield from receipts
         elif self.marker.exists():  # another order of rows, as after a shuffle
             whole = pa.Table.from_batches(list(batches))
             turned = whole.take(pa.array(range(whole.num_rows - 1, -1, -1)))
-            yield from self.real(turned.to_batches())
+            yield from self.real(turned.to_batches(), part)
         else:
-            yield from self.real(self.dying(batches))
+            yield from self.real(self.dying(batches), part)
 
     def dying(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -26,7 +26,7 @@ from headwater import evm, portal_stream
 from headwater.spark import local_session
 from headwater.targets import postgres_target
 from headwater.targets.postgres import table
-from headwater.targets.frames import map_in_arrow
+from headwater.spark.executors import map_in_arrow
 
 master, portal, dsn, folder, dies = sys.argv[1:]
 spark = local_session("cluster", **{
@@ -48,8 +48,8 @@ def kill_the_executor_once(batches, marker=str(marker)):
 
 def dying(data):
     frame = data["transfers"]
-    columns = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in frame.schema)
-    return {"transfers": map_in_arrow(frame, kill_the_executor_once, columns)}
+    columns = frame.limit(0).toArrow().schema
+    return {"transfers": map_in_arrow(frame.dataframe, kill_the_executor_once, columns)}
 
 stream = portal_stream(
     id="s", portal=portal, spark=spark, far=50, first_span=150, largest_span=150,

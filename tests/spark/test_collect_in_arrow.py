@@ -11,21 +11,22 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from headwater.targets.frames import _batches_by_count, collect_in_arrow
+from headwater.spark.executors import DataFrameRows, _batches_by_count
 
 # workers cannot import the tests
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
+N = pa.schema([("n", pa.int64())])
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
-def sizes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def sizes(batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         yield pa.RecordBatch.from_pydict({"n": pa.array([batch.num_rows], pa.int64())})
 
 
-def failing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def failing(batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
     for _ in batches:
         raise ValueError("as told")
     yield from ()
@@ -38,21 +39,21 @@ def settings(spark: SparkSession) -> tuple[str | None, str | None]:
 
 def test_batches_end_by_their_rows(spark: SparkSession) -> None:
     assert settings(spark) == (None, None)
-    found = collect_in_arrow(spark.range(0, 9000, 1, 1), sizes, "n bigint")
+    found = DataFrameRows(spark.range(0, 9000, 1, 1)).run(sizes, N)
     assert found["n"].to_pylist() == [4000, 4000, 1000]
     assert settings(spark) == (None, None)
 
 
 def test_a_job_that_fails_leaves_the_settings(spark: SparkSession) -> None:
     with pytest.raises(Exception, match="as told"):
-        collect_in_arrow(spark.range(1), failing, "n bigint")
+        DataFrameRows(spark.range(1)).run(failing, N)
     assert settings(spark) == (None, None)
 
 
 def test_what_somebody_has_set_is_kept(spark: SparkSession) -> None:
     spark.conf.set(ROWS, "300")
     try:
-        found = collect_in_arrow(spark.range(0, 700, 1, 1), sizes, "n bigint")
+        found = DataFrameRows(spark.range(0, 700, 1, 1)).run(sizes, N)
         assert found["n"].to_pylist() == [300, 300, 100]
         assert settings(spark) == (None, "300")
         spark.conf.set(BYTES, "1kb")

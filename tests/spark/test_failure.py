@@ -4,7 +4,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from headwater.errors import BlockOrderError, ForkCursorMissingError
-from headwater.spark.failure import coded_error, coded_failures
+from headwater.spark.executors import coded_error, coded_failures
 
 
 def test_the_innermost_error_of_a_traceback_is_found() -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from headwater.core import BlockCursor, BlockHeader, BlockRange, Fork
 from headwater.decode import Output, evm
 from headwater.errors import (
     BlockLinkError,
     FinalizedForkError,
+    HeadwaterError,
     InvalidOptionError,
     InvalidRangeError,
 )
@@ -34,6 +37,9 @@ from headwater.testing import (
     simulated_portal,
 )
 from tests.spark.conftest import ALL, APPROVAL, LAST, TRANSFER, decoded, lines, requested
+
+# workers cannot import the tests
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 ONE: Mapping[str, Output] = {"transfers": TRANSFER}
 EVERYWHERE: Mapping[str, Sequence[BlockRange]] = {"transfers": [BlockRange(0)]}
@@ -54,7 +60,7 @@ def union(outputs: Mapping[str, Output]) -> Query:
     return merge_queries(output.query for output in outputs.values())
 
 
-def rows(frame: DataFrame, expected: pa.Table) -> pa.Table:
+def rows(frame: Any, expected: pa.Table) -> pa.Table:
     return frame.toArrow().cast(expected.schema)
 
 
@@ -105,12 +111,19 @@ def test_several_outputs_share_one_fetch_and_keep_their_own_filters_and_ranges(
     assert persisted(spark) == 0
 
 
-def test_a_single_output_is_persisted_only_if_it_is_to_be_reused(
+def nothing(batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
+    """Do nothing with the rows of a part."""
+    yield from ()
+
+
+def test_rows_of_a_single_output_are_kept_only_for_dataframes(
     spark: SparkSession, portal: PortalServer
 ) -> None:
     span = span_of(spark, portal, partitions=2)
+    portal.ledger.clear()
+    assert span.frames["transfers"].toArrow().num_rows > 0
     assert persisted(spark) == 0
-    span = span_of(spark, portal, partitions=2, reuse=True)
+    assert requested(portal) == list(range(LAST + 1))
     portal.ledger.clear()
     frame = span.frames["transfers"]
     assert frame.where("log_index >= 2").union(frame).count() == frame.count() + sum(
@@ -125,8 +138,8 @@ def test_a_single_output_is_persisted_only_if_it_is_to_be_reused(
 def test_two_spans_at_once_do_not_share_what_is_persisted(
     spark: SparkSession, portal: PortalServer
 ) -> None:
-    lower = span_of(spark, portal, block_range=BlockRange(0, 99), partitions=2, reuse=True)
-    upper = span_of(spark, portal, block_range=BlockRange(100, 199), partitions=2, reuse=True)
+    lower = span_of(spark, portal, block_range=BlockRange(0, 99), partitions=2)
+    upper = span_of(spark, portal, block_range=BlockRange(100, 199), partitions=2)
     with lower, upper:
         counts = [span.frames["transfers"].count() for span in (lower, upper)]
         both = lower.frames["transfers"].union(upper.frames["transfers"])
@@ -137,10 +150,10 @@ def test_two_spans_at_once_do_not_share_what_is_persisted(
 
 def test_the_report_says_what_was_read(spark: SparkSession, portal: PortalServer) -> None:
     span = span_of(spark, portal, partitions=1)
-    span.frames["transfers"].write.format("noop").mode("overwrite").save()
+    assert span.frames["transfers"].executor_rows().run(nothing, pa.schema([])).num_rows == 0
     portal.ledger.clear()
     report = span.report()
-    assert requested(portal) == [], "the first action has brought it"
+    assert requested(portal) == [], "the job has brought it"
     sent = lines(portal, TRANSFER.query)
     assert (report.blocks, report.bytes_read) == (len(sent), sum(map(len, sent)))
     block = portal.chain.at_or_below(LAST)
@@ -148,13 +161,17 @@ def test_the_report_says_what_was_read(spark: SparkSession, portal: PortalServer
     assert report.cursor == block.cursor
 
 
-@pytest.mark.parametrize("reuse", [False, True])
-def test_the_report_reads_what_no_action_has_read(
-    spark: SparkSession, portal: PortalServer, reuse: bool
+def test_a_report_that_is_asked_for_first_reads_the_span_once(
+    spark: SparkSession, portal: PortalServer
 ) -> None:
-    with span_of(spark, portal, partitions=3, reuse=reuse) as span:
+    expected = decoded(portal, ONE, EVERYWHERE, TRANSFER.query)["transfers"]
+    with span_of(spark, portal, partitions=3) as span:
+        portal.ledger.clear()
         whole = span.report()
-    with span_of(spark, portal, partitions=3, reuse=reuse) as span:
+        assert whole.rows == {"transfers": expected.num_rows}
+        assert rows(span.frames["transfers"], expected).equals(expected)
+        assert requested(portal) == list(range(LAST + 1))
+    with span_of(spark, portal, partitions=3) as span:
         assert span.frames["transfers"].limit(1).count() == 1
         assert span.report() == whole
 
@@ -163,14 +180,18 @@ def test_what_cannot_be_decoded_is_counted_or_fails_with_its_code(
     spark: SparkSession, portal: PortalServer
 ) -> None:
     skipping = evm.events("erc20.Transfer", decimals=["value"], on_error="skip")
-    span = span_of(spark, portal, {"transfers": skipping}, partitions=3)
-    kept = span.frames["transfers"].count()
-    total = decoded(portal, ONE, EVERYWHERE, TRANSFER.query)["transfers"].num_rows
-    assert span.report().skipped == {"transfers": total - kept}
+    with span_of(spark, portal, {"transfers": skipping}, partitions=3) as span:
+        kept = span.frames["transfers"].count()
+        total = decoded(portal, ONE, EVERYWHERE, TRANSFER.query)["transfers"].num_rows
+        assert span.report().skipped == {"transfers": total - kept}
     assert total > kept
     raising = {"transfers": replace(skipping, on_error="raise")}
-    with pytest.raises(PySparkException, match=r"\[E4002\]"):
-        span_of(spark, portal, raising, partitions=1).frames["transfers"].count()
+    span = span_of(spark, portal, raising, partitions=1)
+    with pytest.raises(HeadwaterError, match=r"\[E4002\]"):
+        span.frames["transfers"].toArrow()
+    with pytest.raises(HeadwaterError, match=r"\[E4002\]"):
+        span.frames["transfers"].count()
+    assert persisted(spark) == 0
 
 
 def test_broken_connections_change_no_row(spark: SparkSession, portal: PortalServer) -> None:
@@ -200,7 +221,7 @@ def test_credentials_reach_executors_and_no_plan(spark: SparkSession) -> None:
     with simulated_portal(seed=3, blocks=60, auth=("ann", "s3cret-word")) as portal:
         url = portal.url.replace("http://", "http://ann:s3cret-word@")
         span = read_span(
-            spark, url, ONE, EVERYWHERE, TRANSFER.query, BlockRange(0, 39), partitions=2, reuse=True
+            spark, url, ONE, EVERYWHERE, TRANSFER.query, BlockRange(0, 39), partitions=2
         )
         frame: Any = span.frames["transfers"]
         with span:
@@ -220,7 +241,8 @@ def test_credentials_reach_executors_and_no_plan(spark: SparkSession) -> None:
 
 
 def test_nobody_else_can_have_a_plan_loaded(spark: SparkSession, portal: PortalServer) -> None:
-    span_of(spark, portal, partitions=1)  # registers the source
+    with span_of(spark, portal, partitions=1) as span:
+        span.keep()  # registers the source
     forged = spark.read.format("headwater_span").option("secret.plan", "gASVAAAA")
     with pytest.raises(PySparkException, match=r"\[E5002\]"):
         forged.load()
@@ -259,6 +281,7 @@ def test_seams_between_parts_are_checked() -> None:
         report(bad)
 
 
-def test_a_part_without_a_receipt_is_not_summed() -> None:
+def test_a_part_without_a_receipt_is_missed() -> None:
     texts = [Receipt(0).to_text(), Receipt(0).to_text()]
-    assert sum_receipts(texts, [BlockRange(0, 1), BlockRange(2, 3)], complete=False) is None
+    with pytest.raises(BlockLinkError, match=r"without a receipt.*parts=2\.\.3"):
+        sum_receipts(texts, [BlockRange(0, 1), BlockRange(2, 3)], complete=False)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.core import BlockRange
-from headwater.portal import PortalClient
+from headwater.core import BLOCK_COST, BlockRange, Density, even_partitions
+from headwater.portal import PortalClient, probe
 from headwater.query import EvmQuery
-from headwater.spark.plan import BLOCK_COST, PROBE_BYTES, even_partitions, plan_parts, probe
+from headwater.spark.plan import plan_parts
 from headwater.testing import (
     ChainSim,
     ContentSettings,
@@ -28,7 +28,7 @@ def transport(**content: float) -> SimTransport:
 
 
 def client(to: SimTransport) -> PortalClient:
-    return PortalClient(to, clock=to.clock, max_bytes=PROBE_BYTES)
+    return PortalClient(to, clock=to.clock)
 
 
 def test_a_sample_is_one_request_that_is_closed_early() -> None:
@@ -60,8 +60,10 @@ def test_blocks_that_hold_nothing_still_count() -> None:
 
 def test_what_needs_no_measuring_is_not_measured() -> None:
     to = transport()
-    for options in ({"partitions": 1}, {"partitions": 3, "samples": 0}):
-        plan_parts(client(to), EVERY_LOG, BLOCKS, cores=2, **options)
+    for partitions, samples in ((1, 8), (3, 0)):
+        plan_parts(client(to), EVERY_LOG, BLOCKS, cores=2, partitions=partitions, samples=samples)
+    known = [Density(BLOCKS, 100.0)]
+    plan_parts(client(to), EVERY_LOG, BLOCKS, cores=2, partitions=3, densities=known)
     plan_parts(client(to), EVERY_LOG, BlockRange(7, 7), partitions=None, cores=2)
     assert to.portal.ledger.stream_requests() == []
 

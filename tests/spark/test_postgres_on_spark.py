@@ -18,9 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from headwater import evm, portal_stream
-from headwater.errors import InvalidOptionError, PostgresConnectionError, PostgresTableError
+from headwater.errors import InvalidOptionError, PostgresTableError, RelayError
 from headwater.pipeline import Committed, Event, RolledBack, Settled
-from headwater.targets.frames import map_in_arrow
+from headwater.spark.executors import map_in_arrow
+from headwater.spark.relay import ATTEMPT_BYTES, RECEIVED, SIZE_BYTES, Relay
 from headwater.targets.postgres import (
     PostgresSettings,
     Tx,
@@ -29,7 +30,6 @@ from headwater.targets.postgres import (
     staging,
     table,
 )
-from headwater.targets.postgres.relay import ATTEMPT_BYTES, RECEIVED, SIZE_BYTES, Relay
 from headwater.targets.postgres.transfer import plan_transfer
 from headwater.testing import simulated_portal
 from tests.stream.truth import COLUMNS, transfers
@@ -40,6 +40,15 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-u
 
 ROWS, PARTS = 4000, 4
 TABLES = "SELECT tablename AS t FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"
+SCHEMA = pa.schema(
+    [
+        ("block_number", pa.int64()),
+        ("n", pa.int64()),
+        ("value", pa.string()),
+        ("sender", pa.string()),
+        ("at", pa.timestamp("us", "UTC")),
+    ]
+)
 LOG = table("log", append_only=True, types={"value": "numeric(78,0)", "sender": "bytea"})
 
 
@@ -150,8 +159,7 @@ def test_a_task_that_is_tried_again_counts_once(
 ) -> None:
     s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
     rows = numbers(spark)
-    schema = "block_number long, n long, value string, sender string, at timestamp"
-    failing = map_in_arrow(rows, FailsOnce(tmp_path / "failed"), schema)
+    failing = map_in_arrow(rows, FailsOnce(tmp_path / "failed"), SCHEMA)
     s.block(9, {"rows": failing}, final=9)
     assert (tmp_path / "failed").exists()
     check(s)
@@ -166,8 +174,8 @@ class Killed:
         self.marker = marker
         self.after = after
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        receipts = list(self.sender(batches if self.after else self.dying(batches)))
+    def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
+        receipts = list(self.sender(batches if self.after else self.dying(batches), part))
         if self.after:
             self.die()
         yield from receipts
@@ -234,8 +242,7 @@ def test_a_conflict_costs_no_second_computation(
             tx.execute("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; END $$")
 
     s = started(dsn, write)
-    schema = "block_number long, n long, value string, sender string, at timestamp"
-    s.block(9, {"rows": map_in_arrow(numbers(spark), Counted(tmp_path), schema)}, final=9)
+    s.block(9, {"rows": map_in_arrow(numbers(spark), Counted(tmp_path), SCHEMA)}, final=9)
     assert len(tries) == 3
     assert len(list(tmp_path.iterdir())) == PARTS
     check(s)
@@ -276,7 +283,7 @@ def test_a_run_that_died_leaves_nothing(spark: SparkSession, dsn: str) -> None:
 
 
 def test_strangers_and_broken_attempts_are_not_heard() -> None:
-    with Relay("127.0.0.1", 0) as relay:
+    with Relay("127.0.0.1", "127.0.0.1", 0) as relay:
         attempt = (7).to_bytes(ATTEMPT_BYTES)
         whole = (3).to_bytes(SIZE_BYTES) + b"abc" + bytes(SIZE_BYTES)
         for said in (
@@ -317,7 +324,7 @@ def test_a_port_that_is_taken_or_closed_is_a_coded_error(
         closed = free.getsockname()[1]
     monkeypatch.setattr(Relay, "port", closed)
     s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
-    with pytest.raises(PostgresConnectionError, match="cannot reach the driver"):
+    with pytest.raises(RelayError, match="cannot reach the driver"):
         s.block(9, {"rows": numbers(spark, 10)}, final=9)
     s.target.close()
 

@@ -69,7 +69,7 @@ def header(block: SimBlock) -> BlockHeader:
     return BlockHeader(block.number, block.hash, block.parent_hash, block.timestamp)
 
 
-def no_span(*_: Any) -> dict[str, pa.Table]:
+def no_span(*_: Any) -> Iterator[tuple[str, pa.Table]]:
     raise AssertionError("few blocks are read by the driver")
 
 

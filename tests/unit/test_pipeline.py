@@ -222,8 +222,8 @@ class Run(Host[Data]):
             raise ValueError("state of our own is lost")
 
     def transform(self, batch: Batch[Raw]) -> Batch[Data]:
-        if isinstance(batch.data, BlockRange):
-            names: Data = (f"span {batch.data}",)
+        if isinstance(batch.data, Span):
+            names: Data = (f"span {batch.data.block_range}",)
         else:
             names = tuple(line.decode() for line in batch.data)
         self.calls.append(f"transform {' '.join(names)}")

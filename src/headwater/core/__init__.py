@@ -33,6 +33,15 @@ from headwater.core.ranges import (
     parse_ranges,
     segment_ranges,
 )
+from headwater.core.spans import (
+    BLOCK_COST,
+    Density,
+    SpanLimits,
+    SpanSize,
+    block_count,
+    even_partitions,
+    up_to,
+)
 from headwater.core.state import (
     DEFAULT_CAP,
     Chain,
@@ -46,6 +55,7 @@ from headwater.core.state import (
 from headwater.core.undo_buffer import HeldBlock, Holding
 
 __all__ = [
+    "BLOCK_COST",
     "DEFAULT_CAP",
     "Answer",
     "AtHead",
@@ -55,6 +65,7 @@ __all__ = [
     "BlockRange",
     "Blocks",
     "Chain",
+    "Density",
     "Dropped",
     "FinalizedWatermark",
     "Flush",
@@ -70,11 +81,15 @@ __all__ = [
     "RangeEnd",
     "RangeSpec",
     "Span",
+    "SpanLimits",
+    "SpanSize",
     "anchor_for",
     "batches",
     "believed_head",
+    "block_count",
     "clip_ranges",
     "cut_batches",
+    "even_partitions",
     "final_number",
     "find_rollback_index",
     "hot_cursors",
@@ -83,4 +98,5 @@ __all__ = [
     "parse_ranges",
     "resolve_fork",
     "segment_ranges",
+    "up_to",
 ]

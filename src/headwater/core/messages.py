@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 from headwater.core.cursor import BlockCursor, BlockHeader, Head
 from headwater.core.fork import ForkResolution
 from headwater.core.ranges import BlockRange
+from headwater.core.spans import Density, block_count
 from headwater.core.state import (
     DEFAULT_CAP,
     Chain,
@@ -72,12 +73,19 @@ class RangeEnd:
 class Span:
     """Not said by a portal: a stretch of final blocks that executors are to fetch by themselves.
 
-    `last` is the header of its last block, which becomes the cursor.
+    `last` is the header of its last block, which becomes the cursor; `densities` is what was
+    measured of its blocks.
     """
 
     block_range: BlockRange
     last: BlockHeader
     head: Head
+    densities: tuple[Density, ...] = ()
+
+    @property
+    def blocks(self) -> int:
+        """How many numbers it covers."""
+        return block_count(self.block_range)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +127,7 @@ class Batch(Generic[Data]):
 
 def batches(
     state: PipeState, answer: Blocks | Span, *, cap: int = DEFAULT_CAP
-) -> Iterator[Batch[tuple[bytes, ...] | BlockRange]]:
+) -> Iterator[Batch[tuple[bytes, ...] | Span]]:
     """Cut an answer into batches, each with the state that follows it; a span is one batch.
 
     Called by the loop on the driver. The states build on each other, so a batch may only be
@@ -129,7 +137,7 @@ def batches(
     head = answer.head
     if isinstance(answer, Span):
         after = state.advance((answer.last,), head, cap=cap)
-        yield Batch((answer.last,), head, after, (), answer.block_range)
+        yield Batch((answer.last,), head, after, (), answer)
         return
     headers = answer.headers
     final = final_number(state, headers, head)

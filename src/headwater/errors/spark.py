@@ -49,3 +49,14 @@ class ColumnTypeError(
     "binary, boolean, date, timestamp in microseconds, list or struct",
 ):
     """An Arrow column has a type that Spark cannot hold without loss."""
+
+
+class RelayError(
+    SparkError,
+    code="E5006",
+    fix="let executors connect to the driver: spark.driver.host must be a name that they can "
+    "resolve, and spark.headwater.relay.port (relay_port of postgres_target) names a port that a "
+    "firewall lets through",
+    retryable=True,
+):
+    """An executor could not connect to the driver to send its rows."""

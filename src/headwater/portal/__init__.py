@@ -3,6 +3,7 @@
 from headwater.core.retry import RetryPolicy
 from headwater.portal.address import Address
 from headwater.portal.client import PortalClient
+from headwater.portal.density import SAMPLES, probe
 from headwater.portal.history import HistorySource
 from headwater.portal.outage import Clock, Notice, NoticeKind, Observer, SystemClock, log_notice
 from headwater.portal.reading import BlockOrder, StreamQuery
@@ -11,6 +12,7 @@ from headwater.portal.transport import HttpTransport, Request, Response, Timeout
 from headwater.portal.wire import Dataset, LineSplitter, read_fork, read_head, read_header
 
 __all__ = [
+    "SAMPLES",
     "Address",
     "BlockOrder",
     "Clock",
@@ -31,6 +33,7 @@ __all__ = [
     "Timeouts",
     "Transport",
     "log_notice",
+    "probe",
     "read_fork",
     "read_head",
     "read_header",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import replace
 from types import TracebackType
 
 from headwater.core import (
@@ -177,6 +178,7 @@ class PortalClient:
         after: BlockCursor | None = None,
         *,
         finalized: bool = False,
+        max_bytes: int | None = None,
     ) -> Generator[Answer, None, None]:
         """Read what follows the cursor `after` in a range. Runs on the driver, or on an executor.
 
@@ -186,7 +188,8 @@ class PortalClient:
         waited out and reported as notices, for ever unless the policy bounds the attempts.
 
         Reading again from the same cursor gives the same blocks again, unless the chain has forked.
-        Closing the iterator early closes the connection. At most `max_bytes` and one line are held.
+        Closing the iterator early closes the connection. At most `max_bytes` (those of
+        the client, if not given) and one line are held.
 
         Raises:
             PortalHttpError: a status that a retry cannot mend.
@@ -199,7 +202,10 @@ class PortalClient:
         if not left:
             yield RangeEnd(Head())
             return
-        reading = Reading(self._conditions, query, left[0], after, finalized=finalized)
+        conditions = self._conditions
+        if max_bytes is not None:
+            conditions = replace(conditions, max_bytes=max_bytes)
+        reading = Reading(conditions, query, left[0], after, finalized=finalized)
         yield from reading.answers()
 
     def _clamp(self, block_range: BlockRange, *, finalized: bool) -> tuple[BlockRange, ...]:

@@ -16,41 +16,25 @@ from headwater.core import (
     BlockHeader,
     BlockRange,
     Blocks,
+    Density,
     Head,
     PipeState,
     RangeEnd,
     Span,
+    SpanLimits,
+    SpanSize,
     clip_ranges,
+    up_to,
 )
 from headwater.errors import HeadwaterError
 from headwater.portal.client import PortalClient
+from headwater.portal.density import probe
 from headwater.portal.outage import Clock
 from headwater.portal.reading import StreamQuery
 from headwater.portal.source import PortalSource
 
 FAR = 1000  # blocks behind the finalized head at which spans begin
 LOOK_BACK = 1000  # slots to search for the last block before a skipped one
-
-
-class SpanSize:
-    """How many blocks the next span gets: as many as take about `seconds`."""
-
-    def __init__(self, first: int, most: int, seconds: float) -> None:
-        self.blocks = first
-        self._most = most
-        self._seconds = seconds
-        self._first = True
-
-    def took(self, seconds: float) -> None:
-        """Learn from a span: grow at most fourfold, shrink at once.
-
-        The first one also pays for the warm-up of whoever fetches it, so it never shrinks the next.
-        """
-        if seconds > 0:
-            ideal = int(self.blocks * self._seconds / seconds)
-            least = self.blocks if self._first else 1
-            self.blocks = max(least, min(ideal, 4 * self.blocks, self._most))
-        self._first = False
 
 
 class HistorySource:
@@ -65,8 +49,7 @@ class HistorySource:
         clock: Clock,
         far: int = FAR,
         first_span: int = 2000,
-        largest_span: int = 500_000,
-        span_seconds: float = 10.0,
+        limits: SpanLimits = SpanLimits(),  # noqa: B008 - immutable
         finalized: bool = False,
     ) -> None:
         self._client = client
@@ -75,7 +58,8 @@ class HistorySource:
         self._clock = clock
         self._far = far
         self._near = PortalSource(client, plan, watch=watch, finalized=finalized)
-        self._size = SpanSize(first_span, largest_span, span_seconds)
+        self._size = SpanSize(first_span, limits)
+        self._estimates: dict[int, float] = {}
 
     def open(self, state: PipeState) -> None:
         """Do nothing: each reading opens what it needs."""
@@ -93,6 +77,11 @@ class HistorySource:
                 return self._spans(state, left, final)
         reading = self._near.read(state)
         return None if reading is None else self._until_far(reading)
+
+    def learn(self, block_range: BlockRange, size: int, rows: int) -> None:
+        """Take note of the bytes and rows of a span that was read. Called before the next one."""
+        estimate = self._estimates.pop(block_range.from_block, 0.0)
+        self._size.held(estimate, size, rows)
 
     def watch(self, state: PipeState) -> Generator[Answer, None, None]:
         """Read headers beyond this state without an end."""
@@ -123,14 +112,18 @@ class HistorySource:
         before = state.cursor
         self._check_link(left, before)
         while first <= end and (final.number - first >= self._far or end == left.to_block):
-            last = self._last_header(first, min(first + self._size.blocks - 1, end), before)
+            densities = self._measure(first, min(first + self._size.blocks - 1, end))
+            largest = first + self._size.fitting(densities) - 1
+            last = self._last_header(first, largest, before)
             if last is None and first == left.from_block:
                 yield from self._near.read(state) or ()  # only skipped slots are left here
             if last is None:
                 return
+            measured = tuple(up_to(densities, last.number))
+            self._estimates[first] = sum(one.total for one in measured)
             started = self._clock.monotonic()
-            yield Span(BlockRange(first, last.number), last, head)
-            self._size.took(self._clock.monotonic() - started)
+            yield Span(BlockRange(first, last.number), last, head, measured)
+            self._size.took(self._clock.monotonic() - started, last.number - first + 1)
             first, before = last.number + 1, last.cursor
         if first > end == left.to_block:
             yield RangeEnd(head)
@@ -141,6 +134,10 @@ class HistorySource:
             return self._client.head()
         except HeadwaterError:
             return None
+
+    def _measure(self, first: int, last: int) -> list[Density]:
+        """Measure the blocks of a span to be."""
+        return probe(self._client, self.query_at(first), BlockRange(first, last))
 
     def _check_link(self, left: BlockRange, cursor: BlockCursor | None) -> None:
         """Raise `BlockLinkError` if the next block does not name our last one as its parent."""

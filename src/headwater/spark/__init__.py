@@ -5,27 +5,25 @@ behind it executors fetch and decode in parallel (`read_span`).
 """
 
 from headwater.spark.columns import spark_schema
-from headwater.spark.frames import Frame, frames
+from headwater.spark.executors import ExecutorRows
+from headwater.spark.frames import Frame, SpanFrame, frames
 from headwater.spark.history import Span, read_span
 from headwater.spark.java import Java, find_java
-from headwater.spark.plan import Density, even_partitions, partition_count, probe
 from headwater.spark.receipt import SpanReport
 from headwater.spark.session import active_session, local_session, warm_up
 from headwater.spark.source import register
 
 __all__ = [
-    "Density",
+    "ExecutorRows",
     "Frame",
     "Java",
     "Span",
+    "SpanFrame",
     "SpanReport",
     "active_session",
-    "even_partitions",
     "find_java",
     "frames",
     "local_session",
-    "partition_count",
-    "probe",
     "read_span",
     "register",
     "spark_schema",

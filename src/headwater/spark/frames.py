@@ -1,15 +1,17 @@
-"""Rows of a small batch that become a Spark DataFrame only if somebody treats them as one.
+"""Rows of a batch that become a Spark DataFrame only if user code treats them as one.
 
 A Spark job costs 50 ms and more however few its rows; at the head that is most of a batch's time. A
 `Frame` answers what it can from its Arrow table (`toArrow`, `count`, `schema`) and hands everything
-else to a DataFrame that it makes at the first such call. So user code written for DataFrames works
-unchanged, and a batch that nobody transforms reaches its target without Spark.
+else to a DataFrame that it makes at the first such call. In a backfill, rows that enter the JVM and
+leave it again cost more than their decoding: a `SpanFrame` is written by the tasks that read it,
+unless it is used as a DataFrame before. So user code written for DataFrames works unchanged, and
+batches that are not transformed reach their target without Spark's SQL engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -17,14 +19,37 @@ from pyspark.sql.types import StructType
 
 from headwater.spark.columns import spark_schema
 
+if TYPE_CHECKING:
+    from headwater.spark.executors import ExecutorRows
+    from headwater.spark.history import Span
+
 SparkProvider = Callable[[], SparkSession]
 
 
-class Frame:
-    """One output of one batch, on the driver. Immutable, like a DataFrame.
+class _LikeDataFrame:
+    """Does as a DataFrame does, for all that it does not answer itself.
 
     Everything a DataFrame has can be called; transformations return real DataFrames.
     """
+
+    __slots__ = ()
+
+    @property
+    def dataframe(self) -> DataFrame:
+        """The rows as a DataFrame."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in type(self).__slots__:
+            raise AttributeError(name)  # copying and pickling look for these; no DataFrame for them
+        return getattr(self.dataframe, name)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.dataframe[item]
+
+
+class Frame(_LikeDataFrame):
+    """One output of a batch near the head: rows on the driver. Immutable, like a DataFrame."""
 
     __slots__ = ("_dataframe", "_spark_provider", "_table")
 
@@ -71,18 +96,57 @@ class Frame:
             self._dataframe = self._spark_provider().createDataFrame(self._table, schema)
         return self._dataframe
 
-    def __getattr__(self, name: str) -> Any:
-        """Do as the DataFrame does, for all that is not answered here."""
-        if name.startswith("__"):
-            raise AttributeError(name)  # copying and pickling look for these; no DataFrame for them
-        return getattr(self.dataframe, name)
-
-    def __getitem__(self, item: Any) -> Any:
-        return self.dataframe[item]
-
     def __repr__(self) -> str:
         names = ", ".join(f"{field.name}: {field.type}" for field in self._table.schema)
         return f"Frame[{self._table.num_rows} rows; {names}]"
+
+
+class SpanFrame(_LikeDataFrame):
+    """One output of a span: rows that executors read. Immutable, like a DataFrame.
+
+    Used as a DataFrame, the span is read first, compared whole and kept by Spark until its batch is
+    committed. Given to a target as it is, its rows are read by the tasks that write them.
+    """
+
+    __slots__ = ("_arrow_schema", "_name", "_span")
+
+    def __init__(self, span: Span, name: str, arrow_schema: pa.Schema) -> None:
+        self._span = span
+        self._name = name
+        self._arrow_schema = arrow_schema
+
+    def executor_rows(self) -> ExecutorRows:
+        """Return the rows where they lie, for targets."""
+        return self._span.executor_rows(self._name)
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 - a method of DataFrame
+        """Collect the rows on the driver, all of them; `BlockLinkError` if parts do not fit."""
+        batches = list(self.executor_rows().pieces())
+        rows = pa.Table.from_batches(batches, None if batches else self._arrow_schema)
+        return rows.cast(self._arrow_schema)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns; no Spark job."""
+        return list(self._arrow_schema.names)
+
+    @property
+    def schema(self) -> StructType:
+        """The columns as Spark types; no Spark job.
+
+        Raises:
+            ColumnTypeError: Spark has no such type.
+        """
+        return spark_schema(self._arrow_schema)
+
+    @property
+    def dataframe(self) -> DataFrame:
+        """The rows as a DataFrame over what Spark keeps of the span; reads it if nothing has."""
+        return self._span.dataframe(self._name)
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{field.name}: {field.type}" for field in self._arrow_schema)
+        return f"SpanFrame[{names}]"
 
 
 def frames(tables: Mapping[str, pa.Table], spark_provider: SparkProvider) -> dict[str, Frame]:

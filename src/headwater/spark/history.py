@@ -1,8 +1,8 @@
-"""A large range of final blocks as DataFrames: one fetch, however many outputs there are.
+"""A large range of final blocks: one fetch, however many outputs there are.
 
-Executors fetch, parse and decode the parts; the rows of all outputs come back in one table with a
-struct column each, so that no block is asked for twice. What has several readers is persisted and
-must be released.
+Executors fetch, parse and decode the parts. A single output's rows go from there to where they are
+written. The rows of several outputs are kept by Spark in one table with a struct column each, so
+that no block is asked for twice.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from dataclasses import replace
 from types import TracebackType
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from headwater.core import BlockRange
+from headwater.core import BlockRange, Density, block_count
 from headwater.decode import Output
 from headwater.errors import HeadwaterError
-from headwater.portal import Address, Dataset, RetryPolicy, StreamQuery
+from headwater.portal import SAMPLES, Address, Dataset, RetryPolicy, StreamQuery
 from headwater.spark import receipt as receipts
+from headwater.spark.executors import DataFrameRows, ExecutorRows, SpanRows, coded_failures
+from headwater.spark.frames import SpanFrame
 from headwater.spark.part_reader import PartReader
-from headwater.spark.plan import PROBE_BYTES, SAMPLES, block_count, plan_parts
+from headwater.spark.plan import plan_parts
 from headwater.spark.receipt import SpanReport, sum_receipts
 from headwater.spark.rows import CombinedRows, RowMaker, TableRows, combined_column
 from headwater.spark.span_source import load_parts
@@ -31,56 +33,87 @@ _RECEIPT = receipts.COLUMN.name
 
 
 class Span:
-    """A range of final blocks, planned, and read when an action asks for its frames.
+    """A range of final blocks, planned, and read when its frames are used.
 
-    `frames` holds one lazy DataFrame per output, `parts` the ranges that the tasks read. Release a
-    span when its batch is committed; a `with` block does.
+    `frames` holds one frame per output, `parts` the ranges that the tasks read. With a single
+    output, the tasks that work on its rows read them. Where DataFrames are wanted, or there are
+    several outputs, the range is read once, and Spark keeps its rows (memory, then disk) until the
+    span is released; a `with` block does. Whatever is handed on, the parts were compared first:
+    they are of one chain, and none is missing.
     """
 
     def __init__(
         self,
-        rows: DataFrame,
-        outputs: Sequence[str],
+        spark: SparkSession,
+        reader: PartReader,
+        outputs: Mapping[str, Output],
         parts: Sequence[BlockRange],
-        *,
-        reuse: bool,
-        complete: bool,
     ) -> None:
         self.parts = tuple(parts)
-        self._complete = complete
+        self._spark = spark
+        self._reader = reader
+        self._outputs = list(outputs)
         self._report: SpanReport | None = None
-        self._observation: Observation | None = None
-        self._rows = rows
-        if reuse:
-            rows = self._rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
-        else:
-            self._observation = Observation()
-            rows = rows.observe(self._observation, F.collect_set(_RECEIPT).alias("receipts"))
-        self._persisted = reuse
+        self._kept: DataFrame | None = None
         self.frames = {
-            name: _frame(rows, None if len(outputs) == 1 else index)
-            for index, name in enumerate(outputs)
+            name: SpanFrame(self, name, output.schema) for name, output in outputs.items()
         }
 
     def report(self) -> SpanReport:
-        """Return what was read. Call it after an action has run over the frames.
-
-        If the range has not been read to its end by then (no action, or one that stopped early, as
-        `limit` does), the rest is read now: this runs a Spark job.
+        """Return what was read. If nothing was yet, the range is read now, and its rows are kept.
 
         Raises:
             BlockLinkError: two neighbouring parts are not of one chain.
         """
         if self._report is None:
-            self._report = self._sum(self._seen()) or self._sum(self._collect())
-        assert self._report is not None, "each part of a finished reading has a receipt"
+            self.keep()
+        assert self._report is not None, "what is kept was read"
         return self._report
 
+    @property
+    def known_report(self) -> SpanReport | None:
+        """What was read, if anything was."""
+        return self._report
+
+    @property
+    def block_range(self) -> BlockRange:
+        """The range, which the parts cover."""
+        return BlockRange(self.parts[0].from_block, self.parts[-1].to_block)
+
+    def keep(self) -> DataFrame:
+        """Have executors read the range, unless they did, and keep its rows. Runs a Spark job."""
+        if self._kept is None:
+            reader = replace(self._reader, with_receipts=True)
+            rows = load_parts(self._spark, reader, self.parts).persist(StorageLevel.MEMORY_AND_DISK)
+            try:
+                with coded_failures():
+                    found = rows.where(F.col(_RECEIPT).isNotNull()).select(_RECEIPT).toArrow()
+                self._compare(found.column(0).to_pylist())
+            except BaseException:
+                rows.unpersist()
+                raise
+            self._kept = rows
+        return self._kept
+
+    def dataframe(self, name: str) -> DataFrame:
+        """Return the rows of an output as a DataFrame over what is kept."""
+        rows = self.keep()
+        if len(self._outputs) == 1:
+            return rows.where(F.col(_RECEIPT).isNull()).drop(_RECEIPT)
+        column = combined_column(self._outputs.index(name))
+        return rows.where(F.col(column).isNotNull()).select(f"{column}.*")
+
+    def executor_rows(self, name: str) -> ExecutorRows:
+        """Return the rows of an output where they lie: to be read, or kept."""
+        if self._kept is None and len(self._outputs) == 1:
+            return SpanRows(self._spark, self._reader, self.parts, self._compare)
+        return DataFrameRows(self.dataframe(name))
+
     def release(self) -> None:
-        """Give up what is persisted. May be repeated; the frames can still be used, and refetch."""
-        if self._persisted:
-            self._rows.unpersist()
-            self._persisted = False
+        """Give up what is kept. May be repeated; frames can still be used, and are read again."""
+        if self._kept is not None:
+            self._kept.unpersist()
+            self._kept = None
 
     def __enter__(self) -> Span:
         return self
@@ -93,24 +126,10 @@ class Span:
     ) -> None:
         self.release()
 
-    def _sum(self, texts: Sequence[str]) -> SpanReport | None:
-        return sum_receipts(texts, self.parts, complete=self._complete)
-
-    def _seen(self) -> Sequence[str]:
-        """Return the receipts that the first action has brought; none if none has run.
-
-        Spark's own `get` would wait for an action for ever, hence the look at its future.
-        """
-        observation = self._observation
-        if observation is None or observation._jo is None:
-            return ()
-        if not observation._jo.future().isCompleted():
-            return ()
-        return list(observation.get["receipts"])
-
-    def _collect(self) -> Sequence[str]:
-        rows = self._rows.where(F.col(_RECEIPT).isNotNull()).select(_RECEIPT)
-        return list(rows.toArrow().column(0).to_pylist())
+    def _compare(self, texts: Sequence[str]) -> None:
+        """Compare what the tasks of a job say of their reading."""
+        complete = self._reader.query.include_all_blocks
+        self._report = sum_receipts(texts, self.parts, complete=complete)
 
 
 def read_span(
@@ -123,19 +142,18 @@ def read_span(
     *,
     partitions: int | None = None,
     dataset: Dataset | None = None,
-    reuse: bool = False,
     samples: int = SAMPLES,
+    densities: Sequence[Density] = (),
     retry: RetryPolicy | None = None,
 ) -> Span:
-    """Plan the reading of a range on executors and return its DataFrames, not yet read.
+    """Plan the reading of a range on executors and return its frames, not yet read.
 
     Called by the loop on the driver, for ranges that are final to their end: what is not final yet
     is waited for. `query` is the union of what the outputs ask for there, `ranges` the resolved
-    ranges of each. Each block is fetched once: with several outputs, or `reuse`, rows are persisted
-    (memory, then disk) until `Span.release`; a single output is not, so two actions on it fetch
-    twice. Tasks that are tried again give the same rows.
+    ranges of each. Tasks that are tried again give the same rows.
 
-    `samples` short requests measure how dense the range is, unless `partitions` is 1; 0 for none.
+    `densities` is what was measured of the range; without it `samples` short requests measure it,
+    unless `partitions` is 1; 0 for none.
 
     Raises:
         InvalidRangeError: the range has no end.
@@ -150,9 +168,8 @@ def read_span(
         row_maker=_row_maker(outputs, ranges),
         dataset=dataset,
         retry=retry or RetryPolicy(),
-        with_receipts=True,
     )
-    with reader.client(PROBE_BYTES) as client:
+    with reader.client() as client:
         if dataset is None:
             with suppress(HeadwaterError):  # tasks then ask by themselves
                 reader = replace(reader, dataset=client.metadata())
@@ -163,14 +180,9 @@ def read_span(
             partitions=partitions,
             cores=spark.sparkContext.defaultParallelism,
             samples=samples,
+            densities=densities,
         )
-    return Span(
-        load_parts(spark, reader, parts),
-        list(outputs),
-        parts,
-        reuse=reuse or len(outputs) > 1,
-        complete=query.include_all_blocks,
-    )
+    return Span(spark, reader, outputs, parts)
 
 
 def _row_maker(
@@ -180,11 +192,3 @@ def _row_maker(
         return CombinedRows(dict(outputs), {name: tuple(ranges[name]) for name in outputs})
     ((name, output),) = outputs.items()
     return TableRows(name, output, tuple(ranges[name]))
-
-
-def _frame(rows: DataFrame, index: int | None) -> DataFrame:
-    """Return the rows of one output; with an index, those of its struct column."""
-    if index is None:
-        return rows.where(F.col(_RECEIPT).isNull()).drop(_RECEIPT)
-    column = combined_column(index)
-    return rows.where(F.col(column).isNotNull()).select(f"{column}.*")

@@ -58,11 +58,16 @@ class PartReader:
             HeadwaterError: whatever the client or a decoder raises.
         """
         receipt = Receipt(part.index)
-        yield from gather(self._rows(part, receipt))
+        for batch in self.rows(part, receipt):
+            yield self._widen(batch)
         if self.with_receipts:
             empty = [pa.nulls(1, field.type) for field in self.row_maker.schema]
             row = [*empty, pa.array([receipt.to_text()], COLUMN.type)]
             yield pa.RecordBatch.from_arrays(row, schema=self.schema)
+
+    def rows(self, part: Part, receipt: Receipt) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one part, and sum the part up in a receipt. Runs on an executor."""
+        return gather(self._rows(part, receipt))
 
     def client(self, max_bytes: int = READ_BYTES) -> PortalClient:
         """Return a client for one task, or for planning; whoever asks closes it."""
@@ -75,8 +80,7 @@ class PartReader:
                 match answer:
                     case Blocks(headers, lines):
                         receipt.add(headers, lines)
-                        for batch in self.row_maker.rows(answer, receipt):
-                            yield self._widen(batch)
+                        yield from self.row_maker.rows(answer, receipt)
                     case Fork(previous_blocks):
                         raise FinalizedForkError(
                             "the portal reports a fork among finalized blocks",

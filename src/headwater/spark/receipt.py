@@ -15,6 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from headwater.core import BlockCursor, BlockHeader, BlockRange
+from headwater.decode import Decoded
+from headwater.errors import BlockLinkError
 from headwater.portal import BlockOrder
 
 COLUMN = pa.field("__headwater_receipt", pa.string())
@@ -29,6 +31,7 @@ class Receipt:
     bytes_read: int = 0
     first: BlockHeader | None = None
     last: BlockHeader | None = None
+    rows: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
 
     def add(self, headers: Sequence[BlockHeader], lines: Sequence[bytes]) -> None:
@@ -38,10 +41,10 @@ class Receipt:
         self.first = self.first or headers[0]
         self.last = headers[-1]
 
-    def skip(self, counts: Mapping[str, int]) -> None:
-        """Count rows that outputs left out."""
-        for name, count in counts.items():
-            self.skipped[name] = self.skipped.get(name, 0) + count
+    def count(self, decoded: Decoded) -> None:
+        """Count the rows of outputs, and those that they left out."""
+        _add(self.rows, {name: table.num_rows for name, table in decoded.tables.items()})
+        _add(self.skipped, decoded.skipped)
 
     def to_text(self) -> str:
         """Return the text that goes into the row."""
@@ -53,45 +56,57 @@ class SpanReport:
     """What all tasks of a span have read.
 
     `blocks` counts the blocks that arrived (of those without a match, only some do), `bytes_read`
-    their size. `cursor` is the last of them: the place to go on from. `skipped` counts, by output,
-    the logs that could not be decoded, where the output skips such.
+    their size. `cursor` is the last of them: the place to go on from. `rows` counts the rows of
+    each output, `skipped` those that could not be decoded, where the output skips such.
     """
 
     blocks: int
     bytes_read: int
     cursor: BlockCursor | None
+    rows: dict[str, int]
     skipped: dict[str, int]
 
 
 def sum_receipts(
     texts: Iterable[str], parts: Sequence[BlockRange], *, complete: bool
-) -> SpanReport | None:
-    """Add up receipts; None if a part has none yet. Runs on the driver.
+) -> SpanReport:
+    """Add up receipts. Runs on the driver, when a job has ended.
 
     Parts were read apart, so this is where their seams are checked: the first block of each must
     descend from the last block of the one before. `complete` says that every block was asked for.
 
     Raises:
-        BlockLinkError: two neighbouring parts are not of one chain.
+        BlockLinkError: two neighbouring parts are not of one chain, or one is missing.
     """
     by_part = {one.part: one for one in map(msgspec.json.Decoder(Receipt).decode, texts)}
-    if len(by_part) < len(parts):
-        return None
+    missing = [index for index in range(len(parts)) if index not in by_part]
+    if missing:
+        raise BlockLinkError(
+            "tasks have ended without a receipt",
+            parts=", ".join(str(parts[index]) for index in missing[:3]),
+        )
     ordered = [by_part[index] for index in range(len(parts))]
     filled = [one for one in ordered if one.first is not None and one.last is not None]
     for lower, upper in pairwise(filled):
         _check_seam(lower, upper, parts[upper.part], complete=complete)
+    rows: dict[str, int] = {}
     skipped: dict[str, int] = {}
     for one in ordered:
-        for name, count in one.skipped.items():
-            skipped[name] = skipped.get(name, 0) + count
+        _add(rows, one.rows)
+        _add(skipped, one.skipped)
     last = filled[-1].last if filled else None
     return SpanReport(
         blocks=sum(one.blocks for one in ordered),
         bytes_read=sum(one.bytes_read for one in ordered),
         cursor=None if last is None else last.cursor,
+        rows=rows,
         skipped=skipped,
     )
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count
 
 
 def _check_seam(lower: Receipt, upper: Receipt, part: BlockRange, *, complete: bool) -> None:

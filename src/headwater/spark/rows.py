@@ -85,7 +85,7 @@ class TableRows:
     def rows(self, blocks: Blocks, receipt: Receipt) -> Iterator[pa.RecordBatch]:
         """Yield the decoded rows."""
         decoded = decode_outputs({self.name: self.output}, blocks.lines, {self.name: self.ranges})
-        receipt.skip(decoded.skipped)
+        receipt.count(decoded)
         for batch in decoded.tables[self.name].to_batches(max_chunksize=BATCH_ROWS):
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
 
@@ -114,7 +114,7 @@ class CombinedRows:
     def rows(self, blocks: Blocks, receipt: Receipt) -> Iterator[pa.RecordBatch]:
         """Yield the decoded rows, output by output."""
         decoded = decode_outputs(self.outputs, blocks.lines, self.ranges)
-        receipt.skip(decoded.skipped)
+        receipt.count(decoded)
         schema = self.schema
         for position, table in enumerate(decoded.tables.values()):
             fields = list(table.schema)

@@ -46,7 +46,7 @@ from headwater.errors import InvalidRangeError, NotFinalError, SourceOptionError
 from headwater.portal import Address, PortalClient, RetryPolicy, StreamQuery
 from headwater.spark.columns import spark_schema
 from headwater.spark.part_reader import PartReader, PartsReader
-from headwater.spark.plan import PROBE_BYTES, plan_parts
+from headwater.spark.plan import plan_parts
 from headwater.spark.raw_query import parse_raw_query
 from headwater.spark.rows import RawRows, RowMaker, TableRows
 
@@ -123,7 +123,7 @@ def load_source(options: Mapping[str, str]) -> LoadedSource:
     partitions = _parse_partitions(given.get("partitions"))
     specs = parse_ranges((given.get("from_block"), given.get("to_block")))
     reader = PartReader(address, query, row_maker, dataset=None, retry=_IMPATIENT)
-    with reader.client(PROBE_BYTES) as client:
+    with reader.client() as client:
         dataset = client.metadata()
         block_range = _final_range(client, client.resolve_range(specs[0], finalized=True))
         cores = os.cpu_count() or 1

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
+from headwater import core
 from headwater.core import Batch, BlockCursor, BlockRange, FinalizedWatermark, Flush, Head
 from headwater.decode import Decoded, Output, decode_outputs
 from headwater.pipeline import Raw
 from headwater.portal import Clock, Dataset
 from headwater.query import Query
-from headwater.spark.checked import CheckedFrame
 from headwater.spark.frames import frames
-from headwater.spark.history import read_span
+from headwater.spark.history import Span, read_span
 from headwater.stream.context import (
     BatchContext,
+    BatchCounts,
     BatchInfo,
     QueryInfo,
     StreamInfo,
@@ -34,6 +36,10 @@ from headwater.targets.contract import Delivery
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+OnSpan = Callable[[BlockRange, int, int], None]
+"""Is told the blocks of a span that was read, its bytes and its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +64,6 @@ class Plan:
         return next(query for block_range, query in self.requests if number in block_range)
 
 
-class _Released(Protocol):
-    def release(self) -> None: ...
-
-
 class Assembler:
     """Makes deliveries of one run's batches. `shared`: others than the target read them too.
 
@@ -84,6 +86,7 @@ class Assembler:
         factories: Factories | None,
         *,
         shared: bool = False,
+        on_span: OnSpan = lambda blocks, size, rows: None,
         finalized: BlockCursor | None = None,
         final_only: bool = False,
     ) -> None:
@@ -96,51 +99,64 @@ class Assembler:
         self._dataset = dataset
         self._spark = spark
         self._factories = factories
-        self._shared = shared or bool(steps)
+        self._shared = shared
+        self._on_span = on_span
         self._watermark = FinalizedWatermark(finalized)
         self._final_only = final_only
         self._latest: BlockCursor | None = None
         self.progress = ProgressTracker(clock)
         self._history = history
-        self._held: list[_Released] = []
+        self._held: list[Span] = []
+        self._released: list[Span] = []
 
     def __call__(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Return the batch with the rows that user code made of it."""
-        if isinstance(batch.data, BlockRange):
-            made, skipped, size, rows = self._fetch(batch, batch.data)
+        made: Frames
+        if isinstance(batch.data, core.Span):
+            span = self._plan_span(batch, batch.data)
+            made, counts = span.frames, partial(_span_counts, span)
         else:
             decoded = self._decode(batch, batch.data)
-            made, skipped = frames(decoded.tables, self._spark), decoded.skipped
-            size = sum(map(len, batch.data))
-            rows = sum(table.num_rows for table in decoded.tables.values())
-        ctx = self._context(batch, BatchInfo(_blocks(batch), size, skipped, rows))
+            made = frames(decoded.tables, self._spark)
+            counts = partial(_head_counts, decoded, sum(map(len, batch.data)))
+        ctx = self._context(batch, BatchInfo(_blocks(batch), counts))
         for step in self._steps:
             made = step.transform(made, ctx)
         return batch.with_data(Delivery(made, ctx))
 
     def release(self) -> None:
-        """Let go of what spans keep on the executors. Called when they are committed or dropped."""
-        while self._held:
-            self._held.pop().release()
+        """Let go of what spans keep on the executors. Called when they are committed or dropped.
+
+        A span may be used after that by code that was handed its frames: what it keeps then is
+        released the next time.
+        """
+        for span in self._held:
+            self._learn(span)
+        for span in (*self._released, *self._held):
+            span.release()
+        self._released, self._held = self._held, []
+
+    def _learn(self, span: Span) -> None:
+        """Tell the source what a span held, so that the next ones keep within their limits."""
+        report = span.known_report
+        if report is not None:
+            self._on_span(span.block_range, report.bytes_read, sum(report.rows.values()))
 
     def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
         if self._factories is not None:
             return self._factories.decode(self._outputs, batch, self._plan.ranges)
         return decode_outputs(self._outputs, lines, self._plan.ranges)
 
-    def _fetch(
-        self, batch: Batch[Raw], block_range: BlockRange
-    ) -> tuple[Frames, Mapping[str, int], int, int]:
-        """Let executors read a span. What several readers share is read now, and checked whole.
+    def _plan_span(self, batch: Batch[Raw], asked: core.Span) -> Span:
+        """Plan how executors read a span. Its rows are read when they are used.
 
-        A single output that nobody transforms is read when the target takes it, and checked then:
-        the rows do not pass through Spark's cache. Spans that wait for others are read now too:
-        else a flush would read them all at once.
+        What others read besides the target is read now and kept, so that no block is fetched twice.
+        So are spans that wait for others: else a flush would read them all at once.
         """
-        grouped = not self._history.at_once
-        outputs, query = self._outputs, self._plan.query_at(block_range.from_block)
+        outputs, query = self._outputs, self._plan.query_at(asked.block_range.from_block)
+        densities = asked.densities
         if self._factories is not None:
-            ranges = self._plan.ranges
+            ranges, densities = self._plan.ranges, ()  # what is asked for is another query
             outputs, query = self._factories.prepare_span(outputs, batch, ranges, query)
         span = read_span(
             self._spark(),
@@ -148,17 +164,14 @@ class Assembler:
             outputs,
             self._plan.ranges,
             query,
-            block_range,
+            asked.block_range,
             dataset=self._dataset,
-            reuse=self._shared or grouped,
+            densities=densities,
         )
         self._held.append(span)
-        if self._shared or len(self._outputs) > 1 or grouped:
-            report = span.report()
-            counted = span.frames.values() if self._history.rows is not None else ()
-            rows = sum(frame.count() for frame in counted)
-            return span.frames, report.skipped, report.bytes_read, rows
-        return {name: CheckedFrame(frame, span) for name, frame in span.frames.items()}, {}, 0, 0
+        if self._shared or not self._history.at_once:
+            span.keep()
+        return span
 
     def _context(self, batch: Batch[Raw], info: BatchInfo) -> BatchContext:
         current = batch.headers[-1].cursor
@@ -188,8 +201,15 @@ class Assembler:
         return max(end, current.number)
 
 
+def _span_counts(span: Span) -> BatchCounts:
+    report = span.report()
+    return BatchCounts(report.bytes_read, sum(report.rows.values()), report.skipped)
+
+
+def _head_counts(decoded: Decoded, size: int) -> BatchCounts:
+    rows = sum(table.num_rows for table in decoded.tables.values())
+    return BatchCounts(size, rows, decoded.skipped)
+
+
 def _blocks(batch: Batch[Raw]) -> int:
-    span = batch.data
-    if isinstance(span, BlockRange) and span.to_block is not None:
-        return span.to_block - span.from_block + 1
-    return len(batch.headers)
+    return batch.data.blocks if isinstance(batch.data, core.Span) else len(batch.headers)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from headwater.core import BlockCursor, BlockRange, Chain, Head
@@ -63,17 +63,40 @@ class StreamInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchInfo:
-    """This batch. `bytes_size` is 0 where executors fetched it; `skipped`: undecodable rows.
+class BatchCounts:
+    """What was counted while the blocks of a batch were read."""
 
-    `rows_count` counts what was decoded, before any transform; 0 where executors hold the rows,
-    unless `flush_history` asks for their number.
+    bytes_size: int
+    rows_count: int
+    skipped: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """This batch. Its counts are of what was decoded, before any transform.
+
+    Near the head they are known at once. In a backfill executors count while they read, so counts
+    are known once the batch's rows are written; a callback that asks before has the executors read
+    the blocks now, and keep their rows until they are written.
     """
 
     blocks_count: int
-    bytes_size: int
-    skipped: Mapping[str, int]
-    rows_count: int = 0
+    counts: Callable[[], BatchCounts] = field(repr=False)
+
+    @property
+    def bytes_size(self) -> int:
+        """The bytes of the block lines that were read."""
+        return self.counts().bytes_size
+
+    @property
+    def rows_count(self) -> int:
+        """The rows of all outputs."""
+        return self.counts().rows_count
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """By output, the rows that could not be decoded and were left out (`on_error="skip"`)."""
+        return self.counts().skipped
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
-from headwater.core import Batch, BlockCursor, BlockRange, PipeState
+from headwater.core import Batch, BlockCursor, BlockRange, PipeState, Span
 from headwater.decode import Decoded, Factory, Output, decode_entities, read_outputs
 from headwater.errors import BlockLinkError
 from headwater.pipeline import Raw
@@ -99,7 +99,7 @@ class Factories:
 
     def decode(self, outputs: Mapping[str, Output], batch: Batch[Raw], ranges: Ranges) -> Decoded:
         """Decode a batch near the head: find its creations first, then the rows of all children."""
-        assert not isinstance(batch.data, BlockRange), "a span is decoded by executors"
+        assert not isinstance(batch.data, Span), "a span is decoded by executors"
         self._insist()
         last = batch.headers[-1].cursor
         wanted: list[tuple[Output, Sequence[BlockRange]]]
@@ -121,14 +121,14 @@ class Factories:
         Creations are read ahead up to the finalized head, so that this costs one reading for many
         spans. `query` is what would be asked otherwise.
         """
-        assert isinstance(batch.data, BlockRange), "only spans are decoded by executors"
+        assert isinstance(batch.data, Span), "only spans are decoded by executors"
         last = batch.headers[-1].cursor
         final = batch.head.finalized
         ahead = max(last.number, last.number if final is None else final.number)
         self._scan.read_final(ahead if self._end is None else min(ahead, self._end))
         self._cursor = last
         bound = self._index.bind(outputs, last.number)
-        first = batch.data.from_block
+        first = batch.data.block_range.from_block
         asking = [bound[name] for name in bound if any(first in one for one in ranges[name])]
         if not asking:
             return bound, query.headers_only()

@@ -7,7 +7,7 @@ or it is of another branch and is not used. Runs on the driver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 
@@ -20,9 +20,12 @@ from headwater.stream.factory_index import FactoryIndex
 
 ReadSpan = Callable[
     [Mapping[str, Output], Mapping[str, tuple[BlockRange, ...]], Query, BlockRange],
-    Mapping[str, pa.Table],
+    Iterator[tuple[str, pa.Table]],
 ]
-"""Reads final blocks on executors: outputs, their ranges, what to ask for, and where."""
+"""Reads final blocks on executors: outputs, their ranges, what to ask for, and where.
+
+Yields tables of bounded size; each output has one at least.
+"""
 
 Missing = Mapping[str, tuple[CreationsOutput, BlockRange]]
 
@@ -54,7 +57,7 @@ class FactoryScan:
             ranges = {key: (one,) for key, (_, one) in missing.items()}
             outputs: dict[str, Output] = {key: output for key, (output, _) in missing.items()}
             query = query_children(outputs.values(), to_block)
-            for key, found in self._read_span(outputs, ranges, query, blocks).items():
+            for key, found in self._read_span(outputs, ranges, query, blocks):
                 self._index.add(key, found, to_block)
 
     def read_to(self, cursor: BlockCursor, final: int) -> bool:

@@ -8,10 +8,10 @@ started again continues from what the target recovers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headwater.core import (
     Batch,
@@ -20,6 +20,7 @@ from headwater.core import (
     ForkResolution,
     PipeState,
     RangeSpec,
+    SpanLimits,
 )
 from headwater.core.ranges import Latest
 from headwater.decode import Output
@@ -50,6 +51,7 @@ from headwater.stream.owned import AskUser
 from headwater.stream.parts import Parts, stop_all
 from headwater.stream.undo_buffer import UndoBuffer
 from headwater.targets.contract import Delivery, Target
+from headwater.targets.frames import bounded_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,6 +65,19 @@ WAIT_S = 1.0
 START_ATTEMPTS = 6  # 13 s: when a stream starts, its address may just be wrong
 
 
+def span_limits(options: Mapping[str, Any]) -> SpanLimits:
+    """Return what the options of a stream say about the size of spans.
+
+    Raises:
+        InvalidOptionError: a limit is not a number above 0.
+    """
+    names = {
+        "largest_span": "blocks", "span_bytes": "bytes", "span_rows": "rows",
+        "span_seconds": "seconds",
+    }  # fmt: skip
+    return SpanLimits(**{name: options[given] for given, name in names.items() if given in options})
+
+
 class Run(Host[Delivery]):
     """What a stream is while it runs: the loop's `Source` and its `Host`.
 
@@ -70,7 +85,9 @@ class Run(Host[Delivery]):
     target is changed.
     """
 
-    SPANS: ClassVar = {"far", "first_span", "largest_span", "span_seconds"}
+    SPANS: ClassVar = {
+        "far", "first_span", "largest_span", "span_bytes", "span_rows", "span_seconds",
+    }  # fmt: skip
     OPTIONS: ClassVar = SPANS | {"poll_interval_s", "max_bytes"}
 
     def __init__(
@@ -96,6 +113,7 @@ class Run(Host[Delivery]):
         self._shared = bool(stream.parts) or target.capabilities.rereads
         self._factories = self._make_factories()
         self._source: Source | None = None
+        self._spans: HistorySource | None = None
         self._assembler: Assembler | None = None
 
     # --- the source -------------------------------------------------------------------------------
@@ -126,6 +144,7 @@ class Run(Host[Delivery]):
             stream.flush.history,
             self._factories,
             shared=self._shared,
+            on_span=self._spans.learn if self._spans else lambda blocks, size, rows: None,
             finalized=state.finalized,
             final_only=self._finalized,
         )
@@ -152,7 +171,10 @@ class Run(Host[Delivery]):
         return self._parts.add_rows(self._assembler(batch))
 
     def count_rows(self, batch: Batch[Delivery]) -> int:
-        """Return how many rows were decoded."""
+        """Count the rows of a batch, if a rule asks: a span that is not read has no count."""
+        rules = self._stream.flush
+        if rules.live.rows is None and rules.history.rows is None:
+            return 0
         return int(batch.data.ctx.batch.rows_count)
 
     def resolve_fork(
@@ -230,13 +252,14 @@ class Run(Host[Delivery]):
     def _make_source(self, plan: Plan) -> Source:
         """Return what reads the plan, behind the undo buffer if the stream has one."""
         options = self._stream.options
-        source = HistorySource(
+        source = self._spans = HistorySource(
             self._client,
             plan.requests,
             watch=plan.requests[0][1].headers_only(),
             clock=self._clock,
             finalized=self._finalized,
-            **{name: one for name, one in options.items() if name in self.SPANS},
+            limits=span_limits(options),
+            **{name: options[name] for name in ("far", "first_span") if name in options},
         )
         depth = 0 if self._finalized else self._stream.undo_buffer
         cap = self._stream.rollback_cap
@@ -316,13 +339,13 @@ class Run(Host[Delivery]):
         ranges: Mapping[str, tuple[BlockRange, ...]],
         query: Query,
         block_range: BlockRange,
-    ) -> dict[str, pa.Table]:
-        """Let executors read the creations of factories."""
+    ) -> Iterator[tuple[str, pa.Table]]:
+        """Let executors read the creations of factories; they arrive in bounded tables."""
         session, portal = self._session(), self._stream.portal
         with read_span(session, portal, outputs, ranges, query, block_range) as span:
-            made = {name: frame.toArrow() for name, frame in span.frames.items()}
-            span.report()
-        return {name: table.cast(outputs[name].schema) for name, table in made.items()}
+            for name, frame in span.frames.items():
+                for rows in bounded_tables(frame):
+                    yield name, rows.cast(outputs[name].schema)
 
     def _session(self) -> SparkSession:
         """Return the user's session, or a local one made when it is first needed."""

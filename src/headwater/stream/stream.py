@@ -24,13 +24,13 @@ from headwater.effects.outbox import RETRY
 from headwater.errors import InvalidOptionError, NetworkError, StreamIdError
 from headwater.pipeline import Committed, Event, Pipeline
 from headwater.portal import PortalClient, RetryPolicy, SystemClock
-from headwater.spark.failure import coded_failures
+from headwater.spark.executors import coded_failures
 from headwater.stream.config import OnConfigChange, check_option
 from headwater.stream.context import StreamBatch
 from headwater.stream.interrupt import Interrupt, StopRequested
 from headwater.stream.owned import AskUser, Handover, OnFork, OwnedTarget
 from headwater.stream.parts import PartMaker
-from headwater.stream.run import Run
+from headwater.stream.run import Run, span_limits
 from headwater.stream.transformer import Step
 from headwater.targets.contract import Delivery, Target
 
@@ -196,7 +196,8 @@ def portal_stream(
         on_config_change: what to do if the outputs ask for something else than what the stored
             rows were made of: "error", "warn" or "ignore".
         options: `far` (blocks behind the finalized head at which executors take over),
-            `first_span`, `largest_span`, `span_seconds` (how history is cut), `poll_interval_s`
+            `first_span`, `largest_span` (blocks), `span_seconds`, `span_bytes` (of block lines),
+            `span_rows` (how a backfill is cut: whichever is reached first), `poll_interval_s`
             (how often the head is asked for), `max_bytes` (of block lines held at once).
 
     Raises:
@@ -221,6 +222,7 @@ def portal_stream(
         raise InvalidOptionError(
             f"options are {', '.join(sorted(Run.OPTIONS))}", unknown=", ".join(unknown)
         )
+    span_limits(options)
     for rule in (flush, flush_history):
         if rule is not None and not isinstance(rule, Flush):
             raise InvalidOptionError("flush rules are Flush(blocks=…)", got=repr(rule))

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 
-from headwater.core import AtHead, BlockHeader, BlockRange, Blocks, Head, PipeState, Span
-from headwater.errors import BlockLinkError
+from headwater.core import (
+    AtHead,
+    BlockHeader,
+    BlockRange,
+    Blocks,
+    Density,
+    Head,
+    PipeState,
+    Span,
+    SpanLimits,
+    SpanSize,
+)
+from headwater.errors import BlockLinkError, InvalidOptionError
 from headwater.portal import HistorySource, PortalClient
-from headwater.portal.history import SpanSize
 from headwater.query import EvmQuery
 from headwater.testing import ChainSim, PortalSim, SimTransport, Status, VirtualClock
 
@@ -19,7 +31,9 @@ QUERY = EvmQuery().add_fields(log=["address"]).add_logs()
 class Setup:
     """A chain of 300 blocks, final up to 280, and a source that reads it."""
 
-    def __init__(self, *ranges: BlockRange, far: int = 100) -> None:
+    def __init__(
+        self, *ranges: BlockRange, far: int = 100, limits: SpanLimits | None = None
+    ) -> None:
         self.chain = ChainSim(3)
         self.chain.grow(300)
         self.chain.finalize(280)
@@ -33,7 +47,13 @@ class Setup:
         )
         plan = [(one, QUERY) for one in ranges or (BlockRange(0),)]
         self.source = HistorySource(
-            client, plan, watch=EvmQuery(), clock=self.clock, far=far, first_span=60
+            client,
+            plan,
+            watch=EvmQuery(),
+            clock=self.clock,
+            far=far,
+            first_span=60,
+            limits=limits or SpanLimits(),
         )
 
     def state(self, number: int, *, final: bool) -> PipeState:
@@ -103,16 +123,65 @@ def test_nothing_is_left_to_read_after_the_last_range() -> None:
 
 
 def test_the_size_of_spans_follows_the_time_they_take() -> None:
-    size = SpanSize(100, 1000, 10.0)
-    size.took(60.0)
-    assert size.blocks == 100  # the first one pays for the warm-up
-    size.took(5.0)
-    assert size.blocks == 200
-    size.took(0.1)
-    assert size.blocks == 800  # at most fourfold
-    size.took(1.0)
-    assert size.blocks == 1000  # at most the largest
-    size.took(100.0)
-    assert size.blocks == 100
-    size.took(0.0)
-    assert size.blocks == 100
+    size = SpanSize(100, SpanLimits(blocks=1000, seconds=10.0))
+    for seconds, blocks, then in [
+        (60.0, 100, 100),  # the first one pays for the warm-up
+        (5.0, 100, 200),
+        (0.1, 200, 800),  # at most fourfold
+        (1.0, 800, 1000),  # at most the largest
+        (100.0, 1000, 100),
+        (0.0, 100, 100),
+        (5.0, 10, 20),  # bytes or rows kept it small
+    ]:
+        size.took(seconds, blocks)
+        assert size.blocks == then
+
+
+def test_spans_keep_within_bytes_and_rows() -> None:
+    """100 bytes per block by the samples; the last span held twice that, and a row per 50 bytes."""
+    dense = [Density(BlockRange(0, 999), 100.0), Density(BlockRange(1000, 1999), 1000.0)]
+    assert SpanSize(100, SpanLimits()).fitting(dense) == 2000
+    assert SpanSize(100, SpanLimits(bytes=10_000)).fitting(dense) == 100
+    assert SpanSize(100, SpanLimits(bytes=110_000)).fitting(dense) == 1010
+    assert SpanSize(100, SpanLimits(bytes=10)).fitting(dense) == 1
+    learned = SpanSize(100, SpanLimits(bytes=10_000, rows=1000))
+    learned.held(0.0, 5, 5)
+    learned.held(50.0, 0, 0)
+    assert learned.fitting(dense) == 100, "nothing was learned from spans that held nothing"
+    learned.held(50_000.0, 100_000, 2_000)
+    assert learned.fitting(dense) == 50
+    learned.held(50_000.0, 100_000, 50_000)
+    assert learned.fitting(dense) == 10
+
+
+@pytest.mark.parametrize("limits", [{"blocks": 0}, {"bytes": 0}, {"rows": 1.5}, {"seconds": 0}])
+def test_limits_that_are_none_are_refused(limits: Any) -> None:
+    with pytest.raises(InvalidOptionError, match="span"):
+        SpanLimits(**limits)
+
+
+def test_a_dense_stretch_makes_spans_small_before_they_are_read() -> None:
+    setup = Setup(limits=SpanLimits(bytes=20_000))
+    answers = setup.source.read(PipeState())
+    assert answers is not None
+    found = [one for one in answers if isinstance(one, Span)]
+    assert len(found) > 5
+    assert found[0].block_range.from_block == 0
+    for before, after in pairwise(found):
+        assert before.last.number + 1 == after.block_range.from_block
+    for span in found:
+        assert sum(one.total for one in span.densities) <= 20_000
+        assert span.densities[-1].blocks.to_block == span.last.number
+
+
+def test_a_span_that_held_many_rows_makes_the_next_one_small() -> None:
+    setup = Setup(limits=SpanLimits(rows=100))
+    answers = setup.source.read(PipeState())
+    assert answers is not None
+    first = next(answers)
+    assert isinstance(first, Span)
+    assert first.blocks == 60
+    setup.source.learn(first.block_range, sum(int(one.total) for one in first.densities), 600)
+    second = next(answers)
+    assert isinstance(second, Span)
+    assert 3 <= second.blocks <= 30

@@ -19,7 +19,7 @@ from headwater.targets.clickhouse.transfer import Transfer, plan_transfer
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, Writer, insert_distributed
 from headwater.targets.contract import Scope
-from headwater.targets.frames import is_distributed, to_arrow
+from headwater.targets.frames import bounded_tables, executor_rows, to_arrow
 
 Params = Mapping[str, object]
 
@@ -89,24 +89,27 @@ class Store:
         filled in.
         """
         name = self._catalog.parse(table)
-        far = self._scope is not None and not self._scope.hot and is_distributed(frame)
-        rows = frame if far else to_arrow(frame)
-        schema = frame.limit(0).toArrow().schema if far else rows.schema
+        final = self._scope is not None and not self._scope.hot
+        far = executor_rows(frame) if final else None
+        if far is None:
+            frame = to_arrow(frame)
+        schema = frame.schema if far is None else far.schema
         layout = self._catalog.prepare(name, schema)
         version = self._catalog.next_version(layout)
         scope = self._scope if self._catalog.is_managed(name) else None
         transfer = plan_transfer(schema, layout, self._inserts.stream_id, scope, version)
         token = self._inserts.token()
-        if far and layout.deduplicates:
-            insert_distributed(frame, self._inserts.writer(transfer, token))
+        if far is not None and layout.deduplicates:
+            insert_distributed(far, self._inserts.writer(transfer, token))
             return
-        rows = to_arrow(rows)
-        step = self._inserts.piece_rows
-        for start in range(0, rows.num_rows, step):
-            piece = Piece(transfer, self._client.compression)
-            piece.add(rows.slice(start, step))
-            known = f"{token}/{start}" if layout.deduplicates else None
-            self._client.insert_body(transfer.target, piece.seal(), known)
+        start, step = 0, self._inserts.piece_rows
+        for rows in bounded_tables(frame, step):
+            for first in range(0, rows.num_rows, step):
+                piece = Piece(transfer, self._client.compression)
+                piece.add(rows.slice(first, step))
+                known = f"{token}/{start + first}" if layout.deduplicates else None
+                self._client.insert_body(transfer.target, piece.seal(), known)
+            start += rows.num_rows
 
     def query(self, sql: str, params: Params | None = None) -> pa.Table:
         """Return the rows of a query; parameters are `{name:Type}`."""

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -22,11 +22,12 @@ from headwater.targets.clickhouse.epochs import Epochs
 from headwater.targets.clickhouse.piece import pieces_of
 from headwater.targets.clickhouse.sql import TableName, compose
 from headwater.targets.clickhouse.transfer import Transfer
-from headwater.targets.frames import coded, collect_in_arrow, partition_id
+
+if TYPE_CHECKING:
+    from headwater.spark.executors import ExecutorRows
 
 _NAMES = ("partition", "pieces", "rows")
 _RECEIPT = pa.schema([(name, pa.int64()) for name in _NAMES])
-RECEIPT_COLUMNS = ", ".join(f"`{name}` bigint" for name in _NAMES)
 
 
 class TryAgain(Exception):  # noqa: N818 - not an error: the batch is written again
@@ -83,10 +84,10 @@ class Writer:
     token: str
     piece_rows: int
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
         """Insert, and yield the receipt."""
-        partition, pieces, rows = partition_id(), 0, 0
-        token = f"{self.token}/{partition}"
+        pieces, rows = 0, 0
+        token = f"{self.token}/{part}"
         found = pieces_of(batches, self.transfer, self.piece_rows, self.client.compression)
         first = list(islice(found, 2))
         if len(first) > 1:
@@ -96,20 +97,17 @@ class Writer:
             self.client.insert_body(self.transfer.target, body, f"{token}/{pieces}")
             pieces, rows = pieces + 1, rows + count
         self.client.close()
-        facts = dict(zip(_NAMES, (partition, pieces, rows), strict=True))
+        facts = dict(zip(_NAMES, (part, pieces, rows), strict=True))
         yield pa.RecordBatch.from_pylist([facts], schema=_RECEIPT)
 
 
-def insert_distributed(frame: Any, writer: Writer) -> None:
-    """Have the tasks insert the rows of a DataFrame; runs on the driver.
+def insert_distributed(rows: ExecutorRows, writer: Writer) -> None:
+    """Have the tasks insert rows that lie on executors; runs on the driver.
 
     Raises:
         TryAgain: a partition may be a mixture of two attempts.
     """
-    try:
-        receipts = collect_in_arrow(frame, writer, RECEIPT_COLUMNS).to_pylist()
-    except Exception as error:
-        raise coded(error) from error
+    receipts = rows.run(writer, _RECEIPT).to_pylist()
     several = [f"{writer.token}/{one['partition']}" for one in receipts if one["pieces"] > 1]
     if several and not writer.attempts.are_single(several):
         raise TryAgain("a task of several inserts was attempted twice")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import duckdb
@@ -21,8 +22,9 @@ from headwater.targets.duckdb.catalog import DuckDBCatalog
 from headwater.targets.duckdb.dialect import TableName
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.statements import ALLOWED, READING, changed_tables
-from headwater.targets.duckdb.types import INTEGER_TYPES, check_integers, to_arrow
+from headwater.targets.duckdb.types import INTEGER_TYPES, check_integers, scannable
 from headwater.targets.duckdb.undo import UndoLog
+from headwater.targets.frames import bounded_tables, to_arrow
 from headwater.targets.sql.catalog import Layout, Undo
 from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, equal, quote
 from headwater.targets.sql.tokens import STANDARD
@@ -50,7 +52,11 @@ class Tx:
 
     def insert(self, table: str, frame: Any) -> None:
         """Add rows. Columns that the frame lacks are null, or have the table's default."""
-        with self._rows(table, frame, None) as rows:
+        for data in self._tables(frame):
+            self._insert(table, data)
+
+    def _insert(self, table: str, data: pa.Table) -> None:
+        with self._rows(table, data, None) as rows:
             layout, hot = rows.layout, self._hot_block(rows.layout)
             if hot is not None:
                 self._undo.inserted(layout, hot, rows.names, rows.source)
@@ -75,7 +81,7 @@ class Tx:
         key = key or (existing.key if existing else ())
         if not key:
             raise TableKeyError("an upsert needs a key", table=table)
-        with self._rows(table, frame, key) as rows:
+        with self._whole(table, frame, key) as rows:
             layout, hot = rows.layout, self._hot_block(rows.layout)
             self._refuse(layout, "upsert")
             self._check_key(rows)
@@ -110,17 +116,20 @@ class Tx:
         if not layout.key and layout.undo is not Undo.NONE:
             raise TableKeyError("a delete needs a table with a primary key", table=table)
         wanted = [self._catalog.spelled(layout, one) for one in key or layout.key]
-        rows_frame = to_arrow(frame)
-        own = {one.lower() for one in rows_frame.column_names}
+        for data in self._tables(frame):
+            self._delete(table, layout, wanted, data)
+
+    def _delete(self, table: str, layout: Layout, wanted: list[str], data: pa.Table) -> None:
+        own = {one.lower() for one in data.column_names}
         lacking = [one for one in wanted if one.lower() not in own]
         if lacking or not wanted:
             raise TableKeyError("the frame lacks columns of the key", table=table, columns=lacking)
         positions = [
             index
-            for index, one in enumerate(rows_frame.column_names)
+            for index, one in enumerate(data.column_names)
             if self._catalog.spelled(layout, one) in wanted
         ]
-        with self._rows(table, rows_frame.select(positions), None, checked=False) as rows:
+        with self._rows(table, data.select(positions), None, checked=False) as rows:
             self._refuse(layout, "delete")
             hot = self._hot_block(layout)
             same = equal(wanted, "old", "new")
@@ -275,12 +284,40 @@ class Tx:
 
     # --- frames -----------------------------------------------------------------------------------
 
+    def _tables(self, frame: Any) -> Iterator[pa.Table]:
+        """Yield the rows of a frame; those of final blocks on executors in bounded tables."""
+        final = self._scope is not None and not self._scope.hot
+        yield from bounded_tables(frame) if final else (to_arrow(frame),)
+
+    @contextmanager
+    def _whole(self, table: str, frame: Any, key: Sequence[str]) -> Iterator[_Rows]:
+        """Put a frame in front of its table whole, by a temporary table if it comes in several."""
+        tables = self._tables(frame)
+        first, second = next(tables), next(tables, None)
+        if second is None:
+            with self._rows(table, first, key) as rows:
+                yield rows
+            return
+        name = f"__headwater_rows_{TableName.parse(table).name}"
+        made = False
+        for data in chain([first, second], tables):
+            with self._rows(table, data, key) as rows:
+                what = (
+                    "INSERT INTO {name} FROM {source}"
+                    if made
+                    else ("CREATE TEMP TABLE {name} AS FROM {source}")
+                )
+                self._session.run(compose(what, name=name, source=rows.source))
+                made = True
+        yield _Rows(rows.layout, rows.names, compose("(FROM {name})", name=name))
+        self._session.run(compose("DROP TABLE {name}", name=name))
+
     @contextmanager
     def _rows(
-        self, table: str, frame: Any, key: Sequence[str] | None, *, checked: bool = True
+        self, table: str, frame: pa.Table, key: Sequence[str] | None, *, checked: bool = True
     ) -> Iterator[_Rows]:
-        """Put a frame in front of its table."""
-        data = to_arrow(frame)
+        """Put rows in front of their table."""
+        data = scannable(frame)
         layout = self._catalog.prepare(TableName.parse(table), data.schema, key)
         lacking = [one for one in key or () if one.lower() not in _lowered(data.column_names)]
         if lacking:

@@ -1,4 +1,4 @@
-"""Frames as DuckDB can take them: any frame to Arrow, any Arrow type to a column type, exactly.
+"""Rows as DuckDB can take them: any Arrow type to a column type, exactly.
 
 Arrow scans are zero-copy. What DuckDB cannot scan (256-bit decimals) becomes decimal text. Text
 becomes an integer only where every value is one: DuckDB itself would round "1.5".
@@ -7,12 +7,11 @@ becomes an integer only where every value is one: DuckDB itself would round "1.5
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.errors import InvalidOptionError, TableSchemaError
+from headwater.errors import TableSchemaError
 
 INTEGER_TYPES = re.compile(
     r"BIGNUM|U?HUGEINT|U?(?:BIGINT|INTEGER|SMALLINT|TINYINT)|DECIMAL\(\d+,0\)"
@@ -42,25 +41,13 @@ _BITS = {"TINYINT": 8, "SMALLINT": 16, "INTEGER": 32, "BIGINT": 64, "HUGEINT": 1
 _BITS |= {f"U{name}": bits for name, bits in _BITS.items()}
 
 
-def to_arrow(frame: Any) -> pa.Table:
-    """Return the rows of a frame: an Arrow table, or anything with `toArrow()`.
-
-    A Spark DataFrame is computed here, and its rows are collected on the driver.
-    """
-    if isinstance(frame, pa.RecordBatch):
-        frame = pa.Table.from_batches([frame])
-    elif not isinstance(frame, pa.Table):
-        if not hasattr(frame, "toArrow"):
-            raise InvalidOptionError(
-                "a frame is an Arrow table or has toArrow(), as a Spark DataFrame does",
-                got=type(frame).__name__,
-            )
-        frame = frame.toArrow()
-    for index, field in enumerate(frame.schema):
+def scannable(rows: pa.Table) -> pa.Table:
+    """Return rows as DuckDB can scan them."""
+    for index, field in enumerate(rows.schema):
         if pa.types.is_decimal256(field.type) and field.type.scale == 0:
-            text = frame.column(index).cast(pa.string())
-            frame = frame.set_column(index, pa.field(field.name, pa.string()), text)
-    return frame
+            text = rows.column(index).cast(pa.string())
+            rows = rows.set_column(index, pa.field(field.name, pa.string()), text)
+    return rows
 
 
 def column_type(field: pa.Field) -> str:

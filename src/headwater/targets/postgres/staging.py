@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headwater.targets.frames import coded, collect_in_arrow
+from headwater.spark.relay import Relay, Spool
 from headwater.targets.postgres.changes import TryAgain
-from headwater.targets.postgres.relay import Relay, Spool
-from headwater.targets.postgres.sender import RECEIPT_COLUMNS, RowSender
+from headwater.targets.postgres.sender import RECEIPT, RowSender
 from headwater.targets.postgres.transfer import Transfer
+
+if TYPE_CHECKING:
+    from headwater.spark.executors import ExecutorRows
 
 Rows = Iterator[bytes]
 Publish = Callable[[Rows], None]
@@ -43,16 +45,19 @@ class Staged:
 class Distributed:
     """A frame whose rows lie on executors. Used like an Arrow table, within one transaction."""
 
-    def __init__(self, staging: Staging, frame: Any, schema: pa.Schema) -> None:
-        self.schema = schema
+    def __init__(self, staging: Staging, rows: ExecutorRows) -> None:
         self._staging = staging
-        self._frame = frame
+        self._rows = rows
         self._staged: Staged | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        return self._rows.schema
 
     def select(self, names: Sequence[str]) -> Distributed:
         """Return the same rows with fewer columns."""
-        fields = [self.schema.field(one) for one in names]
-        return Distributed(self._staging, self._frame.select(*names), pa.schema(fields))
+        return Distributed(self._staging, self._rows.select(names))
 
     @property
     def num_rows(self) -> int:
@@ -66,7 +71,7 @@ class Distributed:
 
     def stage(self, transfer: Transfer, block_column: str, publish: Publish | None) -> Rows:
         """Have the tasks send their rows, and `publish` copy them; without it, return them."""
-        self._staged = self._staging.stage(self._frame, transfer, block_column, publish)
+        self._staged = self._staging.stage(self._rows, transfer, block_column, publish)
         return iter(()) if publish else self._staged.read()
 
 
@@ -86,34 +91,29 @@ class Staging:
         """Note that a batch is written from its beginning."""
         self._next = 0
 
-    def distributed(self, frame: Any) -> Distributed:
-        """Wrap a DataFrame; its columns are found out without computing a row."""
-        return Distributed(self, frame, frame.limit(0).toArrow().schema)
+    def distributed(self, rows: ExecutorRows) -> Distributed:
+        """Wrap rows that lie on executors."""
+        return Distributed(self, rows)
 
     def stage(
-        self, frame: Any, transfer: Transfer, block_column: str, publish: Publish | None
+        self, rows: ExecutorRows, transfer: Transfer, block_column: str, publish: Publish | None
     ) -> Staged:
-        """Stage the rows of a frame, unless an earlier try has, and publish them meanwhile."""
+        """Stage rows, unless an earlier try has, and publish them meanwhile."""
         ordinal, self._next = self._next, self._next + 1
         if ordinal < len(self._staged):
             staged = self._staged[ordinal]
             if publish is not None:
                 publish(staged.read())
             return staged
-        conf = frame.sparkSession.sparkContext.getConf()
-        host = conf.get("spark.driver.host")
-        with Relay(conf.get("spark.driver.bindAddress", host), self._port) as relay:
+        with rows.relay(self._port) as relay:
             publisher = None if publish is None else _Publisher(relay, publish)
-            sender = RowSender((host, relay.port), relay.token, transfer, block_column)
+            sender = RowSender(relay.address, relay.token, transfer, block_column)
             try:
-                receipts = collect_in_arrow(frame, sender, RECEIPT_COLUMNS).to_pylist()
-            except BaseException as failure:
+                receipts = rows.run(sender, RECEIPT).to_pylist()
+            except BaseException:
                 if publisher is not None:
                     publisher.give_up()
-                relay.take([])
-                if not isinstance(failure, Exception):
-                    raise
-                raise coded(failure) from failure
+                raise
             counted = [one for one in receipts if one["rows"]]
             attempts = [one["attempt"] for one in counted]
             error, published = (None, set()) if publisher is None else publisher.finish(attempts)

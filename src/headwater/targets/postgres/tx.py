@@ -23,7 +23,7 @@ from headwater.errors import (
     UntrackedTableError,
 )
 from headwater.targets.contract import Scope
-from headwater.targets.frames import block_range, is_in_reach, to_arrow
+from headwater.targets.frames import block_range, executor_rows, to_arrow
 from headwater.targets.postgres.catalog import PostgresCatalog
 from headwater.targets.postgres.changes import TryAgain
 from headwater.targets.postgres.dialect import TableName
@@ -160,8 +160,9 @@ class Tx:
         The rows of a hot block are few, and a Spark job of its own would cost more than they do.
         """
         final = self._scope is not None and not self._scope.hot
-        if self._staging is not None and final and is_in_reach(frame):
-            return self._staging.distributed(frame)
+        rows = executor_rows(frame) if final else None
+        if self._staging is not None and rows is not None and rows.reaches_driver:
+            return self._staging.distributed(rows)
         return to_arrow(frame)
 
     def _insert(self, name: QualifiedName, frame: pa.Table | Distributed) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from random import Random
 
-from headwater.core import Batch, BlockHeader, Blocks, PipeState, clip_ranges
+from headwater.core import Batch, BlockHeader, Blocks, PipeState, SpanLimits, clip_ranges
 from headwater.errors import HeadwaterError
 from headwater.pipeline import Event, Host, Pipeline, Raw, Settled, Source
 from headwater.portal import HistorySource, PortalClient, PortalSource
@@ -267,7 +267,7 @@ class Scenario(Host[Rows]):
             clock=self._clock,
             far=self._on.far,
             first_span=5,
-            largest_span=20,
+            limits=SpanLimits(blocks=20),
         )
 
     def _lines(self, batch: Batch[Raw]) -> Iterator[tuple[BlockHeader, bytes]]:
@@ -280,7 +280,7 @@ class Scenario(Host[Rows]):
         if self._was_near:
             self._tally.meet(Situation.FELL_BEHIND)
         self._was_near = False
-        for answer in self._client.read(self._query, batch.data, finalized=True):
+        for answer in self._client.read(self._query, batch.data.block_range, finalized=True):
             if isinstance(answer, Blocks):
                 yield from zip(answer.headers, answer.lines, strict=True)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.errors import AggregateError
-from headwater.targets.frames import is_distributed, to_arrow
+from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.sql.aggregates.declaration import Plan
 from headwater.targets.sql.aggregates.deltas import check_column
 
@@ -74,7 +74,8 @@ def _schema(source: str, data: Mapping[str, Any]) -> pa.Schema:
             "there is no such output", output=source, known=", ".join(data) or "none"
         )
     frame = data[source]
-    return (frame.limit(0).toArrow() if is_distributed(frame) else to_arrow(frame)).schema
+    rows = executor_rows(frame)
+    return to_arrow(frame).schema if rows is None else rows.schema
 
 
 def _is_number(kind: pa.DataType) -> bool:

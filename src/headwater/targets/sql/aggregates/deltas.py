@@ -20,7 +20,7 @@ from headwater.changes.model import ADD, MAX, MIN, Codes, one_array
 from headwater.changes.numbers import canonical, reduce_numbers
 from headwater.changes.values import text_column
 from headwater.errors import AggregateError
-from headwater.targets.frames import collect_in_arrow, is_distributed, to_arrow
+from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.sql.aggregates.declaration import Aggregate, Measure, Plan
 
 _KINDS = {"add": ADD, "min": MIN, "max": MAX}
@@ -36,12 +36,11 @@ def compute_delta(plan: Plan, data: Mapping[str, Any], numeric: Mapping[str, boo
     for rank, part in enumerate(plan.parts):
         reducer = Reducer(plan, part, rank, numeric)
         frame = data[part.source]
-        if is_distributed(frame):
-            schema = ", ".join(f"`{name}` string" for name in delta_schema(plan).names)
-            found = collect_in_arrow(frame, reducer, schema)
-            deltas.append(found.cast(delta_schema(plan)))
-        else:
+        rows = executor_rows(frame)
+        if rows is None:
             deltas.append(reducer.reduced([to_arrow(frame)]))
+        else:
+            deltas.append(rows.run(reducer, delta_schema(plan)))
     return reduce_delta(plan, pa.concat_tables(deltas), numeric)
 
 
@@ -62,8 +61,8 @@ class Reducer:
     rank: int
     numeric: Mapping[str, bool]
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Reduce a partition; the memory of the keys that it holds is enough."""
+    def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
+        """Reduce a part; the memory of the keys that it holds is enough."""
         held = delta_schema(self.plan).empty_table()
         for batch in batches:
             rows = self.contribution(pa.Table.from_batches([batch]))

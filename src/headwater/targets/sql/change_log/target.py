@@ -9,6 +9,7 @@ transaction that also changes the tables and stores the state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,7 @@ from headwater.core import Batch, BlockCursor, PipeState
 from headwater.errors import ChangeBlockError, ChangeFormError, MissingExtraError
 from headwater.targets.admin import check_address, kind_of
 from headwater.targets.contract import Capabilities, Delivery, SideTable, StoredConfig
-from headwater.targets.frames import is_in_reach
-from headwater.targets.sql.change_log.executors import Folded, fold_on_executors
+from headwater.targets.frames import executor_rows
 from headwater.targets.sql.change_log.names import CURSORS, HISTORY, Names
 from headwater.targets.sql.change_log.store import Inner, Store, Work
 
@@ -66,6 +66,14 @@ def history_target(
         ) from error
     made: HistoryTarget = HistoryTarget(*module.connect(place, names, settings))
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What the changes of a batch come to, and between which blocks they lie."""
+
+    rows: pa.Table
+    blocks: tuple[int, int] | None
 
 
 class HistoryTarget:
@@ -115,10 +123,14 @@ class HistoryTarget:
             self.recover()
         tables = [one.schema() for one in self._store.shapes.values()]
         frames = batch.data.data
-        if frames and not batch.state.is_hot and all(map(is_in_reach, frames.values())):
+        far = [] if batch.state.is_hot else [executor_rows(one) for one in frames.values()]
+        if far and all(one is not None and one.reaches_driver for one in far):
+            from headwater.spark.folding import fold_on_executors
+
             for name, frame in frames.items():
                 _refuse_other_frames(name, frame.columns)
-            held: Any = fold_on_executors(list(frames.values()), tables, batch.state.number)
+            changes = list(frames.values())
+            held: Any = Folded(*fold_on_executors(changes, tables, batch.state.number))
         else:
             arrow = [_to_arrow(name, frame) for name, frame in frames.items()]
             held = check(pa.concat_tables(arrow) if arrow else CHANGES_SCHEMA.empty_table(), tables)

@@ -1,41 +1,54 @@
-"""Where tasks send their rows: a port of the driver, open while a frame is written.
+"""Where tasks send their rows: a port of the driver, open while a job runs.
 
 Each attempt of a task has a connection of its own. It says the relay's secret and the attempt's
-number, then sends rows, and is told when the driver holds all of them. They lie in a file without a
-name, so memory stays small however many there are. An attempt that breaks off leaves nothing.
+number, then sends bytes, and is told when the driver holds all of them. They lie in a file without
+a name, so memory stays small however many there are. An attempt that breaks off leaves nothing. An
+attempt that is repeated has another number, so its bytes do not mix with earlier ones; which
+attempts count, the results of the job say.
 """
 
 from __future__ import annotations
 
 import hmac
+import io
 import secrets
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Condition, Thread
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
-from headwater.errors import InvalidOptionError
+import pyarrow as pa
+
+from headwater.errors import InvalidOptionError, RelayError
 
 TOKEN_BYTES, ATTEMPT_BYTES, SIZE_BYTES = 32, 8, 4
 RECEIVED = b"\x06"
 _PIECE = 1 << 20
+_CONNECT_S = 30.0
 
 
 class Spool:
-    """The rows of one attempt, in the binary form of COPY. Can be read several times."""
+    """What one attempt has sent. Can be read several times."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
 
     def read(self) -> Iterator[bytes]:
-        """Yield the rows, a megabyte at a time."""
+        """Yield the bytes, a megabyte at a time."""
         self._file.seek(0)
         while piece := self._file.read(_PIECE):
             yield piece
+
+    def open(self) -> IO[bytes]:
+        """Return the file, at its beginning."""
+        self._file.seek(0)
+        return self._file
 
     def close(self) -> None:
         """Delete them."""
@@ -43,10 +56,14 @@ class Spool:
 
 
 class Relay:
-    """Takes in rows while it is entered. Used by the driver's thread and by one that publishes."""
+    """Takes in what tasks send while it is entered. Runs on the driver, in threads of its own.
 
-    def __init__(self, bind: str, port: int) -> None:
+    `host` is the name by which executors know the driver, `bind` the address to listen on.
+    """
+
+    def __init__(self, host: str, bind: str, port: int) -> None:
         self.token = secrets.token_bytes(TOKEN_BYTES)
+        self._host = host
         self._bind = bind
         self._port = port
         self._spools: dict[int, Spool] = {}
@@ -57,6 +74,11 @@ class Relay:
     def port(self) -> int:
         """The port that it listens on."""
         return int(self._server.server_address[1])
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where executors connect to."""
+        return self._host, self.port
 
     def __enter__(self) -> Relay:
         try:
@@ -78,6 +100,8 @@ class Relay:
         self._server.cut_connections()
         self._server.server_close()
         self.end()
+        for spool in self._spools.values():
+            spool.close()
 
     def keep(self, attempt: int, file: IO[bytes]) -> None:
         """Note that an attempt is complete. Called by the connection's thread."""
@@ -105,11 +129,77 @@ class Relay:
                 return
 
     def take(self, attempts: list[int]) -> list[Spool]:
-        """Return what these attempts have sent, and delete what others have."""
-        taken = [self._spools.pop(one) for one in attempts]
-        for spool in self._spools.values():
-            spool.close()
-        return taken
+        """Return what these attempts have sent; the caller closes it. The rest is deleted."""
+        return [self._spools.pop(one) for one in attempts]
+
+
+def send(
+    address: tuple[str, int], token: bytes, attempt: int, chunks: Iterable[bytes | memoryview]
+) -> None:
+    """Send what an attempt has to send, and wait until the driver holds it. Runs on executors.
+
+    Raises:
+        RelayError: the driver cannot be reached.
+    """
+    try:
+        connection = socket.create_connection(address, _CONNECT_S)
+    except OSError as error:
+        host, port = address
+        raise RelayError(
+            "an executor cannot reach the driver", driver=host, port=port, reason=error
+        ) from error
+    with connection:
+        connection.settimeout(None)
+        connection.sendall(token + attempt.to_bytes(ATTEMPT_BYTES))
+        for chunk in chunks:
+            connection.sendall(len(chunk).to_bytes(SIZE_BYTES))
+            connection.sendall(chunk)
+        connection.sendall(bytes(SIZE_BYTES))
+        if connection.recv(1) != RECEIVED:
+            raise ConnectionResetError("the driver did not take the rows")
+
+
+def new_attempt() -> int:
+    """Return a number for an attempt of a task. Runs on executors."""
+    return secrets.randbits(62)
+
+
+@dataclass(frozen=True, slots=True)
+class IpcSender:
+    """Sends the batches of a part to the driver as they are. It pickles, and runs on executors."""
+
+    RESULT: ClassVar = pa.schema([("attempt", pa.int64())])
+
+    address: tuple[str, int]
+    token: bytes = field(repr=False)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
+        """Send; yield the number of the attempt, or nothing where there are no rows."""
+        filled = (batch for batch in batches if batch.num_rows)
+        first = next(filled, None)
+        if first is None:
+            return
+        attempt = new_attempt()
+        send(self.address, self.token, attempt, _ipc_stream(first, filled))
+        yield pa.RecordBatch.from_pydict({"attempt": [attempt]}, schema=self.RESULT)
+
+
+def _ipc_stream(first: pa.RecordBatch, others: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    """Yield the bytes of an Arrow stream, a batch at a time."""
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, first.schema) as writer:
+        for batch in chain([first], others):
+            writer.write_batch(batch)
+            yield sink.getvalue()
+            sink.seek(0)
+            sink.truncate()
+    yield sink.getvalue()
+
+
+def read_batches(spool: Spool) -> Iterator[pa.RecordBatch]:
+    """Yield the batches that an `IpcSender` has sent, one at a time. Runs on the driver."""
+    with pa.ipc.open_stream(spool.open()) as reader:
+        yield from reader
 
 
 class _Server(ThreadingTCPServer):

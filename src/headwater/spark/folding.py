@@ -7,7 +7,6 @@ are folded there by the code that the driver uses. Repeating a task gives the sa
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -15,58 +14,40 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
 from headwater.changes.model import FOLDED_SCHEMA
-from headwater.targets.frames import coded, collect_in_arrow, map_in_arrow
+from headwater.spark.executors import DataFrameRows, map_in_arrow
 
-_KEY = "array<struct<name: string, value: string>>"
-_FIELDS = "array<struct<name: string, value: string, operation: string>>"
-_CHANGES = (
-    f"`table` string, pk {_KEY}, operation string, fields {_FIELDS}, "
-    "ordinal bigint, block_number bigint"
-)
-_FOLDED = (
-    f"`table` string, pk {_KEY}, operation string, fields {_FIELDS}, fresh {_KEY}, "
-    "ordinal bigint, block_number bigint, lowest bigint, highest bigint"
-)
 _ENDS = [pa.field("lowest", pa.int64()), pa.field("highest", pa.int64())]
 _SENT = pa.schema([*FOLDED_SCHEMA, *_ENDS])
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """What the changes of a batch come to, and between which blocks they lie."""
-
-    rows: pa.Table
-    blocks: tuple[int, int] | None
-
-
 def fold_on_executors(
     frames: Sequence[Any], tables: Sequence[TableSchema], finalized: int
-) -> Folded:
-    """Check and fold DataFrames of changes. Called on the driver; runs a Spark job.
+) -> tuple[pa.Table, tuple[int, int] | None]:
+    """Check and fold DataFrames of changes; return rows, and between which blocks they lie.
+
+    Called on the driver; runs a Spark job.
 
     In a DataFrame, changes of different keys with the same block and ordinal have no order.
     """
-    functions = sys.modules["pyspark.sql.functions"]
     changes = reduce(lambda one, other: one.unionByName(other), frames)
-    checked = map_in_arrow(changes.select(*CHANGES_SCHEMA.names), Checker(tuple(tables)), _CHANGES)
+    changes = changes.select(*CHANGES_SCHEMA.names)
+    checked = map_in_arrow(changes, Checker(tuple(tables)), CHANGES_SCHEMA)
     parts = 2 * changes.sparkSession.sparkContext.defaultParallelism
     meeting = (
-        checked.withColumn("place", functions.monotonically_increasing_id())
-        .repartition(parts, functions.xxhash64("table", functions.array_sort("pk")))
+        checked.withColumn("place", F.monotonically_increasing_id())
+        .repartition(parts, F.xxhash64("table", F.array_sort("pk")))
         .sortWithinPartitions("block_number", "ordinal", "place")
     )
-    try:
-        sent = collect_in_arrow(meeting, Folder(finalized), _FOLDED)
-    except Exception as error:
-        raise coded(error) from error
+    sent = DataFrameRows(meeting).run(Folder(finalized), _SENT)
     if not sent.num_rows:
-        return Folded(FOLDED_SCHEMA.empty_table(), None)
+        return FOLDED_SCHEMA.empty_table(), None
     lowest, highest = pc.min(sent["lowest"]).as_py(), pc.max(sent["highest"]).as_py()
     rows = sent.select(FOLDED_SCHEMA.names).cast(FOLDED_SCHEMA)
-    return Folded(
+    return (
         rows.sort_by([("block_number", "ascending"), ("ordinal", "ascending")]).combine_chunks(),
         (lowest, highest),
     )
@@ -90,7 +71,7 @@ class Folder:
 
     finalized: int
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
         """Yield one row per key, with the ends of the blocks that the partition saw."""
         held = [batch for batch in batches if batch.num_rows]
         if not held:

@@ -1,0 +1,168 @@
+"""How large a span of a backfill is, and how it is cut into parts: by measured and learned density.
+
+A block of today holds a thousand times the logs of a block of 2015, so equal numbers of blocks are
+very unequal work. A few samples tell how dense a range is; the bytes and rows of spans that were
+read tell how far the samples are off. A span gets as many blocks as take some seconds, but never
+more than its limits of bytes and rows let in. An estimate that is wrong makes a span or a part
+longer, never a row wrong. Pure: measuring and timing are the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from headwater.core.ranges import BlockRange
+from headwater.errors import InvalidOptionError, InvalidRangeError
+
+BLOCK_COST = 16.0  # bytes that a block counts at least: one that holds nothing is still looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Density:
+    """How many bytes a block has on average, within a range that has an end."""
+
+    blocks: BlockRange
+    bytes_per_block: float
+
+    @property
+    def total(self) -> float:
+        """The estimated bytes of all its blocks."""
+        return block_count(self.blocks) * self.bytes_per_block
+
+
+@dataclass(frozen=True, slots=True)
+class SpanLimits:
+    """What a span may hold at most: blocks, bytes of block lines, rows; and how long it may take.
+
+    Bytes and rows are estimated before a span is read, so they are limits on average.
+    """
+
+    blocks: int = 500_000
+    bytes: int = 2 << 30
+    rows: int = 5_000_000
+    seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name, limit in (("blocks", self.blocks), ("bytes", self.bytes), ("rows", self.rows)):
+            if type(limit) is not int or limit < 1:
+                raise InvalidOptionError(
+                    f"the limit of {name} of a span is a whole number from 1", got=repr(limit)
+                )
+        if type(self.seconds) not in (int, float) or not self.seconds > 0:
+            raise InvalidOptionError(
+                "the seconds of a span are a number above 0", got=repr(self.seconds)
+            )
+
+
+class SpanSize:
+    """How many blocks the next span gets. `blocks` is what time alone allows."""
+
+    def __init__(self, first: int, limits: SpanLimits) -> None:
+        self.blocks = first
+        self._limits = limits
+        self._first = True
+        self._bytes_per_estimate = 1.0
+        self._rows_per_byte = 0.0
+
+    def took(self, seconds: float, blocks: int) -> None:
+        """Learn how long a span of so many blocks took: grow at most fourfold, shrink at once.
+
+        The first one also pays for the warm-up of executors, so it never shrinks the next.
+        """
+        if seconds > 0:
+            ideal = int(blocks * self._limits.seconds / seconds)
+            least = blocks if self._first else 1
+            self.blocks = max(least, min(ideal, 4 * blocks, self._limits.blocks))
+        self._first = False
+
+    def held(self, estimate: float, size: int, rows: int) -> None:
+        """Learn what a span held whose bytes were estimated."""
+        if estimate > 0 and size > 0:
+            self._bytes_per_estimate = size / estimate
+            self._rows_per_byte = rows / size
+
+    def fitting(self, densities: Sequence[Density]) -> int:
+        """Return how many blocks of a measured range a span may have: one at least."""
+        room = float(self._limits.bytes)
+        if self._rows_per_byte > 0:
+            room = min(room, self._limits.rows / self._rows_per_byte)
+        room /= self._bytes_per_estimate
+        blocks = 0
+        for one in densities:
+            if one.total > room:
+                return max(1, blocks + int(room / one.bytes_per_block))
+            room -= one.total
+            blocks += block_count(one.blocks)
+        return max(1, blocks)
+
+
+def block_count(block_range: BlockRange) -> int:
+    """Count the numbers of a range; `InvalidRangeError` if it has no end."""
+    if block_range.to_block is None:
+        raise InvalidRangeError("a range that is read in parallel needs an end", range=block_range)
+    return block_range.to_block - block_range.from_block + 1
+
+
+def up_to(densities: Sequence[Density], last: int) -> list[Density]:
+    """Return the densities of the blocks up to a number."""
+    found = []
+    for one in densities:
+        first, size = one.blocks.from_block, block_count(one.blocks)
+        if first <= last:
+            found.append(replace(one, blocks=BlockRange(first, min(first + size - 1, last))))
+    return found
+
+
+def even_partitions(densities: Sequence[Density], count: int) -> list[BlockRange]:
+    """Cut the blocks of adjacent densities into `count` ranges of even estimated bytes.
+
+    Together the ranges are exactly the blocks of the densities, in order. Each holds a block at
+    least, so there are fewer ranges where there are fewer blocks. None exceeds its even share by
+    more than one block.
+
+    Raises:
+        InvalidOptionError: `count` is below 1.
+        InvalidRangeError: the densities do not touch, or one has no end.
+    """
+    if count < 1:
+        raise InvalidOptionError("partitions must be at least 1", got=count)
+    first, last = _check_adjacent(densities)
+    count = min(count, last - first + 1)
+    total = sum((_weight(one) * block_count(one.blocks) for one in densities), Fraction(0))
+    cuts = [first]
+    for index, cut in enumerate(_cuts(densities, total, count), start=1):
+        cuts.append(min(max(cut, cuts[-1] + 1), last + 1 - (count - index)))
+    return [
+        BlockRange(start, end - 1) for start, end in zip(cuts, [*cuts[1:], last + 1], strict=True)
+    ]
+
+
+def _check_adjacent(densities: Sequence[Density]) -> tuple[int, int]:
+    if not densities:
+        raise InvalidRangeError("there is no range to cut")
+    following = densities[0].blocks.from_block
+    for one in densities:
+        if one.blocks.from_block != following:
+            raise InvalidRangeError("densities must follow each other", at=following)
+        following += block_count(one.blocks)
+    return densities[0].blocks.from_block, following - 1
+
+
+def _weight(density: Density) -> Fraction:
+    """Return the weight of a block: exact, so that sums do not depend on their order."""
+    return Fraction(max(density.bytes_per_block, BLOCK_COST))
+
+
+def _cuts(densities: Sequence[Density], total: Fraction, count: int) -> Iterator[int]:
+    """Yield where parts 1 to count - 1 begin, if parts could be empty: after their even share."""
+    before, index = Fraction(0), 0
+    for part in range(1, count):
+        goal = total * part / count
+        while before + _weight(densities[index]) * block_count(densities[index].blocks) < goal:
+            before += _weight(densities[index]) * block_count(densities[index].blocks)
+            index += 1
+        inside = (goal - before) / _weight(densities[index])
+        yield densities[index].blocks.from_block + math.ceil(inside)

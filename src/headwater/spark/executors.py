@@ -1,0 +1,326 @@
+"""Rows that lie on executors: what targets are given instead of tables, and the jobs they run.
+
+Rows of a backfill never pass through the driver's Python. A target gives `run` a function, which is
+called on executors with the record batches of each part, and whose small results come back. There
+are two kinds of rows. `SpanRows` are those of a span's only output: the task that fetches and
+decodes a part calls the function itself, so rows do not enter the JVM, and what the tasks say of
+their reading comes back with the results. `DataFrameRows` are those of any DataFrame.
+
+All methods are called on the driver. A task may be tried again or run twice: a function must not
+count its first attempt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+from typing import Any, Protocol
+
+import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+
+from headwater.core import BlockRange
+from headwater.errors import REGISTRY, HeadwaterError
+from headwater.spark.columns import spark_schema
+from headwater.spark.part_reader import Part, PartReader
+from headwater.spark.receipt import Receipt
+from headwater.spark.relay import IpcSender, Relay, read_batches
+
+Batches = Iterable[pa.RecordBatch]
+PartFunction = Callable[[Batches, int], Batches]
+"""Is called on an executor with the batches of one part and its number; it must pickle."""
+
+RELAY_PORT = "spark.headwater.relay.port"
+
+_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_UNLIMITED = str(2**31 - 1)
+_ROWS = 4000  # of half a megabyte each would fill a batch
+_CODED = re.compile(r"\[(E\d{4})\] (.+?)\. Fix: ", re.DOTALL)
+_lock = Lock()
+_counting: dict[Any, tuple[int, dict[str, str | None]]] = {}
+
+
+class ExecutorRows(Protocol):
+    """Rows that lie on executors."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns; no row is computed."""
+        ...
+
+    @property
+    def reaches_driver(self) -> bool:
+        """Whether executors know this process as their driver; those of Spark Connect do not."""
+        ...
+
+    def select(self, names: Sequence[str]) -> ExecutorRows:
+        """Return the same rows with fewer columns."""
+        ...
+
+    def run(self, function: PartFunction, schema: pa.Schema) -> pa.Table:
+        """Call a function with each part's batches on executors; return all that it yields.
+
+        Raises:
+            HeadwaterError: what the function or the reading raised on an executor; the parts of a
+                span are not of one chain.
+        """
+        ...
+
+    def relay(self, port: int = 0) -> Relay:
+        """Return a relay that these executors can send to; it listens once it is entered."""
+        ...
+
+    def pieces(self) -> Iterator[pa.RecordBatch]:
+        """Bring the rows to the driver in small batches, in order of the parts.
+
+        Executors send them first, to files of the driver: memory holds one batch at a time. When
+        the first batch comes, all rows are there.
+        """
+        ...
+
+
+class _Rows:
+    """What both kinds of rows do in the same way."""
+
+    session: SparkSession
+
+    def relay(self, port: int = 0) -> Relay:
+        """Return a relay at the address by which executors know the driver."""
+        conf = self.session.sparkContext.getConf()
+        host = conf.get("spark.driver.host", "127.0.0.1")
+        bind = conf.get("spark.driver.bindAddress", host)
+        return Relay(host or "", bind or "", port or int(conf.get(RELAY_PORT, "0") or 0))
+
+    def pieces(self: Any) -> Iterator[pa.RecordBatch]:
+        """Bring the rows to the driver in small batches."""
+        with self.relay() as relay:
+            sender = IpcSender(relay.address, relay.token)
+            attempts = self.run(sender, IpcSender.RESULT)["attempt"].to_pylist()
+            spools = relay.take([one for one in attempts if one is not None])
+        try:
+            for spool in spools:
+                yield from read_batches(spool)
+        finally:
+            for spool in spools:
+                spool.close()
+
+
+class DataFrameRows(_Rows):
+    """The rows of a DataFrame."""
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._frame = frame
+        self.session = frame.sparkSession
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns, as Spark hands them to Python."""
+        return self._frame.limit(0).toArrow().schema
+
+    @property
+    def reaches_driver(self) -> bool:
+        """Whether the DataFrame is not one of Spark Connect."""
+        return not type(self._frame).__module__.startswith("pyspark.sql.connect")
+
+    def select(self, names: Sequence[str]) -> DataFrameRows:
+        """Return the same rows with fewer columns."""
+        return DataFrameRows(self._frame.select(*names))
+
+    def run(self, function: PartFunction, schema: pa.Schema) -> pa.Table:
+        """Call a function with the batches of each partition."""
+        with coded_failures(), _batches_by_count(self.session):
+            made = map_in_arrow(self._frame, _WithPart(function), schema)
+            return made.toArrow().cast(schema)
+
+
+class SpanRows(_Rows):
+    """The rows of a span's only output, read by the very tasks that work on them.
+
+    `check` is given what each task says of its reading once all have ended.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        reader: PartReader,
+        parts: Sequence[BlockRange],
+        check: Callable[[Sequence[str]], None],
+        names: tuple[str, ...] | None = None,
+    ) -> None:
+        self.session = session
+        self._reader = reader
+        self._parts = parts
+        self._check = check
+        self._names = names
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the output."""
+        schema = self._reader.row_maker.schema
+        return schema if self._names is None else pa.schema([schema.field(n) for n in self._names])
+
+    @property
+    def reaches_driver(self) -> bool:
+        """A session that reads spans has its driver here."""
+        return True
+
+    def select(self, names: Sequence[str]) -> SpanRows:
+        """Return the same rows with fewer columns."""
+        return SpanRows(self.session, self._reader, self._parts, self._check, tuple(names))
+
+    def run(self, function: PartFunction, schema: pa.Schema) -> pa.Table:
+        """Read each part and call a function with its batches, in one task; compare the parts."""
+        parts = [Part(index, blocks) for index, blocks in enumerate(self._parts)]
+        task = _PartTask(self._reader, function, schema, self._names)
+        with coded_failures():
+            context = self.session.sparkContext
+            found = context.parallelize(parts, len(parts)).mapPartitions(task).collect()
+        self._check([receipt for receipt, _ in found])
+        tables = [pa.ipc.open_stream(made).read_all() for _, made in found]
+        return pa.concat_tables([schema.empty_table(), *tables])
+
+
+@dataclass(frozen=True, slots=True)
+class _PartTask:
+    """One task of a span: reads a part and hands its rows on. It pickles, and runs on executors."""
+
+    reader: PartReader
+    function: PartFunction
+    schema: pa.Schema
+    names: tuple[str, ...] | None
+
+    def __call__(self, parts: Iterable[Part]) -> Iterator[tuple[str, bytes]]:
+        """Yield a part's receipt and what the function made of its rows."""
+        for part in parts:
+            receipt = Receipt(part.index)
+            batches = self.reader.rows(part, receipt)
+            if self.names is not None:
+                names = list(self.names)
+                batches = (batch.select(names) for batch in batches)
+            made = list(self.function(batches, part.index))
+            for _ in batches:
+                pass  # a receipt speaks of the whole part, also if the function wanted less
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, self.schema) as writer:
+                for batch in made:
+                    writer.write_batch(batch.cast(self.schema))
+            yield receipt.to_text(), sink.getvalue().to_pybytes()
+
+
+@dataclass(frozen=True, slots=True)
+class _WithPart:
+    """Gives a function the number of the partition, which Spark knows. It pickles."""
+
+    function: PartFunction
+
+    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Do the function's work on an executor."""
+        context = TaskContext.get()
+        yield from self.function(batches, 0 if context is None else context.partitionId())
+
+
+def map_in_arrow(frame: DataFrame, function: Any, schema: pa.Schema) -> DataFrame:
+    """Return a DataFrame of what a function makes of each partition's record batches.
+
+    Spark's `mapInArrow` asks for pandas on the driver, although neither it nor the workers use it
+    for Arrow; without pandas the same plan is made from the parts of Spark that it is made of.
+    """
+    columns = ", ".join(
+        f"`{one.name}` {one.dataType.simpleString()}" for one in spark_schema(schema)
+    )
+    try:
+        return frame.mapInArrow(function, columns)
+    except ImportError:
+        any_frame: Any = frame
+        kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+        made = UserDefinedFunction(function, columns, evalType=kind)
+        names = [f"`{name.replace('`', '``')}`" for name in frame.columns]
+        plan = any_frame._jdf.mapInArrow(made(*(frame[name] for name in names))._jc, False, None)
+        found: DataFrame = type(any_frame)(plan, frame.sparkSession)
+        return found
+
+
+# --- errors of tasks ------------------------------------------------------------------------------
+
+
+def coded_error(text: str) -> HeadwaterError | None:
+    """Return the last of our errors that a traceback tells of, if it tells of any.
+
+    A task's exception reaches the driver as the text of a traceback inside an exception of Spark's.
+    The text of our errors starts with their code, so they can be found in it.
+    """
+    for code, message in reversed(_CODED.findall(text)):
+        if code in REGISTRY:
+            return REGISTRY[code](message)
+    return None
+
+
+@contextmanager
+def coded_failures() -> Iterator[None]:
+    """Raise failures of tasks as the coded errors they were; others stay Spark's."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        found = coded_error(str(error))
+        if found is None:
+            raise
+        raise found from error
+
+
+# --- settings while a job of ours runs ------------------------------------------------------------
+
+
+@contextmanager
+def _batches_by_count(session: Any) -> Iterator[None]:
+    """Let Spark end a batch for Python by its rows alone, while jobs of ours run.
+
+    To limit a batch's bytes Spark adds up its buffers after every row, which takes as long as all
+    else that it does for the row. A limit that the user has set stays. Jobs of several threads may
+    overlap: the last one that ends puts back what was there before the first.
+    """
+    with _lock:
+        holders, before = _counting.get(session) or (0, _count_rows(session.conf))
+        _counting[session] = (holders + 1, before)
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # what ended may be the session: what happened first is said
+            _stop_counting(session)
+        raise
+    _stop_counting(session)
+
+
+def _count_rows(conf: Any) -> dict[str, str | None]:
+    """Change the settings; return what was there, if the user had set it."""
+    known = conf.getAll
+    if _BATCH_BYTES in known:
+        return {}
+    before = {name: known.get(name) for name in (_BATCH_BYTES, _BATCH_ROWS)}
+    rows = int(conf.get(_BATCH_ROWS))
+    conf.set(_BATCH_BYTES, _UNLIMITED)
+    conf.set(_BATCH_ROWS, rows if 0 < rows < _ROWS else _ROWS)
+    return before
+
+
+def _stop_counting(session: Any) -> None:
+    """Put back the settings, unless another job of ours still runs."""
+    with _lock:
+        holders, before = _counting.pop(session)
+        if holders > 1:
+            _counting[session] = (holders - 1, before)
+            return
+        for name, value in before.items():
+            if value is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, value)
