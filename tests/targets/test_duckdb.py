@@ -4,7 +4,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.errors import (
     AppendOnlyError,
     DuckDBFileError,
+    DuckDBTransactionError,
     HeadwaterError,
     InvalidOptionError,
     MissingExtraError,
@@ -428,6 +429,58 @@ def test_sql_that_names_what_it_changes_is_undone(stream: Any) -> None:
     assert s.rows("FROM plain")[0]["who"] == "z"
     s.fork(1)
     assert [s.rows("FROM t ORDER BY ALL"), s.rows("FROM plain ORDER BY ALL")] == before
+
+
+@pytest.mark.guarantee("GUARD-1")
+@pytest.mark.parametrize("sql", ["EXPLAIN ANALYZE COMMIT", "EXPLAIN ANALYZE ROLLBACK"])
+@pytest.mark.parametrize("run", ["execute", "query"])
+def test_a_callback_that_ends_the_transaction_is_noticed_and_undone(
+    stream: Any, sql: str, run: str
+) -> None:
+    s = stream(table("t", key=["k"]), table("log", append_only=True))
+
+    def write(number: int) -> Callable[[Tx], None]:
+        def run(tx: Tx) -> None:
+            tx.upsert("t", pa.table({"k": [1], "v": [number]}))
+            tx.insert("log", pa.table({"block_number": [number]}))
+
+        return run
+
+    for number in (1, 2):
+        s.block(number, doing(write(number)))
+
+    def end(tx: Tx) -> None:
+        write(3)(tx)
+        getattr(tx, run)(sql)
+        tx.upsert("t", pa.table({"k": [2], "v": [3]}))
+
+    with pytest.raises(DuckDBTransactionError, match=r"E2509.*transaction was ended"):
+        s.block(3, doing(end))
+    assert s.rows("FROM t") == [{"k": 1, "v": 2}]
+    assert s.rows("FROM log ORDER BY 1") == [{"block_number": 1}, {"block_number": 2}]
+    assert s.target.recover() == s.state
+    s.block(3, doing(write(3)))
+
+
+@pytest.mark.parametrize("hook", ["on_start", "on_before_rollback", "on_after_rollback"])
+def test_hooks_that_end_the_transaction_are_noticed(stream: Any, hook: str) -> None:
+    armed = False
+
+    def end(tx: Tx, *_: Any) -> None:
+        if armed:
+            tx.query("EXPLAIN ANALYZE COMMIT")
+
+    s = stream(table("t", key=["k"]), **{hook: end})
+    for number in (1, 2, 3):
+        s.block(number, doing(lambda tx, n=number: tx.insert("t", pa.table({"k": [n]}))))
+    armed = True
+    if hook == "on_start":
+        s.target.close()
+    with pytest.raises(DuckDBTransactionError):
+        s.target.recover() if hook == "on_start" else s.fork(2)
+    armed = False
+    state = s.target.recover()
+    assert s.rows("SELECT max(k) AS k FROM t") == [{"k": state.number}]
 
 
 def test_untracked_and_temporary_tables_are_free(stream: Any) -> None:

@@ -70,3 +70,13 @@ class AppendOnlyError(
     "table(name, append_only=False)",
 ):
     """Rows of an append-only table could not be undone by their block number."""
+
+
+class DuckDBTransactionError(
+    TargetError,
+    code="E2509",
+    fix="take COMMIT and ROLLBACK out of the SQL that callbacks run; rows of hot blocks that "
+    "became visible without their cursor are undone, at the latest by the next start, those of "
+    "final blocks stay and are written once more",
+):
+    """A callback has ended the target's transaction."""

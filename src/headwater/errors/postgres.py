@@ -85,3 +85,13 @@ class PostgresStatementError(
     "to the target, and let errors of the transaction pass",
 ):
     """SQL would escape the undo log or end the batch's transaction."""
+
+
+class PostgresTransactionError(
+    TargetError,
+    code="E2114",
+    fix="take COMMIT, ROLLBACK and pg_advisory_unlock out of the SQL that callbacks run; rows of "
+    "hot blocks that became visible without their cursor are undone, at the latest by the next "
+    "start, those of final blocks stay and are written once more",
+):
+    """A callback has ended the target's transaction or released the stream's lock."""

@@ -75,6 +75,11 @@ class Session:
             )
         return found.to_arrow_table()
 
+    def identity(self) -> int:
+        """Return which transaction this is."""
+        ((number,),) = self.rows("SELECT txid_current()")
+        return int(number)
+
     def statements(self, sql: str) -> list[tuple[str, str]]:
         """Split SQL into statements: the name of the kind, and the text."""
         return [(one.type.name, one.query) for one in self._cursor.extract_statements(sql)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.core import BlockCursor, PipeState
-from headwater.errors import UndeclaredTableError
+from headwater.errors import DuckDBTransactionError, UndeclaredTableError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
 from headwater.targets.duckdb.aggregates import DuckDBAggregates
@@ -107,6 +107,7 @@ class DuckDBTarget(RelationalTarget[Session]):
     _catalog: DuckDBCatalog
     _undo: UndoLog
     _settings: DuckDBSettings
+    ended = DuckDBTransactionError
 
     def __init__(
         self,
@@ -123,13 +124,14 @@ class DuckDBTarget(RelationalTarget[Session]):
         self._memory = f":memory:{next(_MEMORIES)}"
 
     def recover(self) -> PipeState:
-        """Open the file and return the committed state. A transaction leaves nothing to repair,
-        but somebody may have moved the cursor: side rows above it go.
+        """Open the file and return the committed state. Transactions leave nothing to repair, but
+        the cursor may have been moved, or a callback may have ended one: rows above it go.
         """
         session = self._session or self._open()
         with self._changing(session):
             self._state = self._sync.load()
             self._side.remove_above(self._state.number)
+            self._undo_leftovers()
         return self._state
 
     def open_side_tables(self, tables: Sequence[SideTable]) -> None:
@@ -168,7 +170,9 @@ class DuckDBTarget(RelationalTarget[Session]):
                 self._catalog.create()
                 self._side.create(self._side_tables)
                 if on_start is not None:
-                    on_start(Tx(session, self._catalog, self._undo, None))
+                    tx = Tx(session, self._catalog, self._undo, None)
+                    on_start(tx)
+                    tx.finish()
         except BaseException:
             session.close()
             raise
@@ -198,7 +202,9 @@ class DuckDBTarget(RelationalTarget[Session]):
 
     @contextmanager
     def _batch(self, scope: Scope) -> Iterator[Tx]:
-        yield Tx(self._opened(), self._catalog, self._undo, scope)
+        tx = Tx(self._opened(), self._catalog, self._undo, scope)
+        yield tx
+        tx.finish()
 
     def _tx(self) -> Tx:
         return Tx(self._opened(), self._catalog, self._undo, None)

@@ -16,7 +16,12 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.errors import AppendOnlyError, TableKeyError, UntraceableWriteError
+from headwater.errors import (
+    AppendOnlyError,
+    DuckDBTransactionError,
+    TableKeyError,
+    UntraceableWriteError,
+)
 from headwater.targets.contract import Scope
 from headwater.targets.duckdb.catalog import DuckDBCatalog
 from headwater.targets.duckdb.dialect import TableName
@@ -49,6 +54,7 @@ class Tx:
         self._catalog = catalog
         self._undo = undo
         self._scope = scope
+        self._identity: int | None = None
 
     def insert(self, table: str, frame: Any) -> None:
         """Add rows. Columns that the frame lacks are null, or have the table's default."""
@@ -146,6 +152,7 @@ class Tx:
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Return the rows of a query, which sees what this batch has written so far."""
+        self._remember()
         statements = self._session.statements(sql)
         kinds = [kind for kind, _ in statements]
         if len(kinds) != 1 or kinds[0] not in READING or changed_tables(sql):
@@ -160,6 +167,7 @@ class Tx:
         While a fork may strike, SQL may change a tracked table only if `tables` names it: then the
         whole table is compared before and after, which is exact but costs its size.
         """
+        self._remember()
         statements = self._session.statements(sql)
         named = [TableName.parse(one) for one in tables]
         ddl = False
@@ -194,12 +202,25 @@ class Tx:
             self._undo.changed(layout, block, "UPDATE", Fragment(f"{met} AS old"))
             self._undo.made(layout, block, list(layout.key), new)
 
+    def finish(self) -> None:
+        """Refuse to go on if the callback that this was given to has ended the transaction.
+
+        Called by the target. `EXPLAIN ANALYZE COMMIT` passes for a statement that reads.
+        """
+        if self._identity is not None and self._identity != self._session.identity():
+            raise DuckDBTransactionError("the transaction was ended by a callback")
+
     @property
     def session(self) -> Session:
         """The connection, for targets that are built on this one."""
         return self._session
 
     # --- guards -----------------------------------------------------------------------------------
+
+    def _remember(self) -> None:
+        """Note which transaction this is before SQL of the user's runs in it."""
+        if self._identity is None:
+            self._identity = self._session.identity()
 
     def _hot_block(self, layout: Layout) -> int | None:
         """Return the block whose undo data must be kept for this table, if any."""

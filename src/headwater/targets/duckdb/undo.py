@@ -168,6 +168,35 @@ class UndoLog:
         for layout in layouts:
             self._bring_back(layout, number)
 
+    def holds_above(self, layouts: Sequence[Layout], number: int) -> bool:
+        """Tell whether there is anything to restore: images, or rows of append-only tables."""
+        for layout in layouts:
+            log = layout.name.snapshots
+            if layout.undo is Undo.APPEND_ONLY:
+                found = self._session.rows(
+                    compose(
+                        "SELECT 1 FROM {table} WHERE {block} > ? LIMIT 1",
+                        table=layout.name,
+                        block=layout.block_column,
+                    ),
+                    [number],
+                )
+            elif self._exists(layout):
+                found = self._session.rows(
+                    compose(
+                        "SELECT 1 FROM {log} WHERE {stream} = ? AND {block} > ? LIMIT 1",
+                        log=log,
+                        stream=STREAM,
+                        block=BLOCK,
+                    ),
+                    [self._id, number],
+                )
+            else:
+                continue
+            if found:
+                return True
+        return False
+
     def _remove(self, layout: Layout, number: int) -> None:
         """Take out what blocks above a number brought."""
         match layout.undo:

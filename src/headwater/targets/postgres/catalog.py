@@ -12,7 +12,7 @@ import pyarrow as pa
 from headwater.targets.postgres.dialect import POSTGRES
 from headwater.targets.postgres.layout import Layout, read_layout
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.triggers import Triggers
+from headwater.targets.postgres.triggers import Tracked, Triggers
 from headwater.targets.sql.catalog import Catalog, Undo
 from headwater.targets.sql.settings import Table
 from headwater.targets.sql.text import QualifiedName, compose
@@ -37,6 +37,7 @@ class PostgresCatalog(Catalog[Session, Layout]):
         super().__init__(session, stream_id, claims, declared, automatic=automatic)
         self._triggers = triggers
         self._defer_indexes = defer_indexes
+        self._looked = False
 
     def take_turn(self) -> None:
         """Wait until no other process installs triggers in this database."""
@@ -49,6 +50,7 @@ class PostgresCatalog(Catalog[Session, Layout]):
             layout = self.layout(declared.name)
             if layout is not None and layout.undo is Undo.KEYED and not self._shared(layout.name):
                 self._triggers.adopt(layout)
+        self._looked = True
 
     def is_known(self, name: QualifiedName, root: QualifiedName | None) -> bool | None:
         """Tell whether a relation may be written; None: a partition that has no triggers yet."""
@@ -67,14 +69,32 @@ class PostgresCatalog(Catalog[Session, Layout]):
         """Return what is known of a table without asking the server."""
         return self._layouts.get(name.folded)
 
-    def refresh(self) -> None:
-        """Look at every declared table again, and keep the changes of new partitions too."""
-        self.forget()
+    def forget(self) -> None:
+        """Look at everything again."""
+        super().forget()
+        self._triggers.tracked.clear()
+        self._looked = False
+
+    def refresh(self, gone: Iterable[int] = ()) -> None:
+        """Look at every declared table again, and keep the changes of new partitions too.
+
+        What was tracked before is still asked for, unless it is known to be gone.
+        """
+        super().forget()
+        for oid in gone:
+            del self._triggers.tracked[oid]
         self._look()
+
+    def tracked(self) -> dict[int, Tracked]:
+        """Return the relations whose changes are kept, by oid."""
+        if not self._looked:
+            self._look()
+        return self._triggers.tracked
 
     def _look(self) -> None:
         for one in list(self._declared.values()):
             self.layout(one.name)
+        self._looked = True
 
     def prepare(
         self,

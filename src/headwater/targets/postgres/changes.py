@@ -12,12 +12,18 @@ import logging
 import time
 from collections.abc import Callable
 
-from headwater.errors import PostgresConnectionError, PostgresLockError
+from headwater.errors import (
+    PostgresConnectionError,
+    PostgresLockError,
+    PostgresStatementError,
+    PostgresTransactionError,
+)
 from headwater.targets.postgres.session import Session
 from headwater.targets.sql.state import Newest, SyncTable, read_newest
 from headwater.targets.sql.text import compose
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 5.0
+_RESTARTS = 3
 _LOCK = "SELECT pg_try_advisory_xact_lock(hashtext($1)::bigint)"
 logger = logging.getLogger("headwater.targets.postgres")
 
@@ -57,7 +63,7 @@ class StateChanges:
     def apply(self, work: Work) -> None:
         """Do the work in one transaction; it returns the row that is the newest afterwards."""
         self._written = []
-        failures = 0
+        failures = restarts = 0
         while True:
             try:
                 if self._reconnected_to_committed():
@@ -67,6 +73,11 @@ class StateChanges:
                 break
             except TryAgain as reason:
                 self._forget()
+                restarts += 1
+                if restarts > _RESTARTS:
+                    raise PostgresStatementError(
+                        "a callback undoes what was prepared for it", what=reason
+                    ) from reason
                 logger.info("batch.restarted id=%s reason=%s", self._id, reason)
                 self._prepare()
             except Exception as error:  # noqa: BLE001 - judged, and raised unless a retry can help
@@ -92,10 +103,11 @@ class StateChanges:
 
     def _prologue(self) -> None:
         """Take the lock that the Pipes SDK takes too, switch capture off, compare the state."""
-        ((mine, *row),) = self._session.rows(
+        ((mine, identity, *row),) = self._session.rows(
             compose(
-                "SELECT turn.mine, newest.* FROM (SELECT pg_try_advisory_xact_lock("
-                "hashtext($1)::bigint) AS mine, set_config('sqd.snapshot_enabled', 'false', true), "
+                "SELECT turn.mine, turn.identity, newest.* FROM (SELECT pg_try_advisory_xact_lock("
+                "hashtext($1)::bigint) AS mine, pg_current_xact_id()::text AS identity, "
+                "set_config('sqd.snapshot_enabled', 'false', true), "
                 "set_config('sqd.snapshot_id', $1, true)) AS turn "
                 "LEFT JOIN ({newest}) AS newest ON true",
                 newest=self._sync.newest_query(),
@@ -103,6 +115,7 @@ class StateChanges:
             [self._id],
             prepare=True,
         )
+        self._session.remember(identity)
         if not mine and not self._session.wait_for(_LOCK, [self._id]):
             raise PostgresLockError("another writer is writing the stream", stream=self._id)
         stored = read_newest(*row)
@@ -116,7 +129,8 @@ class StateChanges:
 
     def _raise_unless_worth_another(self, error: Exception, failures: int) -> None:
         lost, conflicted = self._session.lost, self._session.conflicted
-        if isinstance(error, PostgresLockError) or not (lost or conflicted):
+        final = isinstance(error, PostgresLockError | PostgresTransactionError)
+        if final or not (lost or conflicted):
             raise error
         if failures < self._attempts:
             return

@@ -21,11 +21,23 @@ from psycopg.errors import DeadlockDetected, SerializationFailure
 from psycopg.pq import TransactionStatus
 from psycopg.types.string import TextLoader
 
-from headwater.errors import PostgresConnectionError, PostgresLockError, PostgresStatementError
+from headwater.errors import (
+    PostgresConnectionError,
+    PostgresLockError,
+    PostgresStatementError,
+    PostgresTransactionError,
+)
 from headwater.targets.postgres.statements import to_table
 from headwater.targets.postgres.transfer import TemporaryTables
+from headwater.targets.sql.text import Fragment, compose
 
 POLL_S = 0.05
+IDENTITY = Fragment("pg_current_xact_id_if_assigned()::text")
+# whether this connection holds the lock whose key is the parameter $1
+HOLDS = Fragment(
+    "EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() "
+    "AND granted AND objsubid = 1 AND classid::bigint << 32 | objid::bigint = $1)"
+)
 Row = tuple[Any, ...]
 Chunk = bytes | memoryview
 
@@ -51,6 +63,8 @@ class Session:
         self._isolation_level = isolation_level
         self._connection: psycopg.Connection[Row] | None = None
         self._begin: Callable[[], None] | None = None
+        self._inside = False
+        self._identity: str | None = None
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -72,12 +86,16 @@ class Session:
         self._connection = connect(self._dsn)
         if self._lock_name is None:
             return
-        key = int.from_bytes(
-            hashlib.blake2b(self._lock_name.encode(), digest_size=8).digest(), "big", signed=True
-        )
-        if not self.wait_for("SELECT pg_try_advisory_lock($1)", [key]):
+        if not self.wait_for("SELECT pg_try_advisory_lock($1)", [self.lock_key]):
             self.close()
             raise PostgresLockError("another writer holds the stream", stream=self._lock_name)
+
+    @property
+    def lock_key(self) -> int:
+        """The key of the stream's lock."""
+        name = (self._lock_name or "").encode()
+        digest = hashlib.blake2b(name, digest_size=8).digest()
+        return int.from_bytes(digest, "big", signed=True)
 
     def wait_for(self, sql: str, params: Sequence[object]) -> bool:
         """Ask until the answer is true, or the time is up."""
@@ -132,6 +150,7 @@ class Session:
         def begin() -> None:
             self.temporary.begin()
             self._execute(f"BEGIN ISOLATION LEVEL {isolation_level or self._isolation_level}")
+            self._inside = True
             if prologue is not None:
                 prologue()
 
@@ -145,14 +164,33 @@ class Session:
             self._roll_back()
             raise
         finally:
-            self._begin = None
+            self._begin, self._inside = None, False
+
+    def remember(self, identity: str | None = None) -> None:
+        """Note which transaction this is; callbacks may run in it from now on."""
+        if identity is None:
+            ((identity,),) = self.rows("SELECT pg_current_xact_id()::text")
+        self._identity = identity
+
+    def check(self) -> None:
+        """Refuse to go on if a callback has ended the transaction, or released the lock."""
+        sql = compose("SELECT {identity}, {holds}", identity=IDENTITY, holds=HOLDS)
+        self.compare(*self.rows(sql, [self.lock_key], prepare=True)[0])
+
+    def compare(self, identity: str | None, is_locked: bool) -> None:
+        """The same, from what `IDENTITY` and `HOLDS` say."""
+        if identity != self._identity:
+            raise PostgresTransactionError("the transaction was ended by a callback")
+        if not is_locked:
+            self.close()  # the next transaction takes the lock again, or is told who has it
+            raise PostgresTransactionError("the stream's lock was released by a callback")
 
     def _commit(self) -> None:
         if self._execute("COMMIT").statusmessage == "ROLLBACK":
             raise PostgresStatementError("an error of the transaction was swallowed by on_data")
 
     def _roll_back(self) -> None:
-        connection = self._connection
+        connection, self._inside = self._connection, False
         if connection is None or connection.closed:
             return
         if connection.info.transaction_status is not TransactionStatus.IDLE:
@@ -180,6 +218,10 @@ class Session:
         begin, self._begin = self._begin, None
         if begin is not None:
             begin()
+        if self._inside and self._connection is not None:
+            status = self._connection.info.transaction_status
+            if status is TransactionStatus.IDLE:  # nothing may be written on its own
+                raise PostgresTransactionError("the transaction was ended by a callback")
         self._announce(sql)
 
     @contextmanager

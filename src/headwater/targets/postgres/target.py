@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headwater.core import BlockCursor, PipeState
-from headwater.errors import UntrackedTableError
+from headwater.errors import PostgresTransactionError, UntrackedTableError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
 from headwater.targets.postgres.aggregates import PostgresAggregates
 from headwater.targets.postgres.catalog import PostgresCatalog
 from headwater.targets.postgres.changes import StateChanges
 from headwater.targets.postgres.dialect import POSTGRES
+from headwater.targets.postgres.guard import Guard
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.settings import PostgresSettings
 from headwater.targets.postgres.staging import Staging
@@ -122,6 +123,7 @@ class PostgresTarget(RelationalTarget[Session]):
     _side: SideTables
     _sync: SyncTable
     _settings: PostgresSettings
+    ended = PostgresTransactionError
 
     def __init__(
         self,
@@ -138,8 +140,8 @@ class PostgresTarget(RelationalTarget[Session]):
         self._built = False
 
     def recover(self) -> PipeState:
-        """Connect and return the committed state. Transactions leave nothing to repair, but
-        somebody may have moved the cursor: side rows above it go.
+        """Connect and return the committed state. Transactions leave nothing to repair, but the
+        cursor may have been moved, or a callback may have ended one: rows above the cursor go.
         """
         session = self._session
         if session is None or session.lost:
@@ -147,6 +149,7 @@ class PostgresTarget(RelationalTarget[Session]):
         with session.transaction(isolation_level="repeatable read"):
             self._state, self._changes.stored = self._sync.load(), self._sync.newest()
             self._side.remove_above(self._state.number)
+            self._undo_leftovers()
         return self._state
 
     def close(self) -> None:
@@ -201,7 +204,10 @@ class PostgresTarget(RelationalTarget[Session]):
                 if settings.id is None and self._id != LEGACY_ID and self._sync.adopt_legacy():
                     logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
                 if on_start is not None:
-                    on_start(Tx(session, self._catalog))
+                    session.remember()
+                    tx = Tx(session, self._catalog)
+                    on_start(tx)
+                    tx.finish()
                 self._catalog.forget()
                 self._catalog.install()
         except BaseException:
@@ -269,9 +275,8 @@ class PostgresTarget(RelationalTarget[Session]):
             )
         sync = self._settings.sync
         own = (sync, sync.suffixed("__tables"), *self._side.names)
-        tx = Tx(session, self._catalog, self._staging, scope, own)
-        yield tx
-        tx.finish()
+        yield Tx(session, self._catalog, self._staging, scope)
+        Guard(session, self._catalog, own, self._id).check(scope)
 
     def _tx(self) -> Tx:
         return Tx(self._opened(), self._catalog)

@@ -9,6 +9,8 @@ switches it on for blocks that a fork can undo. Triggers of the Pipes SDK are re
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from headwater.targets.postgres.capture import (
     BLOCK,
     NESTED,
@@ -36,6 +38,13 @@ _REFERENCES = {
 _Clause = tuple[str, str]  # what comes before ON <table>, and what after
 
 
+class Tracked(NamedTuple):
+    """A relation whose changes are kept, and the triggers that do it."""
+
+    relation: QualifiedName
+    triggers: list[str]
+
+
 class Triggers:
     """Installs undo capture on the tables of a stream. Runs on the driver, in a transaction.
 
@@ -46,6 +55,7 @@ class Triggers:
         self._session = session
         self._id = stream_id
         self._refuse = TableName(home, "sqd_snapshot_refuse")
+        self.tracked: dict[int, Tracked] = {}  # by oid
 
     def take_turn(self) -> None:
         """Wait until nobody else, also no Pipes SDK, installs triggers in this database."""
@@ -80,16 +90,18 @@ class Triggers:
         self, relation: QualifiedName, wanted: dict[str, _Clause], *, inherited: bool
     ) -> list[Fragment]:
         """Return the statements that create the triggers which a relation lacks."""
-        held: dict[str, str] = dict(
-            self._session.rows(
-                "SELECT t.tgname, t.tgenabled FROM pg_trigger AS t WHERE t.tgrelid = $1::regclass",
-                [compose("{name}", name=relation)],
-            )
+        rows = self._session.rows(
+            "SELECT r.oid::bigint, t.tgname, t.tgenabled FROM (SELECT $1::regclass::oid) AS r (oid)"
+            " LEFT JOIN pg_trigger AS t ON t.tgrelid = r.oid",
+            [compose("{name}", name=relation)],
         )
+        held = {name: enabled for _, name, enabled in rows}
+        tracked = self.tracked[rows[0][0]] = Tracked(relation, [])
         statements = []
         for name, (event, action) in wanted.items():
             if inherited and action.startswith("FOR EACH ROW"):
                 continue  # row triggers of a partitioned table are on its partitions already
+            tracked.triggers.append(name)
             if held.get(name, "D") != "D":
                 continue
             if name in held:

@@ -20,12 +20,10 @@ from headwater.errors import (
     PostgresKeyError,
     PostgresStatementError,
     PostgresTableError,
-    UntrackedTableError,
 )
 from headwater.targets.contract import Scope
 from headwater.targets.frames import block_range, executor_rows, to_arrow
 from headwater.targets.postgres.catalog import PostgresCatalog
-from headwater.targets.postgres.changes import TryAgain
 from headwater.targets.postgres.dialect import TableName
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
@@ -47,18 +45,6 @@ from headwater.targets.postgres.types import find_nul
 from headwater.targets.sql.catalog import Undo
 from headwater.targets.sql.text import Fragment, QualifiedName, compose, equal, quote
 
-_WRITTEN = """
-SELECT n.nspname, c.relname, rn.nspname, r.relname
-FROM pg_locks AS l
-JOIN pg_class AS c ON c.oid = l.relation AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
-JOIN pg_namespace AS n ON n.oid = c.relnamespace
-LEFT JOIN pg_class AS r ON c.relispartition AND r.oid = pg_partition_root(c.oid)
-LEFT JOIN pg_namespace AS rn ON rn.oid = r.relnamespace
-WHERE l.locktype = 'relation' AND l.pid = pg_backend_pid() AND l.granted
-AND l.mode IN ('RowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
-"""
-
 
 class Tx:
     """One transaction. `scope` is None in `on_start` and in the hooks of a rollback."""
@@ -69,13 +55,11 @@ class Tx:
         catalog: PostgresCatalog,
         staging: Staging | None = None,
         scope: Scope | None = None,
-        own: Sequence[QualifiedName] = (),
     ) -> None:
         self._session = session
         self._catalog = catalog
         self._staging = staging
         self._scope = scope
-        self._own = own
 
     def insert(self, table: str, frame: Any) -> None:
         """Add rows. Columns that the frame lacks are null, or have the table's default."""
@@ -136,21 +120,8 @@ class Tx:
         return self._session
 
     def finish(self) -> None:
-        """Refuse the batch if it has written what a fork could not undo.
-
-        Called by the target before it commits. A transaction holds a lock on every table that it
-        has written, however it has: by SQL, by a cascade, by a trigger.
-        """
-        if self._scope is None:
-            return
-        for schema, name, root_schema, root in self._session.rows(_WRITTEN, prepare=True):
-            relation = TableName(schema, name)
-            parent = None if root is None else TableName(root_schema, root)
-            known = relation in self._own or self._catalog.is_known(relation, parent)
-            if known is False:
-                raise UntrackedTableError("a table that was not declared was written", table=name)
-            if known is None:
-                raise TryAgain(f"partition {relation} is new")
+        """Refuse to go on if the callback that this was given to has ended the transaction."""
+        self._session.check()
 
     # --- writing ----------------------------------------------------------------------------------
 

@@ -44,6 +44,30 @@ class UndoLog:
         for sql in muted:
             self._session.run(sql)
 
+    def holds_above(self, layouts: Sequence[Layout], number: int) -> bool:
+        """Tell whether there is anything to restore: images, or rows of append-only tables."""
+        parts = []
+        for layout in layouts:
+            if layout.undo is Undo.KEYED:
+                parts.append(
+                    compose(
+                        "EXISTS (SELECT FROM {log} WHERE {block} > $1::bigint AND {stream} = $2)",
+                        log=layout.name.snapshots,
+                        block=BLOCK,
+                        stream=STREAM,
+                    )
+                )
+            elif not layout.deferred:  # without its index the whole table would be read
+                parts.append(
+                    compose(
+                        "EXISTS (SELECT FROM {table} WHERE {block} > $1::bigint)",
+                        table=layout.name,
+                        block=layout.block_column,
+                    )
+                )
+        sql = " OR ".join([*parts, "$2::text IS NULL"])
+        return bool(self._session.rows(f"SELECT {sql}", [number, self._id])[0][0])
+
     def _mute(self, layouts: Sequence[Layout]) -> list[Fragment]:
         """Switch off the triggers of the user's, whose work is restored; return what undoes it."""
         rows = self._session.rows(

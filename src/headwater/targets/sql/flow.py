@@ -6,6 +6,7 @@ and how a database is opened, is up to the targets that derive from this one.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,10 +17,10 @@ import pyarrow as pa
 
 from headwater.core import Batch, PipeState
 from headwater.core.callbacks import Callback
-from headwater.errors import InvalidOptionError
+from headwater.errors import HeadwaterError, InvalidOptionError
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.sql.aggregates.writer import Aggregates
-from headwater.targets.sql.catalog import Catalog
+from headwater.targets.sql.catalog import Catalog, Undo
 from headwater.targets.sql.dialect import Session
 from headwater.targets.sql.settings import StateSettings
 from headwater.targets.sql.state import ConfigTable, Newest, SideTables, SyncTable
@@ -27,6 +28,7 @@ from headwater.targets.sql.state import ConfigTable, Newest, SideTables, SyncTab
 PRUNE_EVERY = 25
 Held = TypeVar("Held", bound=Session)
 Found = TypeVar("Found")
+logger = logging.getLogger("headwater.targets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,10 @@ class Log(Protocol):
         """Put tables back to what they were at a block."""
         ...
 
+    def holds_above(self, layouts: list[Any], number: int) -> bool:
+        """Tell whether there is anything to restore."""
+        ...
+
     def prune(self, layout: Any, number: int) -> None:
         """Forget what lies at or below a number."""
         ...
@@ -90,6 +96,7 @@ class RelationalTarget(ABC, Generic[Held]):
     _sync: SyncTable
     _side: SideTables
     _takes_rows_of_executors: ClassVar[bool] = False
+    ended: ClassVar[type[HeadwaterError]]  # a callback has ended the transaction
 
     def __init__(
         self, callbacks: Callbacks, aggregates: Aggregates, settings: StateSettings
@@ -145,7 +152,7 @@ class RelationalTarget(ABC, Generic[Held]):
                 self._prune(state)
             return newest
 
-        self._change(write, state)
+        self._change_whole(write, state)
         self._commits += 1
 
     def roll_back(self, state: PipeState) -> None:
@@ -157,14 +164,41 @@ class RelationalTarget(ABC, Generic[Held]):
             tx = self._tx()
             if self._callbacks.before_rollback is not None:
                 self._callbacks.before_rollback(tx, state.cursor)
+                tx.finish()
             self._undo.restore(self._catalog.undoable(), state.number)
             self._side.remove_above(state.number)
             newest = self._sync.roll_back(state)
             if self._callbacks.after_rollback is not None:
                 self._callbacks.after_rollback(tx, state.cursor)
+                tx.finish()
             return newest
 
-        self._change(undo, state)
+        self._change_whole(undo, state)
+
+    def _undo_leftovers(self) -> Newest | None:
+        """Undo what lies above the cursor though no commit has brought it there.
+
+        A callback that ended its transaction made rows visible without their cursor. Without a
+        cursor at all, rows of append-only tables are left alone: they may be the user's own.
+        """
+        layouts, number = self._catalog.undoable(), self._state.number
+        if self._state.cursor is None:
+            layouts = [one for one in layouts if one.undo is not Undo.APPEND_ONLY]
+        if self._undo.holds_above(layouts, number):
+            logger.warning("rows.undone id=%s above=%d", self._id, number)
+            self._undo.restore(layouts, number)
+        return self._newest()
+
+    def _change_whole(self, work: Callable[[], Newest | None], state: PipeState) -> None:
+        """Do something in one transaction; if a callback has ended it, undo what that left."""
+        try:
+            self._change(work, state)
+        except self.ended as error:
+            try:
+                self._change(self._undo_leftovers, self._state)
+            except Exception as failure:  # noqa: BLE001 - the next start does it
+                error.add_note(f"Rows above the cursor were not undone yet: {failure}")
+            raise
 
     def close(self) -> None:
         """Let go of the database. What was not committed is gone."""
