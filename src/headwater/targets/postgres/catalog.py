@@ -27,17 +27,20 @@ class PostgresCatalog(Catalog[Session, Layout]):
         self,
         session: Session,
         stream_id: str,
-        claims: QualifiedName,
+        sync: QualifiedName,
         declared: Iterable[Table],
         triggers: Triggers,
         *,
         automatic: bool,
         defer_indexes: bool,
     ) -> None:
+        claims = sync.suffixed("__tables")
         super().__init__(session, stream_id, claims, declared, automatic=automatic)
+        self._sync = sync
         self._triggers = triggers
         self._defer_indexes = defer_indexes
         self._looked = False
+        self._without_images: set[tuple[str, str]] = set()
 
     def take_turn(self) -> None:
         """Wait until no other process installs triggers in this database."""
@@ -49,7 +52,7 @@ class PostgresCatalog(Catalog[Session, Layout]):
         for declared in self._declared.values():
             layout = self.layout(declared.name)
             if layout is not None and layout.undo is Undo.KEYED and not self._shared(layout.name):
-                self._triggers.adopt(layout)
+                self._triggers.adopt(layout, self._sync)
         self._looked = True
 
     def is_known(self, name: QualifiedName, root: QualifiedName | None) -> bool | None:
@@ -141,10 +144,35 @@ class PostgresCatalog(Catalog[Session, Layout]):
 
     # --- what PostgreSQL does in its own way ------------------------------------------------------
 
+    def _undo(self, declared: Table, key: Sequence[str], folded: Iterable[str]) -> Undo:
+        """Keep images also of an append-only table that the Pipes SDK tracks: it knows no other."""
+        undo = super()._undo(declared, key, folded)
+        if undo is not Undo.APPEND_ONLY or not key:
+            return undo
+        tracked = self.dialect.exists(self._session, declared.name.snapshots)
+        return Undo.KEYED if tracked else undo
+
+    def _claim(self, layout: Layout) -> None:
+        """Store how the table is undone; one that was append-only may have images from now on."""
+        if layout.undo is Undo.KEYED and self.declared(layout.name).append_only:
+            changed = self._session.run(
+                compose(
+                    "UPDATE {claims} SET undo = 'keyed', key_columns = $4 WHERE {same_table} "
+                    "AND id = $3 AND undo = 'append_only'",
+                    claims=self._claims,
+                    same_table=self.dialect.same_table,
+                ),
+                [*layout.name.folded, self._id, json.dumps(layout.key)],
+            )
+            if changed:
+                self._without_images.add(layout.name.folded)
+        super()._claim(layout)
+
     def _note(self, layout: Layout) -> bool:
         return layout.deferred
 
     def _as_claimed(self, layout: Layout, key: tuple[str, ...], note: Any) -> Layout:
+        layout = replace(layout, shared=self._shared(layout.name))
         return replace(layout, key=key, deferred=True) if note else layout
 
     def _with_own_claim(self, layout: Layout) -> Layout:
@@ -188,6 +216,17 @@ class PostgresCatalog(Catalog[Session, Layout]):
 
     def _captured(self, layout: Layout) -> None:
         self._triggers.install(layout)
+        if layout.name.folded in self._without_images:
+            self._triggers.copy_rows(layout, self._sync)
+            self._without_images.discard(layout.name.folded)
 
     def _shared(self, name: QualifiedName) -> bool:
-        return bool(set(self._claimants(name)) - {self._id})
+        """Tell whether another stream has written the table, or may have."""
+        sql = compose(
+            "SELECT FROM {claims} AS other WHERE {same_table} AND other.id <> $3 "
+            "AND EXISTS (SELECT FROM {sync} AS s WHERE s.id = other.id) LIMIT 1",
+            claims=self._claims,
+            same_table=self.dialect.same_table,
+            sync=self._sync,
+        )
+        return bool(self._session.rows(sql, [*name.folded, self._id]))

@@ -17,7 +17,8 @@ class Layout(catalog.Layout):
     `always_compare`: a key may change in ways that no trigger on the key columns sees.
     `acted_upon`: a foreign key elsewhere deletes or changes rows when rows here go. `merged`: a
     foreign key of its own deletes or changes rows here, and what it does is seen together with what
-    set it off, one row perhaps twice. `deferred`: key and indexes are still to be built.
+    set it off, one row perhaps twice. `deferred`: key and indexes are still to be built. `shared`:
+    other streams write it too.
     """
 
     partitions: tuple[QualifiedName, ...] = ()
@@ -26,6 +27,7 @@ class Layout(catalog.Layout):
     acted_upon: bool = False
     merged: bool = False
     deferred: bool = False
+    shared: bool = False
 
     @property
     def relations(self) -> tuple[QualifiedName, ...]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from psycopg import RawCursor
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import DeadlockDetected, SerializationFailure
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.types.string import TextLoader
 
 from headwater.errors import (
@@ -123,7 +123,9 @@ class Session:
     def rows(self, sql: str, params: Sequence[object] = (), *, prepare: bool = False) -> list[Row]:
         """Run a statement and return its rows; none if it returns no rows at all."""
         cursor = self._execute(sql, params, prepare)
-        return cursor.fetchall() if cursor.description else []
+        result = cursor.pgresult  # rows may have no columns at all
+        is_query = result is not None and result.status == ExecStatus.TUPLES_OK
+        return cursor.fetchall() if is_query else []
 
     def result(self, sql: str, params: Sequence[object] = ()) -> RawCursor[Row]:
         """Run a statement and return the cursor, for those who need its description."""

@@ -100,7 +100,7 @@ def open_store(
         PostgresCatalog(
             session,
             stream_id,
-            sync.suffixed("__tables"),
+            sync,
             tables,
             Triggers(session, stream_id, schema),
             automatic=automatic,

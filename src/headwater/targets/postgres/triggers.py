@@ -218,14 +218,42 @@ class Triggers:
                 continue
             self._session.run(compose(sql, log=log, name=name, kind=Fragment(kind)))
 
-    def adopt(self, layout: Layout) -> None:
-        """Take over images without a stream: they are the Pipes SDK's, which knows no others."""
-        if layout.undo is Undo.KEYED:
-            self._session.run(
-                compose(
-                    "UPDATE {log} SET {stream} = $1 WHERE {stream} IS NULL",
-                    log=layout.name.snapshots,
-                    stream=STREAM,
-                ),
-                [self._id],
-            )
+    def adopt(self, layout: Layout, sync: QualifiedName) -> None:
+        """Take over images without a stream: they are the Pipes SDK's, which knows no others.
+
+        A stream that has no state cannot be the one that they belong to.
+        """
+        self._session.run(
+            compose(
+                "UPDATE {log} SET {stream} = $1 WHERE {stream} IS NULL "
+                "AND EXISTS (SELECT FROM {sync} WHERE id = $1)",
+                log=layout.name.snapshots,
+                stream=STREAM,
+                sync=sync,
+            ),
+            [self._id],
+        )
+
+    def copy_rows(self, layout: Layout, sync: QualifiedName) -> None:
+        """Keep an image of each row that a fork may undo, of a table that kept none so far.
+
+        Its rows were only inserted, and carry their block.
+        """
+        self._session.run(
+            compose(
+                "INSERT INTO {log} ({key}, {operation}, {block}, {stream}) "
+                "SELECT {key}, 'INSERT', {at}, $1 FROM {table} WHERE {at} > "
+                "coalesce((SELECT (finalized->>'number')::bigint FROM {sync} WHERE id = $1 "
+                "ORDER BY current_number DESC LIMIT 1), "
+                "(SELECT min(current_number) FROM {sync} WHERE id = $1)) ON CONFLICT DO NOTHING",
+                log=layout.name.snapshots,
+                key=layout.key,
+                operation=OPERATION,
+                block=BLOCK,
+                stream=STREAM,
+                at=layout.block_column,
+                table=layout.name,
+                sync=sync,
+            ),
+            [self._id],
+        )

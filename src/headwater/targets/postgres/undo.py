@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from psycopg.errors import ExclusionViolation, UniqueViolation
 
+from headwater.errors import RewindError
 from headwater.targets.postgres.capture import BLOCK, OPERATION, STREAM
 from headwater.targets.postgres.dialect import TableName
 from headwater.targets.postgres.layout import Layout
@@ -37,12 +38,44 @@ class UndoLog:
         """
         if not layouts:
             return
+        self._adopt(layouts, number)
         muted = self._mute(layouts)
         self._restore_all(layouts, number)
         if muted:
             self._session.run("SET CONSTRAINTS ALL IMMEDIATE")
         for sql in muted:
             self._session.run(sql)
+
+    def _adopt(self, layouts: Sequence[Layout], number: int) -> None:
+        """Take over images without a stream: triggers of the Pipes SDK have made them.
+
+        It installs them whenever it starts, also while this stream runs. Where several streams
+        write a table it cannot be told whose images they are.
+        """
+        for layout in layouts:
+            if layout.undo is not Undo.KEYED:
+                continue
+            lacking = compose("{stream} IS NULL AND {block} > $1", stream=STREAM, block=BLOCK)
+            log = layout.name.snapshots
+            if not layout.shared:
+                self._session.run(
+                    compose(
+                        "UPDATE {log} SET {stream} = $2 WHERE {lacking}",
+                        log=log,
+                        stream=STREAM,
+                        lacking=lacking,
+                    ),
+                    [number, self._id],
+                )
+            elif self._session.rows(
+                compose("SELECT FROM {log} WHERE {lacking} LIMIT 1", log=log, lacking=lacking),
+                [number],
+            ):
+                raise RewindError(
+                    "undo data of the Pipes SDK in a table that several streams write",
+                    table=layout.name,
+                    wanted=number,
+                )
 
     def holds_above(self, layouts: Sequence[Layout], number: int) -> bool:
         """Tell whether there is anything to restore: images, or rows of append-only tables."""

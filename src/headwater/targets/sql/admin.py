@@ -55,6 +55,8 @@ class SqlAdmin(ABC, Generic[Held]):
         with self._transaction(stream_id) as session:
             stored = self._store(session, stream_id)
             move = plan_move(self._status(session, stream_id), number, block_hash, force=force)
+            if move.kind is MoveKind.UNDO and not force:
+                stored.sync.check_undo(move.number)
             if move.kind is not MoveKind.AHEAD:
                 stored.undo.restore(self._layouts(session, stored), move.number)
                 stored.side.remove_above(move.number)

@@ -161,6 +161,7 @@ class RelationalTarget(ABC, Generic[Held]):
         self._state.check_reach(state)
 
         def undo() -> Newest | None:
+            self._sync.check_undo(state.number)
             tx = self._tx()
             if self._callbacks.before_rollback is not None:
                 self._callbacks.before_rollback(tx, state.cursor)

@@ -22,6 +22,7 @@ from headwater.core.codec import (
     sync_row,
 )
 from headwater.core.cursor import BlockCursor
+from headwater.errors import RewindError
 from headwater.targets.contract import SideTable
 from headwater.targets.side_rows import (
     KEY,
@@ -165,6 +166,28 @@ class SyncTable:
             [self._id, state.number],
         )
         return self.settle(state)
+
+    def check_undo(self, number: int) -> None:
+        """Refuse to undo batches above a number of which nothing was kept. Nothing is changed.
+
+        The Pipes SDK keeps no images while the portal reports no finality. Its rows of that time
+        have neither finality nor a chain; ours always have a chain.
+        """
+        rows = self._session.rows(
+            compose(
+                "SELECT max(current_number)::bigint FROM {sync} WHERE id = $1 "
+                "AND current_number > $2 AND coalesce(finalized::text, '{{}}') = '{{}}' "
+                "AND coalesce(rollback_chain::text, '[]') = '[]'",
+                sync=self._name,
+            ),
+            [self._id, number],
+        )
+        if rows[0][0] is not None:
+            raise RewindError(
+                "the Pipes SDK has kept no undo data, because the portal reported no finality",
+                wanted=number,
+                oldest=rows[0][0],
+            )
 
     def prune(self, number: int) -> None:
         """Forget the rows at or below a number, and what rows above it say of such blocks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from headwater.targets.postgres.capture import OPERATION
 from headwater.targets.postgres.layout import Layout
@@ -18,6 +19,9 @@ class HistoryLog(UndoLog):
     def __init__(self, session: Session, stream_id: str, history: QualifiedName) -> None:
         super().__init__(session, stream_id)
         self._history = history
+
+    def _adopt(self, layouts: Sequence[Layout], number: int) -> None:
+        """Nobody else writes the history."""
 
     def _images(self, layout: Layout) -> Fragment:
         """Read the oldest image of each row; columns that came since keep what they hold."""
