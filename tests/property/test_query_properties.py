@@ -20,7 +20,9 @@ from headwater.query import (
 )
 from headwater.query import merge_queries as merge
 from headwater.query import plan_requests as plan
-from headwater.query.catalog import Condition, Family, Network, ValueKind
+from headwater.query.catalog import Network
+from headwater.query.filters import Family
+from headwater.query.values import Condition, ValueKind
 
 BOUND = 30  # ranges end below it or never
 

@@ -7,13 +7,15 @@ what all outputs asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from headwater.core import BlockRange, RangeSpec
+from headwater.decode.columns.malformed import MalformedRowsError, OnError
 from headwater.decode.lines.entities import Entities, Wanted, read_entities
 from headwater.query import Field, Query
 
@@ -32,6 +34,35 @@ class Decoded:
 
     tables: dict[str, pa.Table]
     skipped: dict[str, int]
+
+
+def decode_rows(
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    decode: Callable[[pa.RecordBatch], list[pa.Array]],
+    on_error: OnError,
+    explain: Callable[[pa.RecordBatch, MalformedRowsError], Exception],
+) -> DecodedRows:
+    """Return the columns of an output's own rows. Called by outputs, wherever they decode.
+
+    Malformed rows are left out and counted with "skip"; with "raise", the first of them becomes the
+    error that `explain` makes.
+    """
+    decoded, skipped = [], 0
+    for batch in batches:
+        rest, columns = batch, None
+        while columns is None:
+            try:
+                columns = decode(rest)
+            except MalformedRowsError as error:
+                if on_error == "raise":
+                    raise explain(rest, error) from None
+                keep = np.ones(rest.num_rows, bool)
+                keep[error.rows] = False
+                rest = rest.filter(pa.array(keep))
+        skipped += batch.num_rows - rest.num_rows
+        decoded.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return DecodedRows(pa.Table.from_batches(decoded, schema=schema), skipped)
 
 
 class Output(Protocol):

@@ -5,18 +5,8 @@ what the rest of Headwater sees; `EVM`, `SOLANA` and their like are the catalogu
 read.
 """
 
-from headwater.query.catalog import (
-    Condition,
-    Entity,
-    Family,
-    Field,
-    Network,
-    Presence,
-    Relation,
-    ValueKind,
-    WireType,
-)
-from headwater.query.filters import Filter
+from headwater.query.catalog import Entity, Field, Network, Presence, WireType
+from headwater.query.filters import Family, Filter, Relation
 from headwater.query.networks import NETWORKS, QUERIES
 from headwater.query.networks.bitcoin import BITCOIN, BitcoinQuery
 from headwater.query.networks.evm import EVM, EvmQuery
@@ -33,6 +23,7 @@ from headwater.query.query import (
     merge_queries,
     plan_requests,
 )
+from headwater.query.values import Condition, ValueKind
 
 __all__ = [
     "BITCOIN",

@@ -7,35 +7,11 @@ wire's; `name` gives ours, which follows from it, so the two cannot drift apart.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import StrEnum
-from keyword import iskeyword
 
-from headwater.errors import QueryError
-
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-
-
-def snake_name(wire: str) -> str:
-    """Return the Python spelling: `transactionIndex` is `transaction_index`."""
-    return _HUMP.sub("_", wire).lower()
-
-
-def argument_name(wire: str) -> str:
-    """Return the Python spelling as a keyword argument: `from` is `from_`."""
-    name = snake_name(wire)
-    return f"{name}_" if iskeyword(name) else name
-
-
-def unknown_name(what: str, name: object, valid: Iterable[str]) -> QueryError:
-    """Return the error for a name that is not in the catalogue; it lists those that are."""
-    names = list(valid)
-    close = get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f", did you mean {close[0]!r}?" if close else ""
-    return QueryError(f"{what} {name!r} is not known{hint}", valid=", ".join(names))
+from headwater.query.filters import Family
+from headwater.query.names import snake_name
 
 
 class WireType(StrEnum):
@@ -133,83 +109,6 @@ def header(block: tuple[Field, ...]) -> Entity:
     links = {"number", "hash", "parentNumber", "parentHash", "timestamp"}
     forced = tuple(field.wire for field in block if field.wire in links)
     return Entity("block", "header", block, forced)
-
-
-class ValueKind(StrEnum):
-    """What a filter compares with."""
-
-    HEX = "hex"  # "0x…" of exactly `width` bytes, or one of `choices`
-    BARE_HEX = "bare hex"  # the same, sent without 0x
-    PUBKEY = "pubkey"  # base58 of 32 bytes
-    BITCOIN_ADDRESS = "bitcoin address"  # base58 or bech32, both with a checksum
-    TRON_ADDRESS = "tron address"  # "T…" or hex, sent as hex of `width` bytes: 21 with 41, or 20
-    QUALIFIED_NAME = "qualified name"  # "Pallet.name"
-    TEXT = "text"  # any text but none
-    NUMBER = "number"
-    CHOICE = "choice"  # one of `choices`
-    BOOL = "bool"
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One key of a filter: a list of accepted values or, with `is_list` false, a single value.
-
-    `at` says where the value stands that it compares with, if that is not the field of the same
-    name: the field, then keys inside its JSON. Of several places the first that there is counts.
-    With `is_prefix` the value need only begin with the one given.
-    """
-
-    wire: str
-    kind: ValueKind
-    width: int = 0
-    choices: tuple[str, ...] = ()
-    is_list: bool = True
-    at: tuple[tuple[str, ...], ...] = ()
-    is_prefix: bool = False
-
-    @property
-    def name(self) -> str:
-        """Our spelling, as a keyword argument."""
-        return argument_name(self.wire)
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """A flag that also brings the related items of another entity."""
-
-    wire: str
-    entity: str
-
-    @property
-    def name(self) -> str:
-        """Our spelling, as a keyword argument."""
-        return argument_name(self.wire)
-
-
-def related(**flags: str) -> tuple[Relation, ...]:
-    """Return the flags of a family, each with the entity that it brings."""
-    return tuple(Relation(wire, entity) for wire, entity in flags.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Filters over one entity. A filter is AND over its keys; the filters of a family are OR-ed.
-
-    `discriminators` are the keys of which one filter may use only one. `implied` is a field and the
-    values that the portal itself demands of it, where a family serves some items of its entity.
-    """
-
-    wire: str
-    entity: str
-    conditions: tuple[Condition, ...]
-    relations: tuple[Relation, ...] = ()
-    discriminators: tuple[str, ...] = ()
-    implied: tuple[str, tuple[str, ...]] | None = None
-
-    @property
-    def name(self) -> str:
-        """Our spelling."""
-        return snake_name(self.wire)
 
 
 @dataclass(frozen=True, slots=True)

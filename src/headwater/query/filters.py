@@ -1,4 +1,4 @@
-"""One filter: conditions that must all hold, and the related items to bring along."""
+"""Filters: conditions that must all hold, and the related items to bring along."""
 
 from __future__ import annotations
 
@@ -7,8 +7,47 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from headwater.errors import DiscriminatorError, QueryError
-from headwater.query.catalog import Family, unknown_name
-from headwater.query.values import Item, Value, check_value
+from headwater.query.names import argument_name, snake_name, unknown_name
+from headwater.query.values import Condition, Item, Value, check_value
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A flag that also brings the related items of another entity."""
+
+    wire: str
+    entity: str
+
+    @property
+    def name(self) -> str:
+        """Our spelling, as a keyword argument."""
+        return argument_name(self.wire)
+
+
+def related(**flags: str) -> tuple[Relation, ...]:
+    """Return the flags of a family, each with the entity that it brings."""
+    return tuple(Relation(wire, entity) for wire, entity in flags.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Filters over one entity. A filter is AND over its keys; the filters of a family are OR-ed.
+
+    `discriminators` are the keys of which one filter may use only one. `implied` is a field and the
+    values that the portal itself demands of it, where a family serves some items of its entity.
+    """
+
+    wire: str
+    entity: str
+    conditions: tuple[Condition, ...]
+    relations: tuple[Relation, ...] = ()
+    discriminators: tuple[str, ...] = ()
+    implied: tuple[str, tuple[str, ...]] | None = None
+
+    @property
+    def name(self) -> str:
+        """Our spelling."""
+        return snake_name(self.wire)
 
 
 class LogKeys(TypedDict, total=False):

@@ -18,8 +18,9 @@ from typing import ClassVar, Self
 
 from headwater.core import BlockRange, segment_ranges
 from headwater.errors import QueryError, QueryLimitError
-from headwater.query.catalog import Entity, Family, Field, Network, unknown_name
-from headwater.query.filters import Filter, make_filter
+from headwater.query.catalog import Entity, Field, Network
+from headwater.query.filters import Family, Filter, make_filter
+from headwater.query.names import unknown_name
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_FILTERS = 100

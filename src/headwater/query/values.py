@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 from headwater.errors import QueryError
 from headwater.query import base58
-from headwater.query.catalog import Condition, ValueKind
+from headwater.query.names import argument_name
 
 Item: TypeAlias = str | int
 Value: TypeAlias = Item | tuple[Item, ...]
@@ -28,6 +30,44 @@ _CONSTANTS = (1, 0x2BC830A3)  # of bech32, and of bech32m since taproot
 _PUBKEY_BYTES = 32
 _BITCOIN_BYTES, _TRON_BYTES = 21, 21  # a byte for the kind of address, and 20 of a hash
 _MAX_NUMBER = 2**53 - 1  # beyond it JSON readers round
+
+
+class ValueKind(StrEnum):
+    """What a filter compares with."""
+
+    HEX = "hex"  # "0x…" of exactly `width` bytes, or one of `choices`
+    BARE_HEX = "bare hex"  # the same, sent without 0x
+    PUBKEY = "pubkey"  # base58 of 32 bytes
+    BITCOIN_ADDRESS = "bitcoin address"  # base58 or bech32, both with a checksum
+    TRON_ADDRESS = "tron address"  # "T…" or hex, sent as hex of `width` bytes: 21 with 41, or 20
+    QUALIFIED_NAME = "qualified name"  # "Pallet.name"
+    TEXT = "text"  # any text but none
+    NUMBER = "number"
+    CHOICE = "choice"  # one of `choices`
+    BOOL = "bool"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One key of a filter: a list of accepted values or, with `is_list` false, a single value.
+
+    `at` says where the value stands that it compares with, if that is not the field of the same
+    name: the field, then keys inside its JSON. Of several places the first that there is counts.
+    With `is_prefix` the value need only begin with the one given.
+    """
+
+    wire: str
+    kind: ValueKind
+    width: int = 0
+    choices: tuple[str, ...] = ()
+    is_list: bool = True
+    at: tuple[tuple[str, ...], ...] = ()
+    is_prefix: bool = False
+
+    @property
+    def name(self) -> str:
+        """Our spelling, as a keyword argument."""
+        return argument_name(self.wire)
 
 
 def check_value(where: str, condition: Condition, value: object) -> Value:

@@ -82,6 +82,15 @@ def test_an_event_whose_transaction_is_absent_is_an_error() -> None:
     assert (skipping.tables["t"].num_rows, skipping.skipped["t"]) == (1, 1)
 
 
+def test_an_event_without_a_message_is_an_error() -> None:
+    layouts = {"Moved": {"discriminator": b"12345678", "args": {"amount": "u64"}}}
+    item = {"transactionIndex": 1, "logIndex": 4, "instructionAddress": [0], "programId": PROGRAM,
+            "kind": "data"}  # fmt: skip
+    output = solana.events("Moved", program=PROGRAM, layouts=layouts)
+    with pytest.raises(UndecodableInstructionError, match="message is absent"):
+        decode(output, [slot(9, logs=[item])])
+
+
 TRACE = {
     "transactionIndex": 3,
     "traceAddress": [0],

@@ -17,7 +17,7 @@ from headwater.query import (
     Presence,
     WireType,
 )
-from headwater.query.catalog import argument_name, snake_name
+from headwater.query.names import argument_name, snake_name
 from headwater.query.networks import bitcoin, evm, hyperliquid, solana, substrate, tron
 
 EACH = pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.type)

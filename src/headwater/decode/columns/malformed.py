@@ -7,12 +7,10 @@ starts again with the rest: as often as there are kinds of mistakes in the batch
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from headwater.errors import InvalidOptionError
 
@@ -22,7 +20,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class MalformedRowsError(Exception):
-    """Some rows cannot be decoded. Caught by `decode_or_skip`; never seen by users."""
+    """Some rows cannot be decoded. Caught by `output.decode_rows`; never seen by users."""
 
     def __init__(self, rows: Rows, reason: str) -> None:
         super().__init__(reason)
@@ -48,26 +46,3 @@ def refuse(bad: Mask, reason: str, owners: Rows | None = None) -> None:
     if bad.any():
         elements = np.flatnonzero(bad)
         raise MalformedRowsError(elements if owners is None else owners[elements], reason)
-
-
-def decode_or_skip(
-    batch: pa.RecordBatch,
-    decode: Callable[[pa.RecordBatch], list[pa.Array]],
-    on_error: OnError,
-    explain: Callable[[pa.RecordBatch, MalformedRowsError], Exception],
-) -> tuple[list[pa.Array], int]:
-    """Return the decoded columns, and how many rows were left out because they are malformed.
-
-    Called by outputs. With "raise", the first malformed row becomes the error that `explain` makes.
-    """
-    skipped = 0
-    while True:
-        try:
-            return decode(batch), skipped
-        except MalformedRowsError as error:
-            if on_error == "raise":
-                raise explain(batch, error) from None
-            keep = np.ones(batch.num_rows, bool)
-            keep[error.rows] = False
-            skipped += int(batch.num_rows - keep.sum())
-            batch = batch.filter(pa.array(keep))

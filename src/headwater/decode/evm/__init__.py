@@ -22,12 +22,13 @@ import pyarrow as pa
 from headwater.core import RangeSpec, parse_ranges
 from headwater.decode.columns.field_columns import check_decimals
 from headwater.decode.columns.malformed import OnError, check_on_error
-from headwater.decode.evm.abi import Event, Function, Parameter, parse_event, parse_function
+from headwater.decode.evm.abi import Event, Function, parse_event, parse_function
 from headwater.decode.evm.abi import load_abi as abi
 from headwater.decode.evm.addresses import check_address
 from headwater.decode.evm.calls import CallsOutput, Source, call_columns
 from headwater.decode.evm.events import EventsOutput, column_type, event_columns, event_query
 from headwater.decode.evm.factory import PREFIX, Factory, calls_scope, events_scope
+from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.topics import make_topic_filters
 from headwater.decode.evm.types import Elementary, Kind, arrow_type, is_wide
 from headwater.decode.evm.union import UnionOutput, make_union

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,9 +22,9 @@ from headwater.decode.evm.addresses import keccak256
 from headwater.decode.evm.builtin_events import KNOWN_EVENTS
 from headwater.decode.evm.signature import (
     MAX_INDEXED,
+    Parameter,
     ParsedEvent,
     ParsedFunction,
-    ParsedParameter,
     parse_elementary,
     parse_function_text,
     parse_text,
@@ -37,15 +37,6 @@ _SUFFIX = re.compile(r"\[(\d*)\]")
 _IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*", re.ASCII)
 _MAX_DEPTH = 32
 MAX_HEAD_WORDS = 1 << 20  # 32 MiB: far beyond what the gas of a block can pay for
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter of an event. `name` is never empty: an unnamed one is arg0, arg1, …"""
-
-    name: str
-    type: AbiType
-    indexed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +88,7 @@ def parse_event(source: str | Mapping[str, object] | Event) -> Event:
 
 
 def _build_event(parsed: ParsedEvent, source: str) -> Event:
-    parameters = tuple(
-        Parameter(one.name or f"arg{index}", one.type, one.indexed)
-        for index, one in enumerate(parsed.parameters)
-    )
+    parameters = _name(parsed.parameters)
     refuse_repeated([one.name for one in parameters], source)
     limit = MAX_INDEXED + parsed.anonymous
     if sum(one.indexed for one in parameters) > limit:
@@ -110,6 +98,12 @@ def _build_event(parsed: ParsedEvent, source: str) -> Event:
     signature = f"{parsed.name}({','.join(canonical(one.type) for one in parameters)})"
     topic0 = f"0x{keccak256(signature.encode()).hex()}"
     return Event(parsed.name, parameters, signature, topic0, parsed.anonymous)
+
+
+def _name(parameters: Sequence[Parameter], prefix: str = "arg") -> tuple[Parameter, ...]:
+    return tuple(
+        replace(one, name=one.name or f"{prefix}{at}") for at, one in enumerate(parameters)
+    )
 
 
 def refuse_repeated(names: list[str], source: str, kind: str = "event") -> None:
@@ -172,18 +166,18 @@ def _parse_event_entry(entry: Mapping[str, object]) -> ParsedEvent:
     )
 
 
-def parse_parameters(items: list[object], where: str) -> tuple[ParsedParameter, ...]:
+def parse_parameters(items: list[object], where: str) -> tuple[Parameter, ...]:
     """Understand 'inputs' or 'outputs' of a JSON ABI entry; `where` names them in errors."""
     return tuple(_parse_input(item, f"{where}[{at}]", 0) for at, item in enumerate(items))
 
 
-def _parse_input(item: object, where: str, depth: int) -> ParsedParameter:
+def _parse_input(item: object, where: str, depth: int) -> Parameter:
     if not isinstance(item, Mapping) or not isinstance(item.get("type"), str):
         raise SignatureError(f"{where} is no object with a 'type'", got=repr(item)[:80])
     name, indexed = item.get("name") or "", item.get("indexed", False)
     if not isinstance(name, str) or not isinstance(indexed, bool):
         raise SignatureError(f"{where}: 'name' is text, 'indexed' is true or false")
-    return ParsedParameter(name, _parse_json_type(item, where, depth), indexed)
+    return Parameter(name, _parse_json_type(item, where, depth), indexed)
 
 
 def _parse_json_type(item: Mapping[str, object], where: str, depth: int) -> AbiType:
@@ -239,22 +233,22 @@ def parse_function(source: str | Mapping[str, object] | Function) -> Function:
     """
     if isinstance(source, Function):
         return source
-    if isinstance(source, Mapping):
-        return _build_function(_parse_function_entry(source), str(source.get("name")))
-    if not isinstance(source, str):
-        raise SignatureError("a function is text or a JSON ABI entry", got=type(source).__name__)
-    if source.strip().startswith("{"):
-        try:
-            return parse_function(json.loads(source))
-        except (ValueError, RecursionError) as error:
-            raise SignatureError("not JSON", function=source[:200]) from error
-    return _build_function(parse_function_text(source), source)
+    if isinstance(source, str) and not source.strip().startswith("{"):
+        return _build_function(parse_function_text(source), source)
+    try:
+        entry = json.loads(source) if isinstance(source, str) else source
+    except (ValueError, RecursionError) as error:
+        raise SignatureError("not JSON", function=str(source)[:200]) from error
+    if not isinstance(entry, Mapping):
+        raise SignatureError("a function is text or a JSON ABI entry", got=type(entry).__name__)
+    return _build_function(_parse_function_entry(entry), str(entry.get("name")))
 
 
 def _build_function(parsed: ParsedFunction, source: str) -> Function:
-    inputs = _named(parsed.inputs, "arg")
-    results = ["result"] if len(parsed.outputs) == 1 else None
-    outputs = _named(parsed.outputs, "result", results)
+    inputs = _name(parsed.inputs)
+    outputs = _name(parsed.outputs, "result")
+    if len(outputs) == 1 and not parsed.outputs[0].name:
+        outputs = (replace(outputs[0], name="result"),)
     for group in (inputs, outputs):
         refuse_repeated([one.name for one in group], source, "function")
         if sum(head_words(one.type) for one in group) > MAX_HEAD_WORDS:
@@ -262,15 +256,6 @@ def _build_function(parsed: ParsedFunction, source: str) -> Function:
     signature = f"{parsed.name}({','.join(canonical(one.type) for one in inputs)})"
     sighash = f"0x{keccak256(signature.encode())[:4].hex()}"
     return Function(parsed.name, inputs, outputs, signature, sighash)
-
-
-def _named(
-    parameters: Sequence[ParsedParameter], prefix: str, names: Sequence[str] | None = None
-) -> tuple[Parameter, ...]:
-    return tuple(
-        Parameter(one.name or (names[at] if names else f"{prefix}{at}"), one.type, indexed=False)
-        for at, one in enumerate(parameters)
-    )
 
 
 def _parse_function_entry(entry: Mapping[str, object]) -> ParsedFunction:

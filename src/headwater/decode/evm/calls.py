@@ -6,7 +6,7 @@ Defined on the driver, pickled to executors, never changed; the same batch gives
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,17 +16,18 @@ import pyarrow.compute as pc
 
 from headwater.core import BlockRange, RangeSpec
 from headwater.decode.columns.field_columns import HEADER, name_columns
-from headwater.decode.columns.malformed import MalformedRowsError, OnError, decode_or_skip, refuse
+from headwater.decode.columns.malformed import MalformedRowsError, OnError, refuse
 from headwater.decode.columns.row_filter import refuse_unfiltered, select_rows
 from headwater.decode.columns.transaction_names import check_name, look_up
 from headwater.decode.columns.wire_columns import convert, required, spread, without_first
-from headwater.decode.evm.abi import Function, Parameter
+from headwater.decode.evm.abi import Function
 from headwater.decode.evm.factory import ChildScope
 from headwater.decode.evm.payload import Payload
+from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.types import arrow_type
 from headwater.decode.lines.block_lines import HEADER_FIELDS
 from headwater.decode.lines.entities import Entities
-from headwater.decode.output import DecodedRows
+from headwater.decode.output import DecodedRows, decode_rows
 from headwater.errors import UndecodableCallError
 from headwater.query import EVM, Field, Query
 
@@ -103,18 +104,18 @@ class CallsOutput:
             UndecodableCallError: a call has the function's sighash but not its content, and
                 `on_error` is "raise". With "skip" such calls are left out and counted.
         """
-        schema, batches, skipped = self.schema, [], 0
+        own = self._own_rows(entities, ranges)
+        return decode_rows(own, self.schema, self._columns, self.on_error, self._explain)
+
+    def _own_rows(
+        self, entities: Entities, ranges: Sequence[BlockRange]
+    ) -> Iterator[pa.RecordBatch]:
         for batch in entities[self.entities[0]].to_batches():
             chosen = select_rows(batch, EVM, self.query.filters[0], ranges)
             if self.scope is not None:
                 chosen = self.scope.select(chosen)
-            if not chosen.num_rows:
-                continue
-            named = chosen.append_column("name", self._names(chosen, entities))
-            columns, lost = decode_or_skip(named, self._columns, self.on_error, self._explain)
-            skipped += lost
-            batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
-        return DecodedRows(pa.Table.from_batches(batches, schema=schema), skipped)
+            if chosen.num_rows:
+                yield chosen.append_column("name", self._names(chosen, entities))
 
     @property
     def _results(self) -> tuple[Parameter, ...]:

@@ -6,7 +6,7 @@ the same batch gives the same rows, whoever decodes it and however often.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,17 +16,18 @@ import pyarrow.compute as pc
 from headwater.core import BlockRange, RangeSpec
 from headwater.decode.columns.field_columns import name_columns
 from headwater.decode.columns.integers import PARTS, WordText
-from headwater.decode.columns.malformed import MalformedRowsError, OnError, decode_or_skip
+from headwater.decode.columns.malformed import MalformedRowsError, OnError
 from headwater.decode.columns.row_filter import in_ranges, is_one_of, keep_rows
-from headwater.decode.evm.abi import Event, Parameter
+from headwater.decode.evm.abi import Event
 from headwater.decode.evm.factory import ChildScope
 from headwater.decode.evm.payload import Payload, decode_words
+from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.topics import TopicFilters
 from headwater.decode.evm.types import Array, Elementary, Kind, Tuple, arrow_type, is_dynamic
 from headwater.decode.lines.entities import Entities
 from headwater.decode.lines.log_scan import TOPICS
 from headwater.decode.lines.logs import LOG_SCHEMA
-from headwater.decode.output import DecodedRows
+from headwater.decode.output import DecodedRows, decode_rows
 from headwater.errors import UndecodableLogError
 from headwater.query import EvmQuery, Query
 
@@ -81,17 +82,18 @@ class EventsOutput:
             UndecodableLogError: a log has the event's topics but not its content, and `on_error`
                 is "raise". With "skip" such logs are left out and counted in the result.
         """
-        schema = self.schema
-        batches, skipped = [], 0
+        own = self._own_rows(entities, ranges)
+        return decode_rows(own, self.schema, self._columns, self.on_error, self._explain)
+
+    def _own_rows(
+        self, entities: Entities, ranges: Sequence[BlockRange]
+    ) -> Iterator[pa.RecordBatch]:
         for batch in entities["log"].to_batches():
             chosen = select_logs(batch, self.event, self.contracts, self.topics, ranges)
             if self.scope is not None:
                 chosen = self.scope.select(chosen)
             if chosen.num_rows:
-                columns, lost = decode_or_skip(chosen, self._columns, self.on_error, self._explain)
-                skipped += lost
-                batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
-        return DecodedRows(pa.Table.from_batches(batches, schema=schema), skipped)
+                yield chosen
 
     def _columns(self, logs: pa.RecordBatch) -> list[pa.Array]:
         rows = np.arange(logs.num_rows, dtype=np.int64)

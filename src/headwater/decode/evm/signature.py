@@ -36,8 +36,8 @@ _PLAIN = {
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedParameter:
-    """A parameter as written; the name may be empty."""
+class Parameter:
+    """One parameter. As written its name may be empty; `abi` calls such a one arg0, arg1, …"""
 
     name: str
     type: AbiType
@@ -49,7 +49,7 @@ class ParsedEvent:
     """An event as written."""
 
     name: str
-    parameters: tuple[ParsedParameter, ...]
+    parameters: tuple[Parameter, ...]
     anonymous: bool = False
 
 
@@ -58,8 +58,8 @@ class ParsedFunction:
     """A function as written."""
 
     name: str
-    inputs: tuple[ParsedParameter, ...]
-    outputs: tuple[ParsedParameter, ...]
+    inputs: tuple[Parameter, ...]
+    outputs: tuple[Parameter, ...]
 
 
 def parse_elementary(name: str) -> Elementary | None:
@@ -117,7 +117,7 @@ class _Parser:
         inputs = self._parameters(0, in_tuple=False)
         while self.token in _MODIFIERS:
             self._advance()
-        outputs: list[ParsedParameter] = []
+        outputs: list[Parameter] = []
         if self.token == "returns":
             self._advance()
             outputs = self._parameters(0, in_tuple=False)
@@ -137,9 +137,9 @@ class _Parser:
         if self.token:
             self._fail(f"unexpected {self.token!r} after {what}")
 
-    def _parameters(self, depth: int, *, in_tuple: bool) -> list[ParsedParameter]:
+    def _parameters(self, depth: int, *, in_tuple: bool) -> list[Parameter]:
         self._expect("(")
-        parameters: list[ParsedParameter] = []
+        parameters: list[Parameter] = []
         if self.token == ")" and not in_tuple:
             self._advance()
             return parameters
@@ -152,7 +152,7 @@ class _Parser:
                 self._fail(f"expected ',' or ')', got {self._shown()}")
             self._advance()
 
-    def _parameter(self, depth: int, *, in_tuple: bool) -> ParsedParameter:
+    def _parameter(self, depth: int, *, in_tuple: bool) -> Parameter:
         parsed = self._type(depth)
         indexed = self.token == "indexed"
         if indexed and in_tuple:
@@ -161,7 +161,7 @@ class _Parser:
             self._fail("parameters of functions are not indexed")
         if indexed or (self.token in _LOCATIONS and self._kind == "function"):
             self._advance()
-        return ParsedParameter(self._name(), parsed, indexed)
+        return Parameter(self._name(), parsed, indexed)
 
     def _name(self) -> str:
         name = self.token if _WORD.fullmatch(self.token) else ""

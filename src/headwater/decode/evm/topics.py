@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from headwater.decode.evm.abi import Event, Parameter
+from headwater.decode.evm.abi import Event
 from headwater.decode.evm.addresses import check_address, keccak256
+from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.types import AbiType, Elementary, Kind, canonical
 from headwater.errors import ParameterError
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from headwater.core import BlockRange, RangeSpec
 from headwater.decode.columns.integers import DECIMAL
-from headwater.decode.columns.malformed import MalformedRowsError, OnError, decode_or_skip, refuse
+from headwater.decode.columns.malformed import MalformedRowsError, OnError, refuse
 from headwater.decode.columns.row_filter import (
     has_prefix,
     keep_rows,
@@ -24,7 +24,7 @@ from headwater.decode.columns.row_filter import (
     select_rows,
 )
 from headwater.decode.lines.entities import Entities
-from headwater.decode.output import DecodedRows
+from headwater.decode.output import DecodedRows, decode_rows
 from headwater.decode.solana.borsh import arrow_type
 from headwater.decode.solana.data_layout import DataLayout
 from headwater.decode.solana.instructions import (
@@ -79,7 +79,12 @@ class AnchorEventsOutput:
             UndecodableInstructionError: a message has the discriminator but not the content, and
                 `on_error` is "raise". With "skip" such messages are left out and counted.
         """
-        schema, batches, skipped = self.schema, [], 0
+        own = self._own_rows(entities, ranges)
+        return decode_rows(own, self.schema, self._columns, self.on_error, self._explain)
+
+    def _own_rows(
+        self, entities: Entities, ranges: Sequence[BlockRange]
+    ) -> Iterator[pa.RecordBatch]:
         for batch in entities["log"].to_batches():
             chosen = select_rows(batch, SOLANA, self.query.filters[0], ranges)
             chosen = self._candidates(chosen)
@@ -88,13 +93,10 @@ class AnchorEventsOutput:
             named = with_transactions(chosen, entities)
             if self.committed_only:
                 named = keep_rows(named, [pc.fill_null(named.column("isCommitted"), True)])
-            columns, lost = decode_or_skip(named, self._columns, self.on_error, self._explain)
-            skipped += lost
-            batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
-        return DecodedRows(pa.Table.from_batches(batches, schema=schema), skipped)
+            yield named
 
     def _candidates(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the messages whose first characters can only be the discriminator's.
+        """Return the messages whose first characters are the discriminator's, or are absent.
 
         Three bytes are four characters, so all but the last bits of it show.
         """
@@ -105,10 +107,12 @@ class AnchorEventsOutput:
         message = batch.column("message")
         bare = pc.starts_with(message, start)
         mask = pc.or_(bare, pc.starts_with(message, _PREFIX + start))
-        return keep_rows(batch, [pc.fill_null(mask, False)])
+        return keep_rows(batch, [pc.fill_null(mask, True)])
 
     def _columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        data = _decode_messages(batch.column("message").to_pylist())
+        message = batch.column("message")
+        refuse(pc.is_null(message).to_numpy(zero_copy_only=False), "message is absent")
+        data = _decode_messages(message.to_pylist())
         own = has_prefix(data, [self.layout.discriminator])
         rows = np.flatnonzero(own.to_numpy(zero_copy_only=False))
         if len(rows) < batch.num_rows:

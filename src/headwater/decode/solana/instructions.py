@@ -18,7 +18,7 @@ from headwater.core import BlockRange, RangeSpec
 from headwater.decode.columns.base58 import decode_base58
 from headwater.decode.columns.field_columns import name_columns
 from headwater.decode.columns.integers import DECIMAL
-from headwater.decode.columns.malformed import MalformedRowsError, OnError, decode_or_skip, refuse
+from headwater.decode.columns.malformed import MalformedRowsError, OnError, refuse
 from headwater.decode.columns.row_filter import (
     has_prefix,
     list_item,
@@ -29,7 +29,7 @@ from headwater.decode.columns.transaction_names import look_up
 from headwater.decode.columns.wire_columns import as_decimals, required
 from headwater.decode.lines.block_lines import HEADER_FIELDS
 from headwater.decode.lines.entities import Entities
-from headwater.decode.output import DecodedRows
+from headwater.decode.output import DecodedRows, decode_rows
 from headwater.decode.solana.borsh import BorshReader, arrow_type
 from headwater.decode.solana.data_layout import Account, DataLayout
 from headwater.errors import UndecodableInstructionError
@@ -139,16 +139,12 @@ class InstructionsOutput:
             UndecodableInstructionError: an instruction has the discriminator but not the content,
                 and `on_error` is "raise". With "skip" such instructions are left out and counted.
         """
-        schema, batches, skipped = self.schema, [], 0
-        for batch in entities["instruction"].to_batches():
-            chosen = select_rows(batch, SOLANA, self._own_filter, ranges)
-            if not chosen.num_rows:
-                continue
-            named = with_transactions(chosen, entities)
-            columns, lost = decode_or_skip(named, self._columns, self.on_error, self._explain)
-            skipped += lost
-            batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
-        return DecodedRows(pa.Table.from_batches(batches, schema=schema), skipped)
+        chosen = (
+            select_rows(batch, SOLANA, self._own_filter, ranges)
+            for batch in entities["instruction"].to_batches()
+        )
+        own = (with_transactions(batch, entities) for batch in chosen if batch.num_rows)
+        return decode_rows(own, self.schema, self._columns, self.on_error, self._explain)
 
     @property
     def _own_filter(self) -> Filter:

@@ -10,20 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self, TypedDict, Unpack
 
-from headwater.query.catalog import (
-    Condition,
-    Entity,
-    Family,
-    Field,
-    Network,
-    Presence,
-    ValueKind,
-    WireType,
-    fields,
-    header,
-    related,
-)
+from headwater.query.catalog import Entity, Field, Network, Presence, WireType, fields, header
+from headwater.query.filters import Family, related
 from headwater.query.query import Query
+from headwater.query.values import Condition, ValueKind
 
 _NUMBER, _HEX, _STRING = WireType.NUMBER, WireType.BARE_HEX, WireType.STRING
 _OPTIONAL = Presence.OPTIONAL

@@ -9,19 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypedDict, Unpack
 
-from headwater.query.catalog import (
-    Condition,
-    Entity,
-    Family,
-    Field,
-    Network,
-    Presence,
-    ValueKind,
-    WireType,
-    fields,
-    header,
-)
+from headwater.query.catalog import Entity, Field, Network, Presence, WireType, fields, header
+from headwater.query.filters import Family
 from headwater.query.query import Query
+from headwater.query.values import Condition, ValueKind
 
 _NUMBER, _HEX, _STRING = WireType.NUMBER, WireType.HEX, WireType.STRING
 _FLOAT, _OPTIONAL = WireType.FLOAT, Presence.OPTIONAL

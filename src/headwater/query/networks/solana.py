@@ -6,20 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self, TypedDict, Unpack
 
-from headwater.query.catalog import (
-    Condition,
-    Entity,
-    Family,
-    Field,
-    Network,
-    Presence,
-    ValueKind,
-    WireType,
-    fields,
-    header,
-    related,
-)
+from headwater.query.catalog import Entity, Field, Network, Presence, WireType, fields, header
+from headwater.query.filters import Family, related
 from headwater.query.query import Query
+from headwater.query.values import Condition, ValueKind
 
 _NUMBER, _DECIMAL, _BASE58 = WireType.NUMBER, WireType.DECIMAL, WireType.BASE58
 _STRING, _BOOL, _HEX = WireType.STRING, WireType.BOOL, WireType.HEX

@@ -10,21 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypedDict, Unpack
 
-from headwater.query.catalog import (
-    Condition,
-    Entity,
-    Family,
-    Field,
-    Network,
-    Presence,
-    ValueKind,
-    WireType,
-    fields,
-    header,
-    related,
-)
-from headwater.query.filters import LogKeys
+from headwater.query.catalog import Entity, Field, Network, Presence, WireType, fields, header
+from headwater.query.filters import Family, LogKeys, related
 from headwater.query.query import Query
+from headwater.query.values import Condition, ValueKind
 
 _NUMBER, _HEX, _STRING, _JSON = WireType.NUMBER, WireType.HEX, WireType.STRING, WireType.JSON
 _WIDE, _BOOL, _OPTIONAL = WireType.WIDE_DECIMAL, WireType.BOOL, Presence.OPTIONAL

@@ -11,7 +11,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, ClassVar
 
-from headwater.query.catalog import snake_name
+from headwater.query.names import snake_name
 from headwater.testing.chain.draw import Draw
 from headwater.testing.chain.population import Population
 from headwater.testing.chain.settings import ContentSettings
