@@ -1,7 +1,7 @@
 """The demo itself: a stream on local Spark into DuckDB, on a chain that forks, and the check.
 
-It is the program that a user would write, plus somebody who watches. Runs on the main thread, since
-a signal is how a stream is stopped.
+It is the program that a user would write, plus a watcher of its events. Runs on the main thread,
+since a signal is how a stream is stopped.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from threading import Thread, Timer
+from threading import Event as ThreadEvent
+from threading import Thread
 from time import monotonic
 
 from pyspark.sql import DataFrame
@@ -40,12 +41,13 @@ INTERVAL_S = 0.4
 _FAR = 200
 _TOP = 5
 _SHOWN_BEFORE = 4
+_SILENCE_S = 180.0  # nothing takes that long, on any machine: something hangs
 
 
 def without_self_payments(data: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
-    """Drop what somebody sends to himself, and add the value as a number: plain Spark SQL."""
+    """Drop what an account sends to itself, and add the value as a number: plain Spark SQL."""
     if "transfers" not in data or not {"from", "to", "value"} <= set(data["transfers"].columns):
-        return data  # events that somebody chose for a real portal
+        return data  # other events, chosen for a real portal
     kept = data["transfers"].where("`from` <> `to`")
     return {**data, "transfers": kept.selectExpr("*", "CAST(value AS DOUBLE) AS amount")}
 
@@ -88,7 +90,7 @@ def run_simulated(places: Places, *, blocks: int, seconds: float, seed: int, por
             "fills two tables of a DuckDB file.",
         )
         story.begin_backfill()
-        with _at_most(60 + 4 * seconds):
+        with _stopping_when(lambda: monotonic() - watcher.last_event_at > _SILENCE_S):
             stream = _simulated_stream(server.url, blocks)
             stream.pipe(without_self_payments).pipe_to(target, on_event=watcher)
         _look_again(story, target)
@@ -166,7 +168,7 @@ def _show_top_tokens(view: View, target: DuckDBTarget) -> None:
 def run_on_portal(
     places: Places, portal: str, *, events: Sequence[str], contracts: Sequence[str], seconds: float
 ) -> bool:
-    """Follow the head of a chain for a while. Nobody here knows its truth: nothing is checked."""
+    """Follow the head of a chain for a while. Its truth is not known here: nothing is checked."""
     began = monotonic()
     Address.parse(portal)  # refused before anything is started, if it is none
     outputs = {
@@ -190,7 +192,8 @@ def run_on_portal(
         story.begin_following()
         stream = portal_stream(id=STREAM_ID, portal=portal, outputs=outputs)
         watcher = Watcher(story, view, target, lambda: heads.number)
-        with _at_most(seconds):
+        end = monotonic() + seconds
+        with _stopping_when(lambda: monotonic() > end):
             stream.pipe(heads).pipe(without_self_payments).pipe_to(target, on_event=watcher)
         _look_again(story, target)
         if story.cursor is None:
@@ -250,9 +253,11 @@ class Watcher:
         self._view = view
         self._target = target
         self._head = head
+        self.last_event_at = monotonic()
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
+        self.last_event_at = monotonic()
         story = self._story
         rows = {} if event.state.cursor is None else count_rows(self._target, story.tables)
         fork = story.tell(event, rows)
@@ -332,12 +337,21 @@ def _stderr_to(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """Stop the stream that runs inside after a while, as Ctrl-C would."""
-    timer = Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    timer.daemon = True
-    timer.start()
+def _stopping_when(is_over: Callable[[], bool]) -> Iterator[None]:
+    """Stop the stream that runs inside as Ctrl-C would, once a condition holds."""
+    done = ThreadEvent()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            if is_over():
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
     try:
-        yield
+        with suppress(KeyboardInterrupt):  # a signal before the stream listens to it
+            yield
     finally:
-        timer.cancel()
+        done.set()
+        thread.join()
