@@ -34,6 +34,7 @@ from headwater.errors import (
 )
 from headwater.pipeline import Event, RolledBack, Settled
 from headwater.stream import BatchContext, PortalStream, StartInfo, StreamBatch, portal_stream
+from headwater.stream.handle import StoppableClock
 from headwater.targets import DuckDBSettings, duckdb_target
 from headwater.testing import ChainSim, Network, PortalServer, simulated_portal
 from tests.stream.truth import COLUMNS, transfers
@@ -385,7 +386,7 @@ def test_a_fork_callback_that_insists_on_the_present_cursor_is_asked_slowly_and_
     portal: PortalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("headwater.portal.SystemClock.sleep", lambda self, s: pauses.append(s))
+    monkeypatch.setattr(StoppableClock, "sleep", lambda self, s: pauses.append(s))
     own = OwnFork(portal, portal.chain.head.cursor)
     with pytest.raises(ForkCursorError, match=r"E1007.*keeps naming"):
         own.run()

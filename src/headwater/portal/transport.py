@@ -10,8 +10,10 @@ from __future__ import annotations
 import http.client
 import importlib.metadata
 import math
+import socket
 import ssl
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from typing import Protocol, cast
@@ -132,11 +134,13 @@ class HttpTransport:
         self.address = url if isinstance(url, Address) else Address.parse(url)
         self.timeouts = timeouts or Timeouts()
         self._idle: list[HTTPConnection] = []
+        self._socket: socket.socket | None = None  # of the request that was sent last
         self._tls = ssl.create_default_context() if self.address.scheme == "https" else None
 
     def send(self, request: Request) -> Response:
         """Send one request; return once its headers are there."""
         connection = self._connection()
+        self._socket = connection.sock
         try:
             connection.timeout = self.timeouts.headers_s
             connection.request(
@@ -158,6 +162,16 @@ class HttpTransport:
             connection.close()
             raise
         return _HttpResponse(connection, response, self._idle, self.timeouts.chunk_s)
+
+    def abort(self) -> None:
+        """Break off the request that was sent last, if it is still under way.
+
+        The one thing here that may be called from another thread: whoever waits for the answer
+        gets a `TransportError`.
+        """
+        if self._socket is not None:
+            with suppress(OSError):  # it is closed, or was never connected
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the idle connections; those in use are closed with their responses."""

@@ -10,7 +10,7 @@ from headwater.stream.context import (
     StreamInfo,
     StreamState,
 )
-from headwater.stream.interrupt import StopRequested
+from headwater.stream.handle import StopRequested, StreamHandle
 from headwater.stream.owned import OwnedTarget, create_target
 from headwater.stream.stream import PortalStream, pipe_to_iterator, portal_stream
 
@@ -24,6 +24,7 @@ __all__ = [
     "StartInfo",
     "StopRequested",
     "StreamBatch",
+    "StreamHandle",
     "StreamInfo",
     "StreamState",
     "create_target",

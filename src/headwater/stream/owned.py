@@ -24,11 +24,13 @@ from headwater.errors import (
     ForkCursorError,
     ForkCursorMissingError,
     ForkHandlerMissingError,
+    InvalidOptionError,
 )
 from headwater.stream.context import StreamBatch
 from headwater.targets.contract import Capabilities, Delivery
 
 Read = Callable[..., Iterator[StreamBatch]]
+_CONTRACT = ("capabilities", "bind", "recover", "commit", "roll_back", "close")
 OnFork = Callable[[list[BlockCursor]], BlockCursor | None]
 
 
@@ -51,6 +53,26 @@ def create_target(*, write: Callable[[Read], None], fork: OnFork | None = None) 
     return OwnedTarget(
         Callback("write", write, "read"), Callback.optional("fork", fork, "previous_blocks")
     )
+
+
+def check_target(target: object) -> None:
+    """Refuse what a stream cannot run into. Called before anything is opened."""
+    if isinstance(target, OwnedTarget):
+        return
+    lacking = [name for name in _CONTRACT if not hasattr(target, name)]
+    if lacking or isinstance(target, type):
+        raise InvalidOptionError(
+            "a stream runs into a target, such as duckdb_target(…); a function becomes one with "
+            "create_target(write=…)",
+            got=repr(target),
+            lacking=", ".join(lacking),
+        )
+
+
+def check_cursor(cursor: object) -> None:
+    """Refuse what cannot be resumed after."""
+    if cursor is not None and not isinstance(cursor, BlockCursor):
+        raise InvalidOptionError("a cursor is a BlockCursor, or None", got=repr(cursor))
 
 
 class Handover:

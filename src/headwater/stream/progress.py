@@ -14,11 +14,16 @@ class ProgressTracker:
     """Measures blocks per second over the last batches of one run."""
 
     def __init__(self, clock: Clock) -> None:
+        self.last: Progress | None = None
         self._clock = clock
         self._samples: deque[tuple[float, int]] = deque(maxlen=WINDOW)
 
     def reached(self, first: int, current: int, last: int | None) -> Progress:
-        """Note that the stream stands at `current`; return how far that is."""
+        """Note that the stream stands at `current`; return how far that is, and keep it."""
+        self.last = self._measure(first, current, last)
+        return self.last
+
+    def _measure(self, first: int, current: int, last: int | None) -> Progress:
         self._samples.append((self._clock.monotonic(), current))
         (began, lowest), (now, highest) = self._samples[0], self._samples[-1]
         speed = (highest - lowest) / (now - began) if now > began and highest > lowest else None

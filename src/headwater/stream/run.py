@@ -43,10 +43,10 @@ from headwater.query import Query, merge_queries, plan_requests
 from headwater.spark.history import read_span
 from headwater.stream.assemble import Assembler, Plan
 from headwater.stream.config import compare_config
-from headwater.stream.context import StartInfo
+from headwater.stream.context import Progress, StartInfo
 from headwater.stream.factories import Factories
 from headwater.stream.factory_index import factories_of
-from headwater.stream.interrupt import Interrupt
+from headwater.stream.handle import Interrupt
 from headwater.stream.owned import AskUser
 from headwater.stream.parts import Parts, stop_all
 from headwater.stream.undo_buffer import UndoBuffer
@@ -246,6 +246,11 @@ class Run(Host[Delivery]):
             )  # fmt: skip
         if isinstance(event, Waited):
             logger.info("replica.behind id=%s at=%s", self._stream.id, event.state.cursor)
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the last batch was; None before the first one."""
+        return None if self._assembler is None else self._assembler.progress.last
 
     # --- planning ---------------------------------------------------------------------------------
 

@@ -8,9 +8,8 @@ A stream is a value: `pipe` returns a new one, and nothing is asked of the porta
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +22,24 @@ from headwater.effects.courier import Deliver
 from headwater.effects.outbox import RETRY
 from headwater.errors import InvalidOptionError, NetworkError, StreamIdError
 from headwater.pipeline import Committed, Event, Pipeline
-from headwater.portal import PortalClient, RetryPolicy, SystemClock
+from headwater.portal import HttpTransport, PortalClient, RetryPolicy
 from headwater.spark.executors import coded_failures
 from headwater.stream.config import OnConfigChange, check_option
 from headwater.stream.context import StreamBatch
-from headwater.stream.interrupt import Interrupt, StopRequested
-from headwater.stream.owned import AskUser, Handover, OnFork, OwnedTarget
+from headwater.stream.handle import (
+    Interrupt,
+    StoppableClock,
+    StoppableTransport,
+    StreamHandle,
+)
+from headwater.stream.owned import (
+    AskUser,
+    Handover,
+    OnFork,
+    OwnedTarget,
+    check_cursor,
+    check_target,
+)
 from headwater.stream.parts import PartMaker
 from headwater.stream.run import Run, span_limits
 from headwater.stream.transformer import Step
@@ -36,8 +47,6 @@ from headwater.targets.contract import Delivery, Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-logger = logging.getLogger("headwater.stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,41 +101,79 @@ class PortalStream:
             raise InvalidOptionError("there is an outbox of this name: give name=", got=added.name)
         return replace(self, parts=(*self.parts, added))
 
-    def pipe_to(self, target: Any, *, on_event: Listener | None = None) -> None:
+    def pipe_to(
+        self, target: Target[Delivery] | OwnedTarget, *, on_event: Listener | None = None
+    ) -> None:
         """Run into a target until the range is read; without an end, until a signal.
+
+        The same as `start` and a wait for the end, in the calling thread.
 
         On SIGINT or SIGTERM the batch in hand commits or vanishes, and the call returns; an
         `on_event` listener, which is told of every event, may raise `StopRequested` to the same
         effect.
         """
-        tell = Callback.optional("on_event", on_event, "event")
+        handle = self._handle(target, on_event)
+        with handle.interrupt.handling():
+            handle.run()
+
+    def start(
+        self, target: Target[Delivery] | OwnedTarget, *, on_event: Listener | None = None
+    ) -> StreamHandle:
+        """Run into a target in a thread of its own; return a handle to wait for it, or to stop it.
+
+        `on_event` is called in that thread. Signals are left to the program. The thread does not
+        keep the program alive: wait with `handle.await_termination()`.
+        """
+        return self._handle(target, on_event).start()
+
+    def _handle(
+        self, target: Target[Delivery] | OwnedTarget, on_event: Listener | None
+    ) -> StreamHandle:
+        """Return a run that has not begun."""
+        check_target(target)
+        return StreamHandle(self.id, lambda handle: self._work(target, handle), on_event)
+
+    def _work(self, target: Target[Delivery] | OwnedTarget, handle: StreamHandle) -> None:
+        """Run until the range is read, or until a stop."""
         if isinstance(target, OwnedTarget):
-            target.write(lambda cursor=None: self._read(cursor, target.fork))
+            target.write(lambda cursor=None: self._read(cursor, target.fork, handle=handle))
             return
-        interrupt = Interrupt()
-        try:
-            with interrupt.handling(), self._opened(target, interrupt=interrupt) as run:
-                target.bind(self.id)
-                for event in self._steps(run, target):
-                    if tell is not None:
-                        tell(event)
-                    interrupt.check()
-        except StopRequested:
-            logger.info("stream.stopped id=%s", self.id)
+        with self._opened(target, interrupt=handle.interrupt) as run:
+            target.bind(self.id)
+            for event in self._steps(run, target):
+                handle.on_event(event, run)
+                handle.interrupt.check()
 
     def __iter__(self) -> Iterator[StreamBatch]:
         """Read final blocks, from the beginning of the range every time."""
         return self._read(None, None, finalized=True)
 
     def _read(
-        self, cursor: BlockCursor | None, on_fork: OnFork | None, *, finalized: bool = False
+        self,
+        cursor: BlockCursor | None,
+        on_fork: OnFork | None,
+        *,
+        finalized: bool = False,
+        handle: StreamHandle | None = None,
     ) -> Iterator[StreamBatch]:
-        """Hand out batches one by one; what happens in between is the caller's."""
-        target = Handover(cursor)
-        with self._opened(target, finalized=finalized, ask_user=AskUser(on_fork)) as run:
+        """Hand out batches one by one; what happens in between is the caller's.
+
+        A stop waits until the caller comes back for the next batch.
+        """
+        check_cursor(cursor)
+        target, ask_user = Handover(cursor), AskUser(on_fork)
+        interrupt = None if handle is None else handle.interrupt
+        with self._opened(
+            target, finalized=finalized, ask_user=ask_user, interrupt=interrupt
+        ) as run:
             for event in self._steps(run, target):
+                if handle is not None:
+                    handle.on_event(event, run)
                 if isinstance(event, Committed):
-                    yield from target.take()
+                    with nullcontext() if interrupt is None else interrupt.uninterrupted():
+                        yield from target.take()
+                if interrupt is not None:
+                    interrupt.check()
 
     @contextmanager
     def _opened(
@@ -140,13 +187,16 @@ class PortalStream:
         """Connect, and let go of everything on every exit path."""
         with ExitStack() as stack:
             asking = {name: one for name, one in self.options.items() if name not in Run.SPANS}
+            interrupt = interrupt or Interrupt()
+            transport = StoppableTransport(HttpTransport(self.portal), interrupt)
+            clock = StoppableClock(interrupt)
             client = stack.enter_context(
-                PortalClient(self.portal, rollback_cap=self.rollback_cap, **asking)
+                PortalClient(transport, clock=clock, rollback_cap=self.rollback_cap, **asking)
             )
             run = Run(
                 self,
                 client,
-                SystemClock(),
+                clock,
                 target,
                 finalized=finalized,
                 ask_user=ask_user,

@@ -1,0 +1,223 @@
+"""A run that one can stop and ask: signals, `stop()`, and the handle that `start` returns.
+
+While the loop waits for the portal, a stop ends it at once: a pause is cut short, and so is a
+request that waits for its answer. While the target is being changed the stop waits until the change
+is whole, so the batch in hand commits or vanishes. A second signal does not wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event as Flag
+from threading import Thread, current_thread, main_thread
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from headwater.core.callbacks import Callback
+from headwater.core.messages import Committed, Event, Listener
+from headwater.portal import HttpTransport, Request, Response, SystemClock
+from headwater.stream.context import Progress
+
+if TYPE_CHECKING:
+    from headwater.stream.run import Run
+
+logger = logging.getLogger("headwater.stream")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+RECENT = 100  # how many entries `recent_progress` has at most
+
+
+class StopRequested(BaseException):
+    """The run is to end; not an error.
+
+    A listener may raise it to end a run cleanly: `pipe_to` then returns.
+    """
+
+
+class Interrupt:
+    """Turns signals and calls of `request` into `StopRequested`, at moments when that is harmless.
+
+    Handlers are installed on the main thread only, and put back when the run is over. `abort` is
+    called to break off a request that waits for its answer.
+    """
+
+    def __init__(self) -> None:
+        self.abort: Callable[[], None] = lambda: None
+        self._requested = Flag()
+        self._busy = False
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        """Handle signals for the duration of a run."""
+        if current_thread() is not main_thread():
+            yield
+            return
+        before: dict[int, Any] = {one: signal.signal(one, self._handle) for one in SIGNALS}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+    @contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        """Let a stop wait until this block is done, and its outcome was told (`check`)."""
+        self._busy = True
+        yield
+        # A failure ends the run anyway; what succeeded stays protected until `check`.
+
+    def check(self) -> None:
+        """End the run if a stop has waited. Called after each event, once it was told."""
+        self._busy = False
+        self.check_if_idle()
+
+    def check_if_idle(self) -> None:
+        """End the run if a stop was requested and the target is not being changed."""
+        if self._requested.is_set() and not self._busy:
+            raise StopRequested
+
+    def sleep(self, seconds: float) -> None:
+        """Wait; a stop ends the wait, and the run."""
+        if self._busy:
+            time.sleep(seconds)
+        elif self._requested.wait(seconds):
+            raise StopRequested
+
+    def request(self) -> None:
+        """Ask the run to end. Called from another thread, or by a listener."""
+        self._requested.set()
+        if not self._busy:
+            self.abort()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._requested.is_set():
+            raise KeyboardInterrupt
+        self._requested.set()
+        if not self._busy:
+            raise StopRequested
+
+
+class StoppableClock(SystemClock):
+    """The real time, with pauses that a stop ends."""
+
+    def __init__(self, interrupt: Interrupt) -> None:
+        self._interrupt = interrupt
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, until a stop at most."""
+        self._interrupt.sleep(seconds)
+
+
+class StoppableTransport:
+    """Requests over HTTP that a stop breaks off. Used by the driver's client alone."""
+
+    def __init__(self, transport: HttpTransport, interrupt: Interrupt) -> None:
+        self._transport = transport
+        self._interrupt = interrupt
+        interrupt.abort = transport.abort
+
+    def send(self, request: Request) -> Response:
+        """Send one request, unless the run is to end."""
+        self._interrupt.check_if_idle()
+        return self._transport.send(request)
+
+    def close(self) -> None:
+        """Release every connection."""
+        self._interrupt.abort = lambda: None
+        self._transport.close()
+
+
+class StreamHandle:
+    """A stream that runs in a thread of its own. Made by `stream.start(target)`.
+
+    Its names are those of Spark's `StreamingQuery`. All of it may be called from any thread.
+    """
+
+    def __init__(
+        self, stream_id: str, work: Callable[[StreamHandle], None], on_event: Listener | None
+    ) -> None:
+        self.id = stream_id
+        self.interrupt = Interrupt()
+        self._work = work
+        self._tell = Callback.optional("on_event", on_event, "event")
+        self._recent: deque[Progress] = deque(maxlen=RECENT)
+        self._error: BaseException | None = None
+        self._thread: Thread | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the stream is running."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def last_progress(self) -> Progress | None:
+        """How far the stream was with its last commit; None before the first one of this run."""
+        return self._recent[-1] if self._recent else None
+
+    @property
+    def recent_progress(self) -> list[Progress]:
+        """The progress of the last commits of this run, oldest first; 100 at most."""
+        return list(self._recent)
+
+    def exception(self) -> BaseException | None:
+        """Return what the stream ended with; None while it runs, and after a clean end."""
+        return None if self.is_active else self._error
+
+    def stop(self) -> None:
+        """End the run, and wait until it has ended: the batch in hand commits or vanishes.
+
+        Called by a listener, in the stream's own thread, it only asks for the end. A stream that
+        has ended already stays as it is. An error of the stream is not raised here.
+        """
+        self.interrupt.request()
+        if self._thread is not None and self._thread is not current_thread():
+            self._thread.join()
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until the stream has ended, for `timeout` seconds at most; tell whether it has.
+
+        Raises:
+            BaseException: what the stream ended with.
+        """
+        if self._thread is not None:
+            self._thread.join(timeout)
+        if self.is_active:
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    # --- what the stream calls --------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run in this thread until the range is read, or until a stop."""
+        try:
+            self._work(self)
+        except StopRequested:
+            logger.info("stream.stopped id=%s", self.id)
+
+    def start(self) -> StreamHandle:
+        """Run in a thread of its own."""
+        name = f"headwater-{self.id}"
+        self._thread = Thread(target=self._run_and_keep_error, name=name, daemon=True)
+        self._thread.start()
+        return self
+
+    def on_event(self, event: Event, run: Run) -> None:
+        """Note how far the run is, and tell the listener."""
+        if isinstance(event, Committed) and run.progress is not None:
+            self._recent.append(run.progress)
+        if self._tell is not None:
+            self._tell(event)
+
+    def _run_and_keep_error(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:  # noqa: BLE001 - `await_termination` raises it
+            self._error = error
+            logger.error("stream.failed id=%s error=%s", self.id, error)  # noqa: TRY400
