@@ -58,7 +58,7 @@ def test_a_started_stream_runs_beside_the_program_until_it_is_stopped(
     assert handle.exception() is None
     assert not handle.await_termination(0.05)
     handle.stop()
-    assert not handle.is_active
+    assert "headwater-transfers" not in {one.name for one in threading.enumerate()}
     assert handle.await_termination()
     assert handle.exception() is None
     assert head.threads == {"headwater-transfers"}
