@@ -14,13 +14,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from headwater.spark.source import LoadedSource
+    from headwater.spark.datasource import LoadedSource
 
 __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """`spark.read.format("headwater")`; `headwater.spark.source` describes the options.
+    """`spark.read.format("headwater")`; `headwater.spark.datasource` describes the options.
 
     Made on the driver by `load()`, which asks for the schema. What was decided then is kept and
     pickled along, so all later scans of the DataFrame read the same blocks.
@@ -43,7 +43,7 @@ class DefaultSource(DataSource):
 
     def _load(self) -> LoadedSource:
         if self._loaded is None:
-            from headwater.spark.source import load_source
+            from headwater.spark.datasource import load_source
 
             self._loaded = load_source(self.options)
         return self._loaded

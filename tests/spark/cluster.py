@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyspark
 
-from headwater.spark.java import find_java
+from headwater.spark.session import find_java
 
 _HOME = Path(pyspark.__file__).parent
 

@@ -17,7 +17,7 @@ from pyspark.sql.classic.dataframe import DataFrame
 from headwater import evm, portal_stream
 from headwater.core import BlockRange
 from headwater.errors import BlockLinkError
-from headwater.spark import plan, receipt
+from headwater.spark import partitions, parts
 from headwater.targets import clickhouse_target, duckdb_target, postgres_target
 from headwater.targets.clickhouse import ClickHouseClient
 from headwater.targets.clickhouse import table as clickhouse_table
@@ -46,7 +46,7 @@ class Driver:
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut the small chain of the tests into several parts."""
-    monkeypatch.setattr(plan, "_SMALL_TASK", 20_000)
+    monkeypatch.setattr(partitions, "_SMALL_TASK", 20_000)
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_parts_of_two_chains_are_never_committed(
     def refuse(*_: Any, **__: Any) -> None:
         raise BlockLinkError("block 10 is not a descendant of block 9")
 
-    monkeypatch.setattr(receipt, "_check_seam", refuse)
+    monkeypatch.setattr(parts, "_check_seam", refuse)
     with pytest.raises(BlockLinkError, match="not a descendant"):
         backfill(portal, spark).pipe_to(place.target(None, "transfers"))
     monkeypatch.undo()

@@ -4,14 +4,12 @@ The only package that imports pyspark. Near the head rows stay in Arrow on the d
 behind it executors fetch and decode in parallel (`read_span`).
 """
 
-from headwater.spark.columns import spark_schema
+from headwater.spark.datasource import register
 from headwater.spark.executors import ExecutorRows
-from headwater.spark.frames import Frame, SpanFrame, frames
-from headwater.spark.history import Span, read_span
-from headwater.spark.java import Java, find_java
-from headwater.spark.receipt import SpanReport
-from headwater.spark.session import active_session, local_session, warm_up
-from headwater.spark.source import register
+from headwater.spark.frames import Frame, SpanFrame, frames, spark_schema
+from headwater.spark.parts import SpanReport
+from headwater.spark.session import Java, active_session, find_java, local_session, warm_up
+from headwater.spark.spans import Span, read_span
 
 __all__ = [
     "ExecutorRows",

@@ -30,9 +30,8 @@ from pyspark.util import PythonEvalType
 
 from headwater.core import BlockRange
 from headwater.errors import REGISTRY, HeadwaterError
-from headwater.spark.columns import spark_schema
-from headwater.spark.part_reader import Part, PartReader
-from headwater.spark.receipt import Receipt
+from headwater.spark.frames import spark_schema
+from headwater.spark.parts import Part, PartReader, Receipt
 from headwater.spark.relay import IpcSender, Relay, read_batches
 
 Batches = Iterable[pa.RecordBatch]

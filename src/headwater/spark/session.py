@@ -9,14 +9,19 @@ the user's and is used as it is.
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from headwater.spark.java import find_java
+from headwater.errors import JavaMissingError
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _GIB = 1 << 30
@@ -90,3 +95,62 @@ def _driver_memory() -> str:
     """Take a quarter of the machine, from 1 to 8 GiB: the rest is for Python and the databases."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"{min(8, max(1, total // 4 // _GIB))}g"
+
+
+MINIMUM = 17
+
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_PATIENCE_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java runtime that Spark can use."""
+
+    executable: Path
+    version: int
+
+
+def find_java(environment: Mapping[str, str] | None = None) -> Java:
+    """Return the Java that Spark would start. Called on the driver before a session is made.
+
+    `environment` stands in for `os.environ`.
+
+    Raises:
+        JavaMissingError: there is none, it does not run, or it is older than 17.
+    """
+    variables = os.environ if environment is None else environment
+    executable, place = _locate(variables)
+    version = _ask_version(executable, place)
+    if version < MINIMUM:
+        raise JavaMissingError(
+            f"Spark needs Java {MINIMUM} or newer, and {place} is older", version=version
+        )
+    return Java(executable, version)
+
+
+def _locate(variables: Mapping[str, str]) -> tuple[Path, str]:
+    home = variables.get("JAVA_HOME")
+    if home:
+        return Path(home, "bin", "java"), f"JAVA_HOME ({home})"
+    found = shutil.which("java", path=variables.get("PATH", ""))
+    if found is None:
+        raise JavaMissingError("Spark needs Java, and there is none on the PATH")
+    return Path(found), f"java on the PATH ({found})"
+
+
+def _ask_version(executable: Path, place: str) -> int:
+    try:
+        answer = subprocess.run(
+            [executable, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaMissingError(f"{place} cannot be run: {type(error).__name__}") from error
+    found = _VERSION.search(answer.stderr + answer.stdout)
+    if answer.returncode != 0 or found is None:
+        raise JavaMissingError(f"{place} is not a Java runtime", exit_code=answer.returncode)
+    return int(found[1])

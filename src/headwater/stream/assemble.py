@@ -20,7 +20,7 @@ from headwater.pipeline import Raw
 from headwater.portal import Clock, Dataset
 from headwater.query import Query
 from headwater.spark.frames import frames
-from headwater.spark.history import Span, read_span
+from headwater.spark.spans import Span, read_span
 from headwater.stream.context import (
     BatchContext,
     BatchCounts,

@@ -40,7 +40,7 @@ from headwater.pipeline import (
 from headwater.portal import Address, Clock, Dataset, HistorySource, PortalClient
 from headwater.portal.history import FAR
 from headwater.query import Query, merge_queries, plan_requests
-from headwater.spark.history import read_span
+from headwater.spark.spans import read_span
 from headwater.stream.assemble import Assembler, Plan
 from headwater.stream.config import compare_config
 from headwater.stream.context import Progress, StartInfo

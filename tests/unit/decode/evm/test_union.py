@@ -12,7 +12,7 @@ import pytest
 from headwater.core import BlockRange
 from headwater.decode import Output, decode_outputs, evm
 from headwater.errors import InvalidOptionError, ParameterError, UndecodableLogError
-from headwater.spark.columns import spark_schema
+from headwater.spark.frames import spark_schema
 from tests.unit.decode.samples import ALICE, BOB, EVERYTHING, TOKEN, line, log_of, transfer
 
 V2 = evm.abi([{"type": "event", "name": "Swap", "inputs": [

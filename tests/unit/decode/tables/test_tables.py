@@ -36,7 +36,7 @@ from headwater.query import (
     WireType,
     base58,
 )
-from headwater.spark.columns import spark_schema
+from headwater.spark.frames import spark_schema
 from headwater.testing import ChainSim, Selection
 from headwater.testing import Network as Simulated
 from tests.unit.decode.samples import ALICE, BOB, EVERYTHING, TOKEN, line, transfer

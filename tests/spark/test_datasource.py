@@ -16,8 +16,7 @@ from headwater.core import BlockRange
 from headwater.errors import HeadwaterError
 from headwater.query import EvmQuery
 from headwater.spark import register
-from headwater.spark.raw_query import parse_raw_query
-from headwater.spark.source import load_source
+from headwater.spark.datasource import load_source, parse_raw_query
 from headwater.testing import PortalServer, simulated_portal
 from tests.spark.conftest import ALL, LAST, TRANSFER, decoded, lines
 

@@ -25,9 +25,7 @@ from headwater.errors import (
 from headwater.portal import Address, PortalClient, RetryPolicy
 from headwater.query import Query, merge_queries
 from headwater.spark import Span, read_span
-from headwater.spark.part_reader import Part, PartReader
-from headwater.spark.receipt import Receipt, sum_receipts
-from headwater.spark.rows import RawRows
+from headwater.spark.parts import Part, PartReader, RawRows, Receipt, sum_receipts
 from headwater.testing import (
     DropAfter,
     DropBeforeHeaders,

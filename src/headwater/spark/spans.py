@@ -7,29 +7,43 @@ that no block is asked for twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
+from typing import ClassVar
+from weakref import WeakSet
 
-from pyspark import StorageLevel
+from pyspark import StorageLevel, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.types import StructType
 
 from headwater.core import BlockRange, Density, block_count
 from headwater.decode import Output
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, SourceOptionError
 from headwater.portal import SAMPLES, Address, Dataset, RetryPolicy, StreamQuery
-from headwater.spark import receipt as receipts
 from headwater.spark.executors import DataFrameRows, ExecutorRows, SpanRows, coded_failures
-from headwater.spark.frames import SpanFrame
-from headwater.spark.part_reader import PartReader
-from headwater.spark.plan import plan_parts
-from headwater.spark.receipt import SpanReport, sum_receipts
-from headwater.spark.rows import CombinedRows, RowMaker, TableRows, combined_column
-from headwater.spark.span_source import load_parts
+from headwater.spark.frames import SpanFrame, spark_schema
+from headwater.spark.partitions import plan_parts
+from headwater.spark.parts import (
+    RECEIPT_COLUMN,
+    CombinedRows,
+    PartReader,
+    PartsReader,
+    RowMaker,
+    SpanReport,
+    TableRows,
+    combined_column,
+    sum_receipts,
+)
 
-_RECEIPT = receipts.COLUMN.name
+_RECEIPT = RECEIPT_COLUMN.name
 
 
 class Span:
@@ -192,3 +206,60 @@ def _row_maker(
         return CombinedRows(dict(outputs), {name: tuple(ranges[name]) for name in outputs})
     ((name, output),) = outputs.items()
     return TableRows(name, output, tuple(ranges[name]))
+
+
+NAME = "headwater_span"
+OPTION = "secret.plan"  # "secret" is what spark.redaction.regex looks for
+
+_KEY = secrets.token_bytes(32)
+_registered: WeakSet[SparkSession] = WeakSet()
+
+
+class SpanSource(DataSource):
+    """A data source whose whole configuration is one signed option. Not for users.
+
+    Made on the driver when a span is loaded, pickled from there to executors.
+    """
+
+    key: ClassVar[bytes] = b""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """Return the columns of the planned rows."""
+        reader, _ = _unseal(self.options, self.key)
+        return spark_schema(reader.schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the planned reading. Called on the driver whenever a scan is planned."""
+        reader, parts = _unseal(self.options, self.key)
+        return PartsReader(reader, parts)
+
+
+def load_parts(spark: SparkSession, reader: PartReader, parts: Sequence[BlockRange]) -> DataFrame:
+    """Return the DataFrame that reads these parts, one task each. Runs no job."""
+    schema = spark_schema(reader.schema)
+    if spark not in _registered:
+        spark.dataSource.register(type("KeyedSpanSource", (SpanSource,), {"key": _KEY}))
+        _registered.add(spark)
+    plan: bytes = cloudpickle.dumps((reader, tuple(parts)))  # type: ignore[no-untyped-call]
+    sealed = _seal(plan, _KEY)
+    return spark.read.format(NAME).schema(schema).option(OPTION, sealed).load()
+
+
+def _seal(plan: bytes, key: bytes) -> str:
+    signature = hmac.digest(key, plan, hashlib.sha256)
+    return base64.b64encode(signature + plan).decode()
+
+
+def _unseal(options: MutableMapping[str, str], key: bytes) -> tuple[PartReader, list[BlockRange]]:
+    sealed = base64.b64decode(options.get(OPTION, ""))
+    size = hashlib.sha256().digest_size
+    signature, plan = sealed[:size], sealed[size:]
+    if not key or not hmac.compare_digest(hmac.digest(key, plan, hashlib.sha256), signature):
+        raise SourceOptionError(f"the format {NAME} is for Headwater's own use", use="headwater")
+    reader, parts = cloudpickle.loads(plan)
+    return reader, parts

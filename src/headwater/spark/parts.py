@@ -1,0 +1,363 @@
+"""What one task of a span does: read a part, decode it, count what it has read.
+
+A `PartReader` is made on the driver and pickled to executors with all that it needs, also the
+portal's secrets. It holds no position: a task that is tried again, or runs twice by speculation,
+reads its part from the beginning and yields the same rows, because only final blocks are read. Its
+`Receipt` tells the driver which blocks it has read; the receipts of all parts are compared there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from headwater.core import BlockCursor, BlockHeader, BlockRange, Blocks, Fork
+from headwater.decode import Decoded, Output, decode_outputs
+from headwater.errors import BlockLinkError, FinalizedForkError
+from headwater.portal import (
+    Address,
+    BlockOrder,
+    Dataset,
+    HttpTransport,
+    PortalClient,
+    RetryPolicy,
+    StreamQuery,
+)
+
+RECEIPT_COLUMN = pa.field("__headwater_receipt", pa.string())
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What one task has read. Filled on an executor, read on the driver."""
+
+    part: int
+    blocks: int = 0
+    bytes_read: int = 0
+    first: BlockHeader | None = None
+    last: BlockHeader | None = None
+    rows: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    def add(self, headers: Sequence[BlockHeader], lines: Sequence[bytes]) -> None:
+        """Count the blocks of one answer."""
+        self.blocks += len(headers)
+        self.bytes_read += sum(map(len, lines))
+        self.first = self.first or headers[0]
+        self.last = headers[-1]
+
+    def count(self, decoded: Decoded) -> None:
+        """Count the rows of outputs, and those that they left out."""
+        _add(self.rows, {name: table.num_rows for name, table in decoded.tables.items()})
+        _add(self.skipped, decoded.skipped)
+
+    def to_text(self) -> str:
+        """Return the text that goes into the row."""
+        return msgspec.json.encode(self).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class SpanReport:
+    """What all tasks of a span have read.
+
+    `blocks` counts the blocks that arrived (of those without a match, only some do), `bytes_read`
+    their size. `cursor` is the last of them: the place to go on from. `rows` counts the rows of
+    each output, `skipped` those that could not be decoded, where the output skips such.
+    """
+
+    blocks: int
+    bytes_read: int
+    cursor: BlockCursor | None
+    rows: dict[str, int]
+    skipped: dict[str, int]
+
+
+def sum_receipts(
+    texts: Iterable[str], parts: Sequence[BlockRange], *, complete: bool
+) -> SpanReport:
+    """Add up receipts. Runs on the driver, when a job has ended.
+
+    Parts were read apart, so this is where their seams are checked: the first block of each must
+    descend from the last block of the one before. `complete` says that every block was asked for.
+
+    Raises:
+        BlockLinkError: two neighbouring parts are not of one chain, or one is missing.
+    """
+    by_part = {one.part: one for one in map(msgspec.json.Decoder(Receipt).decode, texts)}
+    missing = [index for index in range(len(parts)) if index not in by_part]
+    if missing:
+        raise BlockLinkError(
+            "tasks have ended without a receipt",
+            parts=", ".join(str(parts[index]) for index in missing[:3]),
+        )
+    ordered = [by_part[index] for index in range(len(parts))]
+    filled = [one for one in ordered if one.first is not None and one.last is not None]
+    for lower, upper in pairwise(filled):
+        _check_seam(lower, upper, parts[upper.part], complete=complete)
+    rows: dict[str, int] = {}
+    skipped: dict[str, int] = {}
+    for one in ordered:
+        _add(rows, one.rows)
+        _add(skipped, one.skipped)
+    last = filled[-1].last if filled else None
+    return SpanReport(
+        blocks=sum(one.blocks for one in ordered),
+        bytes_read=sum(one.bytes_read for one in ordered),
+        cursor=None if last is None else last.cursor,
+        rows=rows,
+        skipped=skipped,
+    )
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count
+
+
+def _check_seam(lower: Receipt, upper: Receipt, part: BlockRange, *, complete: bool) -> None:
+    assert lower.last is not None, "only parts that hold blocks are compared"
+    assert upper.first is not None, "only parts that hold blocks are compared"
+    between = BlockRange(lower.last.number + 1, part.to_block)
+    BlockOrder(between, lower.last.cursor, complete=complete).accept(upper.first)
+
+
+BATCH_ROWS = 10_000  # larger Arrow batches are slower to pass to the JVM, smaller ones too
+
+RAW_SCHEMA = pa.schema(
+    [
+        ("number", pa.int64()),
+        ("hash", pa.string()),
+        ("parent_hash", pa.string()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("line", pa.string()),
+    ]
+)
+
+_BATCH_BYTES = 16 << 20
+
+
+class RowMaker(Protocol):
+    """Turns blocks into rows."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the rows."""
+        ...
+
+    def rows(self, blocks: Blocks, receipt: Receipt) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of these blocks, in order; note in the receipt what was left out."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RawRows:
+    """One row per block: its header, and its line as it arrived."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns: number, hash, parent_hash, timestamp, line."""
+        return RAW_SCHEMA
+
+    def rows(self, blocks: Blocks, receipt: Receipt) -> Iterator[pa.RecordBatch]:
+        """Yield the blocks; lines are known to be UTF-8."""
+        headers = blocks.headers
+        columns = [
+            pa.array([one.number for one in headers], pa.int64()),
+            pa.array([one.hash for one in headers], pa.string()),
+            pa.array([one.parent_hash for one in headers], pa.string()),
+            pa.array(
+                [None if one.timestamp is None else one.timestamp * 1_000_000 for one in headers],
+                pa.int64(),
+            ).cast(RAW_SCHEMA.field("timestamp").type),
+            pa.array(blocks.lines, pa.binary()).cast(pa.string()),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """The rows of one output, in its own columns."""
+
+    name: str
+    output: Output
+    ranges: tuple[BlockRange, ...]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The output's columns; all may be null, because the row of a receipt has none of them."""
+        return pa.schema([one.with_nullable(True) for one in self.output.schema])
+
+    def rows(self, blocks: Blocks, receipt: Receipt) -> Iterator[pa.RecordBatch]:
+        """Yield the decoded rows."""
+        decoded = decode_outputs({self.name: self.output}, blocks.lines, {self.name: self.ranges})
+        receipt.count(decoded)
+        for batch in decoded.tables[self.name].to_batches(max_chunksize=BATCH_ROWS):
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class CombinedRows:
+    """The rows of several outputs in one table: a struct column for each, one of them not null.
+
+    This is what lets one reading of a range serve all outputs. Columns are called o0, o1, … so that
+    no name of an output can confuse Spark.
+    """
+
+    outputs: Mapping[str, Output]
+    ranges: Mapping[str, Sequence[BlockRange]]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """One struct column per output, in their order."""
+        return pa.schema(
+            [
+                pa.field(combined_column(index), pa.struct(list(output.schema)))
+                for index, output in enumerate(self.outputs.values())
+            ]
+        )
+
+    def rows(self, blocks: Blocks, receipt: Receipt) -> Iterator[pa.RecordBatch]:
+        """Yield the decoded rows, output by output."""
+        decoded = decode_outputs(self.outputs, blocks.lines, self.ranges)
+        receipt.count(decoded)
+        schema = self.schema
+        for position, table in enumerate(decoded.tables.values()):
+            fields = list(table.schema)
+            for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+                own = pa.StructArray.from_arrays(batch.columns, fields=fields)
+                columns = [
+                    own if index == position else pa.nulls(batch.num_rows, field.type)
+                    for index, field in enumerate(schema)
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def combined_column(index: int) -> str:
+    """Return the name of an output's column in the combined rows."""
+    return f"o{index}"
+
+
+def gather(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join batches that are too small to pass on by themselves; order is kept.
+
+    Sparse ranges give a handful of rows per answer, and each batch costs a crossing into the JVM.
+    """
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= BATCH_ROWS // 2 or size >= _BATCH_BYTES:
+            yield _join(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield _join(waiting)
+
+
+def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+READ_BYTES = 4 << 20  # what is decoded at once: as much as the decoder scans at once
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a range: the work of one task."""
+
+    index: int
+    blocks: BlockRange
+
+
+@dataclass(frozen=True, slots=True)
+class PartReader:
+    """Reads parts of final blocks. `with_receipts`: each part ends with a row that sums it up."""
+
+    address: Address
+    query: StreamQuery
+    row_maker: RowMaker
+    dataset: Dataset | None
+    retry: RetryPolicy
+    with_receipts: bool = False
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the batches."""
+        schema = self.row_maker.schema
+        return schema.append(RECEIPT_COLUMN) if self.with_receipts else schema
+
+    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one part, in order of blocks. Runs on an executor.
+
+        Each call has a client of its own. Requests that fail are sent again by the client; what it
+        gives up on fails the task, with the error's text, and Spark may try the task again.
+
+        Raises:
+            FinalizedForkError: the portal contradicts itself about final blocks.
+            HeadwaterError: whatever the client or a decoder raises.
+        """
+        receipt = Receipt(part.index)
+        for batch in self.rows(part, receipt):
+            yield self._widen(batch)
+        if self.with_receipts:
+            empty = [pa.nulls(1, field.type) for field in self.row_maker.schema]
+            row = [*empty, pa.array([receipt.to_text()], RECEIPT_COLUMN.type)]
+            yield pa.RecordBatch.from_arrays(row, schema=self.schema)
+
+    def rows(self, part: Part, receipt: Receipt) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one part, and sum the part up in a receipt. Runs on an executor."""
+        return gather(self._rows(part, receipt))
+
+    def client(self, max_bytes: int = READ_BYTES) -> PortalClient:
+        """Return a client for one task, or for planning; whoever asks closes it."""
+        transport = HttpTransport(self.address)
+        return PortalClient(transport, retry=self.retry, dataset=self.dataset, max_bytes=max_bytes)
+
+    def _rows(self, part: Part, receipt: Receipt) -> Iterator[pa.RecordBatch]:
+        with self.client() as client:
+            for answer in client.read(self.query, part.blocks, finalized=True):
+                match answer:
+                    case Blocks(headers, lines):
+                        receipt.add(headers, lines)
+                        yield from self.row_maker.rows(answer, receipt)
+                    case Fork(previous_blocks):
+                        raise FinalizedForkError(
+                            "the portal reports a fork among finalized blocks",
+                            range=part.blocks,
+                            sample=", ".join(map(str, previous_blocks[:3])),
+                        )
+                    case _:
+                        pass  # a replica that is behind; the client asks again at its own pace
+
+    def _widen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self.with_receipts:
+            return batch
+        return batch.append_column(RECEIPT_COLUMN, pa.nulls(batch.num_rows, RECEIPT_COLUMN.type))
+
+
+class PartsReader(DataSourceReader):
+    """Spark's view of a planned reading.
+
+    It keeps nothing between calls and takes no filters: Spark uses one reader for several scans of
+    the same DataFrame, so a filter kept here would leak from one scan into another.
+    """
+
+    def __init__(self, reader: PartReader, parts: Sequence[BlockRange]) -> None:
+        self._reader = reader
+        self._parts = tuple(parts)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return one partition per part. Called on the driver whenever a scan is planned."""
+        return [InputPartition(Part(index, blocks)) for index, blocks in enumerate(self._parts)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one part. Called on an executor, once per attempt of the task."""
+        return self._reader.read(partition.value)
