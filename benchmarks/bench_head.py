@@ -20,7 +20,7 @@ from typing import Any
 from headwater import evm, portal_stream
 from headwater.pipeline import Committed, Event, Settled
 from headwater.spark import local_session, warm_up
-from headwater.stream.interrupt import StopRequested
+from headwater.stream.handle import StopRequested
 from headwater.targets import duckdb_target
 from headwater.testing import ChainSim, ContentSettings, PortalServer, PortalSim
 
