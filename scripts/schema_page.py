@@ -13,7 +13,7 @@ from headwater.decode.columns.integers import DECIMAL
 from headwater.decode.columns.transaction_names import transaction_name
 from headwater.decode.output import Output
 from headwater.decode.solana.builtin_programs import PROGRAMS
-from headwater.decode.tables.table_forms import FORMS, TableForm
+from headwater.decode.tables.table_definitions import TABLE_DEFINITIONS, TableDefinition
 from headwater.query import QUERIES, SOLANA, Network, Presence, WireType
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "schema.md"
@@ -158,14 +158,14 @@ def _network(prefix: str, network: Network) -> str:
         )
         parts.append(f"Built in: {listed}. `token_2022.…` has what `spl_token.…` has.")
     parts.append(f"## {title}: raw tables")
-    forms: dict[str, list[TableForm]] = {}
-    for form in FORMS[network.type].values():
+    forms: dict[str, list[TableDefinition]] = {}
+    for form in TABLE_DEFINITIONS[network.type].values():
         forms.setdefault(form.entity, []).append(form)
     parts += [_table(network, prefix, alike) for alike in forms.values()]
     return "\n\n".join(parts)
 
 
-def _table(network: Network, prefix: str, alike: list[TableForm]) -> str:
+def _table(network: Network, prefix: str, alike: list[TableDefinition]) -> str:
     """Return the section of tables that hold the same items, filtered in different ways."""
     form = alike[0]
     names = [*HEADER, *([transaction_name(network).column] if form.joined else [])]

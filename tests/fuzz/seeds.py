@@ -10,7 +10,7 @@ from eth_abi.abi import encode as eth_abi_encode
 
 from headwater.changes.database_changes import read_database_changes
 from headwater.decode.solana.data_layout import parse_layout
-from headwater.decode.tables.table_forms import FORMS
+from headwater.decode.tables.table_definitions import TABLE_DEFINITIONS
 from headwater.query import NETWORKS
 from headwater.testing import ChainSim, ContentSettings, Selection
 from headwater.testing import Network as Simulated
@@ -95,7 +95,7 @@ def _raw_tables() -> Iterator[bytes]:
         fields = {one.wire: {field.wire: True for field in one.fields} for one in network.entities}
         asked: dict[str, object] = {one.wire: [{}] for one in network.families
                                     if one.implied is None}  # fmt: skip
-        if "extrinsics" in FORMS[network.type]:
+        if "extrinsics" in TABLE_DEFINITIONS[network.type]:
             asked["calls"] = [{"extrinsic": True}]
         selection = Selection(simulated, {"type": network.type, "fields": fields, **asked})
         for block in chain.extend(6):

@@ -22,7 +22,7 @@ from headwater.core import BlockRange, parse_ranges
 from headwater.core.codec import dump_state, load_chain, load_cursor, load_finalized, load_state
 from headwater.decode import TableOutput, decode_outputs, evm, load_idl, named_table, solana
 from headwater.decode.evm.abi import parse_function
-from headwater.decode.tables.table_forms import FORMS
+from headwater.decode.tables.table_definitions import TABLE_DEFINITIONS
 from headwater.errors import HeadwaterError, UndecodableInstructionError, UndecodableLogError
 from headwater.portal import wire
 from headwater.query import NETWORKS, BitcoinQuery, Field, Network, Query, TronQuery, WireType
@@ -167,7 +167,7 @@ def _tables(network: Network) -> Mapping[str, TableOutput]:
         name: named_table(
             f"{title}.{name}", fields=[one.name for one in network.entity(form.entity).fields]
         )
-        for name, form in FORMS[network.type].items()
+        for name, form in TABLE_DEFINITIONS[network.type].items()
     }
 
 

@@ -1,4 +1,4 @@
-"""What a stream needs of an output, and the decoding of one batch for all outputs at once.
+"""Defines what a stream needs of an output, and decodes one batch for all outputs at once.
 
 Each entity (logs, transactions, …) that some output needs is read once however many outputs there
 are. Each output re-checks its own filters and its own ranges, because the lines answer the union of

@@ -1,4 +1,4 @@
-"""Base58, one text at a time: the text form of Solana's keys and of Bitcoin's and Tron's addresses.
+"""Reads and writes base58, one text at a time: keys of Solana, addresses of Bitcoin and Tron.
 
 Whole columns of it are converted by `headwater.decode.columns.base58`.
 """

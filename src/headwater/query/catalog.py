@@ -1,4 +1,4 @@
-"""The shape of a network's catalogue: what can be selected, filtered and joined.
+"""Defines the shape of a network's catalogue: what can be selected, filtered and joined.
 
 A network is data (`EVM`, `SOLANA`, `BITCOIN`, …); builders, validation, documentation and the
 decoders all read the same data. Adding a network is adding a catalogue. All names here are the

@@ -1,4 +1,4 @@
-"""Two spellings of one name: snake_case for people, camelCase on the wire.
+"""Spells each name twice: snake_case for people, camelCase on the wire.
 
 The catalogue holds the wire's spelling; ours follows from it, so the two cannot drift apart.
 """

@@ -1,4 +1,4 @@
-"""`Query`: what to ask, as an immutable value.
+"""`Query` says what to ask a portal, as an immutable value.
 
 A query knows no block range; `body` joins the two, so one query serves every request of a stream.
 Outputs of one stream share requests: `merge_queries` unites what they ask for, `plan_requests` says
@@ -68,7 +68,7 @@ class Query:
         return replace(self, filters=(*self.filters, added))
 
     def headers_only(self) -> Self:
-        """Return the query for the headers of blocks alone, which nobody's filter chose."""
+        """Return the query for the headers of blocks alone, which no filter chose."""
         return replace(self, fields=(), filters=())
 
     def selected(self, entity: str) -> tuple[Field, ...]:
@@ -146,7 +146,7 @@ def _find_field(entity: Entity, name: object) -> str:
 
 
 def _with_forced(network: Network, fields: Selection) -> Selection:
-    """Unite selections and add the fields that nobody may leave out; sort, so order never tells."""
+    """Unite selections, add the forced fields, and sort, so that equal queries have equal text."""
     chosen: dict[str, set[str]] = {network.entities[0].wire: set()}
     for entity, names in fields:
         if names:

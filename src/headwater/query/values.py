@@ -1,4 +1,4 @@
-"""Values of filters: checked before anything is sent, written in the one way the wire expects.
+"""Checks the values of filters before anything is sent, and writes them as the wire expects.
 
 A portal compares text. An address in mixed case, with a digit too few or given as bytes would match
 nothing for ever and look like a quiet chain, so every such value is an error here.

@@ -12,7 +12,7 @@ from scripts.schema_page import schema_page
 
 import headwater
 from headwater.decode.columns.field_columns import column_name
-from headwater.decode.tables.table_forms import FORMS
+from headwater.decode.tables.table_definitions import TABLE_DEFINITIONS
 from headwater.query import NETWORKS, Network
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -25,7 +25,7 @@ def test_the_page_of_columns_is_current() -> None:
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.type)
 def test_every_entity_has_a_table_with_every_field(network: Network) -> None:
-    tables = FORMS[network.type].values()
+    tables = TABLE_DEFINITIONS[network.type].values()
     assert {form.entity for form in tables} == {entity.wire for entity in network.entities}
     page = schema_page()
     for entity in network.entities:
@@ -35,7 +35,7 @@ def test_every_entity_has_a_table_with_every_field(network: Network) -> None:
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.type)
 def test_every_family_of_filters_has_a_table(network: Network) -> None:
-    tables = FORMS[network.type].values()
+    tables = TABLE_DEFINITIONS[network.type].values()
     assert {form.family for form in tables if form.family} == {one.name for one in network.families}
 
 
@@ -46,7 +46,7 @@ def test_a_table_can_be_made_of_every_field_and_every_table_is_on_the_page(
 ) -> None:
     title = network.type.removesuffix("Fills")
     module, page = getattr(headwater, title), schema_page()
-    for name, form in FORMS[network.type].items():
+    for name, form in TABLE_DEFINITIONS[network.type].items():
         make = getattr(module, name)
         every = make(fields=[field.name for field in network.entity(form.entity).fields])
         assert len(set(every.schema.names)) == len(every.schema.names)

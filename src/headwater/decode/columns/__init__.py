@@ -1,1 +1,1 @@
-"""Wire forms to typed Arrow columns, a column at a time; the portal's filters, applied again"""
+"""Converts wire forms to typed Arrow columns, and applies the portal's filters again."""

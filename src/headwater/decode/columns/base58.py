@@ -1,4 +1,4 @@
-"""Base58 of many values at once: Solana's keys, hashes and instruction data.
+"""Converts base58 of many values at once: Solana's keys, hashes and instruction data.
 
 A text is a number of base 58, so its bytes are a sum of digits with known weights. Texts of one
 length are converted together: digits times a matrix of weights, which gives limbs of 40 bits that

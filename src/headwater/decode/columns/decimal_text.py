@@ -1,4 +1,4 @@
-"""Exact decimal text of integers up to 256 bits, a column at a time.
+"""Formats integers of up to 256 bits as exact decimal text, a column at a time.
 
 A number comes as 32-bit limbs, most significant first, one array per limb. Each limb's weight is
 known in groups of eight decimal digits, so the groups of a number are sums of products that stay

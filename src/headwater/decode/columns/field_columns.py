@@ -1,4 +1,4 @@
-"""The column of a field: its name and its type.
+"""Gives each field of the catalogue the name and the type of its column.
 
 The same thing has the same name in every table of every network: `block_number` (a slot on Solana),
 `block_hash`, `timestamp`, `transaction_hash` or `signature`, `transaction_index`, `log_index`,

@@ -1,4 +1,4 @@
-"""Hex digits, many at a time: is it hex, and which bytes does it stand for.
+"""Checks and decodes hex digits, many at a time.
 
 All functions run on whole buffers with numpy; none loops over rows.
 """

@@ -1,4 +1,4 @@
-"""Columns of integers of 8 to 256 bits, from the text of their 32-byte words.
+"""Decodes columns of integers of 8 to 256 bits from the text of their 32-byte words.
 
 A word is kept as its 64 hex digits, eight to a 64-bit integer. Small types become int32 or int64,
 middle ones decimal128(38, 0), wide ones exact decimal text. A word that is not the extension of a

@@ -1,4 +1,4 @@
-"""What every decoding step says when values are not what their types allow.
+"""Reports the rows that a decoding step cannot decode.
 
 A step checks all rows at once and stops at the first check that fails, naming *all* rows that fail
 it. So no step has to cope with rows that an earlier one found bad, and a caller that skips them

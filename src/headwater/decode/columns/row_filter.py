@@ -1,4 +1,4 @@
-"""The portal's filter on any entity, applied again to its rows.
+"""Applies the portal's filter on any entity again to its rows.
 
 A batch answers the union of what all outputs asked for, and relations bring items that no filter
 chose. Without this, one output's rows would appear in another's table. Some filters are about a
@@ -20,8 +20,8 @@ from headwater.core import BlockRange
 from headwater.decode.columns.base58 import decode_base58
 from headwater.decode.columns.integers import DECIMAL
 from headwater.decode.columns.malformed import MalformedRowsError, refuse
-from headwater.decode.columns.wire_columns import over_valid
-from headwater.decode.lines.entities import held_as
+from headwater.decode.columns.wire_columns import convert_valid
+from headwater.decode.lines.entities import stored_name
 from headwater.errors import BlockContentError
 from headwater.query import EVM, Condition, Field, Filter, Network, Presence, ValueKind
 from headwater.query.values import Value  # the values of a checked filter
@@ -35,7 +35,7 @@ def select_rows(
     """Return the rows of these blocks that match the filter, or that do not say whether they do.
 
     Called by outputs with tables of `read_entities`. Null meets no condition; but a row without a
-    field that every item has is kept, for `refuse_unfiltered` to name it.
+    field that every item has is kept, for `refuse_missing_filter_fields` to name it.
     """
     if not batch.num_rows:
         return batch
@@ -50,7 +50,7 @@ def select_rows(
         if not batch.num_rows:
             break
         if wire in known and known[wire].at:
-            check = check_inside(batch, known[wire], value)
+            check = _check_nested(batch, known[wire], value)
         else:
             check = _check(batch, wire, value)
         missing = absent(batch, field)
@@ -58,7 +58,9 @@ def select_rows(
     return batch
 
 
-def refuse_unfiltered(batch: pa.RecordBatch, network: Network, own: Filter | None) -> None:
+def refuse_missing_filter_fields(
+    batch: pa.RecordBatch, network: Network, own: Filter | None
+) -> None:
     """Refuse the rows that `select_rows` could not compare with the filter.
 
     Raises:
@@ -83,7 +85,7 @@ def absent(batch: pa.RecordBatch, field: Field) -> pa.BooleanArray | None:
     """Return which rows lack a field that every item of their kind has; None if none does."""
     if field.presence is not Presence.REQUIRED or "topic0" in batch.schema.names:
         return None  # the reader of EVM logs has looked at all of their fields
-    column = batch.column(held_as(field))
+    column = batch.column(stored_name(field))
     if not column.null_count:
         return None
     missing = pc.is_null(column)
@@ -161,7 +163,7 @@ def _check_prefix(batch: pa.RecordBatch, prefixes: Sequence[str]) -> pa.BooleanA
     """Whether instruction data begins with one of these bytes, given as hex."""
     column, rows = batch.column("data"), np.arange(batch.num_rows, dtype=np.int64)
     try:
-        data = over_valid(column, rows, decode_base58)
+        data = convert_valid(column, rows, decode_base58)
     except MalformedRowsError as error:
         row = batch.slice(int(error.rows.min()), 1).to_pylist()[0]
         raise BlockContentError(
@@ -217,7 +219,7 @@ def in_ranges(column: pa.Int64Array, ranges: Sequence[BlockRange]) -> list[pa.Bo
 _EXACT = (ValueKind.TEXT,)  # the others are hex, which a portal compares in lower case
 
 
-def check_inside(batch: pa.RecordBatch, condition: Condition, value: Value) -> pa.BooleanArray:
+def _check_nested(batch: pa.RecordBatch, condition: Condition, value: Value) -> pa.BooleanArray:
     """Whether each row meets a condition whose values stand where `condition.at` says.
 
     Raises:

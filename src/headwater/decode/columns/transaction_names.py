@@ -1,4 +1,4 @@
-"""What names a transaction, and which transaction an item is of: looked up in the same lines."""
+"""Looks up the transaction of each item, and says what names a transaction on each network."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def transaction_name(network: Network) -> TransactionName:
     return _NAMES.get(network.type, TransactionName("transaction_hash", "hash"))
 
 
-def look_up(
+def look_up_transactions(
     batch: pa.RecordBatch,
     transactions: pa.Table,
     wire: str,

@@ -1,4 +1,4 @@
-"""Wire forms to the types of columns that `field_columns` says; what does not fit is malformed.
+"""Converts wire forms to the column types of `field_columns`; refuses what does not fit.
 
 Nothing is ever cut or wrapped. Networks count time in seconds or milliseconds; a column of time is
 in microseconds everywhere. Bitcoin's amounts come as numbers of bitcoins; columns hold satoshis,
@@ -101,18 +101,22 @@ def _convert_scalar(field: Field, column: pa.Array, owners: Rows) -> pa.Array:
         case WireType.BITCOINS:
             return satoshis(field, column, owners)
         case WireType.QUANTITY:
-            return over_valid(column, owners, lambda part, rows: _quantities(part, field, rows))
+            return convert_valid(column, owners, lambda part, rows: _quantities(part, field, rows))
         case WireType.NUMBER_OR_DECIMAL:
             return _natural(_cast_decimals(column, kind, field.name, owners), field, owners)
         case WireType.DECIMAL | WireType.WIDE_DECIMAL:
             return _cast_decimals(column, kind, field.name, owners)
         case WireType.BASE58:
-            return over_valid(column, owners, lambda part, rows: decode_base58(part, rows))
+            return convert_valid(column, owners, lambda part, rows: decode_base58(part, rows))
         case WireType.BARE_HEX:
             digits = column.cast(pa.binary())
-            return over_valid(digits, owners, lambda part, rows: decode_hex(part, field.name, rows))
+            return convert_valid(
+                digits, owners, lambda part, rows: decode_hex(part, field.name, rows)
+            )
         case _:
-            return over_valid(column, owners, lambda part, rows: decode_hex(part, field.name, rows))
+            return convert_valid(
+                column, owners, lambda part, rows: decode_hex(part, field.name, rows)
+            )
 
 
 def check_text(kind: WireType, column: pa.StringArray, where: str, owners: Rows) -> pa.StringArray:
@@ -162,7 +166,7 @@ def _with_prefix(column: pa.Array, prefix: str) -> pa.Array:
     return pc.binary_join_element_wise(prefix, column, "") if prefix else column
 
 
-def over_valid(
+def convert_valid(
     column: pa.Array, owners: Rows, convert_part: Callable[[pa.Array, Rows], pa.Array]
 ) -> pa.Array:
     """Convert the values that are not null, and put nulls back where they were."""
@@ -206,7 +210,7 @@ def decode_hex(column: pa.Array, where: str, owners: Rows) -> pa.BinaryArray:
     if pa.types.is_string(column.type):
         has_prefix = pc.starts_with(column, "0x").to_numpy(zero_copy_only=False)
         refuse(~has_prefix, f"{where} does not begin with 0x", owners)
-        column = without_first(column.cast(pa.binary()), 2)
+        column = drop_first_bytes(column.cast(pa.binary()), 2)
         starts, ends, text = text_parts(column)
     refuse((ends - starts) % 2 != 0, f"{where} has an odd number of hex digits", owners)
     digits = text | np.uint8(0x20)  # capitals become small, digits stay
@@ -220,7 +224,7 @@ def decode_hex(column: pa.Array, where: str, owners: Rows) -> pa.BinaryArray:
     return pa.Array.from_buffers(pa.binary(), len(column), buffers)
 
 
-def without_first(column: pa.BinaryArray, count: int) -> pa.BinaryArray:
+def drop_first_bytes(column: pa.BinaryArray, count: int) -> pa.BinaryArray:
     """Return each value without its first bytes; a shorter one is empty. No value is null.
 
     Beginnings and rests alternate in one array without any copy; selecting the rests copies once.

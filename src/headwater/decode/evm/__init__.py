@@ -1,4 +1,4 @@
-"""What a stream can take from EVM networks: events, calls and raw tables.
+"""Outputs of EVM networks: events, calls and raw tables.
 
     evm.events("erc20.Transfer", contracts=["0xa0b8…"], params={"to": "0x28c6…"}, range="latest")
     evm.calls("transfer(address to, uint256 amount) returns (bool)", source="traces")
@@ -179,7 +179,7 @@ def factory(
     it after that one, and all calls inside that one. The first creation of an address counts.
 
     Args:
-        address: who announces; another factory if its children do.
+        address: the contracts that announce; another factory if its children do.
         event: the event that announces a child, written as in `events`.
         child: the parameter of the event that holds the child's address.
         params: values of indexed parameters: creations with others are left out.
@@ -195,7 +195,9 @@ def factory(
     parsed = parse_event(event)
     addresses, parent = _check_contracts(address)
     if addresses is None and parent is None:
-        raise AddressError("a factory needs the address of whoever announces the children")
+        raise AddressError(
+            "a factory needs the address of the contract that announces the children"
+        )
     by_name = {one.name: one for one in parsed.parameters}
     if child not in by_name or by_name[child].type != Elementary(Kind.ADDRESS):
         able = [one.name for one in parsed.parameters if one.type == Elementary(Kind.ADDRESS)]

@@ -1,4 +1,4 @@
-"""Events and functions: what a user may write, and the one value that each becomes.
+"""Parses events and functions as users write them, each into one value.
 
 Text as in Solidity, a JSON ABI entry, or a built-in name. Events have their canonical signature and
 topic0, functions their signature and the four bytes that calls begin with. `evm.abi` reads a whole

@@ -1,4 +1,4 @@
-"""Addresses as users write them, checked once, in the one form that portals compare; keccak-256.
+"""Checks addresses as users write them, and computes keccak-256.
 
 Used only when an event, an address or a filter is defined, on the driver: never per row.
 """

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from headwater.core import BlockRange, RangeSpec
 from headwater.decode.columns.field_columns import HEADER, name_columns
 from headwater.decode.columns.malformed import MalformedRowsError, OnError, refuse
-from headwater.decode.columns.row_filter import refuse_unfiltered, select_rows
-from headwater.decode.columns.transaction_names import check_name, look_up
-from headwater.decode.columns.wire_columns import convert, required, spread, without_first
+from headwater.decode.columns.row_filter import refuse_missing_filter_fields, select_rows
+from headwater.decode.columns.transaction_names import check_name, look_up_transactions
+from headwater.decode.columns.wire_columns import convert, drop_first_bytes, required, spread
 from headwater.decode.evm.abi import Function
 from headwater.decode.evm.factory import ChildScope
 from headwater.decode.evm.payload import Payload
@@ -128,12 +128,12 @@ class CallsOutput:
     def _names(self, batch: pa.RecordBatch, entities: Entities) -> pa.Array:
         if self.source == "transactions":
             return batch.column("hash")
-        return look_up(batch, entities["transaction"], "hash")
+        return look_up_transactions(batch, entities["transaction"], "hash")
 
     def _columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
         is_trace = self.source == "traces"
         address, sender, data = _TRACE_FIELDS if is_trace else _TRANSACTION_FIELDS
-        refuse_unfiltered(batch, EVM, self.query.filters[0])
+        refuse_missing_filter_fields(batch, EVM, self.query.filters[0])
         success = self._success(batch)
         columns = [batch.column(name) for name in HEADER]
         columns += [check_name(EVM, batch.column("name")), required(batch, _INDEX)]
@@ -146,7 +146,7 @@ class CallsOutput:
         own = pc.starts_with(digits, sighash)
         refuse(~own.to_numpy(zero_copy_only=False), "input does not begin with the sighash")
         if self.function.inputs:
-            inputs = without_first(digits, _SIGHASH_DIGITS)
+            inputs = drop_first_bytes(digits, _SIGHASH_DIGITS)
             columns += Payload(inputs, "input").decode(self.function.inputs)
         if self._results:
             columns += self._decode_results(batch, success)
@@ -203,4 +203,4 @@ def _digits(column: pa.StringArray, what: str) -> pa.BinaryArray:
     """Return hex text without its 0x."""
     has_prefix = pc.fill_null(pc.starts_with(column, "0x"), False)
     refuse(~has_prefix.to_numpy(zero_copy_only=False), f"{what} is absent or has no 0x")
-    return without_first(column.cast(pa.binary()), 2)
+    return drop_first_bytes(column.cast(pa.binary()), 2)

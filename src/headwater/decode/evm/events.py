@@ -1,7 +1,7 @@
 """One event of EVM contracts as a table. Made by `evm.events`.
 
 Defined on the driver, pickled to executors, never changed. Decoding is a pure function of the logs:
-the same batch gives the same rows, whoever decodes it and however often.
+the same batch gives the same rows, wherever and however often it is decoded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data of logs and calls decoded along their types, all rows together: static, dynamic and nested.
+"""Decodes the data of logs and calls along their ABI types, all rows together.
 
 A value is a vector of positions, one per element; an array's elements become a longer vector, whose
 `owners` say which log each belongs to. So an array of tuples of strings costs some vector steps per

@@ -1,4 +1,4 @@
-"""The text form of events and functions, with tuples and arrays.
+"""Parses the text form of events and functions, with tuples and arrays.
 
     [event] Name(type [indexed] [name], …) [anonymous]
     [function] name(type [name], …) [view …] [returns (type [name], …)]

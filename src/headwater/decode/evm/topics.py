@@ -1,4 +1,4 @@
-"""Values of indexed parameters as topics: what a filter on a parameter asks the portal for."""
+"""Encodes values of indexed parameters as topics, for the portal's filters."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Block lines to one Arrow table per entity, in the wire's forms"""
+"""Reads block lines into one Arrow table per entity, in the wire's forms."""

@@ -1,7 +1,7 @@
-"""Block lines to headers and delimited arrays of items: one pass over the bytes, nothing built.
+"""Reads block lines into headers and delimited arrays of items, in one pass over the bytes.
 
 A line holds several arrays (logs, transactions, …). msgspec reads the header and finds where each
-wanted array begins and ends; what nobody wants is skipped. Readers of single entities go on from
+wanted array begins and ends; what no output wants is skipped. Readers of single entities go on from
 there. Runs on the driver and on executors; the same lines always give the same result.
 """
 

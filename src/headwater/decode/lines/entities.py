@@ -1,4 +1,4 @@
-"""Block lines to one table per entity: what several outputs need is read once.
+"""Reads block lines into one table per entity, once for all outputs that need it.
 
 Only entities that some output names are read, and only in blocks that such an output wants: beyond
 them a line answers other requests and need not have the fields. Runs on the driver and on
@@ -92,10 +92,12 @@ def wire_type(field: Field) -> pa.DataType:
 
 def entity_schema(fields: Fields) -> pa.Schema:
     """Return the columns of an entity's table: the block's, then one per field, in wire names."""
-    return pa.schema([*HEADER_FIELDS, *(pa.field(held_as(one), wire_type(one)) for one in fields)])
+    return pa.schema(
+        [*HEADER_FIELDS, *(pa.field(stored_name(one), wire_type(one)) for one in fields)]
+    )
 
 
-def held_as(field: Field) -> str:
+def stored_name(field: Field) -> str:
     """Return the name of a field's column here: the wire's, unless the block's is the same."""
     return "own timestamp" if field.wire == "timestamp" else field.wire
 

@@ -1,4 +1,4 @@
-"""EVM logs found in the bytes of their JSON, a column at a time: no object is built per log.
+"""Finds EVM logs in the bytes of their JSON, a column at a time; builds no object per log.
 
 The arrays of logs are known to be JSON (msgspec delimited them). If no string has an escape, quotes
 alternate between opening and closing, so their positions cut the text into strings and what stands

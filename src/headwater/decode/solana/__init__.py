@@ -1,4 +1,4 @@
-"""What a stream can take from Solana: instructions, Anchor events and raw tables.
+"""Outputs of Solana: instructions, Anchor events and raw tables.
 
     solana.instructions("spl_token.transfer", range=300_000_000)
     solana.instructions("swap", program="whirL…", idl="whirlpool.json", accounts={"pool": "Czf…"})

@@ -20,7 +20,7 @@ from headwater.decode.columns.malformed import MalformedRowsError, OnError, refu
 from headwater.decode.columns.row_filter import (
     has_prefix,
     keep_rows,
-    refuse_unfiltered,
+    refuse_missing_filter_fields,
     select_rows,
 )
 from headwater.decode.lines.entities import Entities
@@ -29,8 +29,8 @@ from headwater.decode.solana.borsh import arrow_type
 from headwater.decode.solana.data_layout import DataLayout
 from headwater.decode.solana.instructions import (
     LOG_FIELDS,
-    at_rows,
     decode_args,
+    decode_selection,
     explain_item,
     item_columns,
     layout_columns,
@@ -117,10 +117,10 @@ class AnchorEventsOutput:
         rows = np.flatnonzero(own.to_numpy(zero_copy_only=False))
         if len(rows) < batch.num_rows:
             batch, data = batch.filter(own), data.filter(own)
-        return at_rows(rows, lambda: self._own_columns(batch, data))
+        return decode_selection(rows, lambda: self._own_columns(batch, data))
 
     def _own_columns(self, batch: pa.RecordBatch, data: pa.BinaryArray) -> list[pa.Array]:
-        refuse_unfiltered(batch, SOLANA, self.query.filters[0])
+        refuse_missing_filter_fields(batch, SOLANA, self.query.filters[0])
         if self.committed_only:
             unknown = pc.is_null(batch.column("isCommitted"))
             refuse(unknown.to_numpy(zero_copy_only=False), "its transaction is absent")

@@ -22,10 +22,10 @@ from headwater.decode.columns.malformed import MalformedRowsError, OnError, refu
 from headwater.decode.columns.row_filter import (
     has_prefix,
     list_item,
-    refuse_unfiltered,
+    refuse_missing_filter_fields,
     select_rows,
 )
-from headwater.decode.columns.transaction_names import look_up
+from headwater.decode.columns.transaction_names import look_up_transactions
 from headwater.decode.columns.wire_columns import as_decimals, required
 from headwater.decode.lines.block_lines import HEADER_FIELDS
 from headwater.decode.lines.entities import Entities
@@ -63,10 +63,12 @@ _OTHERS = {"is_committed": "isCommitted", "program_id": "programId"}
 def with_transactions(batch: pa.RecordBatch, entities: Entities) -> pa.RecordBatch:
     """Add the columns `signature`, and `failed` if the transactions' errors were selected."""
     transactions = entities["transaction"]
-    batch = batch.append_column("signature", look_up(batch, transactions, "signatures"))
+    batch = batch.append_column(
+        "signature", look_up_transactions(batch, transactions, "signatures")
+    )
     if "isCommitted" in batch.schema.names:
         return batch
-    failed = pc.is_valid(look_up(batch, transactions, "err"))
+    failed = pc.is_valid(look_up_transactions(batch, transactions, "err"))
     unknown = pc.is_null(batch.column("signature"))
     committed = pc.if_else(unknown, pa.scalar(None, pa.bool_()), pc.invert(failed))
     return batch.append_column("isCommitted", committed)
@@ -163,10 +165,10 @@ class InstructionsOutput:
         rows = np.flatnonzero(own.to_numpy(zero_copy_only=False))
         if len(rows) < batch.num_rows:
             batch, data = batch.filter(own), data.filter(own)
-        return at_rows(rows, lambda: self._own_columns(batch, data))
+        return decode_selection(rows, lambda: self._own_columns(batch, data))
 
     def _own_columns(self, batch: pa.RecordBatch, data: pa.BinaryArray) -> list[pa.Array]:
-        refuse_unfiltered(batch, SOLANA, self._own_filter)
+        refuse_missing_filter_fields(batch, SOLANA, self._own_filter)
         args = decode_args(self.layout, data, self.decimals)
         accounts = [_account(batch, at, one) for at, one in enumerate(self.layout.accounts)]
         return [*item_columns(batch, INSTRUCTION_FIELDS), *args, *accounts]
@@ -205,7 +207,7 @@ def decode_args(
     ]
 
 
-def at_rows(rows: np.ndarray[tuple[int], np.dtype[np.int64]],
+def decode_selection(rows: np.ndarray[tuple[int], np.dtype[np.int64]],
             decode: Callable[[], list[pa.Array]]) -> list[pa.Array]:  # fmt: skip
     """Decode a selection; rows of errors are those of the batch that it was selected from."""
     try:

@@ -1,1 +1,1 @@
-"""Raw tables of every network: the items of one entity as the chain has them"""
+"""Raw tables of every network: the items of one entity as the chain has them."""

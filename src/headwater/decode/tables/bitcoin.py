@@ -1,4 +1,4 @@
-"""What a stream can take from Bitcoin: blocks, transactions, what they spend and what they pay.
+"""Outputs of Bitcoin: blocks, transactions, what they spend and what they pay.
 
     bitcoin.outputs(script_pub_key_address=["bc1q…"], range=800_000)
     bitcoin.inputs(type=["coinbase"], fields=["coinbase"])

@@ -1,4 +1,4 @@
-"""What a stream can take from Hyperliquid: blocks and fills.
+"""Outputs of Hyperliquid: blocks and fills.
 
     hyperliquid.fills(coin=["BTC"], decimals=["px", "sz"], range="latest")
 

@@ -27,16 +27,20 @@ from headwater.decode.columns.malformed import MalformedRowsError
 from headwater.decode.columns.row_filter import (
     fields_to_check,
     refuse_absent,
-    refuse_unfiltered,
+    refuse_missing_filter_fields,
     select_rows,
 )
-from headwater.decode.columns.transaction_names import check_name, look_up, transaction_name
+from headwater.decode.columns.transaction_names import (
+    check_name,
+    look_up_transactions,
+    transaction_name,
+)
 from headwater.decode.columns.wire_columns import as_decimals, convert, fixed_width_array
 from headwater.decode.lines.block_lines import HEADER_FIELDS
-from headwater.decode.lines.entities import Entities, held_as
+from headwater.decode.lines.entities import Entities, stored_name
 from headwater.decode.lines.log_scan import TOPICS
 from headwater.decode.output import DecodedRows
-from headwater.decode.tables.table_forms import FORMS, TableForm
+from headwater.decode.tables.table_definitions import TABLE_DEFINITIONS, TableDefinition
 from headwater.errors import BlockContentError, QueryError
 from headwater.query import EVM, QUERIES, Field, Filter, Network, Query
 
@@ -64,7 +68,7 @@ class TableOutput:
     def schema(self) -> pa.Schema:
         """The columns of the table."""
         network, fields = self.query.network, list(HEADER_FIELDS)
-        if self._form.joined:
+        if self._definition.joined:
             fields.append(pa.field(transaction_name(network).column, pa.string()))
         for one in self.columns:
             kind = decimal_type(one) if one.name in self.decimals else column_type(one)
@@ -74,13 +78,13 @@ class TableOutput:
     @property
     def entity(self) -> str:
         """The kind of its items, in the wire's name."""
-        return self._form.entity
+        return self._definition.entity
 
     @property
     def entities(self) -> tuple[str, ...]:
         """The table's own entity, and transactions if their names are looked up."""
         owner = transaction_name(self.query.network).entity
-        if self._form.joined and self.entity != owner:
+        if self._definition.joined and self.entity != owner:
             return (self.entity, owner)
         return (self.entity,)
 
@@ -100,21 +104,21 @@ class TableOutput:
         return DecodedRows(pa.Table.from_batches(batches, schema=schema))
 
     @property
-    def _form(self) -> TableForm:
-        return FORMS[self.query.network.type][self.name]
+    def _definition(self) -> TableDefinition:
+        return TABLE_DEFINITIONS[self.query.network.type][self.name]
 
     @property
     def _own_filter(self) -> Filter | None:
         """What items must match; those that come by a flag alone need not be filtered."""
-        if not self.query.filters or self._form.flag is not None:
+        if not self.query.filters or self._definition.flag is not None:
             return None
         return self.query.filters[0]
 
     def _arrays(self, batch: pa.RecordBatch, entities: Entities) -> list[pa.Array]:
         arrays = [batch.column(name) for name in HEADER]
         try:
-            refuse_unfiltered(batch, self.query.network, self._own_filter)
-            if self._form.joined:
+            refuse_missing_filter_fields(batch, self.query.network, self._own_filter)
+            if self._definition.joined:
                 arrays.append(self._transactions(batch, entities))
             return arrays + [self._array(batch, one) for one in self.columns]
         except MalformedRowsError as error:
@@ -125,7 +129,7 @@ class TableOutput:
         network = self.query.network
         name = transaction_name(network)
         own = name.own_index if self.entity == name.entity else name.item_index
-        found = look_up(batch, entities[name.entity], name.field, name.own_index, own)
+        found = look_up_transactions(batch, entities[name.entity], name.field, name.own_index, own)
         return check_name(network, found)
 
     def _array(self, batch: pa.RecordBatch, field: Field) -> pa.Array:
@@ -139,7 +143,7 @@ class TableOutput:
         network = self.query.network
         for field in network.entity(self.entity).fields:
             known = {field.wire, field.name} & set(row.schema.names)  # scanned logs have our names
-            if field.name in self._form.identity and known:
+            if field.name in self._definition.identity and known:
                 name = column_name(network, self.entity, field.name)
                 facts[name] = row.column(known.pop())[0].as_py()
         what = network.entity(self.entity).name
@@ -162,67 +166,67 @@ def make_table(
         InvalidRangeError: the range cannot be understood.
     """
     network = build.network
-    form = FORMS[network.type][name]
-    empty = build(include_all_blocks=form.family is None)
-    entity = network.entity(form.entity)
+    definition = TABLE_DEFINITIONS[network.type][name]
+    empty = build(include_all_blocks=definition.family is None)
+    entity = network.entity(definition.entity)
     known = {field.name: field for field in entity.fields}
-    columns = _columns(network, form, known, fields)
+    columns = _columns(network, definition, known, fields)
     able = {one.name for one in columns if decimal_type(one) is not None}
     asked = check_decimals(decimals, able, "these columns")
     query = empty
-    if form.family is None:
+    if definition.family is None:
         query = empty.add_fields(block=[one.name for one in columns])
     else:
-        family = next(one for one in network.families if one.name == form.family)
+        family = next(one for one in network.families if one.name == definition.family)
         flags = {relation.name for relation in family.relations} & filters.keys()
         if flags:
             raise QueryError(
                 f"a table holds one kind of item; {', '.join(sorted(flags))} brings others, which "
                 "are outputs of their own"
             )
-        probe = empty.add_filter(form.family, **filters)
+        probe = empty.add_filter(definition.family, **filters)
         selected = {one.name for one in columns} | set(fields_to_check(network, probe.filters[0]))
-        if network is EVM and form.entity == "log":
+        if network is EVM and definition.entity == "log":
             selected = set(known)  # with all six of them, the fast reader serves
-        query, filters = _join_transactions(empty, form, filters)
+        query, filters = _join_transactions(empty, definition, filters)
         query = query.add_fields(**{entity.name: sorted(selected)})
-        query = query.add_filter(form.family, **filters)
+        query = query.add_filter(definition.family, **filters)
     return TableOutput(name, query, parse_ranges(block_range), columns, asked)
 
 
 def _columns(
-    network: Network, form: TableForm, known: Mapping[str, Field], fields: Fields
+    network: Network, definition: TableDefinition, known: Mapping[str, Field], fields: Fields
 ) -> tuple[Field, ...]:
     if isinstance(fields, str):
         raise QueryError("fields is a list of names", got=repr(fields))
-    columns = {column_name(network, form.entity, name): name for name in known}
+    columns = {column_name(network, definition.entity, name): name for name in known}
     chosen = [
         one if one in known else columns.get(one, one)
-        for one in (form.default if fields is None else fields)
+        for one in (definition.default if fields is None else fields)
     ]
     unknown = [one for one in chosen if one not in known]
     if unknown:
         raise QueryError(
-            f"{form.entity} has no field {unknown[0]!r}", valid=", ".join(sorted(known))
+            f"{definition.entity} has no field {unknown[0]!r}", valid=", ".join(sorted(known))
         )
-    names = dict.fromkeys([*form.identity, *chosen])
+    names = dict.fromkeys([*definition.identity, *chosen])
     return tuple(
-        known[name] for name in names if column_name(network, form.entity, name) not in HEADER
+        known[name] for name in names if column_name(network, definition.entity, name) not in HEADER
     )
 
 
 def _join_transactions(
-    query: Query, form: TableForm, filters: Mapping[str, object]
+    query: Query, definition: TableDefinition, filters: Mapping[str, object]
 ) -> tuple[Query, dict[str, object]]:
     """Ask for the transactions of items, by index and name, where the table looks names up."""
-    flags = {} if form.flag is None else {form.flag: True}
-    if not form.joined:
+    flags = {} if definition.flag is None else {definition.flag: True}
+    if not definition.joined:
         return query, {**filters, **flags}
     name = transaction_name(query.network)
     owner = query.network.entity(name.entity)
     own = {field.wire: field.name for field in owner.fields}
     query = query.add_fields(**{owner.name: [own[name.own_index], own[name.field]]})
-    flags = {} if form.entity == owner.wire else {owner.name: True}
+    flags = {} if definition.entity == owner.wire else {owner.name: True}
     return query, {**filters, **flags}
 
 
@@ -233,7 +237,7 @@ def _article(noun: str) -> str:
 def wire_column(batch: pa.RecordBatch, field: Field) -> pa.Array:
     """Return the wire form of a field; of the scanned table of EVM logs too."""
     if "topic0" not in batch.schema.names:
-        return batch.column(held_as(field))
+        return batch.column(stored_name(field))
     if field.wire == "topics":
         return _topic_lists(batch)
     return batch.column(field.name)
@@ -271,8 +275,8 @@ def named_table(
     """
     network, _, table = name.partition(".")
     build = QUERIES.get(network)
-    if build is None or table not in FORMS[build.network.type]:
+    if build is None or table not in TABLE_DEFINITIONS[build.network.type]:
         tables = (f"{one}.{name}" for one, query in QUERIES.items()
-                  for name in FORMS[query.network.type])  # fmt: skip
+                  for name in TABLE_DEFINITIONS[query.network.type])  # fmt: skip
         raise QueryError(f"there is no table {name!r}", valid=", ".join(tables))
     return make_table(build, table, fields, filters or {}, range, decimals)

@@ -1,4 +1,4 @@
-"""What a stream can take from Substrate networks: blocks, extrinsics, calls and events.
+"""Outputs of Substrate networks: blocks, extrinsics, calls and events.
 
     substrate.events(name=["Balances.Transfer"], range=20_000_000)
     substrate.evm_logs(address=["0x931715fee2d06333043d11f658c8ce934ac61d0c"])

@@ -1,4 +1,4 @@
-"""What a stream can take from Tron: blocks, transactions, logs and internal transactions.
+"""Outputs of Tron: blocks, transactions, logs and internal transactions.
 
     tron.contract_calls(contract=["TR7N…"], sighash=["a9059cbb"], range=84_000_000)
     tron.logs(address=["TR7N…"], topic0=["ddf2…"])

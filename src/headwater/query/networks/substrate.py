@@ -59,7 +59,7 @@ _OF_AN_EVENT = related(extrinsic="extrinsic", call="call", stack="call")
 _OF_A_CALL = related(extrinsic="extrinsic", stack="call", events="event")
 
 
-def _inside(wire: str, width: int, *places: str, is_prefix: bool = False) -> Condition:
+def _in_args(wire: str, width: int, *places: str, is_prefix: bool = False) -> Condition:
     """Return the filter on a value inside `args`; places are keys with dots between them."""
     at = tuple(("args", *place.split(".")) for place in places)
     return Condition(wire, ValueKind.HEX, width=width, at=at, is_prefix=is_prefix)
@@ -67,7 +67,7 @@ def _inside(wire: str, width: int, *places: str, is_prefix: bool = False) -> Con
 
 def _topics(*places: str) -> tuple[Condition, ...]:
     return tuple(
-        _inside(f"topic{at}", 32, *(f"{place}.{at}" for place in places)) for at in range(4)
+        _in_args(f"topic{at}", 32, *(f"{place}.{at}" for place in places)) for at in range(4)
     )
 
 
@@ -98,15 +98,15 @@ SUBSTRATE = Network(
         _events(
             "evmLogs",
             ("EVM.Log",),
-            _inside("address", 20, "log.address", "address"),
+            _in_args("address", 20, "log.address", "address"),
             *_topics("log.topics", "topics"),
         ),
         Family(
             "ethereumTransactions",
             "call",
             (
-                _inside("to", 20, *(f"{place}.value" for place in _ACTIONS)),
-                _inside("sighash", 4, *_INPUTS, is_prefix=True),
+                _in_args("to", 20, *(f"{place}.value" for place in _ACTIONS)),
+                _in_args("sighash", 4, *_INPUTS, is_prefix=True),
             ),
             _OF_A_CALL,
             implied=("name", ("Ethereum.transact",)),
@@ -114,22 +114,22 @@ SUBSTRATE = Network(
         _events(
             "contractsEvents",
             ("Contracts.ContractEmitted",),
-            _inside("contractAddress", 32, "contract"),
+            _in_args("contractAddress", 32, "contract"),
         ),
         _events(
             "gearMessagesEnqueued",
             ("Gear.MessageQueued", "Gear.UserMessageEnqueued"),
-            _inside("programId", 32, "destination"),
+            _in_args("programId", 32, "destination"),
         ),
         _events(
             "gearUserMessagesSent",
             ("Gear.UserMessageSent",),
-            _inside("programId", 32, "message.source"),
+            _in_args("programId", 32, "message.source"),
         ),
         _events(
             "reviveContractEmitted",
             ("Revive.ContractEmitted",),
-            _inside("contract", 20, "contract"),
+            _in_args("contract", 20, "contract"),
             *_topics("topics"),
         ),
     ),

@@ -42,7 +42,7 @@ class Factory:
 
     @property
     def key(self) -> str:
-        """What the children are stored under: it follows from all that decides who is a child."""
+        """What the children are stored under: it follows from all that defines the children."""
         above = None if self.parent is None else self.parent.key
         said = (
             (self.event.signature, [one.indexed for one in self.event.parameters], self.child),
@@ -78,7 +78,7 @@ class ChildScope:
         """Return the rows of children since their creation, with the asked columns appended.
 
         Raises:
-            InvalidOptionError: nobody has looked for the children.
+            InvalidOptionError: no stream has looked for the children.
         """
         if self.children is None:
             raise InvalidOptionError("children of a factory are known to a stream alone")

@@ -1,4 +1,4 @@
-"""Children of a factory: which addresses they are, and since when each counts.
+"""Holds the children of a factory: their addresses, and from where on each counts.
 
 Made on the driver as creations are found, pickled to executors as a few arrays of 56 bytes a child,
 never changed: adding gives a new value. Looking up is one binary search per row over sorted 64-bit
@@ -35,7 +35,7 @@ _CHUNKS = 32
 
 
 class Since(Enum):
-    """From where on a child's rows count: the column that orders them, by which place, inclusive?
+    """From where on a child's rows count: the column that orders them, its place, if inclusive.
 
     LOG: behind the log that announces the child. LATER: in later transactions. TRANSACTION: in the
     same transaction too, for what no log index orders.
@@ -53,7 +53,7 @@ class Children:
     `places` holds block, transaction and log index in the order of creation; `details` the columns
     that were asked for, in the same order. `keys` holds the addresses as three numbers, sorted;
     `rows` says which row of the others each is. `alike` says that some have the same first number:
-    hardly ever, unless somebody announces such addresses on purpose.
+    hardly ever, unless a contract announces such addresses on purpose.
     """
 
     places: Integers

@@ -1,4 +1,4 @@
-"""The creations of a factory as a table: the place of each, the child, and what was asked for.
+"""Finds the creations of a factory: the place of each, the child, and the asked columns.
 
 An output like any other, so that creations are fetched, decoded and read in parallel as events are.
 Users never see it.
@@ -24,7 +24,7 @@ _PLACE = [field.name for field in FOUND_FIELDS[:-1]]
 
 @dataclass(frozen=True, slots=True)
 class CreationsOutput:
-    """Who was created where. `events` is the table of the announcing event."""
+    """The place and address of each child. `events` is the table of the announcing event."""
 
     factory: Factory
     events: EventsOutput

@@ -1,4 +1,4 @@
-"""Raw tables as data: which there are, their filters, their first columns and their defaults."""
+"""Defines the raw tables of every network: filters, first columns and default columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headwater.query import BITCOIN, EVM, HYPERLIQUID, SOLANA, SUBSTRATE, TRON
 
 
 @dataclass(frozen=True, slots=True)
-class TableForm:
+class TableDefinition:
     """How a table looks: its entity, its family of filters, its first columns, its defaults.
 
     `name` is that of the function that makes it. `identity` names fields that every row has;
@@ -25,8 +25,8 @@ class TableForm:
     flag: str | None = None
 
 
-def _blocks(default: str) -> TableForm:
-    return TableForm("blocks", "block", None, (), tuple(default.split()))
+def _blocks(default: str) -> TableDefinition:
+    return TableDefinition("blocks", "block", None, (), tuple(default.split()))
 
 
 def _items(
@@ -38,13 +38,13 @@ def _items(
     family: str | None = None,
     joined: bool = False,
     flag: str | None = None,
-) -> TableForm:
+) -> TableDefinition:
     """Return a table of items; its family of filters is called like it, unless it says which."""
     first, chosen = tuple(identity.split()), tuple(default.split())
-    return TableForm(name, entity, family or name, first, chosen, joined, flag)
+    return TableDefinition(name, entity, family or name, first, chosen, joined, flag)
 
 
-_EVM_FORMS = (
+_EVM_TABLES = (
     _blocks("parent_hash miner size gas_limit gas_used base_fee_per_gas extra_data"),
     _items(
         "transactions",
@@ -68,7 +68,7 @@ _EVM_FORMS = (
     ),
 )
 
-_SOLANA_FORMS = (
+_SOLANA_TABLES = (
     _blocks("height parent_number parent_hash"),
     _items(
         "transactions",
@@ -104,7 +104,7 @@ _SOLANA_FORMS = (
     _items("rewards", "reward", "pubkey", "lamports post_balance reward_type commission"),
 )
 
-_BITCOIN_FORMS = (
+_BITCOIN_TABLES = (
     _blocks("parent_hash median_time difficulty size weight"),
     _items(
         "transactions",
@@ -134,7 +134,7 @@ _TRON_TRANSACTION = (
     "hash transaction_index",
     "type parameter ret fee fee_limit energy_usage_total net_usage contract_address result",
 )
-_TRON_FORMS = (
+_TRON_TABLES = (
     _blocks("parent_hash witness_address version"),
     _items("transactions", *_TRON_TRANSACTION),
     _items("transfers", *_TRON_TRANSACTION, family="transfer_transactions"),
@@ -150,7 +150,7 @@ _TRON_FORMS = (
     ),
 )
 
-_HYPERLIQUID_FORMS = (
+_HYPERLIQUID_TABLES = (
     _blocks("parent_hash"),
     _items(
         "fills",
@@ -163,7 +163,7 @@ _HYPERLIQUID_FORMS = (
 
 _CALL = ("call", "extrinsic_index address name", "success origin args error")
 _EVENT = ("event", "extrinsic_index index name", "phase call_address args")
-_SUBSTRATE_FORMS = (
+_SUBSTRATE_TABLES = (
     _blocks("parent_hash validator spec_name spec_version"),
     _items(
         "extrinsics",
@@ -183,15 +183,15 @@ _SUBSTRATE_FORMS = (
     _items("revive_contract_emitted", *_EVENT, joined=True),
 )
 
-FORMS = {
-    network.type: {form.name: form for form in forms}
-    for network, forms in (
-        (EVM, _EVM_FORMS),
-        (SOLANA, _SOLANA_FORMS),
-        (BITCOIN, _BITCOIN_FORMS),
-        (TRON, _TRON_FORMS),
-        (HYPERLIQUID, _HYPERLIQUID_FORMS),
-        (SUBSTRATE, _SUBSTRATE_FORMS),
+TABLE_DEFINITIONS = {
+    network.type: {definition.name: definition for definition in tables}
+    for network, tables in (
+        (EVM, _EVM_TABLES),
+        (SOLANA, _SOLANA_TABLES),
+        (BITCOIN, _BITCOIN_TABLES),
+        (TRON, _TRON_TABLES),
+        (HYPERLIQUID, _HYPERLIQUID_TABLES),
+        (SUBSTRATE, _SUBSTRATE_TABLES),
     )
 }
 """The tables of every network, by the name of the function that makes them."""
