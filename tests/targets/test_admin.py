@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.changes import TableSchema as ChangeTable
 from headwater.core import BlockCursor, PipeState
 from headwater.errors import (
     CursorMoveError,
@@ -32,6 +31,7 @@ from headwater.targets.admin import (
     plan_move,
 )
 from headwater.targets.schema_file import SchemaFile, TableSchema, tables_of
+from headwater.targets.sql.settings import table as declare
 from headwater.testing.conformance.model import Rig, balance, log, upsert
 from tests.targets.places import Place, make_place
 
@@ -246,10 +246,10 @@ def test_between_two_stored_blocks_the_lower_one_is_meant() -> None:
 
 
 def test_data_that_would_not_follow_is_left_behind_only_by_force(tmp_path: Path) -> None:
-    """A history target undoes its tables by itself; operators do not know them."""
+    """Untracked tables are not known here."""
     path = str(tmp_path / "a.duckdb")
-    owners = ChangeTable("owner", ["id"], {"id": "text", "n": "integer"})
-    target = history_target(path, tables=[owners])
+    free = declare("free", untracked=True)
+    target = duckdb_target(path, tables=[free], on_data=lambda tx, data: None)
     target.bind("one")
     rig = Rig(target, lambda table: [], [])
     target.recover()
@@ -259,9 +259,9 @@ def test_data_that_would_not_follow_is_left_behind_only_by_force(tmp_path: Path)
     with pytest.raises(CursorMoveError, match=r"E0013.*no table of the stream is known"):
         open_admin(path).move("one", 2)
     (stream,) = open_admin(path).streams()
-    assert "history_target" in " ".join(explain_reset(stream, keep_data=False))
+    assert "No table of the stream is known" in " ".join(explain_reset(stream, keep_data=False))
     move = open_admin(path).move("one", 2, force=True)
-    assert "history_target" in " ".join(explain_move(move, stream))
+    assert "No table of the stream is known" in " ".join(explain_move(move, stream))
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ def setup(
         list[str] | None,
         typer.Option("--outbox", help="An outbox of on_finalized; may be repeated."),
     ] = None,
+    change_log: Annotated[
+        bool,
+        typer.Option("--change-log", help="Also the tables of a history_target."),
+    ] = False,
     state_schema: StateSchema = None,
     state_table: StateTable = "sync",
 ) -> None:
@@ -64,7 +68,8 @@ def setup(
         _check_has_readers(target)
     asked = SchemaFile() if schema is None else read_schema_file(schema)
     place = open_admin(target, schema=state_schema, table=state_table)
-    created = place.setup(asked, (*SIDE_TABLES, *map(outbox_table, outbox or ())))
+    side_tables = (*SIDE_TABLES, *map(outbox_table, outbox or ()))
+    created = place.setup(asked, side_tables, change_log=change_log)
     say(f"Created: {', '.join(created)}." if created else "Everything was there already.")
     if reader is not None:
         _add_reader(target, reader, state_schema, asked)

@@ -29,8 +29,7 @@ _PAIRS = re.compile(  # how an address in libpq's form begins
     r"|connect_timeout|client_encoding|target_session_attrs|(ssl|gss|keepalives)\w*)\s*="
 )
 UNKNOWN_TABLES = (
-    "no table of the stream is known here, so none would follow: those of a history_target, and "
-    "untracked ones, stay as they are"
+    "no table of the stream is known here, so none would follow: untracked ones stay as they are"
 )
 
 
@@ -103,8 +102,17 @@ class Admin(Protocol):
         """Forget a stream; its tables are emptied, unless others write them too."""
         ...
 
-    def setup(self, schema: SchemaFile, side_tables: Sequence[SideTable] = ()) -> list[str]:
-        """Create what is missing; return the names of the tables that were created."""
+    def setup(
+        self,
+        schema: SchemaFile,
+        side_tables: Sequence[SideTable] = (),
+        *,
+        change_log: bool = False,
+    ) -> list[str]:
+        """Create what is missing; return the names of the tables that were created.
+
+        With `change_log` also the tables that a `history_target` keeps for itself.
+        """
         ...
 
 

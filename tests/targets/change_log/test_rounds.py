@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.changes import Changes, add, check, fold, max_
-from headwater.targets.sql.merge.frames import Stager
-from headwater.targets.sql.merge.shape import Column, Shape
+from headwater.targets.sql.merge.changes import Column, Rounds, Shape
 from tests.targets.change_log.places import Place, Stream
 from tests.targets.change_log.test_cases import TRANSFER, change
 
@@ -82,7 +81,7 @@ def test_a_row_refers_to_one_that_came_back_in_an_earlier_block(place: Place) ->
 def test_rounds_by_key_are_as_many_as_the_most_changes_of_a_key() -> None:
     columns = {"id": Column("id", "VARCHAR", "text"), "v": Column("v", "BIGNUM", "integer")}
     shape = Shape("t", "main.t", ("id",), columns)
-    stager = Stager({"t": shape})
+    made = Rounds({"t": shape})
     blocks = [
         change(1).upsert("t", "a", v="1").upsert("t", "b", v="1"),
         change(2).upsert("t", "b", v="2"),
@@ -90,8 +89,8 @@ def test_rounds_by_key_are_as_many_as_the_most_changes_of_a_key() -> None:
     ]
     given = pa.concat_tables([one.toArrow() for one in blocks])
     table = fold(check(given, [shape.schema()]), finalized=0)
-    rounds = [staged.frame.to_pydict() for (staged,) in stager.rounds_by_key(table)]
-    assert [one["k0"] for one in rounds] == [["a", "b", "c"], ["b"], ["b"]]
+    rounds = [changes.frame.to_pydict() for (changes,) in made.by_key(table)]
+    assert [one["key_0"] for one in rounds] == [["a", "b", "c"], ["b"], ["b"]]
     assert [one["block"] for one in rounds] == [[1, 1, 3], [2], [3]]
     assert [one["place"] for one in rounds] == [[0, 1, 4], [2], [3]]
-    assert len(list(stager.rounds(table, 0))) == 3
+    assert len(list(made.by_block(table, 0))) == 3

@@ -17,6 +17,7 @@ from headwater.errors import (
     ClickHouseTableError,
     ClickHouseWriterError,
     DistributedTableError,
+    InvalidOptionError,
 )
 from headwater.targets.admin import (
     COLLAPSING,
@@ -139,8 +140,16 @@ class ClickHouseAdmin:
             self._forget_tables(client, stream_id)
             self._make_sure(stream_id, held.sync.is_empty)
 
-    def setup(self, schema: SchemaFile, side_tables: Sequence[SideTable] = ()) -> list[str]:
+    def setup(
+        self,
+        schema: SchemaFile,
+        side_tables: Sequence[SideTable] = (),
+        *,
+        change_log: bool = False,
+    ) -> list[str]:
         """Create the tables of the state, of the stream's own rows, and the user's."""
+        if change_log:
+            raise InvalidOptionError("ClickHouse has no change log: it is for PostgreSQL, DuckDB")
         with self._connected() as client:
             side = self._side(client, "")
             return prepare_place(client, self._sync, side, schema, side_tables)

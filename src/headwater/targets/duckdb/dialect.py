@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import ClassVar
@@ -17,11 +18,11 @@ from headwater.errors import (
     UntraceableWriteError,
 )
 from headwater.targets.duckdb.session import Session
-from headwater.targets.duckdb.types import INTEGER_TYPES, column_type, fits
+from headwater.targets.duckdb.types import INTEGER_TYPES, column_type, fits, from_text
 from headwater.targets.sql.catalog import Column, Layout, Undo
 from headwater.targets.sql.dialect import Dialect, Errors
 from headwater.targets.sql.settings import Table
-from headwater.targets.sql.text import Fragment, QualifiedName, compose
+from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal, quote
 
 DEFAULT_SCHEMA = "main"
 _DECIMAL = re.compile(r"DECIMAL\(\d+,(\d+)\)")
@@ -52,6 +53,10 @@ class DuckDBDialect(Dialect[Session]):
     )
     text = "VARCHAR"
     json = "JSON"
+    letter = Fragment("VARCHAR")
+    change_id = Fragment("BIGINT")
+    change_index = ("block_num",)
+    numbers_changes = True
     block_number = "BIGINT"
     differ = "differ, also without regard to case,"
     undoes_keyless = True
@@ -145,6 +150,41 @@ class DuckDBDialect(Dialect[Session]):
             "WHERE database_name = current_database() AND lower(schema_name) = $1 "
             "AND starts_with(table_name, $2) ORDER BY table_name, column_index",
             [schema.lower(), prefix],
+        )
+
+    def read_images(
+        self,
+        session: Session,
+        layout: Layout,
+        kept: Fragment,
+        log: QualifiedName,
+        stream_id: str,
+    ) -> Fragment:
+        """Read JSON into a struct of texts, beside the row that is there now."""
+        key = " AND ".join(
+            f"now.{quote(one)} = {from_text(f'kept.key.{quote(one)}', layout.columns[one].type)}"
+            for one in layout.key
+        )
+        return compose(
+            "(SELECT op, from_json(pk, {texts}) AS key, "
+            "from_json(coalesce(prev_value, pk), {texts}) AS old, "
+            "json_keys(coalesce(prev_value, pk)) AS names FROM ({kept})) AS kept "
+            "LEFT JOIN {table} AS now ON {key}",
+            texts=literal(json.dumps(dict.fromkeys(layout.stored, "VARCHAR"))),
+            kept=kept,
+            table=layout.name,
+            key=Fragment(key),
+        )
+
+    def image_values(self, layout: Layout) -> Fragment:
+        """Return the columns of a kept row; those that came since keep what they hold."""
+        return Fragment(
+            ", ".join(
+                f"CASE WHEN list_contains(kept.names, {literal(one)}) "
+                f"THEN {from_text(f'kept.old.{quote(one)}', layout.columns[one].type)} "
+                f"ELSE now.{quote(one)} END AS {quote(one)}"
+                for one in layout.stored
+            )
         )
 
     def append(

@@ -16,16 +16,16 @@ from headwater.core import BlockCursor, PipeState
 from headwater.errors import DuckDBTransactionError, UndeclaredTableError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
-from headwater.targets.duckdb.aggregates import DuckDBAggregates
 from headwater.targets.duckdb.catalog import DuckDBCatalog
 from headwater.targets.duckdb.dialect import DUCKDB
+from headwater.targets.duckdb.merge import DuckDBMerger
 from headwater.targets.duckdb.session import Session, open_session
 from headwater.targets.duckdb.settings import DuckDBSettings
 from headwater.targets.duckdb.tx import Tx
-from headwater.targets.duckdb.undo import UndoLog
+from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.aggregates import Aggregate
-from headwater.targets.sql.flow import Callbacks, Found, RelationalTarget, Store
+from headwater.targets.sql.flow import Callbacks, Found, SqlTarget, Store
 from headwater.targets.sql.settings import Table
 from headwater.targets.sql.state import ConfigTable, SideTables, SyncTable
 
@@ -75,7 +75,8 @@ class DuckDBStore(Store):
     """What is kept of one stream in a file."""
 
     catalog: DuckDBCatalog
-    undo: UndoLog
+    undo: DuckDBUndoLog
+    merger: DuckDBMerger
 
 
 def open_store(
@@ -88,39 +89,39 @@ def open_store(
 ) -> DuckDBStore:
     """Return what is kept of a stream. Nothing is read or created yet."""
     sync, schema = settings.sync, settings.schema
+    undo = DuckDBUndoLog(session, stream_id)
     return DuckDBStore(
         SyncTable(session, DUCKDB, sync, stream_id),
         DuckDBCatalog(session, stream_id, sync.suffixed("__tables"), tables, automatic=automatic),
-        UndoLog(session, stream_id),
+        undo,
+        DuckDBMerger(session, undo),
         SideTables(session, DUCKDB, schema, stored_id(settings.table, stream_id)),
         ConfigTable(session, DUCKDB, schema, stream_id),
     )
 
 
-class DuckDBTarget(RelationalTarget[Session]):
+class DuckDBTarget(SqlTarget[Session]):
     """Made by `duckdb_target`. All calls come from one thread; it may be opened again after close.
 
-    What a commit and a rollback do is said by `RelationalTarget`; here is how the file is opened,
+    What a commit and a rollback do is said by `SqlTarget`; here is how the file is opened,
     and what one transaction is.
     """
 
-    _catalog: DuckDBCatalog
-    _undo: UndoLog
+    dialect = DUCKDB
+    settings_type = DuckDBSettings
+    _store: DuckDBStore
     _settings: DuckDBSettings
     ended = DuckDBTransactionError
 
     def __init__(
         self,
-        path: str | Path,
+        place: str | Path,
         tables: Sequence[Table],
         aggregates: Sequence[Aggregate],
         callbacks: Callbacks,
         settings: DuckDBSettings,
     ) -> None:
-        summed = DuckDBAggregates(aggregates, tables)
-        super().__init__(callbacks, summed, settings)
-        self._path = path
-        self._tables = (*tables, *summed.tables(DUCKDB))
+        super().__init__(place, tables, aggregates, callbacks, settings)
         self._memory = f":memory:{next(_MEMORIES)}"
 
     def recover(self) -> PipeState:
@@ -129,8 +130,8 @@ class DuckDBTarget(RelationalTarget[Session]):
         """
         session = self._session or self._open()
         with self._changing(session):
-            self._state = self._sync.load()
-            self._side.remove_above(self._state.number)
+            self._state = self._store.sync.load()
+            self._store.side.remove_above(self._state.number)
             self._undo_leftovers()
         return self._state
 
@@ -141,11 +142,7 @@ class DuckDBTarget(RelationalTarget[Session]):
             self._open()
         else:
             with self._changing(self._session):
-                self._side.create(self._side_tables)
-
-    def stored_config(self) -> ConfigTable:
-        """Return where it is kept what the stream asked for."""
-        return ConfigTable(self._opened(), DUCKDB, self._settings.schema, self._id)
+                self._store.side.create(self._side_tables)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -153,24 +150,22 @@ class DuckDBTarget(RelationalTarget[Session]):
         """Open the file, create what is missing, and let the user prepare it."""
         settings, on_start = self._settings, self._callbacks.on_start
         stream = (*settings.sync.folded, self._id)
-        session = open_session(self._path, settings.config, stream, self._memory)
+        session = open_session(self._place, settings.config, stream, self._memory)
         session.on_statement = self._announce
-        store = open_store(
+        self._store = open_store(
             session,
             settings,
             self._id,
             self._tables,
             automatic=self._callbacks.on_data is None,
         )
-        self._sync, self._side = store.sync, store.side
-        self._catalog, self._undo = store.catalog, store.undo
         try:
             with self._changing(session):
-                self._sync.create()
-                self._catalog.create()
-                self._side.create(self._side_tables)
+                self._store.sync.create()
+                self._store.catalog.create()
+                self._store.side.create(self._side_tables)
                 if on_start is not None:
-                    tx = Tx(session, self._catalog, self._undo, None)
+                    tx = Tx(session, self._store, None)
                     on_start(tx)
                     tx.finish()
         except BaseException:
@@ -187,8 +182,8 @@ class DuckDBTarget(RelationalTarget[Session]):
             with session.transaction():
                 yield
         except BaseException:
-            self._catalog.forget()
-            self._undo.forget()
+            self._store.catalog.forget()
+            self._store.undo.forget()
             raise
 
     def _change(self, work: Callable[[], object], state: PipeState) -> None:
@@ -202,13 +197,16 @@ class DuckDBTarget(RelationalTarget[Session]):
 
     @contextmanager
     def _batch(self, scope: Scope) -> Iterator[Tx]:
-        tx = Tx(self._opened(), self._catalog, self._undo, scope)
+        tx = Tx(self._opened(), self._store, scope)
         yield tx
         tx.finish()
 
     def _tx(self) -> Tx:
-        return Tx(self._opened(), self._catalog, self._undo, None)
+        return Tx(self._opened(), self._store, None)
 
     def _reader(self) -> Session:
         """No other process could read the file meanwhile."""
-        return open_session(self._path, self._settings.config, None, self._memory)
+        return open_session(self._place, self._settings.config, None, self._memory)
+
+
+TARGET = DuckDBTarget

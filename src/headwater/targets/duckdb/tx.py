@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import duckdb
 import pyarrow as pa
@@ -25,10 +25,11 @@ from headwater.errors import (
 from headwater.targets.contract import Scope
 from headwater.targets.duckdb.catalog import DuckDBCatalog
 from headwater.targets.duckdb.dialect import TableName
+from headwater.targets.duckdb.merge import DuckDBMerger
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.statements import ALLOWED, READING, changed_tables
 from headwater.targets.duckdb.types import INTEGER_TYPES, check_integers, scannable
-from headwater.targets.duckdb.undo import UndoLog
+from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.frames import bounded_tables, to_arrow
 from headwater.targets.sql.catalog import Layout, Undo
 from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, equal, quote
@@ -44,15 +45,33 @@ class _Rows:
     source: Fragment
 
 
+class TxStore(Protocol):
+    """The part of a stream's store that writes tables."""
+
+    @property
+    def catalog(self) -> DuckDBCatalog:
+        """The tables of the stream."""
+        ...
+
+    @property
+    def undo(self) -> DuckDBUndoLog:
+        """What captures changes."""
+        ...
+
+    @property
+    def merger(self) -> DuckDBMerger:
+        """What applies changes to tables."""
+        ...
+
+
 class Tx:
     """One transaction. `scope` is None in `on_start` and in the hooks of a rollback."""
 
-    def __init__(
-        self, session: Session, catalog: DuckDBCatalog, undo: UndoLog, scope: Scope | None
-    ) -> None:
+    def __init__(self, session: Session, store: TxStore, scope: Scope | None) -> None:
         self._session = session
-        self._catalog = catalog
-        self._undo = undo
+        self._catalog = store.catalog
+        self._undo = store.undo
+        self.store = store
         self._scope = scope
         self._identity: int | None = None
 
@@ -187,20 +206,6 @@ class Tx:
     ) -> Layout:
         """Return a table for rows like these, created if need be: for what is built on this."""
         return self._catalog.prepare(TableName.parse(table), schema, key, types)
-
-    def keeps(self, layout: Layout) -> bool:
-        """Tell whether a fork may still undo this batch in a table. For what is built on this."""
-        return self._hot_block(layout) is not None
-
-    def keep(self, layout: Layout, met: Fragment, new: Fragment) -> None:
-        """Keep rows of a table that are about to be changed, and the keys of those to be made.
-
-        Both are queries. For what is built on this.
-        """
-        block = self._hot_block(layout)
-        if block is not None:
-            self._undo.changed(layout, block, "UPDATE", Fragment(f"{met} AS old"))
-            self._undo.made(layout, block, list(layout.key), new)
 
     def finish(self) -> None:
         """Refuse to go on if the callback that this was given to has ended the transaction.

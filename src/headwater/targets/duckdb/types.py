@@ -7,11 +7,13 @@ becomes an integer only where every value is one: DuckDB itself would round "1.5
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import TableSchemaError
+from headwater.targets.sql.text import Fragment
 
 INTEGER_TYPES = re.compile(
     r"BIGNUM|U?HUGEINT|U?(?:BIGINT|INTEGER|SMALLINT|TINYINT)|DECIMAL\(\d+,0\)"
@@ -101,6 +103,32 @@ def check_integers(rows: pa.Table, column: str, target: str) -> None:
         raise TableSchemaError(
             "text that is not an integer", column=column, type=target, got=wrong[0]
         )
+
+
+def as_json(pairs: Iterable[tuple[str, str, str]]) -> Fragment:
+    """Return SQL for a JSON object of (name, value, type of the value), exact when it is read back.
+
+    Integers of any length, booleans and text are what they are; of anything else JSON holds the
+    text, because a reader would round it or write it otherwise.
+    """
+    parts = []
+    for name, value, kind in pairs:
+        if is_nested(kind):
+            value = f"to_json({value})::VARCHAR"
+        elif kind not in ("VARCHAR", "BOOLEAN") and not INTEGER_TYPES.fullmatch(kind):
+            value = f"{value}::VARCHAR"
+        parts.append("'" + name.replace("'", "''") + f"': {value}")
+    return Fragment(f"to_json({{{', '.join(parts)}}})::VARCHAR")
+
+
+def from_text(value: str, kind: str) -> str:
+    """Return SQL that reads back what `as_json` wrote."""
+    return f"CAST({value}::JSON AS {kind})" if is_nested(kind) else f"CAST({value} AS {kind})"
+
+
+def is_nested(kind: str) -> bool:
+    """Tell whether a type is of lists, structs or maps."""
+    return kind.endswith("]") or kind.startswith(("STRUCT", "MAP"))
 
 
 def _plain(kind: str) -> str:

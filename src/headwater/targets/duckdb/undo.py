@@ -1,7 +1,6 @@
-"""The undo log: what was there before a hot block changed it, and how it comes back.
+"""Undo in DuckDB: it has no triggers, so what writes with it says what is about to change.
 
-Each table has `<table>__snapshots`: all its columns, the operation, the block and the stream. A
-keyed table keeps before-images, the earliest per row and block; of a row that did not exist it
+A keyed table keeps before-images, the earliest per row and block; of a row that did not exist it
 keeps that it was inserted. A keyless table keeps every row that came or went, which is enough,
 because what it holds is a sum. Everything is set-based, in the transaction of the change itself.
 """
@@ -11,45 +10,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headwater.errors import TableSchemaError
+from headwater.targets.duckdb.dialect import DUCKDB
 from headwater.targets.duckdb.session import Session
 from headwater.targets.sql.catalog import RESERVED, Layout, Undo
+from headwater.targets.sql.merge.merger import Loaded
 from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, equal, quote
+from headwater.targets.sql.undo import BLOCK, OPERATION, STREAM, UndoLog
 
-OPERATION = RESERVED + "operation"
-BLOCK = RESERVED + "block_number"
-STREAM = RESERVED + "id"
 TIMES, GROUP = RESERVED + "times", RESERVED + "group"
+_IMAGES = "__headwater_images"
 
 
-class UndoLog:
-    """The undo data of one stream. Runs on the driver, inside a transaction."""
+class DuckDBUndoLog(UndoLog[Session, Layout]):
+    """The undo data of one stream in DuckDB."""
+
+    dialect = DUCKDB
 
     def __init__(self, session: Session, stream_id: str) -> None:
-        self._session = session
-        self._id = stream_id
+        super().__init__(session, stream_id)
         self._ready: set[tuple[str, str]] = set()
 
     def forget(self) -> None:
-        """Look again at which logs exist."""
+        """Look again at which logs exist: a transaction has failed."""
         self._ready.clear()
 
-    # --- keeping ----------------------------------------------------------------------------------
+    # --- capturing --------------------------------------------------------------------------------
 
-    def inserted(self, layout: Layout, block: int, names: list[str], source: Fragment) -> None:
+    def inserted(self, layout: Layout, block: int, names: Sequence[str], source: Fragment) -> None:
         """Keep that the rows of `source` come into being; rows whose key exists are left out."""
         new = Fragment("")
         if layout.undo is Undo.KEYED:
-            same = equal(layout.key, "old", "new")
             new = compose(
                 "WHERE NOT EXISTS (FROM {table} AS old WHERE {same})",
                 table=layout.name,
-                same=same,
+                same=equal(layout.key, "old", "new"),
             )
         self._keep(layout, block, "INSERT", names, Fragment(f"{source} AS new {new}"), "new.")
-
-    def made(self, layout: Layout, block: int, names: list[str], source: Fragment) -> None:
-        """Keep that the rows of `source` come into being; none of their keys exists."""
-        self._keep(layout, block, "INSERT", names, Fragment(f"{source} AS new"), "new.")
 
     def changed(self, layout: Layout, block: int, operation: str, rows: Fragment) -> None:
         """Keep the rows `old` of the table as they are now; `rows` names them and chooses."""
@@ -57,35 +53,51 @@ class UndoLog:
 
     def compared(self, layout: Layout, block: int, before: str) -> None:
         """Keep every difference between a copy taken before a change and the table now."""
-        names, same = layout.stored, equal(layout.key, "old", "now")
         if layout.undo is Undo.KEYLESS:
-            for operation, one, other in (("DELETE", before, None), ("INSERT", None, before)):
-                rows = compose(
-                    "(FROM {one} EXCEPT ALL FROM {other}) AS old",
-                    one=one or layout.name,
-                    other=other or layout.name,
-                )
-                self._keep(layout, block, operation, names, rows, "old.")
-            return
-        gone = "(FROM {before} EXCEPT FROM {table}) AS old"
-        kept = gone + " WHERE {no} EXISTS (FROM {table} AS now WHERE {same})"
-        came = "{table} AS old WHERE NOT EXISTS (FROM {before} AS now WHERE {same})"
-        for operation, template in (("UPDATE", kept), ("DELETE", kept), ("INSERT", came)):
+            gone = "(FROM {before} EXCEPT ALL FROM {table}) AS old"
+            came = "(FROM {table} EXCEPT ALL FROM {before}) AS old"
+            found = [("DELETE", gone), ("INSERT", came)]
+        else:
+            gone = "(FROM {before} EXCEPT FROM {table}) AS old WHERE "
+            there = "EXISTS (FROM {table} AS now WHERE {same})"
+            came = "{table} AS old WHERE NOT EXISTS (FROM {before} AS now WHERE {same})"
+            found = [("UPDATE", gone + there), ("DELETE", f"{gone}NOT {there}"), ("INSERT", came)]
+        for operation, template in found:
             rows = compose(
-                template,
-                before=before,
-                table=layout.name,
-                no=Fragment("NOT" if operation == "DELETE" else ""),
-                same=same,
+                template, before=before, table=layout.name, same=equal(layout.key, "old", "now")
             )
-            self._keep(layout, block, operation, names, rows, "old.")
+            self._keep(layout, block, operation, layout.stored, rows, "old.")
+
+    def _capture_rows(self, loaded: Loaded) -> None:
+        """Keep the rows that a merge meets, and the keys of those that it makes."""
+        layout, block, found = loaded.layout, loaded.changes.newest, loaded.found
+        met = ", ".join(f"s.o{at} AS {quote(one)}" for at, one in enumerate(loaded.images))
+        self.changed(
+            layout,
+            block,
+            "UPDATE",
+            compose(
+                "(SELECT {met} FROM {found} WHERE {here}) AS old",
+                met=Fragment(met),
+                found=found,
+                here=loaded.here,
+            ),
+        )
+        new = ", ".join(f"s.key_{at} AS {quote(one)}" for at, one in enumerate(layout.key))
+        rows = compose(
+            "(SELECT {new} FROM {found} WHERE {lacks}) AS new",
+            new=Fragment(new),
+            found=found,
+            lacks=loaded.lacks,
+        )
+        self._keep(layout, block, "INSERT", layout.key, rows, "new.")
 
     def _keep(
         self,
         layout: Layout,
         block: int,
         operation: str,
-        names: list[str],
+        names: Sequence[str],
         rows: Fragment,
         prefix: str,
     ) -> None:
@@ -93,8 +105,8 @@ class UndoLog:
         self._session.run(
             compose(
                 "INSERT INTO {log} ({names}, {operation}, {block}, {stream}) "
-                "SELECT {values}, ?, ?, ? FROM {rows} {earliest}",
-                log=self._log(layout),
+                "SELECT {values}, $1, $2, $3 FROM {rows} {earliest}",
+                log=self._complete(layout),
                 names=names,
                 operation=OPERATION,
                 block=BLOCK,
@@ -106,12 +118,12 @@ class UndoLog:
             [operation, block, self._id],
         )
 
-    def _log(self, layout: Layout) -> QualifiedName:
+    def _complete(self, layout: Layout) -> QualifiedName:
         """Return the table's log, with all the columns that the table has."""
         log = layout.name.snapshots
         if log.folded in self._ready:
             return log
-        parts = [f"{quote(name)} {kind}" for name, kind in _types(layout).items()]
+        parts = [f"{quote(one)} {layout.columns[one].type}" for one in layout.stored]
         parts += [f"{OPERATION} VARCHAR NOT NULL", f"{BLOCK} BIGINT NOT NULL"]
         parts += [f"{STREAM} VARCHAR NOT NULL"]
         if layout.undo is Undo.KEYED:
@@ -123,22 +135,11 @@ class UndoLog:
                 parts=Fragment(", ".join(parts)),
             )
         )
-        self._complete(layout, log)
-        self._ready.add(log.folded)
-        return log
-
-    def _complete(self, layout: Layout, log: QualifiedName) -> None:
-        """Add the columns that the table was given since the log was made."""
-        held = dict(
-            self._session.rows(
-                "SELECT lower(column_name), data_type FROM duckdb_columns() "
-                "WHERE database_name = current_database() AND lower(schema_name) = ? "
-                "AND lower(table_name) = ?",
-                log.folded,
-            )
-        )
-        for name, kind in _types(layout).items():
-            if name.lower() not in held:
+        kept = DUCKDB.read_table(self._session, log)
+        held = {} if kept is None else {one.lower(): each for one, each in kept.columns.items()}
+        for name in layout.stored:
+            kind, old = layout.columns[name].type, held.get(name.lower())
+            if old is None:
                 self._session.run(
                     compose(
                         "ALTER TABLE {log} ADD COLUMN {name} {kind}",
@@ -147,189 +148,134 @@ class UndoLog:
                         kind=Fragment(kind),
                     )
                 )
-            elif held[name.lower()] != kind:
+            elif old.type != kind:
                 raise TableSchemaError(
                     "a column has another type than in the table's undo log",
                     table=layout.name,
                     column=name,
                     type=kind,
-                    log=held[name.lower()],
+                    log=old.type,
                 )
+        self._ready.add(log.folded)
+        return log
 
     # --- undoing ----------------------------------------------------------------------------------
 
-    def restore(self, layouts: Sequence[Layout], number: int) -> None:
-        """Put every table back to what it was at a block, and forget what came after.
+    def _exists(self, name: QualifiedName) -> bool:
+        return name.folded in self._ready or super()._exists(name)
+
+    def _restore(self, layouts: Sequence[Layout], number: int) -> None:
+        """Put tables back one by one: DuckDB checks foreign keys at once.
 
         Rows that came go first, those of children before those of their parents.
         """
-        for layout in reversed(layouts):
-            self._remove(layout, number)
-        for layout in layouts:
-            self._bring_back(layout, number)
+        known = [
+            one
+            for one in layouts
+            if one.undo is Undo.APPEND_ONLY or self._exists(self.log(one).name(one))
+        ]
+        images = [f"{_IMAGES}_{at}" for at in range(len(known))]
+        for layout, image in zip(known, images, strict=True):
+            self._read_images(layout, image, number)
+        for layout, image in reversed(list(zip(known, images, strict=True))):
+            self._take_out(layout, image, number)
+        for layout, image in zip(known, images, strict=True):
+            if layout.undo is not Undo.APPEND_ONLY:
+                self._bring_back(layout, image)
+                self._session.run(compose("DROP TABLE {image}", image=image))
+                self._session.run(self.log(layout).forget(layout), [self._id, number])
 
-    def holds_above(self, layouts: Sequence[Layout], number: int) -> bool:
-        """Tell whether there is anything to restore: images, or rows of append-only tables."""
-        for layout in layouts:
-            log = layout.name.snapshots
-            if layout.undo is Undo.APPEND_ONLY:
-                found = self._session.rows(
-                    compose(
-                        "SELECT 1 FROM {table} WHERE {block} > ? LIMIT 1",
-                        table=layout.name,
-                        block=layout.block_column,
-                    ),
-                    [number],
-                )
-            elif self._exists(layout):
-                found = self._session.rows(
-                    compose(
-                        "SELECT 1 FROM {log} WHERE {stream} = ? AND {block} > ? LIMIT 1",
-                        log=log,
-                        stream=STREAM,
-                        block=BLOCK,
-                    ),
-                    [self._id, number],
-                )
-            else:
-                continue
-            if found:
-                return True
-        return False
-
-    def _remove(self, layout: Layout, number: int) -> None:
-        """Take out what blocks above a number brought."""
-        match layout.undo:
-            case Undo.APPEND_ONLY:
-                self._session.run(
-                    compose(
-                        "DELETE FROM {table} WHERE {block} > ?",
-                        table=layout.name,
-                        block=layout.block_column,
-                    ),
-                    [number],
-                )
-            case Undo.KEYED if self._exists(layout):
-                self._session.run(
-                    compose(
-                        "DELETE FROM {table} AS now USING ({images}) AS old "
-                        "WHERE {same} AND old.{operation} = 'INSERT'",
-                        table=layout.name,
-                        images=self._earliest(layout),
-                        same=equal(layout.key, "now", "old"),
-                        operation=OPERATION,
-                    ),
-                    [self._id, number],
-                )
-            case Undo.KEYLESS if self._exists(layout):
-                self._session.run(
-                    compose(
-                        "DELETE FROM {table} WHERE rowid IN ("
-                        "WITH net AS MATERIALIZED ({net}) SELECT now.rowid FROM {table} AS now "
-                        "JOIN net ON {same} WHERE net.{times} > 0 "
-                        "QUALIFY row_number() OVER (PARTITION BY net.{group}) <= net.{times})",
-                        table=layout.name,
-                        net=self._net(layout),
-                        same=equal(layout.stored, "now", "net", nulls=True),
-                        times=TIMES,
-                        group=GROUP,
-                    ),
-                    [self._id, number],
-                )
-            case _:
-                pass
-
-    def _bring_back(self, layout: Layout, number: int) -> None:
-        """Bring back what blocks above a number changed or took, and forget that they did."""
-        if layout.undo is Undo.APPEND_ONLY or not self._exists(layout):
+    def _read_images(self, layout: Layout, image: str, number: int) -> None:
+        """Read what comes back into a temporary table: images, or how often a row came or went."""
+        if layout.undo is Undo.APPEND_ONLY:
             return
-        self._session.run(
-            self._restore_keyed(layout)
-            if layout.undo is Undo.KEYED
-            else compose(
-                "INSERT INTO {table} ({names}) SELECT {names} FROM "
-                "(SELECT *, unnest(range(-{times})) FROM ({net}) WHERE {times} < 0)",
-                table=layout.name,
-                names=layout.stored,
-                times=TIMES,
-                net=self._net(layout),
-            ),
-            [self._id, number],
+        query = (
+            self._net(layout)
+            if layout.undo is Undo.KEYLESS
+            else self.log(layout).images(self._session, layout, self._id)
         )
         self._session.run(
-            compose(
-                "DELETE FROM {log} WHERE {stream} = ? AND {block} > ?",
-                log=layout.name.snapshots,
-                stream=STREAM,
-                block=BLOCK,
-            ),
+            compose("CREATE OR REPLACE TEMP TABLE {image} AS {query}", image=image, query=query),
             [self._id, number],
         )
 
-    def prune(self, layout: Layout, number: int) -> None:
-        """Forget what lies at or below a number."""
-        if layout.undo is not Undo.APPEND_ONLY and self._exists(layout):
+    def _take_out(self, layout: Layout, image: str, number: int) -> None:
+        """Remove rows that came into being; where values may change hands, all that come back."""
+        if layout.undo is Undo.APPEND_ONLY:
             self._session.run(
                 compose(
-                    "DELETE FROM {log} WHERE {stream} = ? AND {block} <= ?",
-                    log=layout.name.snapshots,
-                    stream=STREAM,
-                    block=BLOCK,
+                    "DELETE FROM {table} WHERE {block} > $1",
+                    table=layout.name,
+                    block=layout.block_column,
                 ),
-                [self._id, number],
+                [number],
+            )
+        elif layout.undo is Undo.KEYLESS:
+            self._session.run(
+                compose(
+                    "DELETE FROM {table} WHERE rowid IN (SELECT now.rowid FROM {table} AS now "
+                    "JOIN {image} AS net ON {same} WHERE net.{times} > 0 "
+                    "QUALIFY row_number() OVER (PARTITION BY net.{group}) <= net.{times})",
+                    table=layout.name,
+                    image=image,
+                    same=equal(layout.stored, "now", "net", nulls=True),
+                    times=TIMES,
+                    group=GROUP,
+                )
+            )
+        else:
+            came = compose("old.{operation} = 'INSERT'", operation=OPERATION)
+            self._session.run(
+                compose(
+                    "DELETE FROM {table} AS now USING {image} AS old WHERE {same} AND {gone}",
+                    table=layout.name,
+                    image=image,
+                    same=equal(layout.key, "now", "old"),
+                    gone=Fragment("true") if layout.unique else came,
+                )
             )
 
-    def _exists(self, layout: Layout) -> bool:
-        log = layout.name.snapshots
-        return log.folded in self._ready or bool(
-            self._session.rows(
-                "SELECT 1 FROM duckdb_tables() WHERE database_name = current_database() "
-                "AND lower(schema_name) = ? AND lower(table_name) = ?",
-                log.folded,
-            )
-        )
-
-    def _restore_keyed(self, layout: Layout) -> str:
+    def _bring_back(self, layout: Layout, image: str) -> None:
+        """Bring back what was changed or taken."""
         names = layout.stored
+        if layout.undo is Undo.KEYLESS:
+            self._session.run(
+                compose(
+                    "INSERT INTO {table} ({names}) SELECT {names} FROM "
+                    "(SELECT *, unnest(range(-{times})) FROM {image} WHERE {times} < 0)",
+                    table=layout.name,
+                    names=names,
+                    times=TIMES,
+                    image=image,
+                )
+            )
+            return
         rest = [name for name in names if name not in layout.key]
         assign = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in rest)
-        return compose(
-            "INSERT INTO {table} ({names}) SELECT {names} FROM ({images}) AS old "
-            "WHERE {operation} <> 'INSERT' ON CONFLICT ({key}) DO {action}",
-            table=layout.name,
-            names=names,
-            images=self._earliest(layout),
-            operation=OPERATION,
-            key=layout.key,
-            action=Fragment(f"UPDATE SET {assign}" if rest else "NOTHING"),
-        )
-
-    def _earliest(self, layout: Layout) -> Fragment:
-        """Return the query of the oldest image of each row above a block."""
-        return compose(
-            "FROM {log} WHERE {stream} = ? AND {block} > ? "
-            "QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY {block}) = 1",
-            log=layout.name.snapshots,
-            stream=STREAM,
-            block=BLOCK,
-            key=layout.key,
+        self._session.run(
+            compose(
+                "INSERT INTO {table} ({names}) SELECT {names} FROM {image} AS old "
+                "WHERE {operation} <> 'INSERT' ON CONFLICT ({key}) DO {action}",
+                table=layout.name,
+                names=names,
+                image=image,
+                operation=OPERATION,
+                key=layout.key,
+                action=Fragment(f"UPDATE SET {assign}" if rest else "NOTHING"),
+            )
         )
 
     def _net(self, layout: Layout) -> Fragment:
         """Return the query of how often each row came (or, below zero, went) above a block."""
+        log = self.log(layout)
         return compose(
             "SELECT {names}, sum(CASE {operation} WHEN 'INSERT' THEN 1 ELSE -1 END)::BIGINT "
             "AS {times}, row_number() OVER () AS {group} "
-            "FROM {log} WHERE {stream} = ? AND {block} > ? GROUP BY {names}",
+            "FROM {log} WHERE {above} GROUP BY {names}",
             names=layout.stored,
             operation=OPERATION,
             times=TIMES,
             group=GROUP,
-            block=BLOCK,
-            log=layout.name.snapshots,
-            stream=STREAM,
+            log=log.name(layout),
+            above=log.above(layout),
         )
-
-
-def _types(layout: Layout) -> dict[str, str]:
-    return {one: layout.columns[one].type for one in layout.stored}

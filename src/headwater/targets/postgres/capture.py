@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.sql.text import Fragment, columns, compose, equal, literal
+from headwater.targets.sql.undo import BLOCK, OPERATION, STREAM
 
-OPERATION = "___sqd__operation"
-BLOCK = "___sqd__block_number"
-STREAM = "___sqd__id"
 NESTED = "___sqd__nested"
 
 REFUSE_BODY = """

@@ -215,7 +215,8 @@ class PostgresCatalog(Catalog[Session, Layout]):
             )
 
     def _captured(self, layout: Layout) -> None:
-        self._triggers.install(layout)
+        if layout.undo is not Undo.CHANGE_LOG:
+            self._triggers.install(layout)
         if layout.name.folded in self._without_images:
             self._triggers.copy_rows(layout, self._sync)
             self._without_images.discard(layout.name.folded)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -14,17 +16,18 @@ from headwater.errors import (
     PostgresKeyError,
     PostgresStatementError,
     PostgresTableError,
+    TableMismatchError,
     UntrackedTableError,
 )
 from headwater.targets.postgres.encode import encoder
 from headwater.targets.postgres.layout import Layout, read_layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.transfer import copy_in, plan_transfer
-from headwater.targets.postgres.types import castable, column_type
+from headwater.targets.postgres.types import SCALARS, castable, column_type
 from headwater.targets.sql.catalog import Column
 from headwater.targets.sql.dialect import Dialect, Errors
 from headwater.targets.sql.settings import Table
-from headwater.targets.sql.text import Fragment, QualifiedName, compose
+from headwater.targets.sql.text import Fragment, Part, QualifiedName, columns, compose, equal
 
 DEFAULT_SCHEMA = "public"
 LONGEST = 63  # bytes of an identifier; PostgreSQL cuts off the rest without a word
@@ -65,6 +68,10 @@ class PostgresDialect(Dialect[Session]):
         statement=PostgresStatementError,
     )
     json = "JSONB"
+    bytewise = ' COLLATE "C"'
+    letter = Fragment("CHAR")
+    change_id = Fragment("BIGSERIAL")
+    change_index = ("stream_id", "block_num")
     block_number = "NUMERIC"
     claim_note = "deferred BOOLEAN NOT NULL"
     claim_order = Fragment("table_schema, table_name")
@@ -128,6 +135,70 @@ class PostgresDialect(Dialect[Session]):
             "WHERE n.nspname = $1 AND starts_with(c.relname, $2) AND c.relkind = 'r' "
             "ORDER BY c.relname, a.attnum",
             [schema, prefix],
+        )
+
+    def read_images(
+        self,
+        session: Session,
+        layout: Layout,
+        kept: Fragment,
+        log: QualifiedName,
+        stream_id: str,
+    ) -> Fragment:
+        """Read JSON into the table's own row type; columns that came since keep what they hold."""
+        gaps: dict[str, Part] = {
+            "kept": kept,
+            "table": layout.name,
+            "same": equal(layout.key, "now", "one"),
+        }
+        read = "json_populate_record({base}, COALESCE(kept.prev_value, kept.pk)::json) AS old"
+        if not self._may_lack_columns(session, layout, log, stream_id):
+            whole = "({kept}) AS kept CROSS JOIN LATERAL " + read.format(base="NULL::{table}")
+            return compose(whole, **gaps)
+        drifted = (
+            "({kept}) AS kept CROSS JOIN LATERAL "
+            "json_populate_record(NULL::{table}, kept.pk::json) AS one "
+            "LEFT JOIN {table} AS now ON {same} CROSS JOIN LATERAL " + read.format(base="now")
+        )
+        return compose(drifted, **gaps)
+
+    def check_change_log_tables(self, session: Session, names: Sequence[QualifiedName]) -> None:
+        """Refuse foreign keys that change rows by themselves: nothing would keep what was there."""
+        rows = session.rows(
+            "SELECT conrelid::regclass::text, conname FROM pg_constraint WHERE contype = 'f' "
+            "AND (confdeltype IN ('c', 'n', 'd') OR confupdtype IN ('c', 'n', 'd')) "
+            "AND confrelid = ANY($1::regclass[]) LIMIT 1",
+            [[compose("{name}", name=one) for one in names]],
+        )
+        for table, constraint in rows:
+            raise TableMismatchError(
+                "a foreign key changes rows by itself, and a fork could not undo it; declare it "
+                "without CASCADE, SET NULL or SET DEFAULT",
+                table=table,
+                constraint=constraint,
+            )
+
+    def image_values(self, layout: Layout) -> Fragment:
+        """Return the columns of a row that a change log has kept."""
+        return columns(layout.stored, "old.")
+
+    def _may_lack_columns(
+        self, session: Session, layout: Layout, log: QualifiedName, stream_id: str
+    ) -> bool:
+        """Tell whether an image may lack a column: its name is not in the text, or is nested."""
+        if any(one.bare not in SCALARS for one in layout.columns.values()):
+            return True
+        names = [json.dumps(one, ensure_ascii=False) + ":" for one in layout.stored]
+        return bool(
+            session.rows(
+                compose(
+                    "SELECT FROM {log} WHERE stream_id = $1 AND table_name = $2 "
+                    "AND EXISTS (SELECT FROM unnest($3::text[]) AS name "
+                    "WHERE strpos(prev_value, name) = 0) LIMIT 1",
+                    log=log,
+                ),
+                [stream_id, layout.name.full, names],
+            )
         )
 
     def append(

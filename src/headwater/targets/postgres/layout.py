@@ -17,8 +17,8 @@ class Layout(catalog.Layout):
     `always_compare`: a key may change in ways that no trigger on the key columns sees.
     `acted_upon`: a foreign key elsewhere deletes or changes rows when rows here go. `merged`: a
     foreign key of its own deletes or changes rows here, and what it does is seen together with what
-    set it off, one row perhaps twice. `deferred`: key and indexes are still to be built. `shared`:
-    other streams write it too.
+    set it off, one row perhaps twice. `refers`: it has foreign keys. `primary`: the name of the
+    primary key's constraint. `shared`: other streams write it too.
     """
 
     partitions: tuple[QualifiedName, ...] = ()
@@ -26,7 +26,8 @@ class Layout(catalog.Layout):
     always_compare: bool = False
     acted_upon: bool = False
     merged: bool = False
-    deferred: bool = False
+    refers: bool = False
+    primary: str | None = None
     shared: bool = False
 
     @property
@@ -50,6 +51,9 @@ def read_layout(session: Session, name: QualifiedName) -> Layout | None:
                 AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd')))
             AND NOT EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid
                 AND k.contype = 'p' AND k.condeferrable),
+            EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid AND k.contype = 'f'),
+            (SELECT k.conname FROM pg_constraint AS k WHERE k.conrelid = c.oid
+                AND k.contype = 'p'),
             (SELECT array_agg(a.attname::text ORDER BY place.n) FROM pg_index AS i
                 CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS place (attnum, n)
                 JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = place.attnum
@@ -61,7 +65,7 @@ def read_layout(session: Session, name: QualifiedName) -> Layout | None:
     )
     if not rows:
         return None
-    oid, partitioned, watched, unique, acted_upon, merged, key = rows[0]
+    oid, partitioned, watched, unique, acted_upon, merged, refers, primary, key = rows[0]
     return Layout(
         name,
         tuple(key or ()),
@@ -74,6 +78,8 @@ def read_layout(session: Session, name: QualifiedName) -> Layout | None:
         unique=unique,
         acted_upon=acted_upon,
         merged=merged,
+        refers=refers,
+        primary=primary,
     )
 
 

@@ -11,25 +11,26 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from headwater.core import BlockCursor, PipeState
 from headwater.errors import PostgresTransactionError, UntrackedTableError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
-from headwater.targets.postgres.aggregates import PostgresAggregates
 from headwater.targets.postgres.catalog import PostgresCatalog
 from headwater.targets.postgres.changes import StateChanges
 from headwater.targets.postgres.dialect import POSTGRES
 from headwater.targets.postgres.guard import Guard
+from headwater.targets.postgres.merge import PostgresMerger
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.settings import PostgresSettings
 from headwater.targets.postgres.staging import Staging
 from headwater.targets.postgres.triggers import Triggers
 from headwater.targets.postgres.tx import Tx
-from headwater.targets.postgres.undo import UndoLog
+from headwater.targets.postgres.undo import PostgresUndoLog
 from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.aggregates import Aggregate
-from headwater.targets.sql.flow import Callbacks, Found, RelationalTarget, Store
+from headwater.targets.sql.flow import Callbacks, Found, SqlTarget, Store
 from headwater.targets.sql.settings import Table
 from headwater.targets.sql.state import LEGACY_ID, ConfigTable, Newest, SideTables, SyncTable
 
@@ -82,7 +83,8 @@ class PostgresStore(Store):
     """What is kept of one stream in a database."""
 
     catalog: PostgresCatalog
-    undo: UndoLog
+    undo: PostgresUndoLog
+    merger: PostgresMerger
 
 
 def open_store(
@@ -95,6 +97,7 @@ def open_store(
 ) -> PostgresStore:
     """Return what is kept of a stream. Nothing is read or created yet."""
     sync, schema = settings.sync, settings.schema
+    undo = PostgresUndoLog(session, stream_id)
     return PostgresStore(
         SyncTable(session, POSTGRES, sync, stream_id),
         PostgresCatalog(
@@ -106,37 +109,36 @@ def open_store(
             automatic=automatic,
             defer_indexes=settings.defer_indexes,
         ),
-        UndoLog(session, stream_id),
+        undo,
+        PostgresMerger(session, undo),
         SideTables(session, POSTGRES, schema, stored_id(settings.table, stream_id)),
         ConfigTable(session, POSTGRES, schema, stream_id),
     )
 
 
-class PostgresTarget(RelationalTarget[Session]):
+class PostgresTarget(SqlTarget[Session]):
     """Made by `postgres_target`. All calls come from one thread; it may be opened again.
 
-    What a commit and a rollback do is said by `RelationalTarget`; here is how the database is
+    What a commit and a rollback do is said by `SqlTarget`; here is how the database is
     opened, what one transaction is, and what is prepared before a batch is written.
     """
 
-    _catalog: PostgresCatalog
-    _side: SideTables
-    _sync: SyncTable
+    dialect = POSTGRES
+    settings_type = PostgresSettings
+    _store: PostgresStore
     _settings: PostgresSettings
     ended = PostgresTransactionError
 
     def __init__(
         self,
-        dsn: str,
+        place: str | Path,
         tables: Sequence[Table],
         aggregates: Sequence[Aggregate],
         callbacks: Callbacks,
         settings: PostgresSettings,
     ) -> None:
-        summed = PostgresAggregates(aggregates, tables)
-        super().__init__(callbacks, summed, settings)
-        self._dsn = dsn
-        self._tables = (*tables, *summed.tables(POSTGRES))
+        super().__init__(place, tables, aggregates, callbacks, settings)
+        self._dsn = str(place)
         self._built = False
 
     def recover(self) -> PipeState:
@@ -147,8 +149,8 @@ class PostgresTarget(RelationalTarget[Session]):
         if session is None or session.lost:
             session = self._open()
         with session.transaction(isolation_level="repeatable read"):
-            self._state, self._changes.stored = self._sync.load(), self._sync.newest()
-            self._side.remove_above(self._state.number)
+            self._state, self._changes.stored = self._store.sync.load(), self._store.sync.newest()
+            self._store.side.remove_above(self._state.number)
             self._undo_leftovers()
         return self._state
 
@@ -163,10 +165,6 @@ class PostgresTarget(RelationalTarget[Session]):
         self._side_tables = tuple(tables)
         self._open()
 
-    def stored_config(self) -> ConfigTable:
-        """Return where it is kept what the stream asked for."""
-        return ConfigTable(self._opened(), POSTGRES, self._settings.schema, self._id)
-
     # --- opening ----------------------------------------------------------------------------------
 
     def _open(self) -> Session:
@@ -176,18 +174,16 @@ class PostgresTarget(RelationalTarget[Session]):
         stream = f"{settings.schema}.{settings.table}/{self._id}"
         session = Session(self._dsn, stream, settings.lock_wait_s, settings.isolation_level)
         session.on_statement = self._announce
-        store = open_store(
+        self._store = open_store(
             session,
             settings,
             self._id,
             self._tables,
             automatic=self._callbacks.on_data is None,
         )
-        self._sync, self._side = store.sync, store.side
-        self._catalog, self._undo = store.catalog, store.undo
         self._changes = StateChanges(
             session,
-            self._sync,
+            self._store.sync,
             self._id,
             settings.attempts,
             forget=self._forget,
@@ -197,19 +193,23 @@ class PostgresTarget(RelationalTarget[Session]):
         try:
             session.connect()
             with session.transaction(isolation_level="read committed"):
-                self._catalog.take_turn()
-                self._sync.create()
-                self._catalog.create()
-                self._side.create(self._side_tables)
-                if settings.id is None and self._id != LEGACY_ID and self._sync.adopt_legacy():
+                self._store.catalog.take_turn()
+                self._store.sync.create()
+                self._store.catalog.create()
+                self._store.side.create(self._side_tables)
+                if (
+                    settings.id is None
+                    and self._id != LEGACY_ID
+                    and self._store.sync.adopt_legacy()
+                ):
                     logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
                 if on_start is not None:
                     session.remember()
-                    tx = Tx(session, self._catalog)
+                    tx = Tx(session, self._store)
                     on_start(tx)
                     tx.finish()
-                self._catalog.forget()
-                self._catalog.install()
+                self._store.catalog.forget()
+                self._store.catalog.install()
         except BaseException:
             session.close()
             raise
@@ -221,7 +221,7 @@ class PostgresTarget(RelationalTarget[Session]):
     def _install(self) -> None:
         """Install capture on partitions that came since, in a transaction of its own."""
         with self._opened().transaction(isolation_level="read committed"):
-            self._catalog.install()
+            self._store.catalog.install()
 
     def _reader(self) -> Session:
         session = Session(self._dsn, None, 0, "repeatable read")
@@ -264,7 +264,7 @@ class PostgresTarget(RelationalTarget[Session]):
         """Build what was put off and switch capture on, as far as the batch needs it."""
         session = self._opened()
         if scope.hot and not self._built:
-            self._catalog.build_all()
+            self._store.catalog.build_all()
             self._built = True
         if scope.hot or session.begun:
             session.rows(
@@ -274,14 +274,17 @@ class PostgresTarget(RelationalTarget[Session]):
                 prepare=True,
             )
         sync = self._settings.sync
-        own = (sync, sync.suffixed("__tables"), *self._side.names)
-        yield Tx(session, self._catalog, self._staging, scope)
-        Guard(session, self._catalog, own, self._id).check(scope)
+        own = (sync, sync.suffixed("__tables"), *self._store.side.names)
+        yield Tx(session, self._store, self._staging, scope)
+        Guard(session, self._store.catalog, own, self._id).check(scope)
 
     def _tx(self) -> Tx:
-        return Tx(self._opened(), self._catalog)
+        return Tx(self._opened(), self._store)
 
     def _forget(self) -> None:
         """Trust nothing that was remembered of a transaction that failed."""
-        self._catalog.forget()
+        self._store.catalog.forget()
         self._built = not self._settings.defer_indexes
+
+
+TARGET = PostgresTarget

@@ -11,19 +11,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from headwater.targets.postgres.capture import (
-    BLOCK,
-    NESTED,
-    OPERATION,
-    REFUSE_BODY,
-    STREAM,
-    capture_bodies,
-)
+from headwater.targets.postgres.capture import NESTED, REFUSE_BODY, capture_bodies
 from headwater.targets.postgres.dialect import POSTGRES, TableName
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.sql.catalog import Undo
 from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, literal, quote
+from headwater.targets.sql.undo import BLOCK, OPERATION, STREAM
 
 REFUSED, APPEND_ONLY = "HW113", "HW112"  # what a guard raises, as an SQLSTATE
 
@@ -63,7 +57,7 @@ class Triggers:
 
     def install(self, layout: Layout) -> None:
         """Make sure that a table's changes are kept, or refused where they cannot be undone."""
-        if layout.undo is Undo.NONE:
+        if layout.undo in (Undo.NONE, Undo.CHANGE_LOG):
             return
         functions: dict[QualifiedName, str] = {self._refuse: REFUSE_BODY}
         wanted: dict[str, _Clause] = {}

@@ -7,9 +7,9 @@ batch leaves no trace. A batch that meets a conflict or loses its connection is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 import pyarrow as pa
@@ -26,6 +26,7 @@ from headwater.targets.frames import block_range, executor_rows, to_arrow
 from headwater.targets.postgres.catalog import PostgresCatalog
 from headwater.targets.postgres.dialect import TableName
 from headwater.targets.postgres.layout import Layout
+from headwater.targets.postgres.merge import PostgresMerger
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.staging import Distributed, Staging
 from headwater.targets.postgres.statements import (
@@ -46,18 +47,33 @@ from headwater.targets.sql.catalog import Undo
 from headwater.targets.sql.text import Fragment, QualifiedName, compose, equal, quote
 
 
+class TxStore(Protocol):
+    """The part of a stream's store that writes tables."""
+
+    @property
+    def catalog(self) -> PostgresCatalog:
+        """The tables of the stream."""
+        ...
+
+    @property
+    def merger(self) -> PostgresMerger:
+        """What applies changes to tables."""
+        ...
+
+
 class Tx:
     """One transaction. `scope` is None in `on_start` and in the hooks of a rollback."""
 
     def __init__(
         self,
         session: Session,
-        catalog: PostgresCatalog,
+        store: TxStore,
         staging: Staging | None = None,
         scope: Scope | None = None,
     ) -> None:
         self._session = session
-        self._catalog = catalog
+        self._catalog = store.catalog
+        self.store = store
         self._staging = staging
         self._scope = scope
 
@@ -99,14 +115,6 @@ class Tx:
         refused while a fork may strike.
         """
         return int(self._run(sql, params).rowcount)
-
-    def lend(self, transfer: Transfer, frame: pa.Table) -> QualifiedName:
-        """Put an Arrow table where SQL can select from it until the end of the transaction.
-
-        For targets that are built on this one.
-        """
-        rows = transfer.encode(frame.schema, frame.to_batches())
-        return self._session.temporary.fill(transfer, rows)
 
     def prepare(
         self, table: str, schema: pa.Schema, key: Sequence[str], types: Mapping[str, str]
@@ -224,10 +232,10 @@ class Tx:
         """Put a frame where a statement can select from it; return the query that does."""
         transfer = plan_transfer(frame.schema, layout)
         if isinstance(frame, pa.Table):
-            table = self.lend(transfer, frame)
+            rows: Iterable[bytes | memoryview] = transfer.encode(frame.schema, frame.to_batches())
         else:
             rows = frame.stage(transfer, layout.block_column, None)
-            table = self._session.temporary.fill(transfer, rows)
+        table = self._session.temporary.fill(transfer, rows)
         return compose("(SELECT {values} FROM {table})", values=transfer.values(), table=table)
 
     # --- guards -----------------------------------------------------------------------------------

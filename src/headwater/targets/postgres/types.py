@@ -8,7 +8,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.changes.declaration import ColumnType
 from headwater.errors import PostgresTableError
+from headwater.targets.postgres.encode import INTEGERS
 
 _PLAIN = {
     pa.string(): "text",
@@ -31,6 +33,20 @@ _PLAIN = {
     pa.date32(): "date",
     pa.null(): "text",
 }
+KINDS: dict[str, ColumnType] = {
+    **dict.fromkeys(INTEGERS, "integer"),
+    "numeric": "decimal",
+    "real": "decimal",
+    "double precision": "decimal",
+    "boolean": "boolean",
+    "timestamp with time zone": "timestamp",
+    "timestamp without time zone": "timestamp",
+    "date": "date",
+    "bytea": "bytes",
+    "json": "json",
+    "jsonb": "json",
+}
+SCALARS = {*KINDS, "text", "character varying", "character", "uuid"} - {"json", "jsonb"}
 _LONG_NAMES = {
     "timestamptz": "timestamp with time zone",
     "timestamp": "timestamp without time zone",

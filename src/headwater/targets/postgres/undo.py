@@ -13,25 +13,23 @@ from collections.abc import Sequence
 from psycopg.errors import ExclusionViolation, UniqueViolation
 
 from headwater.errors import RewindError
-from headwater.targets.postgres.capture import BLOCK, OPERATION, STREAM
-from headwater.targets.postgres.dialect import TableName
+from headwater.targets.postgres.dialect import POSTGRES, TableName
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.sql.catalog import Undo
 from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, equal, quote
+from headwater.targets.sql.undo import BLOCK, OPERATION, STREAM, UndoLog
 
 _PLANS = ("enable_hashjoin", "enable_mergejoin", "enable_seqscan", "jit")
 
 
-class UndoLog:
-    """The undo data of one stream. Runs on the driver, inside a transaction."""
+class PostgresUndoLog(UndoLog[Session, Layout]):
+    """The undo data of one stream in PostgreSQL. Triggers capture what writes change."""
 
-    def __init__(self, session: Session, stream_id: str) -> None:
-        self._session = session
-        self._id = stream_id
+    dialect = POSTGRES
 
-    def restore(self, layouts: Sequence[Layout], number: int) -> None:
-        """Put every table back to what it was at a block, and forget what came after.
+    def _restore(self, layouts: Sequence[Layout], number: int) -> None:
+        """Restore all tables together.
 
         Where values of a unique column have changed hands, rows cannot be put back in place. They
         are replaced, unless foreign keys act when rows go: then those are taken off meanwhile.
@@ -77,30 +75,6 @@ class UndoLog:
                     wanted=number,
                 )
 
-    def holds_above(self, layouts: Sequence[Layout], number: int) -> bool:
-        """Tell whether there is anything to restore: images, or rows of append-only tables."""
-        parts = []
-        for layout in layouts:
-            if layout.undo is Undo.KEYED:
-                parts.append(
-                    compose(
-                        "EXISTS (SELECT FROM {log} WHERE {block} > $1::bigint AND {stream} = $2)",
-                        log=layout.name.snapshots,
-                        block=BLOCK,
-                        stream=STREAM,
-                    )
-                )
-            elif not layout.deferred:  # without its index the whole table would be read
-                parts.append(
-                    compose(
-                        "EXISTS (SELECT FROM {table} WHERE {block} > $1::bigint)",
-                        table=layout.name,
-                        block=layout.block_column,
-                    )
-                )
-        sql = " OR ".join([*parts, "$2::text IS NULL"])
-        return bool(self._session.rows(f"SELECT {sql}", [number, self._id])[0][0])
-
     def _mute(self, layouts: Sequence[Layout]) -> list[Fragment]:
         """Switch off the triggers of the user's, whose work is restored; return what undoes it."""
         rows = self._session.rows(
@@ -126,16 +100,16 @@ class UndoLog:
     def _restore_all(self, layouts: Sequence[Layout], number: int) -> None:
         delicate = [one for one in layouts if one.unique and one.acted_upon]
         if not delicate:
-            self._restore(layouts, number, {one.name for one in layouts if one.unique})
+            self._restore_at_once(layouts, number, {one.name for one in layouts if one.unique})
             return
         replaced = {one.name for one in layouts if one.unique and not one.acted_upon}
         self._session.run("SAVEPOINT headwater_undo")
         try:
-            self._restore(layouts, number, replaced)
+            self._restore_at_once(layouts, number, replaced)
         except (UniqueViolation, ExclusionViolation):
             self._session.run("ROLLBACK TO SAVEPOINT headwater_undo")
             taken_off = [sql for one in delicate for sql in self._take_off(one)]
-            self._restore(layouts, number, replaced | {one.name for one in delicate})
+            self._restore_at_once(layouts, number, replaced | {one.name for one in delicate})
             self._session.run("SET CONSTRAINTS ALL IMMEDIATE")
             for sql in taken_off:
                 self._session.run(sql)
@@ -165,7 +139,7 @@ class UndoLog:
             )
         return again
 
-    def _restore(
+    def _restore_at_once(
         self, layouts: Sequence[Layout], number: int, replaced: set[QualifiedName]
     ) -> None:
         parts: list[str] = []
@@ -179,11 +153,10 @@ class UndoLog:
         self._session.run("SET LOCAL work_mem = '64MB'")
         self._session.run(
             compose(
-                "WITH given AS (SELECT $1::bigint AS above, $2::text AS stream), {parts} "
-                "SELECT count(*) FROM given",
+                "WITH {parts} SELECT $1::text, $2::bigint",
                 parts=Fragment(",\n".join(parts)),
             ),
-            [number, self._id],
+            [self._id, number],
         )
         for plan in _PLANS:
             self._session.run(f"SET LOCAL {plan} TO DEFAULT")
@@ -191,7 +164,7 @@ class UndoLog:
     def _append_only(self, layout: Layout, index: int) -> list[str]:
         return [
             compose(
-                "gone{i} AS (DELETE FROM {table} WHERE {block} > (SELECT above FROM given))",
+                "gone{i} AS (DELETE FROM {table} WHERE {block} > $2::bigint)",
                 i=Fragment(str(index)),
                 table=layout.name,
                 block=layout.block_column,
@@ -199,13 +172,13 @@ class UndoLog:
         ]
 
     def _keyed(self, layout: Layout, index: int, *, replace: bool) -> list[str]:
-        names = layout.stored
+        log, names = self.log(layout), layout.stored
         rest = [one for one in names if one not in layout.key and not layout.columns[one].identity]
         what: dict[str, QualifiedName | Sequence[str] | str] = {
             "i": Fragment(str(index)),
             "table": layout.name,
-            "images": self._images(layout),
-            "forget": self._forget(layout),
+            "images": log.images(self._session, layout, self._id),
+            "forget": log.forget(layout),
             "names": names,
             "values": columns(names, "old."),
             "operation": OPERATION,
@@ -236,43 +209,3 @@ class UndoLog:
             "AND {lacks} AND (SELECT count(*) FROM {after}) >= 0)"
         )
         return [compose(part, **what) for part in parts]
-
-    def _images(self, layout: Layout) -> Fragment:
-        """Return the query of each row's oldest image above `given`: its columns, and what it was.
-
-        `INSERT` as the operation says that there was none.
-        """
-        return compose(
-            "SELECT DISTINCT ON ({key}) {names}, {operation} "
-            "FROM {log} WHERE {block} > (SELECT above FROM given) "
-            "AND {stream} = (SELECT stream FROM given) ORDER BY {key}, {block}",
-            key=layout.key,
-            names=layout.stored,
-            operation=OPERATION,
-            log=layout.name.snapshots,
-            block=BLOCK,
-            stream=STREAM,
-        )
-
-    def _forget(self, layout: Layout) -> Fragment:
-        """Return the statement that removes those images; it runs together with the restore."""
-        return compose(
-            "DELETE FROM {log} WHERE {block} > (SELECT above FROM given) "
-            "AND {stream} = (SELECT stream FROM given)",
-            log=layout.name.snapshots,
-            block=BLOCK,
-            stream=STREAM,
-        )
-
-    def prune(self, layout: Layout, number: int) -> None:
-        """Forget what lies at or below a number."""
-        if layout.undo is Undo.KEYED:
-            self._session.run(
-                compose(
-                    "DELETE FROM {log} WHERE {stream} = $1 AND {block} <= $2",
-                    log=layout.name.snapshots,
-                    stream=STREAM,
-                    block=BLOCK,
-                ),
-                [self._id, number],
-            )

@@ -19,10 +19,13 @@ from headwater.targets.admin import (
 )
 from headwater.targets.contract import SideTable
 from headwater.targets.schema_file import SchemaFile
+from headwater.targets.sql.catalog import Undo
 from headwater.targets.sql.dialect import Dialect, Session
 from headwater.targets.sql.flow import Store
 from headwater.targets.sql.settings import StateSettings, table
+from headwater.targets.sql.state import CURSORS, CursorTable
 from headwater.targets.sql.text import QualifiedName, compose
+from headwater.targets.sql.undo import CHANGE_LOG, ChangeLog
 
 _EVERY = 2**62  # above any block
 Held = TypeVar("Held", bound=Session)
@@ -63,6 +66,7 @@ class SqlAdmin(ABC, Generic[Held]):
             if move.kind is MoveKind.BELOW:
                 stored.sync.prune(_EVERY)
             stored.sync.roll_back(move.state)
+            self._show(session, stored, stream_id, move.state)
         return move
 
     def reset(self, stream_id: str, *, force: bool = False, keep_data: bool = False) -> None:
@@ -75,6 +79,7 @@ class SqlAdmin(ABC, Generic[Held]):
             layouts = self._layouts(session, stored)
             for layout in layouts:
                 stored.undo.prune(layout, _EVERY)
+            self._show(session, stored, stream_id, PipeState())
             own = [one.name for one in layouts if str(one.name) not in shared]
             if own and not keep_data:
                 self._empty(session, own)
@@ -86,8 +91,17 @@ class SqlAdmin(ABC, Generic[Held]):
             stored.config.remove()
             stored.sync.roll_back(PipeState())
 
-    def setup(self, schema: SchemaFile, side_tables: Sequence[SideTable] = ()) -> list[str]:
-        """Create the tables of the state, of the stream's own rows, and the user's."""
+    def setup(
+        self,
+        schema: SchemaFile,
+        side_tables: Sequence[SideTable] = (),
+        *,
+        change_log: bool = False,
+    ) -> list[str]:
+        """Create the tables of the state, of the stream's own rows, and the user's.
+
+        With `change_log` also those that a `history_target` needs.
+        """
         with self._transaction(None) as session:
             before = self.dialect.tables(session)
             stored = self._store(session, "")
@@ -95,6 +109,9 @@ class SqlAdmin(ABC, Generic[Held]):
             stored.catalog.create()
             stored.side.create(side_tables)
             stored.config.create()
+            if change_log:
+                ChangeLog(self.dialect, self._beside(CHANGE_LOG)).create(session)
+                CursorTable(self.dialect, self._beside(CURSORS)).create(session)
             for one in schema.tables:
                 declared = self.dialect.declare(table(one.name, key=one.key, types=one.types))
                 if not self.dialect.exists(session, declared.name):
@@ -104,8 +121,29 @@ class SqlAdmin(ABC, Generic[Held]):
             return sorted(map(str, self.dialect.tables(session) - before))
 
     def _layouts(self, session: Held, stored: Store) -> list[Any]:
-        """Return the stream's tables; the Pipes SDK keeps no list of them."""
-        return stored.catalog.undoable() if self.dialect.exists(session, self._claims) else []
+        """Return the stream's tables; the Pipes SDK keeps no list of them.
+
+        A release before claimed none of the tables that have a change log: the log names them.
+        """
+        found = []
+        if self.dialect.exists(session, self._claims):
+            found = stored.catalog.undoable()
+        log = self._beside(CHANGE_LOG)
+        if not found and self.dialect.exists(session, log):
+            found = stored.undo.unclaimed(log)
+        return found
+
+    def _show(self, session: Held, stored: Store, stream_id: str, state: PipeState) -> None:
+        """Let the tables that show the stream's cursor say where it is now."""
+        names = {self._beside(CURSORS)}
+        if self.dialect.exists(session, self._claims):
+            names |= set(stored.catalog.cursor_tables())
+        for name in names:
+            if self.dialect.exists(session, name):
+                CursorTable(self.dialect, name).show(session, stream_id, state, known=True)
+
+    def _beside(self, name: str) -> QualifiedName:
+        return type(self._sync)(self._sync.schema, name)
 
     def _status(self, session: Held, stream_id: str) -> StreamStatus:
         tables: list[TableStatus] = []
@@ -115,7 +153,7 @@ class SqlAdmin(ABC, Generic[Held]):
                     "SELECT table_schema, table_name, undo, (SELECT count(*) FROM {claims} AS other"
                     " WHERE other.table_schema = own.table_schema"
                     " AND other.table_name = own.table_name) "
-                    "FROM {claims} AS own WHERE id = $1 ORDER BY {order}",
+                    "FROM {claims} AS own WHERE id = $1 AND undo <> 'cursors' ORDER BY {order}",
                     claims=self._claims,
                     order=self.dialect.claim_order,
                 ),
@@ -125,6 +163,10 @@ class SqlAdmin(ABC, Generic[Held]):
                 TableStatus(str(type(self._sync)(schema, name)), undo, writers > 1)
                 for schema, name, undo, writers in rows
             ]
+        log = self._beside(CHANGE_LOG)
+        if not tables and self.dialect.exists(session, log):
+            names = ChangeLog(self.dialect, log).touched(session, stream_id, -1)
+            tables = [TableStatus(str(one), Undo.CHANGE_LOG.value) for one in names]
         state = self._store(session, stream_id).sync.load()
         return StreamStatus(stream_id, state, tuple(tables))
 

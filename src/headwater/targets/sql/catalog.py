@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import pyarrow as pa
 
@@ -24,11 +24,16 @@ RESERVED = "___sqd__"
 
 
 class Undo(StrEnum):
-    """How a fork undoes a table: rows go by their block number, or images of rows come back."""
+    """How a fork undoes a table: rows go by their block number, or images of rows come back.
+
+    `CURSORS` is the table in which a stream with a change log shows its cursor.
+    """
 
     APPEND_ONLY = "append_only"
     KEYED = "keyed"
     KEYLESS = "keyless"
+    CHANGE_LOG = "change_log"
+    CURSORS = "cursors"
     NONE = "none"
 
 
@@ -50,7 +55,9 @@ class Column:
 class Layout:
     """A table as it is in the database: its primary key, its columns, and how a fork undoes it.
 
-    `unique`: values are unique beside the primary key, so rows may have to give way to each other.
+    `block_column` holds the block of an append-only table's rows; of a table with a change log it
+    is the name of that log. `unique`: values are unique beside the primary key, so rows may have to
+    give way to each other. `deferred`: key and indexes are still to be built.
     """
 
     name: QualifiedName
@@ -59,11 +66,16 @@ class Layout:
     block_column: str
     columns: dict[str, Column]
     unique: bool = False
+    deferred: bool = False
 
     @property
     def stored(self) -> list[str]:
         """The columns whose values are kept: all that are not computed."""
         return [one.name for one in self.columns.values() if not one.generated]
+
+    def undone(self, undo: Undo, block_column: str) -> Self:
+        """Return the same table with the way in which a fork undoes it."""
+        return replace(self, undo=undo, block_column=block_column)
 
 
 Held = TypeVar("Held", bound=Session)
@@ -178,7 +190,7 @@ class Catalog(Generic[Held, Laid]):
         rows = self._session.rows(
             compose(
                 "SELECT table_schema, table_name, undo, key_columns::text, block_column, {note} "
-                "FROM {claims} WHERE id = $1 ORDER BY {order}",
+                "FROM {claims} WHERE id = $1 AND undo <> 'cursors' ORDER BY {order}",
                 claims=self._claims,
                 note=self.dialect.claim_note.split()[0],
                 order=self.dialect.claim_order,
@@ -189,9 +201,25 @@ class Catalog(Generic[Held, Laid]):
         for schema, table, undo, key, block_column, note in rows:
             layout = self.dialect.read_table(self._session, self.dialect.name_type(schema, table))
             if layout is not None:
-                layout = replace(layout, undo=Undo(undo), block_column=block_column)
+                layout = layout.undone(Undo(undo), block_column)
                 found.append(self._as_claimed(layout, tuple(json.loads(key)), note))
         return found
+
+    def claim_cursors(self, name: QualifiedName) -> None:
+        """Note that a table shows the stream's cursor, for what moves it outside a run."""
+        layout = self.dialect.read_table(self._session, name)
+        self._claim(layout.undone(Undo.CURSORS, "block_num"))
+
+    def cursor_tables(self) -> list[QualifiedName]:
+        """Return the tables that show the stream's cursor."""
+        rows = self._session.rows(
+            compose(
+                "SELECT table_schema, table_name FROM {claims} WHERE id = $1 AND undo = 'cursors'",
+                claims=self._claims,
+            ),
+            [self._id],
+        )
+        return [self.dialect.name_type(*row) for row in rows]
 
     # --- creating ---------------------------------------------------------------------------------
 
@@ -227,6 +255,8 @@ class Catalog(Generic[Held, Laid]):
 
     def _undo(self, declared: Table, key: Sequence[str], folded: Iterable[str]) -> Undo:
         """Decide how a fork undoes a table, from its key and its columns."""
+        if declared.change_log is not None:
+            return Undo.CHANGE_LOG
         if declared.untracked:
             return Undo.NONE
         append_only = declared.append_only
@@ -269,7 +299,7 @@ class Catalog(Generic[Held, Laid]):
                 key=list(layout.key),
             )
         undo = self._undo(declared, layout.key, set(map(fold, layout.columns)))
-        layout = replace(layout, undo=undo, block_column=declared.block_column)
+        layout = layout.undone(undo, declared.change_log or declared.block_column)
         blocks = layout.columns.get(self.spelled(layout, declared.block_column))
         if undo is Undo.APPEND_ONLY and not (blocks and self.dialect.is_integer(blocks)):
             raise self.dialect.errors.table(

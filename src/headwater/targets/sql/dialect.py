@@ -76,6 +76,11 @@ class Dialect(ABC, Generic[Held]):
     undoes_keyless: ClassVar[bool] = False  # tables without a primary key
     claim_note: ClassVar[str]  # the last column of the table of claims
     claim_order: ClassVar[Fragment]  # parents before children, where that matters
+    bytewise: ClassVar[str] = ""  # what makes a text compare by its bytes
+    letter: ClassVar[Fragment]  # the type of one character
+    change_id: ClassVar[Fragment]  # the type of `id` in a change log
+    change_index: ClassVar[tuple[str, ...]]  # the columns by which its rows are found
+    numbers_changes: ClassVar[bool] = False  # the target makes those ids, not the database
     same_table: ClassVar[Fragment]  # the claims of table `$1`, `$2`
 
     def name(self, text: str) -> QualifiedName:
@@ -90,6 +95,9 @@ class Dialect(ABC, Generic[Held]):
     def fold(self, column: str) -> str:
         """Return what two spellings of one column have in common."""
         return column
+
+    def check_change_log_tables(self, session: Held, names: Sequence[QualifiedName]) -> None:
+        """Refuse tables whose changes a change log could not capture."""
 
     # --- what each database does in its own way ---------------------------------------------------
 
@@ -128,6 +136,24 @@ class Dialect(ABC, Generic[Held]):
     @abstractmethod
     def columns_of(self, session: Held, schema: str, prefix: str) -> list[tuple[str, str, str]]:
         """Return table, column and type of all tables whose name begins with a prefix."""
+
+    @abstractmethod
+    def read_images(
+        self,
+        session: Held,
+        layout: Any,
+        kept: Fragment,
+        log: QualifiedName,
+        stream_id: str,
+    ) -> Fragment:
+        """Return what `image_values` are selected from: rows that a change log has kept as JSON.
+
+        `kept` is the query of the rows of the log: `op`, `pk` and `prev_value`.
+        """
+
+    @abstractmethod
+    def image_values(self, layout: Any) -> Fragment:
+        """Return the columns of a row that a change log has kept."""
 
     @abstractmethod
     def append(

@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -19,11 +20,14 @@ from headwater.core import Batch, PipeState
 from headwater.core.callbacks import Callback
 from headwater.errors import HeadwaterError, InvalidOptionError
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
+from headwater.targets.sql.aggregates.declaration import Aggregate
 from headwater.targets.sql.aggregates.writer import Aggregates
 from headwater.targets.sql.catalog import Catalog, Undo
-from headwater.targets.sql.dialect import Session
-from headwater.targets.sql.settings import StateSettings
+from headwater.targets.sql.dialect import Dialect, Session
+from headwater.targets.sql.merge.merger import Merger
+from headwater.targets.sql.settings import StateSettings, Table
 from headwater.targets.sql.state import ConfigTable, Newest, SideTables, SyncTable
+from headwater.targets.sql.undo import UndoLog
 
 PRUNE_EVERY = 25
 Held = TypeVar("Held", bound=Session)
@@ -57,54 +61,47 @@ class Callbacks:
         )
 
 
-class Log(Protocol):
-    """What undoes tables."""
-
-    def restore(self, layouts: list[Any], number: int) -> None:
-        """Put tables back to what they were at a block."""
-        ...
-
-    def holds_above(self, layouts: list[Any], number: int) -> bool:
-        """Tell whether there is anything to restore."""
-        ...
-
-    def prune(self, layout: Any, number: int) -> None:
-        """Forget what lies at or below a number."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Store:
     """What is kept of one stream in one database. Nothing is read before it is used."""
 
     sync: SyncTable
     catalog: Catalog[Any, Any]
-    undo: Log
+    undo: UndoLog[Any, Any]
+    merger: Merger[Any, Any]
     side: SideTables
     config: ConfigTable
 
 
-class RelationalTarget(ABC, Generic[Held]):
+class SqlTarget(ABC, Generic[Held]):
     """Commits and undoes batches. All calls come from one thread; it may be opened again.
 
     `on_statement` is called with each statement before it runs, for those who watch; `on_state`
-    with each state that a commit stores, inside its transaction, for targets built on this one.
+    with each state that a commit or a rollback stores, inside its transaction, for targets built on
+    this one: the session, the stream's id and the state.
     """
 
-    _catalog: Catalog[Any, Any]
-    _undo: Log
-    _sync: SyncTable
-    _side: SideTables
+    dialect: ClassVar[Dialect[Any]]
+    settings_type: ClassVar[type[StateSettings]]
+    _store: Store
     _takes_rows_of_executors: ClassVar[bool] = False
     ended: ClassVar[type[HeadwaterError]]  # a callback has ended the transaction
 
     def __init__(
-        self, callbacks: Callbacks, aggregates: Aggregates, settings: StateSettings
+        self,
+        place: str | Path,
+        tables: Sequence[Table],
+        aggregates: Sequence[Aggregate],
+        callbacks: Callbacks,
+        settings: StateSettings,
     ) -> None:
         self.on_statement: Callable[[str], None] | None = None
-        self.on_state: Callable[[Held, PipeState], None] | None = None
+        self.on_state: Callable[[Held, str, PipeState], None] | None = None
+        self._place = place
         self._callbacks = callbacks
-        self._aggregates = aggregates
+        self._aggregates = Aggregates(aggregates, tables)
+        log = next((one.change_log for one in tables if one.change_log), None)
+        self._tables = (*tables, *self._aggregates.tables(self.dialect, log))
         self._settings = settings
         self._id = settings.id or "stream"
         self._commits = 0
@@ -121,6 +118,11 @@ class RelationalTarget(ABC, Generic[Held]):
             side_tables=self,
             config=self,
         )
+
+    @property
+    def aggregated(self) -> set[str]:
+        """The outputs that aggregates sum up."""
+        return self._aggregates.sources
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""
@@ -141,13 +143,13 @@ class RelationalTarget(ABC, Generic[Held]):
             for index, batch in enumerate(batches, 1):
                 after = state if index == len(batches) else batch.state
                 self._write(batch.data, Scope.between(before, after))
-                self._side.write(batch.data.side)
-                newest = self._sync.append(after, before)
+                self._store.side.write(batch.data.side)
+                newest = self._store.sync.append(after, before)
                 before = after
             if not batches:
-                newest = self._sync.settle(state)
+                newest = self._store.sync.settle(state)
             if self.on_state is not None:
-                self.on_state(session, state)
+                self.on_state(session, self._id, state)
             if self._commits % PRUNE_EVERY == 0:
                 self._prune(state)
             return newest
@@ -157,18 +159,20 @@ class RelationalTarget(ABC, Generic[Held]):
 
     def roll_back(self, state: PipeState) -> None:
         """Restore every table and the state in one transaction."""
-        self._opened()
+        session = self._opened()
         self._state.check_reach(state)
 
         def undo() -> Newest | None:
-            self._sync.check_undo(state.number)
+            self._store.sync.check_undo(state.number)
             tx = self._tx()
             if self._callbacks.before_rollback is not None:
                 self._callbacks.before_rollback(tx, state.cursor)
                 tx.finish()
-            self._undo.restore(self._catalog.undoable(), state.number)
-            self._side.remove_above(state.number)
-            newest = self._sync.roll_back(state)
+            self._store.undo.restore(self._store.catalog.undoable(), state.number)
+            self._store.side.remove_above(state.number)
+            newest = self._store.sync.roll_back(state)
+            if self.on_state is not None:
+                self.on_state(session, self._id, state)
             if self._callbacks.after_rollback is not None:
                 self._callbacks.after_rollback(tx, state.cursor)
                 tx.finish()
@@ -182,12 +186,12 @@ class RelationalTarget(ABC, Generic[Held]):
         A callback that ended its transaction made rows visible without their cursor. Without a
         cursor at all, rows of append-only tables are left alone: they may be the user's own.
         """
-        layouts, number = self._catalog.undoable(), self._state.number
+        layouts, number = self._store.catalog.undoable(), self._state.number
         if self._state.cursor is None:
             layouts = [one for one in layouts if one.undo is not Undo.APPEND_ONLY]
-        if self._undo.holds_above(layouts, number):
+        if self._store.undo.holds_above(layouts, number):
             logger.warning("rows.undone id=%s above=%d", self._id, number)
-            self._undo.restore(layouts, number)
+            self._store.undo.restore(layouts, number)
         return self._newest()
 
     def _change_whole(self, work: Callable[[], Newest | None], state: PipeState) -> None:
@@ -211,9 +215,10 @@ class RelationalTarget(ABC, Generic[Held]):
     def open_side_tables(self, tables: Sequence[SideTable]) -> None:
         """Create the side tables that are missing."""
 
-    @abstractmethod
     def stored_config(self) -> StoredConfig:
         """Return where the text of this stream's configuration is kept."""
+        self._opened()
+        return self._store.config
 
     def read_side_table(
         self,
@@ -224,7 +229,7 @@ class RelationalTarget(ABC, Generic[Held]):
         limit: int | None = None,
     ) -> pa.Table:
         """Return committed rows of this stream in the order of their keys."""
-        return self._look(lambda: self._side.read(name, after, up_to_block, limit))
+        return self._look(lambda: self._store.side.read(name, after, up_to_block, limit))
 
     def settle_side_rows(
         self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
@@ -233,7 +238,7 @@ class RelationalTarget(ABC, Generic[Held]):
         self._opened()
 
         def settle() -> Newest | None:
-            self._side.settle(name, up_to, moved)
+            self._store.side.settle(name, up_to, moved)
             return self._newest()
 
         self._change(settle, self._state)
@@ -264,16 +269,16 @@ class RelationalTarget(ABC, Generic[Held]):
                     tx.insert(f'"{name}"' if "." in name else name, frame)
             else:
                 on_data(tx, data, delivery.ctx)
-            self._aggregates.write(tx, data, scope.block)
+            self._aggregates.write(tx, data, scope)
 
     def _prune(self, state: PipeState) -> None:
         """Remove undo data that no legal fork needs."""
         number = state.prunable(self._settings.unfinalized_blocks_retention)
         if number < 0:
             return
-        self._sync.prune(number)
-        for layout in self._catalog.undoable():
-            self._undo.prune(layout, number)
+        self._store.sync.prune(number)
+        for layout in self._store.catalog.undoable():
+            self._store.undo.prune(layout, number)
 
     def _announce(self, sql: str) -> None:
         if self.on_statement is not None:

@@ -16,7 +16,10 @@ _TYPE = re.compile(r"[a-z_][a-z0-9_ ]*(\(\d+(,\s*-?\d+)?\))?[a-z ]*(\[\])?", re.
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table that a stream writes. Made by `table`; the target resolves its name."""
+    """One table that a stream writes. Made by `table`; the target resolves its name.
+
+    `change_log` names the log that captures the table's changes, instead of snapshots.
+    """
 
     name: QualifiedName
     key: tuple[str, ...] = ()
@@ -25,6 +28,7 @@ class Table:
     block_column: str = BLOCK_COLUMN
     types: Mapping[str, str] = field(default_factory=dict)
     indexes: tuple[tuple[str, ...], ...] = ()
+    change_log: str | None = None
 
 
 def table(

@@ -15,6 +15,7 @@ from headwater.core import PipeState
 from headwater.core.codec import (
     SyncRow,
     dump_chain,
+    dump_cursor,
     dump_finalized,
     fold_rows,
     load_chain,
@@ -36,6 +37,7 @@ from headwater.targets.sql.dialect import Dialect, Session
 from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, literal, quote
 
 LEGACY_ID = "stream"
+CURSORS = "cursors"
 _COMMENTS = {
     "id": "The stream that committed this batch",
     "current_number": "Number of the last block of the batch",
@@ -252,6 +254,53 @@ def read_newest(number: int | None, block_hash: str | None, finalized: Any) -> N
     if number is None:
         return None
     return Newest(BlockCursor(number, block_hash or None), load_finalized(finalized))
+
+
+class CursorTable:
+    """Where the cursor of each stream is shown, for other programs: one row per stream."""
+
+    def __init__(self, dialect: Dialect[Any], name: QualifiedName) -> None:
+        self._dialect = dialect
+        self._name = name
+
+    def create(self, session: Any) -> None:
+        """Create the table if it is not there."""
+        if not self._dialect.exists(session, self._name):
+            session.run(
+                compose(
+                    "CREATE TABLE {cursors} (id {text} PRIMARY KEY, cursor {text}, "
+                    "block_num BIGINT, block_id {text})",
+                    cursors=self._name,
+                    text=Fragment(self._dialect.text),
+                )
+            )
+
+    def show(
+        self, session: Session, stream_id: str, state: PipeState, *, known: bool = False
+    ) -> None:
+        """Write the stream's row, or remove it where there is no cursor.
+
+        With `known` a stream that has no row gets none: it may not be one with a change log.
+        """
+        cursor = state.cursor
+        query = compose("SELECT 1 FROM {cursors} WHERE id = $1", cursors=self._name)
+        if known and not session.rows(query, [stream_id]):
+            return
+        if cursor is None:
+            session.run(
+                compose("DELETE FROM {cursors} WHERE id = $1", cursors=self._name), [stream_id]
+            )
+            return
+        session.run(
+            compose(
+                "INSERT INTO {cursors} (id, cursor, block_num, block_id) VALUES ($1, $2, $3, $4) "
+                "ON CONFLICT (id) DO UPDATE SET cursor = excluded.cursor, "
+                "block_num = excluded.block_num, block_id = excluded.block_id",
+                cursors=self._name,
+            ),
+            [stream_id, dump_cursor(cursor), cursor.number, cursor.hash or ""],
+            prepare=True,
+        )
 
 
 class ConfigTable:

@@ -118,12 +118,15 @@ def equal(names: Iterable[str], left: str, right: str, *, nulls: bool = False) -
     )
 
 
-def compose(template: str, **parts: QualifiedName | Sequence[str] | str) -> Fragment:
+Part = QualifiedName | Sequence[str] | str  # what fills a gap of a statement
+
+
+def compose(template: str, **parts: Part) -> Fragment:
     """Fill the gaps of a statement: names are quoted, fragments stay as they are."""
     return Fragment(template.format_map({name: _write(part) for name, part in parts.items()}))
 
 
-def _write(part: QualifiedName | Sequence[str] | str) -> str:
+def _write(part: Part) -> str:
     if isinstance(part, Fragment):
         return part
     if isinstance(part, QualifiedName):

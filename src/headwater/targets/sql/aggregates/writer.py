@@ -1,17 +1,41 @@
-"""The aggregates of a target: which tables they need, and that each batch adds to them."""
+"""The aggregates of a target: which tables they need, and that each batch adds to them.
+
+Their rows are merged like changes, under the table's undo log, whatever its form.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from headwater.targets.sql.aggregates.declaration import Aggregate, plan_aggregates
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.changes.model import one_array
+from headwater.changes.values import one_spelling
+from headwater.targets.contract import Scope
+from headwater.targets.sql.aggregates.columns import Columns, find_columns
+from headwater.targets.sql.aggregates.declaration import Aggregate, Plan, plan_aggregates
+from headwater.targets.sql.aggregates.deltas import compute_delta, reduce_delta
 from headwater.targets.sql.dialect import Dialect
+from headwater.targets.sql.merge.changes import (
+    ADD,
+    GIVEN,
+    LOWER,
+    RAISE,
+    SET,
+    UPSERT,
+    Shape,
+    Steps,
+    TableChanges,
+)
 from headwater.targets.sql.settings import Table, table
 
+_STEPS = {"add": ADD, "min": LOWER, "max": RAISE, "last": SET}
 
-class Aggregates(ABC):
+
+class Aggregates:
     """The aggregates of one target. Runs on the driver, inside the transaction of each batch."""
 
     def __init__(self, aggregates: Iterable[Aggregate], declared: Iterable[Table]) -> None:
@@ -22,13 +46,72 @@ class Aggregates(ABC):
         """Tell whether there are any."""
         return bool(self._plans)
 
-    def tables(self, dialect: Dialect[Any]) -> list[Table]:
+    @property
+    def sources(self) -> set[str]:
+        """The outputs that they sum up."""
+        return {part.source for plan in self._plans for part in plan.parts}
+
+    def tables(self, dialect: Dialect[Any], change_log: str | None = None) -> list[Table]:
         """Return the tables that the user has not declared; what they hold is found out later."""
         made = [
-            dialect.declare(table(one.table, key=one.key, append_only=False)) for one in self._plans
+            replace(
+                dialect.declare(table(one.table, key=one.key, append_only=False)),
+                change_log=change_log,
+            )
+            for one in self._plans
         ]
         return [one for one in made if one.name.folded not in self._declared]
 
-    @abstractmethod
-    def write(self, tx: Any, data: Mapping[str, Any], block: int) -> None:
-        """Add what a batch contributes."""
+    def write(self, tx: Any, data: Mapping[str, Any], scope: Scope) -> None:
+        """Add what a batch contributes; what a hot block changes is captured before."""
+        merger = tx.store.merger
+        for plan in self._plans:
+            columns = find_columns(plan, data)
+            long, wide = merger.sum_types
+            types = dict.fromkeys(columns.wide, wide) | dict.fromkeys(columns.long, long)
+            layout = tx.prepare(plan.table, columns.schema, plan.key, types)
+            delta = compute_delta(plan, data, columns.numeric)
+            if delta.num_rows:
+                shape = _with_integers(merger.shape(plan.table, layout), columns)
+                changes = delta_changes(plan, delta, shape, columns, scope.block)
+                floor = scope.block - 1 if scope.hot else scope.block
+                merger.apply([[changes]], {plan.table: layout}, floor)
+
+
+def delta_changes(
+    plan: Plan, delta: pa.Table, shape: Shape, columns: Columns, block: int
+) -> TableChanges:
+    """Return a delta as changes: every row an upsert of its key, in the table's one spelling."""
+    for at, name in enumerate(plan.key):
+        spelt = one_spelling(one_array(delta[f"k{at}"]), shape.columns[name].kind, name)
+        delta = delta.set_column(at, f"k{at}", spelt)
+    delta = reduce_delta(plan, delta, columns.numeric)
+    size = delta.num_rows
+    frame: dict[str, pa.Array] = {
+        "place": pa.array(range(size), pa.int64()),
+        "block": pa.repeat(pa.scalar(block, pa.int64()), size),
+        "kind": pa.repeat(UPSERT, size),
+    }
+    for at, name in enumerate(shape.key):
+        frame[f"key_{at}"] = one_array(delta[f"k{plan.key.index(name)}"])
+    numbers = {name: index for index, name in enumerate(shape.columns)}
+    steps: Steps = {}
+    for at, (name, operation) in enumerate(plan.operations.items()):
+        step = _STEPS[operation]
+        values = one_spelling(one_array(delta[f"v{at}"]), shape.columns[name].kind, name)
+        frame[f"{step}_{numbers[name]}"] = values
+        steps[name] = frozenset({step})
+        if operation == "last":
+            frame[f"{GIVEN}_{numbers[name]}"] = pc.is_valid(one_array(delta[f"o{at}"]))
+            steps[name] = frozenset({SET, GIVEN})
+    return TableChanges(shape, pa.table(frame), frozenset({UPSERT}), steps, frozenset())
+
+
+def _with_integers(shape: Shape, columns: Columns) -> Shape:
+    """Return a table with the columns that hold integers, though their type could hold more."""
+    changed = {
+        name: replace(one, kind="integer")
+        for name, one in shape.columns.items()
+        if name in columns.long and one.kind == "decimal"
+    }
+    return replace(shape, columns={**shape.columns, **changed})

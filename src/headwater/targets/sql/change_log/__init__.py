@@ -1,4 +1,4 @@
-"""Changes into tables with a history: `history_target("postgresql://…", tables=["transfer"])`."""
+"""Changes into tables, under a change log: `history_target("changes.duckdb", tables=[…])`."""
 
 from headwater.targets.sql.change_log.target import HistoryTarget, history_target
 

@@ -1,22 +1,64 @@
-"""What a history target is made of: a target that runs transactions, and a store inside them."""
+"""What a change-log target keeps beside its tables: the log, and where the cursor is shown.
+
+`Hooks` are the callbacks of the database's own target: that one keeps the state, runs transactions
+and undoes forks; these prepare the tables and apply changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
-from headwater.core import Batch, BlockCursor, PipeState
-from headwater.targets.contract import Delivery, KeepsConfig, KeepsSideTables
-from headwater.targets.sql.change_log.names import Names, table_name
-from headwater.targets.sql.flow import RelationalTarget
-from headwater.targets.sql.merge.shape import Shape
-from headwater.targets.sql.text import QualifiedName, compose
+from headwater.changes import TableSchema
+from headwater.core import PipeState
+from headwater.errors import (
+    InvalidOptionError,
+    PrimaryKeyNeededError,
+    TableDeclarationError,
+    TableMismatchError,
+    UnknownTableError,
+)
+from headwater.targets.sql.catalog import Layout
+from headwater.targets.sql.dialect import Dialect, Session
+from headwater.targets.sql.merge.changes import Rounds, Shape
+from headwater.targets.sql.settings import Table
+from headwater.targets.sql.state import CURSORS, CursorTable
+from headwater.targets.sql.text import Fragment, QualifiedName, compose, quote
+from headwater.targets.sql.undo import CHANGE_LOG, ChangeLog
 
-Made = TypeVar("Made", bound=RelationalTarget[Any])
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The tables of a change-log target. A name alone stands for one that exists."""
+
+    tables: tuple[str | TableSchema, ...]
+    change_log: str = CHANGE_LOG
+    cursors: str = CURSORS
+
+    @classmethod
+    def of(cls, tables: Iterable[str | TableSchema], change_log: str, cursors: str) -> Names:
+        """Check what the user gave."""
+        given = tuple(tables)
+        names = [table_name(one) for one in given]
+        if isinstance(tables, str) or not given or len(set(names)) < len(names):
+            raise TableDeclarationError(
+                "tables= takes a list of names and TableSchemas, each table once", tables=names
+            )
+        if change_log == cursors or {change_log, cursors} & set(names):
+            raise InvalidOptionError(
+                "the tables of the target itself need names of their own",
+                history_table=change_log,
+                cursors_table=cursors,
+            )
+        return cls(given, change_log, cursors)
+
+
+def table_name(given: str | TableSchema) -> str:
+    """Return the name by which changes call a table."""
+    return given if isinstance(given, str) else given.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,111 +69,128 @@ class Work:
     floor: int
 
 
-class Inner(KeepsSideTables, KeepsConfig, Protocol):
-    """The database's own target, which keeps the state and runs the transactions."""
-
-    on_statement: Callable[[str], None] | None
-
-    def bind(self, stream_id: str) -> None:
-        """Take the id of the stream."""
-        ...
-
-    def recover(self) -> PipeState:
-        """Return the committed state."""
-        ...
-
-    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
-        """Apply batches and store the state in one transaction."""
-        ...
-
-    def roll_back(self, state: PipeState) -> None:
-        """Undo and store the state in one transaction."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the database."""
-        ...
-
-    def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
-        """Read what is committed."""
-        ...
-
-
-class Store(Protocol):
-    """The tables and their history in one database. Except `bind`, calls are in a transaction."""
-
-    shapes: dict[str, Shape]
-
-    def bind(self, stream_id: str) -> None:
-        """Take the id of the stream, unless the settings name another."""
-        ...
-
-    def open(self, tx: Any) -> None:
-        """Create what is missing, and look at the tables."""
-        ...
-
-    def apply(self, tx: Any, folded: pa.Table, floor: int) -> None:
-        """Apply folded changes; keep what was there for blocks above `floor`."""
-        ...
-
-    def save(self, session: Any, cursor: BlockCursor) -> None:
-        """Write the cursor's row."""
-        ...
-
-    def prune(self, session: Any, floor: int) -> None:
-        """Forget the history of blocks that no fork can undo."""
-        ...
-
-    def revert(self, session: Any, number: int) -> None:
-        """Put every table back to what it was at a block."""
-        ...
-
-
 class Hooks:
-    """What the database's own target calls, inside its transactions."""
+    """What the database's own target calls, inside its transactions.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    `shapes` are the tables as changes see them, by the names that changes call them.
+    """
 
-    def target(
-        self,
-        make: Callable[..., Made],
-        declare: Callable[..., object],
-        place: str | Path,
-        names: Names,
-        own: Sequence[QualifiedName],
-        settings: object,
-    ) -> Made:
-        """Return the database's own target, with no table tracked, and these as its callbacks."""
-        tables = [*(compose("{name}", name=one) for one in own), *map(table_name, names.tables)]
-        target = make(
-            place,
-            tables=[declare(one, untracked=True) for one in tables],
-            on_data=self.on_data,
-            on_start=self.on_start,
-            on_before_rollback=self.on_before_rollback,
-            settings=settings,
-        )
-        target.on_state = self.on_state
-        return target
+    def __init__(self, dialect: Dialect[Any], names: Names, schema: str) -> None:
+        self.shapes: dict[str, Shape] = {}
+        self.log = dialect.name_type(schema, names.change_log)
+        self._dialect = dialect
+        self._names = names
+        self._change_log = ChangeLog(dialect, self.log)
+        self._cursors = dialect.name_type(schema, names.cursors)
+        self._shown = CursorTable(dialect, self._cursors)
+        self._layouts: dict[str, Layout] = {}
+        self._rounds = Rounds({})
+
+    def tables(self) -> list[Table]:
+        """Return the declarations of all tables, for the database's own target."""
+        mine = [
+            replace(self._dialect.declare(table_name(one)), change_log=self.log.full)
+            for one in self._names.tables
+        ]
+        own = [Table(one, untracked=True) for one in (self.log, self._cursors)]
+        return [*own, *mine]
 
     def on_start(self, tx: Any) -> None:
-        """Prepare the tables before anything is read."""
-        self._store.open(tx)
+        """Create what is missing, and look at the tables. Doing it again changes nothing."""
+        session = tx.session
+        self._dialect.make_schema(session, self.log.schema)
+        self._change_log.create(session)
+        self._shown.create(session)
+        self.shapes.clear()
+        self._layouts.clear()
+        for declared in self._names.tables:
+            name = table_name(declared)
+            self._create(tx, declared)
+            layout = tx.store.catalog.layout(self._dialect.name(name))
+            if layout is None:
+                raise self._unknown(session, self._dialect.name(name))
+            if not layout.key:
+                raise PrimaryKeyNeededError(
+                    "a table without a primary key",
+                    table=layout.name.full,
+                    columns=", ".join(layout.columns),
+                )
+            self._layouts[name] = layout
+            self.shapes[name] = agreed(tx.store.merger.shape(name, layout), declared)
+        tx.store.catalog.claim_cursors(self._cursors)
+        self._dialect.check_change_log_tables(session, [one.name for one in self._layouts.values()])
+        self._rounds = Rounds(self.shapes)
 
     def on_data(self, tx: Any, data: object, work: Work | None) -> None:
         """Apply the changes of a commit; again if its transaction has to be tried again."""
         if work is not None:
-            self._store.apply(tx, work.folded, work.floor)
+            merger = tx.store.merger
+            shapes = self.shapes.values()
+            rounds = merger.rounds(self._rounds, shapes, work.folded, work.floor)
+            merger.apply(rounds, self._layouts, work.floor)
 
-    def on_state(self, session: Any, state: PipeState) -> None:
-        """Show the cursor, and forget what became final."""
-        if state.cursor is not None:
-            self._store.save(session, state.cursor)
-            self._store.prune(session, state.undo_floor)
+    def on_state(self, session: Session, stream_id: str, state: PipeState) -> None:
+        """Show the cursor, and forget what became final. Called by every commit and rollback."""
+        self._shown.show(session, stream_id, state)
+        session.run(
+            compose("DELETE FROM {log} WHERE stream_id = $1 AND block_num <= $2", log=self.log),
+            [stream_id, state.undo_floor],
+            prepare=True,
+        )
 
-    def on_before_rollback(self, tx: Any, cursor: BlockCursor | None) -> None:
-        """Put the tables back."""
-        self._store.revert(tx.session, -1 if cursor is None else cursor.number)
-        if cursor is not None:
-            self._store.save(tx.session, cursor)
+    def _create(self, tx: Any, declared: str | TableSchema) -> None:
+        name = self._dialect.name(table_name(declared))
+        if isinstance(declared, str) or self._dialect.exists(tx.session, name):
+            return
+        types = tx.store.merger.types
+        parts = [f"{quote(one)} {types[kind]}" for one, kind in declared.columns.items()]
+        self._dialect.make_schema(tx.session, name.schema)
+        tx.session.run(
+            compose(
+                "CREATE TABLE {table} ({parts}, PRIMARY KEY ({key}))",
+                table=name,
+                parts=Fragment(", ".join(parts)),
+                key=declared.key,
+            )
+        )
+
+    def _unknown(self, session: Session, name: QualifiedName) -> UnknownTableError:
+        tables = sorted(
+            one.name for one in self._dialect.tables(session) if one.folded[0] == name.folded[0]
+        )
+        return UnknownTableError(
+            "the database has no such table", table=name.full, known=", ".join(tables) or "none"
+        )
+
+
+def agreed(shape: Shape, declared: str | TableSchema) -> Shape:
+    """Return a table as it is, with what its declaration says of it.
+
+    Raises:
+        TableMismatchError: the two contradict each other; the table's names are listed.
+    """
+    if isinstance(declared, str):
+        return shape
+    if set(declared.key) != set(shape.key):
+        raise TableMismatchError(
+            "the table's primary key is not the declared one",
+            table=shape.name,
+            declared=", ".join(declared.key),
+            key=", ".join(shape.key) or "none",
+        )
+    columns = dict(shape.columns)
+    for name, kind in declared.columns.items():
+        held = columns.get(name)
+        wider = held is not None and (held.kind, kind) == ("decimal", "integer")
+        if held is None or not (held.kind == kind or wider):
+            raise TableMismatchError(
+                "the table lacks a declared column"
+                if held is None
+                else "a column holds another kind of values than declared",
+                table=shape.name,
+                column=name,
+                declared=kind,
+                found=", ".join(shape.columns) if held is None else held.type,
+            )
+        columns[name] = replace(held, kind=kind)
+    return replace(shape, columns=columns)

@@ -1,8 +1,8 @@
-"""Changes into tables, with a history that undoes them: PostgreSQL or DuckDB as a target.
+"""Changes into tables, with a change log that undoes them: PostgreSQL or DuckDB as a target.
 
 Four phases: while a block can still be reorganized, what each of its changes found is written to
 `substreams_history`; a fork is a rollback to a safe cursor; the rows above it are put back to what
-the history says, a set at a time; and what is final is forgotten. All of it happens in the
+the change log says, a set at a time; and what is final is forgotten. All of it happens in the
 transaction that also changes the tables and stores the state.
 """
 
@@ -19,12 +19,20 @@ import pyarrow.compute as pc
 
 from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
 from headwater.core import Batch, BlockCursor, PipeState
-from headwater.errors import ChangeBlockError, ChangeFormError, MissingExtraError
+from headwater.errors import (
+    ChangeBlockError,
+    ChangeFormError,
+    InvalidOptionError,
+    MissingExtraError,
+)
 from headwater.targets.admin import check_address, kind_of
 from headwater.targets.contract import Capabilities, Delivery, SideTable, StoredConfig
 from headwater.targets.frames import executor_rows
-from headwater.targets.sql.change_log.names import CURSORS, HISTORY, Names
-from headwater.targets.sql.change_log.store import Inner, Store, Work
+from headwater.targets.sql.aggregates.declaration import Aggregate
+from headwater.targets.sql.change_log.store import Hooks, Names, Work
+from headwater.targets.sql.flow import Callbacks, SqlTarget
+from headwater.targets.sql.state import CURSORS
+from headwater.targets.sql.undo import CHANGE_LOG
 
 if TYPE_CHECKING:
     from headwater.targets.duckdb import DuckDBSettings
@@ -35,8 +43,9 @@ def history_target(
     place: str | Path,
     *,
     tables: Iterable[str | TableSchema],
-    history_table: str = HISTORY,
+    history_table: str = CHANGE_LOG,
     cursors_table: str = CURSORS,
+    aggregates: Iterable[Aggregate] = (),
     settings: PostgresSettings | DuckDBSettings | None = None,
 ) -> HistoryTarget:
     """Apply a stream of changes to tables of PostgreSQL or DuckDB.
@@ -50,6 +59,8 @@ def history_target(
             missing, or the name of a table that exists. All need a primary key.
         history_table: where the rows before their change are kept.
         cursors_table: where the cursor is shown, one row per stream.
+        aggregates: tables that sum up outputs, made by `aggregate(...)`. An output that is not a
+            table of changes may only be their source.
         settings: those of the database's own target: the stream id, the schema, the state's table.
     """
     names = Names.of(tables, history_table, cursors_table)
@@ -57,15 +68,22 @@ def history_target(
     extra = "duckdb" if isinstance(place, Path) else kind_of(place)
     package = "psycopg" if extra == "postgres" else "duckdb"
     try:
-        module = import_module(f"headwater.targets.sql.change_log.on_{extra}")
+        module = import_module(f"headwater.targets.{extra}.target")
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
         raise MissingExtraError(
             f"history_target needs the package {package}: pip install 'headwater[{extra}]'"
         ) from error
-    made: HistoryTarget = HistoryTarget(*module.connect(place, names, settings))
-    return made
+    made: type[SqlTarget[Any]] = module.TARGET
+    given = made.settings_type() if settings is None else settings
+    if not isinstance(given, made.settings_type):
+        raise InvalidOptionError(
+            f"this database takes {made.settings_type.__name__}", got=type(given).__name__
+        )
+    hooks = Hooks(made.dialect, names, given.schema)
+    callbacks = Callbacks.check(hooks.on_data, hooks.on_start, None, None)
+    return HistoryTarget(made(place, hooks.tables(), tuple(aggregates), callbacks, given), hooks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +97,14 @@ class Folded:
 class HistoryTarget:
     """Made by `history_target`. All calls come from one thread; it may be opened again after close.
 
-    It is the database's own target with its tables untracked: that one keeps the state and runs the
-    transactions, `Store` applies changes and undoes them inside these.
+    It is the database's own target, whose tables have a change log instead of snapshots: that one
+    keeps the state, runs the transactions and undoes forks; `hooks` apply changes inside these.
     """
 
-    def __init__(self, inner: Inner, store: Store) -> None:
+    def __init__(self, inner: SqlTarget[Any], hooks: Hooks) -> None:
+        inner.on_state = hooks.on_state
         self._inner = inner
-        self._store = store
+        self._hooks = hooks
         self._state = PipeState()
 
     @property
@@ -101,13 +120,16 @@ class HistoryTarget:
     def capabilities(self) -> Capabilities[Delivery]:
         """Side tables and the configuration are kept; changes are folded where they lie."""
         return Capabilities(
-            executors=True, side_tables=self, config=self, prepare_batch=self.prepare_batch
+            rereads=self._inner.capabilities.rereads,
+            executors=True,
+            side_tables=self,
+            config=self,
+            prepare_batch=self.prepare_batch,
         )
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""
         self._inner.bind(stream_id)
-        self._store.bind(stream_id)
 
     def recover(self) -> PipeState:
         """Open the database and return the committed state; there is nothing to repair."""
@@ -119,22 +141,28 @@ class HistoryTarget:
 
         Called by the loop when a batch is transformed; `commit` takes what it returns.
         """
-        if not self._store.shapes:
+        if not self._hooks.shapes:
             self.recover()
-        tables = [one.schema() for one in self._store.shapes.values()]
-        frames = batch.data.data
+        tables = [one.schema() for one in self._hooks.shapes.values()]
+        given, sources = batch.data.data, self._inner.aggregated
+        frames = {
+            name: frame
+            for name, frame in given.items()
+            if name not in sources or not _lacking(frame)
+        }
         far = [] if batch.state.is_hot else [executor_rows(one) for one in frames.values()]
         if far and all(one is not None and one.reaches_driver for one in far):
             from headwater.spark.folding import fold_on_executors
 
             for name, frame in frames.items():
-                _refuse_other_frames(name, frame.columns)
+                _refuse_other_frames(name, frame)
             changes = list(frames.values())
             held: Any = Folded(*fold_on_executors(changes, tables, batch.state.number))
         else:
             arrow = [_to_arrow(name, frame) for name, frame in frames.items()]
             held = check(pa.concat_tables(arrow) if arrow else CHANGES_SCHEMA.empty_table(), tables)
-        return batch.with_data(Delivery({}, held, batch.data.side))
+        summed = {name: frame for name, frame in given.items() if name in sources}
+        return batch.with_data(Delivery(summed, held, batch.data.side))
 
     def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Apply the batches and store their state in one transaction.
@@ -149,7 +177,7 @@ class HistoryTarget:
         if batches:
             works = _works([batch.data.ctx for batch in batches], state.undo_floor)
             given = [
-                batch.with_data(Delivery({}, work, batch.data.side))
+                batch.with_data(Delivery(batch.data.data, work, batch.data.side))
                 for batch, work in zip(batches, works, strict=True)
             ]
         self._inner.commit(given, state)
@@ -205,8 +233,14 @@ def _works(held: Sequence[pa.Table | Folded], floor: int) -> list[Work | None]:
     return [joined, *[None] * (len(held) - 1)]
 
 
-def _refuse_other_frames(name: str, columns: Sequence[str]) -> None:
-    missing = [one for one in CHANGES_SCHEMA.names if one not in columns]
+def _lacking(frame: Any) -> list[str]:
+    """Return the columns that a frame lacks to be a table of changes."""
+    names = frame.column_names if isinstance(frame, pa.Table) else frame.columns
+    return [one for one in CHANGES_SCHEMA.names if one not in names]
+
+
+def _refuse_other_frames(name: str, frame: Any) -> None:
+    missing = _lacking(frame)
     if missing:
         raise ChangeFormError(
             "a frame is not a table of changes", frame=name, missing=", ".join(missing)
@@ -216,7 +250,7 @@ def _refuse_other_frames(name: str, columns: Sequence[str]) -> None:
 def _to_arrow(name: str, frame: Any) -> pa.Table:
     """Return a frame of changes as Arrow; a Spark DataFrame is collected on the driver."""
     table = frame if isinstance(frame, pa.Table) else frame.toArrow()
-    _refuse_other_frames(name, table.column_names)
+    _refuse_other_frames(name, table)
     return table.select(CHANGES_SCHEMA.names).cast(CHANGES_SCHEMA)
 
 

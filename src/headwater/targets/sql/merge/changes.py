@@ -1,9 +1,9 @@
-"""Folded changes as wide frames: one row per key, one column per table column and field operation.
+"""Folded changes as wide frames: one row per key, one column per table column and step.
 
-A frame has `place` (the order), `block`, `kind`, the key as `k0`, `k1`, …, and for column number i
-of the table up to six lanes: `s` the value that is set, `g` whether it is set at all, `f` the value
-that fills a null, `a` what is added, `x` what it is raised to, `n` what it is lowered to. One
-statement over such a frame applies any mixture of changes.
+A frame has `place` (the order), `block`, `kind`, the key as `key_0`, `key_1`, …, and for column
+number i of the table up to six columns: `set_i` the value that is set, `given_i` whether it is set
+at all, `fill_i` the value that fills a null, `add_i` what is added, `raise_i` what it is raised to,
+`lower_i` what it is lowered to. One statement over such a frame applies any mixture of changes.
 """
 
 from __future__ import annotations
@@ -17,31 +17,65 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.changes.declaration import ColumnType, TableSchema
 from headwater.changes.grouping import key_codes, sorted_by
 from headwater.changes.model import FOLDED_OPERATIONS, Codes, Mask, column
 from headwater.changes.values import one_spelling
 from headwater.errors import ChangeNumberError
-from headwater.targets.sql.merge.shape import Shape
 
 INSERT, UPDATE, UPSERT, DELETE, REPLACE, TRANSIENT = KINDS = "IUSDRT"
 ABSENT = "A"  # makes a row where none is, and leaves one alone that is
-SET, GIVEN, FIRST, ADD, RAISE, LOWER = "sgfaxn"
-_LANES = {"set": SET, "set_if_null": FIRST, "add": ADD, "max": RAISE, "min": LOWER}
+SET, GIVEN, FILL, ADD, RAISE, LOWER = STEPS = ("set", "given", "fill", "add", "raise", "lower")
+_STEPS = {"set": SET, "set_if_null": FILL, "add": ADD, "max": RAISE, "min": LOWER}
 
-Lanes = dict[str, frozenset[str]]
+Steps = dict[str, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class Column:
+    """A column of a table in a database.
+
+    `kind` says what changes may do with it, `scale` how many places of a fraction it keeps (None:
+    any), `default` the SQL that gives a value where a new row has none.
+    """
+
+    name: str
+    type: str
+    kind: ColumnType
+    scale: int | None = None
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A table: `name` as changes spell it, `full_name` with its schema, its stored columns.
+
+    `ambiguous`: the database may take two spellings of a key for the same.
+    """
+
+    name: str
+    full_name: str
+    key: tuple[str, ...]
+    columns: Mapping[str, Column]
+    ambiguous: bool = False
+
+    def schema(self) -> TableSchema:
+        """Return the declaration that changes are checked with."""
+        kinds = {one.name: one.kind for one in self.columns.values()}
+        return TableSchema(self.name, self.key, kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
     """The changes of one table in one round.
 
-    `lanes` are those in use, by column; a column in `always` is set by every row that writes.
+    `steps` are those in use, by column; a column in `always` is set by every row that writes.
     """
 
     shape: Shape
     frame: pa.Table
     kinds: frozenset[str]
-    lanes: Lanes
+    steps: Steps
     always: frozenset[str]
 
     @property
@@ -49,19 +83,28 @@ class Staged:
         """The highest block among the changes."""
         return int(pc.max(self.frame["block"]).as_py())
 
-    def lane(self, name: str, lane: str) -> str:
-        """Return the frame's column for a lane of a table's column."""
-        return f"{lane}{list(self.shape.columns).index(name)}"
+    def operand(self, name: str, step: str) -> str:
+        """Return the frame's column that says what a step does to a table's column."""
+        return f"{step}_{list(self.shape.columns).index(name)}"
+
+    def place_of(self, field: str) -> tuple[str, Column] | None:
+        """Return the step and the table's column that a column of the frame is about, if any."""
+        step, _, number = field.rpartition("_")
+        if step == "key":
+            return step, self.shape.columns[self.shape.key[int(number)]]
+        return (step, list(self.shape.columns.values())[int(number)]) if step in STEPS else None
 
 
-class Stager:
-    """Makes frames. It remembers which lanes a table ever needed, so that shapes repeat."""
+class Rounds:
+    """Splits folded changes into rounds. It remembers which steps a table ever needed, so that the
+    columns of its frames repeat.
+    """
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         self._shapes = shapes
-        self._lanes: dict[str, dict[tuple[str, str], None]] = {}
+        self._steps: dict[str, dict[tuple[str, str], None]] = {}
 
-    def rounds(self, folded: pa.Table, floor: int) -> Iterator[list[Staged]]:
+    def by_block(self, folded: pa.Table, floor: int) -> Iterator[list[TableChanges]]:
         """Yield what may be applied at once: whole blocks, in order, no key twice in a round.
 
         After each round the tables are as some block has left them.
@@ -70,9 +113,9 @@ class Stager:
             return
         bounds = _round_bounds(folded, floor)
         for begin, end in itertools.pairwise(bounds):
-            yield self._stage_all(folded.slice(begin, end - begin), np.arange(begin, end))
+            yield self._all(folded.slice(begin, end - begin), np.arange(begin, end))
 
-    def rounds_by_key(self, folded: pa.Table) -> Iterator[list[Staged]]:
+    def by_key(self, folded: pa.Table) -> Iterator[list[TableChanges]]:
         """Yield the first change of each key, then the second of each that has one, and so on.
 
         That makes the fewest rounds. Between them the tables are as no block has left them, so it
@@ -85,19 +128,19 @@ class Stager:
         ranks = np.empty(len(codes), np.int64)
         ranks[order] = np.arange(len(codes)) - np.repeat(starts, sizes)
         for places in np.split(sorted_by(ranks), np.cumsum(np.bincount(ranks))[:-1]):
-            yield self._stage_all(folded.take(pa.array(places)), places)
+            yield self._all(folded.take(pa.array(places)), places)
 
-    def _stage_all(self, folded: pa.Table, places: Codes) -> list[Staged]:
+    def _all(self, folded: pa.Table, places: Codes) -> list[TableChanges]:
         encoded = folded["table"].combine_chunks().dictionary_encode()
         codes = encoded.indices.to_numpy(zero_copy_only=False)
-        staged = []
+        made = []
         for code, name in enumerate(encoded.dictionary.to_pylist()):
             rows = np.flatnonzero(codes == code)
             mine = folded if len(rows) == folded.num_rows else folded.take(pa.array(rows))
-            staged.append(self._stage(self._shapes[name], mine.combine_chunks(), places[rows]))
-        return staged
+            made.append(self._one(self._shapes[name], mine.combine_chunks(), places[rows]))
+        return made
 
-    def _stage(self, shape: Shape, rows: pa.Table, places: Codes) -> Staged:
+    def _one(self, shape: Shape, rows: pa.Table, places: Codes) -> TableChanges:
         names = column(rows, "operation")
         operations = pc.index_in(names, value_set=pa.array(FOLDED_OPERATIONS)).to_numpy()
         kinds = np.array(list(KINDS))[operations]
@@ -113,9 +156,9 @@ class Stager:
         ]
         origin = np.concatenate([np.arange(size), twins])
         kinds = np.concatenate([kinds, np.full(len(twins), ABSENT)])
-        lanes = _scatter(shape, parts, len(origin))
-        known = self._lanes.setdefault(shape.name, {})
-        known.update(dict.fromkeys(lanes))
+        columns = _scatter(shape, parts, len(origin))
+        known = self._steps.setdefault(shape.name, {})
+        known.update(dict.fromkeys(columns))
         taken = pa.array(origin)
         frame = {
             "place": pa.array(places[origin], pa.int64()),
@@ -123,25 +166,25 @@ class Stager:
             "kind": pa.array(kinds.tolist(), pa.string()),
         }
         for index, values in enumerate(_keys(shape, column(rows, "pk"))):
-            frame[f"k{index}"] = values.take(taken)
+            frame[f"key_{index}"] = values.take(taken)
         numbers = {name: index for index, name in enumerate(shape.columns)}
-        for name, lane in known:
-            kind = pa.bool_() if lane == GIVEN else pa.string()
-            values = lanes.get((name, lane))
-            frame[f"{lane}{numbers[name]}"] = (
+        for name, step in known:
+            kind = pa.bool_() if step == GIVEN else pa.string()
+            values = columns.get((name, step))
+            frame[f"{step}_{numbers[name]}"] = (
                 pa.nulls(len(origin), kind) if values is None else values
             )
-        used: Lanes = {}
-        for name, lane in lanes:
-            used[name] = used.get(name, frozenset()) | {lane}
+        used: Steps = {}
+        for name, step in columns:
+            used[name] = used.get(name, frozenset()) | {step}
         writes = ~np.isin(kinds, (DELETE, TRANSIENT))
         always = [
             name
-            for (name, lane), given in lanes.items()
-            if lane == GIVEN and np.asarray(given)[writes].all()
+            for (name, step), given in columns.items()
+            if step == GIVEN and np.asarray(given)[writes].all()
         ]
         kept = frozenset(kinds.tolist())
-        return Staged(shape, pa.table(frame), kept, used, frozenset(always))
+        return TableChanges(shape, pa.table(frame), kept, used, frozenset(always))
 
 
 def _round_bounds(folded: pa.Table, floor: int) -> list[int]:
@@ -195,7 +238,7 @@ def _entries(lists: pa.Array, rows: Codes, shift: int = 0) -> tuple[Codes, pa.Ar
 def _scatter(
     shape: Shape, parts: list[tuple[Codes, pa.Array]], size: int
 ) -> dict[tuple[str, str], pa.Array]:
-    """Return a column for each lane that is in use."""
+    """Return a column for each step that is in use."""
     rows = np.concatenate([one for one, _ in parts])
     if not len(rows):
         return {}
@@ -209,7 +252,7 @@ def _scatter(
             for _, entries in parts
         ]
     )
-    operations = list(_LANES)
+    operations = list(_STEPS)
     codes = columns * len(operations) + pc.index_in(
         steps, value_set=pa.array(operations)
     ).to_numpy().astype(np.int64)
@@ -220,7 +263,7 @@ def _scatter(
         texts = _spell(shape, name, values.take(pa.array(entries)))
         source = np.full(size, -1, np.int64)
         source[rows[entries]] = np.arange(len(entries))
-        found[name, _LANES[operation]] = texts.take(pa.array(source, mask=source < 0))
+        found[name, _STEPS[operation]] = texts.take(pa.array(source, mask=source < 0))
         if operation == "set":
             found[name, GIVEN] = pa.array(source >= 0)
     return found

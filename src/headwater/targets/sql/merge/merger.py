@@ -1,0 +1,313 @@
+"""Merging changes into tables, a set at a time, under the undo log.
+
+The change log's target and aggregates write through this. A round of changes is loaded where SQL
+can select from it, what it is about to change is captured, and a few statements apply it: deletions
+before changes, changes before new rows. The changes are called `s`, rows of the table `now`.
+
+Null: adding to null gives the value, raising and lowering ignore it, filling replaces it.
+`GREATEST` and `LEAST` leave nulls out in both databases.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+import pyarrow as pa
+
+from headwater.changes.declaration import ColumnType
+from headwater.errors import ChangeKeyError, DuplicateInsertError
+from headwater.targets.sql import catalog
+from headwater.targets.sql.dialect import Session
+from headwater.targets.sql.merge.changes import (
+    ABSENT,
+    ADD,
+    DELETE,
+    FILL,
+    GIVEN,
+    INSERT,
+    LOWER,
+    RAISE,
+    REPLACE,
+    SET,
+    TRANSIENT,
+    UPDATE,
+    UPSERT,
+    Column,
+    Rounds,
+    Shape,
+    TableChanges,
+)
+from headwater.targets.sql.text import Fragment, Part, compose, literal, quote
+
+Held = TypeVar("Held", bound=Session)
+Laid = TypeVar("Laid", bound=catalog.Layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Changes that SQL can select from, and the table that they go to.
+
+    `source`: the changes `s`. `found`: the changes `s`, each beside the row that it is about.
+    `here`: the condition in `found` that there is such a row. `same`: the condition that a row
+    `now` of the table is that row. `lacks`: the condition that the table has no such row.
+    `key_json` and `row_json`: key and row in `found` as JSON text, exact when it is read back.
+    `images`: the columns whose values stand beside the changes, where the database puts them there.
+    """
+
+    changes: TableChanges
+    layout: catalog.Layout
+    source: Fragment
+    found: Fragment
+    here: Fragment
+    same: Fragment
+    lacks: Fragment
+    key_json: Fragment
+    row_json: Fragment
+    images: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> list[str]:
+        """The columns of `s` that hold the key."""
+        return [f"s.key_{at}" for at in range(len(self.changes.shape.key))]
+
+
+class Capture(ABC):
+    """What keeps the rows that a merge is about to change: the undo log."""
+
+    @abstractmethod
+    def first_id(self, layouts: Iterable[catalog.Layout]) -> int | None:
+        """Return the first free id of the change log, where the database does not number rows."""
+
+    @abstractmethod
+    def capture(self, loaded: Sequence[Loaded], floor: int, first: int | None) -> None:
+        """Keep what blocks above `floor` are about to change."""
+
+
+class Merger(ABC, Generic[Held, Laid]):
+    """Applies changes to tables of one database. Runs on the driver, inside transactions."""
+
+    types: ClassVar[Mapping[ColumnType, str]]  # of the columns of new tables
+    sum_types: ClassVar[tuple[str, str]]  # of sums of long integers, and of integers of any length
+    insert_note: ClassVar[Fragment] = Fragment("")  # what an INSERT needs before its values
+
+    def __init__(self, session: Held, undo: Capture) -> None:
+        self._session = session
+        self._undo = undo
+
+    def shape(self, name: str, layout: Laid) -> Shape:
+        """Return a table as changes see it; computed columns are left out."""
+        held = [layout.columns[one] for one in layout.stored]
+        columns = {
+            one.name: Column(one.name, one.type, self._kind(one), one.scale, one.default)
+            for one in held
+        }
+        ambiguous = any(self._is_ambiguous(layout.columns[one]) for one in layout.key)
+        return Shape(name, layout.name.full, layout.key, columns, ambiguous)
+
+    def rounds(
+        self, rounds: Rounds, shapes: Collection[Shape], folded: pa.Table, floor: int
+    ) -> Iterator[list[TableChanges]]:
+        """Yield folded changes in rounds that may each be applied at once."""
+        return rounds.by_block(folded, floor)
+
+    def apply(
+        self, rounds: Iterable[list[TableChanges]], layouts: Mapping[str, Laid], floor: int
+    ) -> None:
+        """Apply changes to tables, by the names that changes call them.
+
+        What blocks above `floor` change is captured. Tables that refer to others come after them.
+        """
+        order = list(layouts)
+        first = self._undo.first_id(layouts.values())
+        for changes in rounds:
+            with self._coded([layouts[one.shape.name] for one in changes]):
+                changes = [
+                    self._copied(one, layouts[one.shape.name], hot=one.newest > floor)
+                    for one in sorted(changes, key=lambda one: order.index(one.shape.name))
+                ]
+                loaded = [
+                    self._load(one, layouts[one.shape.name], at, hot=one.newest > floor)
+                    for at, one in enumerate(one for one in changes if one.frame.num_rows)
+                ]
+                for one in loaded:
+                    _refuse_spellings(self._session, one)
+                    _refuse_duplicates(self._session, one)
+                self._undo.capture(loaded, floor, first)
+                self._merge(loaded)
+
+    def statements(self, loaded: Loaded) -> dict[str, Fragment]:
+        """Return the statements that delete, change and make rows; each ends in a condition."""
+        changes, kinds, names = loaded.changes, loaded.changes.kinds, list(loaded.changes.steps)
+        gaps: dict[str, Part] = {
+            "table": loaded.layout.name,
+            "source": loaded.source,
+            "same": loaded.same,
+        }
+        found: dict[str, Fragment] = {}
+        if kinds & {DELETE, REPLACE}:
+            found["gone"] = compose(
+                "DELETE FROM {table} AS now USING {source} AS s WHERE {same} AND {these}",
+                these=kinds_in(DELETE, REPLACE),
+                **gaps,
+            )
+        if kinds & {UPDATE, UPSERT} and names:
+            assign = ", ".join(
+                f"{quote(one)} = {self._stored(loaded, one, self._held(loaded, one))}"
+                for one in names
+            )
+            found["changed"] = compose(
+                "UPDATE {table} AS now SET {assign} FROM {source} AS s WHERE {same} AND {these}",
+                assign=Fragment(assign),
+                these=kinds_in(UPDATE, UPSERT),
+                **gaps,
+            )
+        if kinds & {INSERT, REPLACE, UPSERT, ABSENT}:
+            values = [*loaded.keys, *(self._stored(loaded, one, None) for one in names)]
+            found["made"] = compose(
+                "INSERT INTO {table} ({targets}) {note} SELECT {values} FROM {source} AS s "
+                "WHERE ({these} OR ({maybe} AND {lacks}))",
+                targets=[*changes.shape.key, *names],
+                note=self.insert_note,
+                values=Fragment(", ".join(values)),
+                these=kinds_in(INSERT, REPLACE),
+                maybe=kinds_in(UPSERT, ABSENT),
+                lacks=loaded.lacks,
+                **gaps,
+            )
+        return found
+
+    # --- what each database does in its own way ---------------------------------------------------
+
+    @abstractmethod
+    def _kind(self, column: catalog.Column) -> ColumnType:
+        """Return what changes may do with a column."""
+
+    @abstractmethod
+    def _is_ambiguous(self, column: catalog.Column) -> bool:
+        """Tell whether two spellings of a key in this column may be one value."""
+
+    @abstractmethod
+    def _load(self, changes: TableChanges, layout: Laid, at: int, *, hot: bool) -> Loaded:
+        """Put changes where SQL can select from them; if they are `hot`, so that capture can."""
+
+    @abstractmethod
+    def _merge(self, loaded: Sequence[Loaded]) -> None:
+        """Run the statements of one round."""
+
+    @abstractmethod
+    def _coded(self, layouts: Sequence[Laid]) -> AbstractContextManager[None]:
+        """Give what the database refuses its code."""
+
+    def _copied(self, changes: TableChanges, layout: Laid, *, hot: bool) -> TableChanges:
+        """Copy new rows straight into their table, where that is faster; return what is left."""
+        return changes
+
+    def _held(self, loaded: Loaded, name: str) -> str:
+        """Return what a column holds now, in the type in which it is computed."""
+        return f"now.{quote(name)}"
+
+    def _stored(self, loaded: Loaded, name: str, held: str | None) -> str:
+        """Return what a column holds afterwards, where it holds `held` now; None: a new row."""
+        if held is None:
+            return value_made(loaded.changes, name)
+        return value_changed(loaded.changes, name, held)
+
+
+def kinds_in(*kinds: str) -> Fragment:
+    """Return the condition that a change is of one of these kinds."""
+    return Fragment(f"s.kind IN ({', '.join(literal(one) for one in kinds)})")
+
+
+def value_changed(changes: TableChanges, name: str, held: str) -> str:
+    """Return what a column holds in a row that is there, where it holds `held` now."""
+    if name in changes.always:
+        return _operand(changes, name, SET)
+    stepped = _stepped(changes, name, held)
+    if SET not in changes.steps[name]:
+        return stepped
+    given, value = _operand(changes, name, GIVEN), _operand(changes, name, SET)
+    return f"CASE WHEN {given} THEN {value} ELSE {stepped} END"
+
+
+def value_made(changes: TableChanges, name: str) -> str:
+    """Return what a column holds in a new row: its default, unless something was said."""
+    steps = changes.steps[name] - {SET, GIVEN}
+    value = _stepped(changes, name, "NULL") if steps else ""
+    if SET in changes.steps[name]:
+        given, fixed = _operand(changes, name, GIVEN), _operand(changes, name, SET)
+        value = f"CASE WHEN {given} THEN {fixed} ELSE {value} END" if steps else fixed
+    default = changes.shape.columns[name].default
+    if default is None or name in changes.always:
+        return value
+    told = [f"{_operand(changes, name, step)} IS NOT NULL" for step in sorted(steps)]
+    if SET in changes.steps[name]:
+        told.append(_operand(changes, name, GIVEN))
+    return f"CASE WHEN {' OR '.join(told)} THEN {value} ELSE {default} END"
+
+
+def _stepped(changes: TableChanges, name: str, held: str) -> str:
+    """Return the column after filling, adding, raising and lowering, in this order."""
+    steps, value = changes.steps[name], held
+    if FILL in steps:
+        value = f"COALESCE({value}, {_operand(changes, name, FILL)})"
+    if ADD in steps:
+        more = _operand(changes, name, ADD)
+        plus = f"CASE WHEN {more} IS NULL THEN {value} ELSE COALESCE({value} + {more}, {more}) END"
+        value = more if value == "NULL" else plus
+    if RAISE in steps:
+        value = f"GREATEST({value}, {_operand(changes, name, RAISE)})"
+    if LOWER in steps:
+        value = f"LEAST({value}, {_operand(changes, name, LOWER)})"
+    return value
+
+
+def _operand(changes: TableChanges, name: str, step: str) -> str:
+    return f"s.{changes.operand(name, step)}"
+
+
+def _refuse_spellings(session: Session, loaded: Loaded) -> None:
+    """Refuse two spellings of one key: they were folded apart, and the table has one row."""
+    if not loaded.changes.shape.ambiguous:
+        return
+    rows = session.rows(
+        compose(
+            "SELECT {texts} FROM {source} AS s WHERE NOT {twin} GROUP BY {keys} "
+            "HAVING count(*) > 1 LIMIT 1",
+            texts=Fragment(", ".join(f"{one}::text" for one in loaded.keys)),
+            keys=Fragment(", ".join(loaded.keys)),
+            source=loaded.source,
+            twin=kinds_in(ABSENT),
+        )
+    )
+    for key in rows:
+        raise ChangeKeyError(
+            "the table takes two keys for the same",
+            table=loaded.changes.shape.name,
+            key=", ".join(map(str, key)),
+        )
+
+
+def _refuse_duplicates(session: Session, loaded: Loaded) -> None:
+    """Refuse rows that came and went within a batch, if they were there before it."""
+    if TRANSIENT not in loaded.changes.kinds:
+        return
+    rows = session.rows(
+        compose(
+            "SELECT s.block, {keys} FROM {found} WHERE {transient} AND {here} LIMIT 1",
+            keys=Fragment(", ".join(f"{one}::text" for one in loaded.keys)),
+            found=loaded.found,
+            transient=kinds_in(TRANSIENT),
+            here=loaded.here,
+        )
+    )
+    for block, *key in rows:
+        raise DuplicateInsertError(
+            "a row is inserted while it is there",
+            table=loaded.changes.shape.name,
+            key=", ".join(map(str, key)),
+            block=block,
+        )

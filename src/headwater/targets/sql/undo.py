@@ -1,0 +1,311 @@
+"""The undo log: what was there before a hot block changed it, and how it comes back.
+
+One engine works on two forms of the log, both real tables that other programs read and write.
+*Snapshots*: each table has `<table>__snapshots`, with its columns, the operation, the block and the
+stream, as the Pipes SDK keeps them. *Change log*: all tables share `substreams_history`, with keys
+and rows as JSON, as the Substreams sink keeps them. Of a row that came into being either says that
+it was inserted, of any other what it held. Per row the oldest image above a block counts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from headwater.errors import TableMismatchError
+from headwater.targets.sql.catalog import RESERVED, Layout, Undo
+from headwater.targets.sql.dialect import Dialect, Session
+from headwater.targets.sql.merge.changes import ABSENT, DELETE, INSERT, REPLACE, TRANSIENT, UPSERT
+from headwater.targets.sql.merge.merger import Capture, Loaded, kinds_in
+from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal
+
+OPERATION = RESERVED + "operation"
+BLOCK = RESERVED + "block_number"
+STREAM = RESERVED + "id"
+CHANGE_LOG = "substreams_history"
+KEPT = (Undo.KEYED, Undo.KEYLESS, Undo.CHANGE_LOG)
+
+Held = TypeVar("Held", bound=Session)
+Laid = TypeVar("Laid", bound=Layout)
+
+
+class Log(ABC):
+    """One form of the log. In its statements `$1` is the stream and `$2` a block."""
+
+    stream: ClassVar[str]
+    block: ClassVar[str]
+
+    @abstractmethod
+    def name(self, layout: Layout) -> QualifiedName:
+        """Return the table that holds the log of a table."""
+
+    @abstractmethod
+    def images(self, session: Any, layout: Layout, stream_id: str) -> Fragment:
+        """Return the query of each row's oldest image above a block: its columns and `OPERATION`.
+
+        `INSERT` as the operation says that there was no such row.
+        """
+
+    def of(self, layout: Layout) -> Fragment:
+        """Return the condition that tells a table's rows of the log from others."""
+        return Fragment("true")
+
+    def above(self, layout: Layout) -> Fragment:
+        """Return the condition that a row of the log is the stream's, and above the block."""
+        return self._where(layout, ">")
+
+    def forget(self, layout: Layout) -> Fragment:
+        """Return the statement that removes what lies above the block."""
+        return compose(
+            "DELETE FROM {log} WHERE {above}", log=self.name(layout), above=self.above(layout)
+        )
+
+    def prune(self, layout: Layout) -> Fragment:
+        """Return the statement that removes what lies at or below the block."""
+        return compose(
+            "DELETE FROM {log} WHERE {below}",
+            log=self.name(layout),
+            below=self._where(layout, "<="),
+        )
+
+    def _where(self, layout: Layout, operator: str) -> Fragment:
+        return compose(
+            "{stream} = $1::text AND {block} {operator} $2::bigint AND {of}",
+            stream=self.stream,
+            block=self.block,
+            operator=Fragment(operator),
+            of=self.of(layout),
+        )
+
+
+class Snapshots(Log):
+    """A log beside each table, with the same columns."""
+
+    stream, block = STREAM, BLOCK
+
+    def name(self, layout: Layout) -> QualifiedName:
+        """Return `<table>__snapshots`."""
+        return layout.name.snapshots
+
+    def images(self, session: Any, layout: Layout, stream_id: str) -> Fragment:
+        """Return the query of each row's oldest image above a block."""
+        return compose(
+            "SELECT DISTINCT ON ({key}) {names}, {operation} FROM {log} WHERE {above} "
+            "ORDER BY {key}, {block}",
+            key=layout.key,
+            names=layout.stored,
+            operation=OPERATION,
+            log=self.name(layout),
+            above=self.above(layout),
+            block=BLOCK,
+        )
+
+
+class ChangeLog(Log):
+    """One log for all tables, whose rows are JSON."""
+
+    stream, block = "stream_id", "block_num"
+    columns: ClassVar = ("id", "op", "table_name", "pk", "prev_value", "block_num", "stream_id")
+
+    def __init__(self, dialect: Dialect[Any], name: QualifiedName) -> None:
+        self._dialect = dialect
+        self._name = name
+
+    def create(self, session: Any) -> None:
+        """Create the table if it is not there; refuse one that is something else."""
+        dialect = self._dialect
+        if not dialect.exists(session, self._name):
+            session.run(
+                compose(
+                    "CREATE TABLE {log} (id {id} PRIMARY KEY, op {letter}, table_name {text}, "
+                    "pk {text}, prev_value {text}, block_num BIGINT, stream_id {text} NOT NULL)",
+                    log=self._name,
+                    id=dialect.change_id,
+                    letter=dialect.letter,
+                    text=Fragment(dialect.text),
+                )
+            )
+            session.run(
+                compose(
+                    "CREATE INDEX {index} ON {log} ({columns})",
+                    index=self._name.suffixed("_block_num").name,
+                    log=self._name,
+                    columns=dialect.change_index,
+                )
+            )
+        layout = dialect.read_table(session, self._name)
+        lacking = [one for one in self.columns if one not in layout.columns]
+        if lacking or layout.columns["id"].type.lower() != "bigint":
+            raise TableMismatchError(
+                "this is not a change log of ours",
+                table=self._name.full,
+                lacking=", ".join(lacking) or "a 64-bit id",
+            )
+
+    def name(self, layout: Layout) -> QualifiedName:
+        """Return the one table."""
+        return self._name
+
+    def of(self, layout: Layout) -> Fragment:
+        """Return the condition that tells a table's rows of the log from others."""
+        return Fragment(f"table_name = {literal(layout.name.full)}")
+
+    def images(self, session: Any, layout: Layout, stream_id: str) -> Fragment:
+        """Return the query of each row's oldest image; newer columns keep what they hold."""
+        key = Fragment(f"pk{self._dialect.bytewise}")
+        kept = compose(
+            "SELECT DISTINCT ON ({key}) pk, op, prev_value FROM {log} WHERE {above} "
+            "ORDER BY {key}, block_num, id",
+            key=key,
+            log=self._name,
+            above=self.above(layout),
+        )
+        return compose(
+            "SELECT {values}, CASE op WHEN 'I' THEN 'INSERT' ELSE op END AS {operation} "
+            "FROM {read}",
+            values=self._dialect.image_values(layout),
+            operation=OPERATION,
+            read=self._dialect.read_images(session, layout, kept, self._name, stream_id),
+        )
+
+    def rows(self, loaded: Loaded, floor: int) -> Fragment:
+        """Return the query of what changes are about to find, for blocks above `floor`."""
+        return compose(
+            "SELECT s.place, CASE WHEN NOT {here} THEN 'I' WHEN {deletes} THEN 'D' ELSE 'U' END "
+            "AS op, {name} AS table_name, {pk} AS pk, CASE WHEN {here} THEN {row} END "
+            "AS prev_value, s.block FROM {found} WHERE s.block > {floor} "
+            "AND CASE WHEN {here} THEN NOT {leaves} ELSE {makes} END",
+            here=loaded.here,
+            deletes=kinds_in(DELETE),
+            name=literal(loaded.layout.name.full),
+            pk=loaded.key_json,
+            row=loaded.row_json,
+            found=loaded.found,
+            floor=Fragment(str(floor)),
+            makes=kinds_in(INSERT, REPLACE, UPSERT, ABSENT),
+            leaves=kinds_in(ABSENT, TRANSIENT),
+        )
+
+    def touched(self, session: Any, stream_id: str, number: int) -> list[QualifiedName]:
+        """Return the tables that a stream changed above a block, also those no longer declared."""
+        rows = session.rows(
+            compose(
+                "SELECT DISTINCT table_name FROM {log} WHERE stream_id = $1 AND block_num > $2 "
+                "ORDER BY 1",
+                log=self._name,
+            ),
+            [stream_id, number],
+        )
+        return [self._dialect.name(name) for (name,) in rows]
+
+
+class UndoLog(Capture, ABC, Generic[Held, Laid]):
+    """The undo data of one stream. Runs on the driver, inside a transaction."""
+
+    dialect: ClassVar[Dialect[Any]]
+
+    def __init__(self, session: Held, stream_id: str) -> None:
+        self._session = session
+        self._id = stream_id
+        self._snapshots = Snapshots()
+
+    def forget(self) -> None:
+        """Look again at which logs exist: a transaction has failed."""
+
+    def log(self, layout: Layout) -> Log:
+        """Return the form in which a table's log is kept."""
+        if layout.undo is Undo.CHANGE_LOG:
+            return ChangeLog(self.dialect, self.dialect.name(layout.block_column))
+        return self._snapshots
+
+    def restore(self, layouts: Sequence[Laid], number: int) -> None:
+        """Put every table back to what it was at a block, and forget what came after.
+
+        Also tables that only a change log names: they are no longer declared, or were written by a
+        release that claimed none.
+        """
+        known = {one.name.folded for one in layouts}
+        unclaimed: dict[tuple[str, str], Laid] = {}
+        for log in {one.block_column for one in layouts if one.undo is Undo.CHANGE_LOG}:
+            for one in self.unclaimed(self.dialect.name(log), number):
+                if one.name.folded not in known:
+                    unclaimed[one.name.folded] = one
+        self._restore([*unclaimed.values(), *layouts], number)
+
+    def unclaimed(self, log: QualifiedName, number: int = -1) -> list[Laid]:
+        """Return the tables whose changes above a block a change log holds."""
+        names = ChangeLog(self.dialect, log).touched(self._session, self._id, number)
+        return [self._unclaimed(name, log.full) for name in names]
+
+    def holds_above(self, layouts: Sequence[Laid], number: int) -> bool:
+        """Tell whether there is anything to restore: images, or rows of append-only tables."""
+        parts = ["$1::text IS NULL", "$2::bigint IS NULL"]
+        for layout in layouts:
+            log = self.log(layout)
+            if layout.undo is Undo.APPEND_ONLY:
+                table, above = layout.name, compose("{b} > $2::bigint", b=layout.block_column)
+            else:
+                table, above = log.name(layout), log.above(layout)
+            if layout.deferred or not self._exists(table):
+                continue  # without its index the whole table would be read
+            parts.append(compose("EXISTS (SELECT 1 FROM {t} WHERE {above})", t=table, above=above))
+        sql = " OR ".join(parts)
+        return bool(self._session.rows(f"SELECT {sql}", [self._id, number])[0][0])
+
+    def prune(self, layout: Laid, number: int) -> None:
+        """Forget what lies at or below a number."""
+        log = self.log(layout)
+        if layout.undo in KEPT and self._exists(log.name(layout)):
+            self._session.run(log.prune(layout), [self._id, number])
+
+    def first_id(self, layouts: Iterable[Layout]) -> int | None:
+        """Return the first free id of the change log, where the database does not number rows."""
+        logs = {one.block_column for one in layouts if one.undo is Undo.CHANGE_LOG}
+        if not logs or not self.dialect.numbers_changes:
+            return None
+        ((newest,),) = self._session.rows(
+            compose("SELECT max(id) FROM {log}", log=self.dialect.name(logs.pop()))
+        )
+        return int(newest or 0) + 1
+
+    def capture(self, loaded: Sequence[Loaded], floor: int, first: int | None) -> None:
+        """Keep what a round of a merge is about to change, for blocks above `floor`."""
+        hot = [one for one in loaded if one.changes.newest > floor]
+        changes = [one for one in hot if one.layout.undo is Undo.CHANGE_LOG]
+        if changes:
+            log = ChangeLog(self.dialect, self.dialect.name(changes[0].layout.block_column))
+            numbered = first is not None
+            self._session.run(
+                compose(
+                    "INSERT INTO {log} ({id} op, table_name, pk, prev_value, block_num, stream_id) "
+                    "SELECT {place} op, table_name, pk, prev_value, block, $1::text "
+                    "FROM ({rows}) AS kept ORDER BY place",
+                    log=log.name(changes[0].layout),
+                    id=Fragment("id," if numbered else ""),
+                    place=Fragment(f"{first} + place," if numbered else ""),
+                    rows=Fragment(" UNION ALL ".join(log.rows(one, floor) for one in changes)),
+                ),
+                [self._id],
+            )
+        for one in hot:
+            if one.layout.undo is Undo.KEYED:
+                self._capture_rows(one)
+
+    def _unclaimed(self, name: QualifiedName, log: str) -> Laid:
+        layout: Laid | None = self.dialect.read_table(self._session, name)
+        if layout is None or not layout.key:
+            raise TableMismatchError("a table that must be restored is gone", table=name.full)
+        return layout.undone(Undo.CHANGE_LOG, log)
+
+    def _exists(self, name: QualifiedName) -> bool:
+        return self.dialect.exists(self._session, name)
+
+    # --- what each database does in its own way ---------------------------------------------------
+
+    @abstractmethod
+    def _restore(self, layouts: Sequence[Laid], number: int) -> None:
+        """Put tables back from their images."""
+
+    def _capture_rows(self, loaded: Loaded) -> None:
+        """Keep rows in snapshots, where the database has no triggers that do."""
