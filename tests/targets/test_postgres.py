@@ -105,6 +105,19 @@ def test_any_name_of_a_table_and_its_columns_works_through_undo(stream: Start, n
     s.do(2, lambda tx: tx.upsert(name, rows(2, 3)))
 
 
+def test_frames_of_one_shape_do_not_mix_in_a_batch(stream: Start) -> None:
+    """Also where the first of them begins the transaction, as in final blocks."""
+    s = stream(table("t", key=["who"]))
+    for number in (1, 2):
+        s.do(
+            number,
+            lambda tx: tx.upsert("t", pa.table({"who": ["a"], "value": [1]})),
+            lambda tx: tx.upsert("t", pa.table({"who": ["a"], "value": [2]})),
+            final=9,
+        )
+    assert s.rows("SELECT * FROM t") == [{"who": "a", "value": 2}]
+
+
 @pytest.mark.parametrize("name", ["", "a.", ".a", "a.b.c", 'a"b', '"a', "x" * 64, "a\0"])
 def test_what_is_no_table_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidOptionError):

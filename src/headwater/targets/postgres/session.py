@@ -150,12 +150,12 @@ class Session:
         self.conflicted = False
 
         def begin() -> None:
-            self.temporary.begin()
             self._execute(f"BEGIN ISOLATION LEVEL {isolation_level or self._isolation_level}")
             self._inside = True
             if prologue is not None:
                 prologue()
 
+        self.temporary.begin()
         self._begin = begin
         try:
             yield
