@@ -137,3 +137,13 @@ class SkippedBlocksError(
     "row was read or written",
 ):
     """The range begins above the stored cursor: the blocks between would never be read."""
+
+
+class StateMissingError(
+    ConfigError,
+    code="E0017",
+    fix="nothing was changed: look for the state where settings say it is (schema, table, id) and "
+    "restore it, or forget the rest with headwater cursor reset; rows of a change log go with "
+    "DELETE FROM it WHERE stream_id = …",
+):
+    """No cursor is stored, but other rows of the stream are: beginning anew would lose them."""

@@ -131,6 +131,7 @@ class DuckDBTarget(SqlTarget[Session]):
         session = self._session or self._open()
         with self._changing(session):
             self._state = self._store.sync.load()
+            self._check_missing_state()
             self._store.side.remove_above(self._state.number)
             self._undo_leftovers()
         return self._state

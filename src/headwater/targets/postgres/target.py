@@ -150,6 +150,7 @@ class PostgresTarget(SqlTarget[Session]):
             session = self._open()
         with session.transaction(isolation_level="repeatable read"):
             self._state, self._changes.stored = self._store.sync.load(), self._store.sync.newest()
+            self._check_missing_state()
             self._store.side.remove_above(self._state.number)
             self._undo_leftovers()
         return self._state

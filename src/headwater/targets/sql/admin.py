@@ -45,9 +45,10 @@ class SqlAdmin(ABC, Generic[Held]):
         with self._transaction(None) as session:
             if not self.dialect.exists(session, self._sync):
                 return []
-            ids = session.rows(
-                compose("SELECT DISTINCT id FROM {sync} ORDER BY 1", sync=self._sync)
-            )
+            sql = compose("SELECT id FROM {sync}", sync=self._sync)
+            if self.dialect.exists(session, self._claims):  # streams that have lost their state
+                sql = compose("{sql} UNION SELECT id FROM {claims}", sql=sql, claims=self._claims)
+            ids = session.rows(compose("SELECT DISTINCT id FROM ({sql}) AS s ORDER BY 1", sql=sql))
             return [self._status(session, one) for (one,) in ids]
 
     def move(

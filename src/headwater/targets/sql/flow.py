@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from headwater.core import Batch, PipeState
 from headwater.core.callbacks import Callback
-from headwater.errors import HeadwaterError, InvalidOptionError
+from headwater.errors import HeadwaterError, InvalidOptionError, StateMissingError
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.sql.aggregates.declaration import Aggregate
 from headwater.targets.sql.aggregates.writer import Aggregates
@@ -27,9 +27,10 @@ from headwater.targets.sql.dialect import Dialect, Session
 from headwater.targets.sql.merge.merger import Merger
 from headwater.targets.sql.settings import StateSettings, Table
 from headwater.targets.sql.state import ConfigTable, Newest, SideTables, SyncTable
-from headwater.targets.sql.undo import UndoLog
+from headwater.targets.sql.undo import KEPT, UndoLog
 
 PRUNE_EVERY = 25
+_BELOW_ALL = -1  # of all blocks
 Held = TypeVar("Held", bound=Session)
 Found = TypeVar("Found")
 logger = logging.getLogger("headwater.targets")
@@ -179,6 +180,27 @@ class SqlTarget(ABC, Generic[Held]):
             return newest
 
         self._change_whole(undo, state)
+
+    def _check_missing_state(self) -> None:
+        """Refuse an empty state while anything else of the stream exists. Nothing is changed.
+
+        What each stream asked for is no sign: it is stored before the first commit.
+        """
+        if self._state.cursor is not None:
+            return
+        undo = self._store.undo
+        layouts = [one for one in self._store.catalog.undoable() if one.undo in KEPT]
+        logs = {
+            str(undo.log(one).name(one)) for one in layouts if undo.holds_above([one], _BELOW_ALL)
+        }
+        kept = [*sorted(logs), *self._store.side.held()]
+        if kept:
+            raise StateMissingError(
+                "no cursor is stored, but other rows of the stream are",
+                stream=self._id,
+                state=self._settings.table,
+                tables=", ".join(kept),
+            )
 
     def _undo_leftovers(self) -> Newest | None:
         """Undo what lies above the cursor though no commit has brought it there.

@@ -416,6 +416,21 @@ class SideTables:
                     [self._id, number],
                 )
 
+    def held(self) -> list[str]:
+        """Return the side tables that hold rows of this stream."""
+        return [
+            table
+            for table, columns in self._held().items()
+            if list(columns)[:3] == [STREAM, *KEY]
+            and self._session.rows(
+                compose(
+                    "SELECT 1 FROM {table} WHERE stream_id = $1 LIMIT 1",
+                    table=QualifiedName(self._schema, table),
+                ),
+                [self._id],
+            )
+        ]
+
     def read(
         self,
         name: str,
