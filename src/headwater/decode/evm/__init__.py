@@ -92,7 +92,9 @@ def events(
     addresses, parent = _check_contracts(contracts)
     _refuse_taken(event_columns(parsed), parent)
     if parsed.anonymous and contracts is None:
-        raise AddressError(f"{parsed.name} is anonymous, so its logs are known by contracts alone")
+        raise AddressError(
+            f"{parsed.name} is anonymous: nothing in its logs names it, so give contracts"
+        )
     topics = make_topic_filters(parsed, params or {})
     return EventsOutput(
         event=parsed,

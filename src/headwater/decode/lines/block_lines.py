@@ -127,7 +127,7 @@ def refuse_repeated_keys(
     for row in order[1:][same & is_known][:1]:
         place = {name: int(one[row]) for name, one in zip(keys, columns[1:], strict=True)}
         number = headers[int(columns[0][row])].number
-        raise BlockContentError(f"a block has two {what} of one place", block=number, **place)
+        raise BlockContentError(f"a block has two {what} of the same index", block=number, **place)
 
 
 def _ascend(columns: Sequence[npt.NDArray[np.int64]]) -> bool:

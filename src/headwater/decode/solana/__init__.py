@@ -275,7 +275,7 @@ def _only(name: str | None, names: list[str]) -> str:
     if name is None and len(names) == 1:
         return names[0]
     if name is None:
-        raise LayoutError("say which one; a table holds one of them", valid=", ".join(names))
+        raise LayoutError("name one of them; a table holds one", valid=", ".join(names))
     return name
 
 
@@ -293,7 +293,9 @@ def _account_filters(layout: DataLayout, accounts: Mapping[str, object]) -> dict
         at = places.get(name, _FILTERED_ACCOUNTS)
         if at >= _FILTERED_ACCOUNTS:
             able = ", ".join(list(places)[:_FILTERED_ACCOUNTS]) or "none"
-            raise ParameterError(f"{name!r} cannot be filtered by; these accounts can: {able}")
+            raise ParameterError(
+                f"no filter is possible on {name!r}; these accounts can be filtered: {able}"
+            )
         filters[f"a{at}"] = [value] if isinstance(value, str) else value
     return filters
 

@@ -103,7 +103,7 @@ def test_an_event_of_a_union_may_be_of_the_children_of_a_factory() -> None:
     output = evm.union(evm.events(V2.event("Swap"), contracts=pools), evm.events(V3.event("Swap")))
     assert output.schema.names[7:] == ["event", "sender", "amount0", "factory_n", "tick"]
     assert len(json.loads(output.query.body(0))["logs"]) == 2
-    with pytest.raises(InvalidOptionError, match="known to a stream alone"):
+    with pytest.raises(InvalidOptionError, match="only a stream knows"):
         rows_of(output, swaps())
 
 

@@ -81,7 +81,7 @@ class ChildScope:
             InvalidOptionError: no stream has looked for the children.
         """
         if self.children is None:
-            raise InvalidOptionError("children of a factory are known to a stream alone")
+            raise InvalidOptionError("only a stream knows the children of a factory")
         return self.children.own_rows(batch, self.address, self.since)
 
     def with_children(self, children: Children) -> ChildScope:
