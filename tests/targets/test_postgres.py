@@ -352,20 +352,6 @@ def test_a_key_is_needed_where_rows_are_replaced_or_removed(stream: Start) -> No
     assert s.rows("SELECT * FROM keyed") == [{"who": "a", "value": "1"}]
 
 
-def test_two_frames_of_one_shape_do_not_mix_where_the_first_begins_the_transaction(
-    stream: Start,
-) -> None:
-    s = stream(table("t", key=["who"]))
-    for number in (1, 2):  # the second batch needs no statement before its first frame
-        s.do(
-            number,
-            lambda tx: tx.upsert("t", balances(a=1)),
-            lambda tx: tx.upsert("t", balances(a=2)),
-            final=number,
-        )
-    assert s.rows("SELECT * FROM t") == [{"who": "a", "value": "2"}]
-
-
 def test_an_upsert_of_some_columns_leaves_the_others(stream: Start) -> None:
     s = stream(table("t", key=["who"]))
     s.do(1, lambda tx: tx.insert("t", balances(a=1)))

@@ -148,7 +148,6 @@ class Session:
     ) -> Iterator[None]:
         """Commit everything inside, or nothing. `prologue` runs right after it has begun."""
         self.conflicted = False
-        self.temporary.begin()
 
         def begin() -> None:
             self._execute(f"BEGIN ISOLATION LEVEL {isolation_level or self._isolation_level}")
