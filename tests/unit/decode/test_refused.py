@@ -6,6 +6,7 @@ from base64 import b64encode
 from hashlib import sha256
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headwater.decode import TableOutput, bitcoin, evm, solana
@@ -159,6 +160,29 @@ def test_a_row_of_evm_that_lacks_the_field_of_a_filter_is_an_error(
     with pytest.raises(BlockContentError, match=reason) as caught:
         decode(output, [line(9, **{"transactions": [], **items})])
     assert caught.value.facts["block"] == 9
+
+
+@pytest.mark.parametrize("of_children", [False, True])
+def test_a_call_that_does_not_say_what_it_calls_is_an_error(of_children: bool) -> None:
+    pools = evm.factory(TOKEN, "PoolCreated(address pool, int8 n)", child="pool", columns="n")
+    action = {"callType": "call", "from": ALICE, "to": BOB, "input": f"0xa9059cbb{'0' * 128}",
+              "sighash": "0xa9059cbb"}  # fmt: skip
+    traces = [{**TRACE, "action": action},
+              {**TRACE, "action": without(action, "to"), "traceAddress": [1]}]  # fmt: skip
+    lines = [line(9, traces=traces, transactions=[{"transactionIndex": 3, "hash": HASH}])]
+    numbers = pa.array([7], pools.fields[0].type)
+    found = pa.table({"block_number": [1], "transaction_index": [0], "log_index": [0],
+                      "address": [BOB], "factory_n": numbers})  # fmt: skip
+    outputs = [evm.calls("transfer(address,uint256)", source="traces", on_error=on_error,
+                         contracts=pools if of_children else None)
+               for on_error in ("raise", "skip")]  # fmt: skip
+    if of_children:
+        outputs = [one.with_scope(one.scope.with_children(pools.none().add(found)))
+                   for one in outputs if one.scope is not None]  # fmt: skip
+    with pytest.raises(UndecodableCallError, match="call_to is absent"):
+        decode(outputs[0], lines)
+    skipping = decode(outputs[1], lines)
+    assert (skipping.tables["t"].num_rows, skipping.skipped["t"]) == (1, 1)
 
 
 def test_other_kinds_of_traces_need_not_have_the_fields_of_calls() -> None:

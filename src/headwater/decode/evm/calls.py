@@ -17,7 +17,12 @@ import pyarrow.compute as pc
 from headwater.core import BlockRange, RangeSpec
 from headwater.decode.columns.field_columns import HEADER, name_columns
 from headwater.decode.columns.malformed import MalformedRowsError, OnError, refuse
-from headwater.decode.columns.row_filter import refuse_missing_filter_fields, select_rows
+from headwater.decode.columns.row_filter import (
+    absent,
+    refuse_absent,
+    refuse_missing_filter_fields,
+    select_rows,
+)
 from headwater.decode.columns.transaction_names import check_name, look_up_transactions
 from headwater.decode.columns.wire_columns import convert, drop_first_bytes, required, spread
 from headwater.decode.evm.abi import Function
@@ -113,9 +118,12 @@ class CallsOutput:
         for batch in entities[self.entities[0]].to_batches():
             chosen = select_rows(batch, EVM, self.query.filters[0], ranges)
             if self.scope is not None:
+                unknown = absent(chosen, self._fields[0])
+                if unknown is not None:  # they may be of a child, so `_columns` refuses them
+                    yield self._with_names(self._without_details(chosen.filter(unknown)), entities)
                 chosen = self.scope.select(chosen)
             if chosen.num_rows:
-                yield chosen.append_column("name", self._names(chosen, entities))
+                yield self._with_names(chosen, entities)
 
     @property
     def _results(self) -> tuple[Parameter, ...]:
@@ -125,15 +133,28 @@ class CallsOutput:
     def _details(self) -> tuple[pa.Field, ...]:
         return self.scope.factory.fields if self.scope is not None else ()
 
-    def _names(self, batch: pa.RecordBatch, entities: Entities) -> pa.Array:
+    @property
+    def _fields(self) -> list[Field]:
+        """The fields that hold the contract, the sender and the data."""
+        return _TRACE_FIELDS if self.source == "traces" else _TRANSACTION_FIELDS
+
+    def _with_names(self, batch: pa.RecordBatch, entities: Entities) -> pa.RecordBatch:
         if self.source == "transactions":
-            return batch.column("hash")
-        return look_up_transactions(batch, entities["transaction"], "hash")
+            return batch.append_column("name", batch.column("hash"))
+        names = look_up_transactions(batch, entities["transaction"], "hash")
+        return batch.append_column("name", names)
+
+    def _without_details(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for field in self._details:
+            batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
+        return batch
 
     def _columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
         is_trace = self.source == "traces"
-        address, sender, data = _TRACE_FIELDS if is_trace else _TRANSACTION_FIELDS
+        address, sender, data = self._fields
         refuse_missing_filter_fields(batch, EVM, self.query.filters[0])
+        refuse_absent(batch, address)
+        refuse_absent(batch, sender)
         success = self._success(batch)
         columns = [batch.column(name) for name in HEADER]
         columns += [check_name(EVM, batch.column("name")), required(batch, _INDEX)]
