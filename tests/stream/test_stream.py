@@ -451,13 +451,6 @@ def test_outputs_that_are_none_are_refused(outputs: Any) -> None:
         portal_stream(id="s", portal="http://x/y", outputs=outputs)
 
 
-def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidOptionError, match="span_seconds"):
-        portal_stream(
-            id="s", portal="http://x/y", outputs={"t": evm.events("erc20.Transfer")}, farr=1
-        )
-
-
 @pytest.mark.parametrize("code", [7, object(), lambda: None, lambda a, b, c: None])
 def test_what_cannot_be_piped_is_refused(code: object, portal: PortalServer) -> None:
     with pytest.raises(InvalidOptionError, match="E0007"):

@@ -28,6 +28,7 @@ from headwater.portal import (
     PortalClient,
     RetryPolicy,
     StreamQuery,
+    Timeouts,
 )
 
 RECEIPT_COLUMN = pa.field("__headwater_receipt", pa.string())
@@ -287,6 +288,7 @@ class PartReader:
     dataset: Dataset | None
     retry: RetryPolicy
     with_receipts: bool = False
+    timeouts: Timeouts | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -318,7 +320,7 @@ class PartReader:
 
     def client(self, max_bytes: int = READ_BYTES) -> PortalClient:
         """Return a client for one task, or for planning; whoever asks closes it."""
-        transport = HttpTransport(self.address)
+        transport = HttpTransport(self.address, self.timeouts)
         return PortalClient(transport, retry=self.retry, dataset=self.dataset, max_bytes=max_bytes)
 
     def _rows(self, part: Part, receipt: Receipt) -> Iterator[pa.RecordBatch]:

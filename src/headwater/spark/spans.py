@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from headwater.core import BlockRange, Density, block_count
 from headwater.decode import Output
 from headwater.errors import HeadwaterError, SourceOptionError
-from headwater.portal import SAMPLES, Address, Dataset, RetryPolicy, StreamQuery
+from headwater.portal import SAMPLES, Address, Dataset, RetryPolicy, StreamQuery, Timeouts
 from headwater.spark.executors import DataFrameRows, ExecutorRows, SpanRows, coded_failures
 from headwater.spark.frames import SpanFrame, spark_schema
 from headwater.spark.partitions import plan_parts
@@ -159,6 +159,7 @@ def read_span(
     samples: int = SAMPLES,
     densities: Sequence[Density] = (),
     retry: RetryPolicy | None = None,
+    timeouts: Timeouts | None = None,
 ) -> Span:
     """Plan the reading of a range on executors and return its frames, not yet read.
 
@@ -182,6 +183,7 @@ def read_span(
         row_maker=_row_maker(outputs, ranges),
         dataset=dataset,
         retry=retry or RetryPolicy(),
+        timeouts=timeouts,
     )
     with reader.client() as client:
         if dataset is None:

@@ -17,7 +17,7 @@ from headwater import core
 from headwater.core import Batch, BlockCursor, BlockRange, FinalizedWatermark, Flush, Head
 from headwater.decode import Decoded, Output, decode_outputs
 from headwater.pipeline import Raw
-from headwater.portal import Clock, Dataset
+from headwater.portal import Clock, Dataset, RetryPolicy, Timeouts
 from headwater.query import Query
 from headwater.spark.frames import frames
 from headwater.spark.spans import Span, read_span
@@ -68,7 +68,7 @@ class Assembler:
     """Makes deliveries of one run's batches. `shared`: others than the target read them too.
 
     `finalized` is the stored high-water mark; with `final_only` the stream ends at the finalized
-    block, whatever the latest one is.
+    block, whatever the latest one is. `retry` and `timeouts` are those of executors.
     """
 
     def __init__(
@@ -89,6 +89,8 @@ class Assembler:
         on_span: OnSpan = lambda blocks, size, rows: None,
         finalized: BlockCursor | None = None,
         final_only: bool = False,
+        retry: RetryPolicy | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
         self._id = stream_id
         self._portal = portal
@@ -103,6 +105,8 @@ class Assembler:
         self._on_span = on_span
         self._watermark = FinalizedWatermark(finalized)
         self._final_only = final_only
+        self._retry = retry
+        self._timeouts = timeouts
         self._latest: BlockCursor | None = None
         self.progress = ProgressTracker(clock)
         self._history = history
@@ -167,6 +171,8 @@ class Assembler:
             asked.block_range,
             dataset=self._dataset,
             densities=densities,
+            retry=self._retry,
+            timeouts=self._timeouts,
         )
         self._held.append(span)
         if self._shared or not self._history.at_once:

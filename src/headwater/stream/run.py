@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 from headwater.core import (
     Batch,
@@ -20,7 +20,6 @@ from headwater.core import (
     ForkResolution,
     PipeState,
     RangeSpec,
-    SpanLimits,
 )
 from headwater.core.ranges import Latest
 from headwater.decode import Output
@@ -38,7 +37,6 @@ from headwater.pipeline import (
     Waited,
 )
 from headwater.portal import Address, Clock, Dataset, HistorySource, PortalClient
-from headwater.portal.history import FAR
 from headwater.query import Query, merge_queries, plan_requests
 from headwater.spark.spans import read_span
 from headwater.stream.assemble import Assembler, Plan
@@ -65,30 +63,12 @@ WAIT_S = 1.0
 START_ATTEMPTS = 6  # 13 s: when a stream starts, its address may just be wrong
 
 
-def span_limits(options: Mapping[str, Any]) -> SpanLimits:
-    """Return what the options of a stream say about the size of spans.
-
-    Raises:
-        InvalidOptionError: a limit is not a number above 0.
-    """
-    names = {
-        "largest_span": "blocks", "span_bytes": "bytes", "span_rows": "rows",
-        "span_seconds": "seconds",
-    }  # fmt: skip
-    return SpanLimits(**{name: options[given] for given, name in names.items() if given in options})
-
-
 class Run(Host[Delivery]):
     """What a stream is while it runs: the loop's `Source` and its `Host`.
 
     `ask_user` decides forks where the user owns the target; `interrupt` lets signals wait while the
     target is changed.
     """
-
-    SPANS: ClassVar = {
-        "far", "first_span", "largest_span", "span_bytes", "span_rows", "span_seconds",
-    }  # fmt: skip
-    OPTIONS: ClassVar = SPANS | {"poll_interval_s", "max_bytes"}
 
     def __init__(
         self,
@@ -147,6 +127,8 @@ class Run(Host[Delivery]):
             on_span=self._spans.learn if self._spans else lambda blocks, size, rows: None,
             finalized=state.finalized,
             final_only=self._finalized,
+            retry=stream.reading.retry,
+            timeouts=stream.reading.timeouts,
         )
         self._started = True
         for step in stream.steps:
@@ -256,18 +238,19 @@ class Run(Host[Delivery]):
 
     def _make_source(self, plan: Plan) -> Source:
         """Return what reads the plan, behind the undo buffer if the stream has one."""
-        options = self._stream.options
+        reading = self._stream.reading
         source = self._spans = HistorySource(
             self._client,
             plan.requests,
             watch=plan.requests[0][1].headers_only(),
             clock=self._clock,
             finalized=self._finalized,
-            limits=span_limits(options),
-            **{name: options[name] for name in ("far", "first_span") if name in options},
+            far=reading.far,
+            first_span=reading.first_span,
+            limits=reading.spans,
         )
         depth = 0 if self._finalized else self._stream.undo_buffer
-        cap = self._stream.rollback_cap
+        cap = reading.rollback_cap
         return UndoBuffer(source, depth, pause=self.pause, cap=cap) if depth else source
 
     def _plan(self, cursor: BlockCursor | None) -> Plan:
@@ -335,7 +318,7 @@ class Run(Host[Delivery]):
         found = factories_of(self._stream.outputs.values())
         if not found:
             return None
-        far = self._stream.options.get("far", FAR)
+        far = self._stream.reading.far
         return Factories(found, self._client, self._read_creations, far, self.pause)
 
     def _read_creations(
@@ -347,7 +330,17 @@ class Run(Host[Delivery]):
     ) -> Iterator[tuple[str, pa.Table]]:
         """Let executors read the creations of factories; they arrive in bounded tables."""
         session, portal = self._session(), self._stream.portal
-        with read_span(session, portal, outputs, ranges, query, block_range) as span:
+        reading = self._stream.reading
+        with read_span(
+            session,
+            portal,
+            outputs,
+            ranges,
+            query,
+            block_range,
+            retry=reading.retry,
+            timeouts=reading.timeouts,
+        ) as span:
             for name, frame in span.frames.items():
                 for rows in bounded_tables(frame):
                     yield name, rows.cast(outputs[name].schema)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from headwater.core import DEFAULT_CAP, BlockCursor, Flush, FlushRules
+from headwater.core import DEFAULT_CAP, BlockCursor, Flush, FlushRules, SpanLimits
 from headwater.core.callbacks import Callback
 from headwater.core.messages import Listener
 from headwater.decode import Output
@@ -22,7 +22,7 @@ from headwater.effects.courier import Deliver
 from headwater.effects.outbox import RETRY
 from headwater.errors import InvalidOptionError, NetworkError, StreamIdError
 from headwater.pipeline import Committed, Event, Pipeline
-from headwater.portal import HttpTransport, PortalClient, RetryPolicy
+from headwater.portal import Address, HttpTransport, PortalClient, RetryPolicy, Timeouts
 from headwater.spark.executors import coded_failures
 from headwater.stream.config import OnConfigChange, check_option
 from headwater.stream.context import StreamBatch
@@ -32,6 +32,7 @@ from headwater.stream.handle import (
     StoppableTransport,
     StreamHandle,
 )
+from headwater.stream.options import FAR, FIRST_SPAN, ReadingOptions
 from headwater.stream.owned import (
     AskUser,
     Handover,
@@ -41,12 +42,14 @@ from headwater.stream.owned import (
     check_target,
 )
 from headwater.stream.parts import PartMaker
-from headwater.stream.run import Run, span_limits
+from headwater.stream.run import Run
 from headwater.stream.transformer import Step
 from headwater.targets.contract import Delivery, Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_SPANS = SpanLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +61,11 @@ class PortalStream:
     outputs: Mapping[str, Output]
     steps: tuple[Step, ...] = ()
     spark: SparkSession | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    reading: ReadingOptions = ReadingOptions()  # noqa: RUF009 - immutable
     parts: tuple[PartMaker, ...] = ()
     flush: FlushRules = FlushRules()  # noqa: RUF009 - immutable
     undo_buffer: int = 0
     on_config_change: OnConfigChange = "error"
-    rollback_cap: int = DEFAULT_CAP
 
     def pipe(self, code: object) -> PortalStream:
         """Add a transform: a function of (data) or (data, ctx), or a transformer object.
@@ -186,12 +188,19 @@ class PortalStream:
     ) -> Iterator[Run]:
         """Connect, and let go of everything on every exit path."""
         with ExitStack() as stack:
-            asking = {name: one for name, one in self.options.items() if name not in Run.SPANS}
+            reading = self.reading
             interrupt = interrupt or Interrupt()
-            transport = StoppableTransport(HttpTransport(self.portal), interrupt)
+            transport = StoppableTransport(HttpTransport(self.portal, reading.timeouts), interrupt)
             clock = StoppableClock(interrupt)
             client = stack.enter_context(
-                PortalClient(transport, clock=clock, rollback_cap=self.rollback_cap, **asking)
+                PortalClient(
+                    transport,
+                    retry=reading.retry,
+                    clock=clock,
+                    max_bytes=reading.max_bytes,
+                    poll_interval_s=reading.poll_interval_s,
+                    rollback_cap=reading.rollback_cap,
+                )
             )
             run = Run(
                 self,
@@ -208,7 +217,9 @@ class PortalStream:
     def _steps(self, run: Run, target: Target[Delivery]) -> Iterator[Event]:
         """Run the loop; the run is told of every event first."""
         with coded_failures():
-            loop = Pipeline(run, target, run, flush=self.flush, rollback_cap=self.rollback_cap)
+            loop = Pipeline(
+                run, target, run, flush=self.flush, rollback_cap=self.reading.rollback_cap
+            )
             for event in loop.steps():
                 run.on_event(event)
                 yield event
@@ -225,7 +236,16 @@ def portal_stream(
     undo_buffer: int = 0,
     rollback_cap: int = DEFAULT_CAP,
     on_config_change: OnConfigChange = "error",
-    **options: Any,
+    far: int = FAR,
+    first_span: int = FIRST_SPAN,
+    largest_span: int = _SPANS.blocks,
+    span_bytes: int = _SPANS.bytes,
+    span_rows: int = _SPANS.rows,
+    span_seconds: float = _SPANS.seconds,
+    poll_interval_s: float = 0.25,
+    max_bytes: int = 10 * 1024 * 1024,
+    retry: RetryPolicy | None = None,
+    timeouts: Timeouts | None = None,
 ) -> PortalStream:
     """Define a stream.
 
@@ -245,14 +265,22 @@ def portal_stream(
             unknown. Choose it by the deepest reorganization of the network.
         on_config_change: what to do if the outputs ask for something else than what the stored
             rows were made of: "error", "warn" or "ignore".
-        options: `far` (blocks behind the finalized head at which executors take over),
-            `first_span`, `largest_span` (blocks), `span_seconds`, `span_bytes` (of block lines),
-            `span_rows` (how a backfill is cut: whichever is reached first), `poll_interval_s`
-            (how often the head is asked for), `max_bytes` (of block lines held at once).
+        far: how many blocks behind the finalized head executors take over.
+        first_span: how many blocks executors read first; later spans follow from how that went.
+        largest_span: how many blocks a span has at most.
+        span_bytes: of block lines, about, in a span at most.
+        span_rows: rows, about, in a span at most.
+        span_seconds: how long a span may take, about.
+        poll_interval_s: how often the head is asked for.
+        max_bytes: of block lines that are held at once.
+        retry: pauses and attempts after a request failed, on the driver and on executors.
+        timeouts: how long to wait for a connection, for headers, for the next part of a body; on
+            the driver and on executors.
 
     Raises:
         StreamIdError: the id is missing or blank.
-        InvalidOptionError: outputs is not a mapping of names to outputs, or an option is unknown.
+        PortalUrlError: the portal's address is none.
+        InvalidOptionError: outputs is not a mapping of names to outputs, or an option cannot work.
         NetworkError: the outputs ask for several networks.
     """
     if not isinstance(id, str) or not id.strip():
@@ -267,12 +295,7 @@ def portal_stream(
     networks = sorted({output.query.network.type for output in outputs.values()})
     if len(networks) > 1:
         raise NetworkError("one stream reads one network", got=", ".join(networks))
-    unknown = sorted(set(options) - Run.OPTIONS)
-    if unknown:
-        raise InvalidOptionError(
-            f"options are {', '.join(sorted(Run.OPTIONS))}", unknown=", ".join(unknown)
-        )
-    span_limits(options)
+    Address.parse(portal)
     for rule in (flush, flush_history):
         if rule is not None and not isinstance(rule, Flush):
             raise InvalidOptionError("flush rules are Flush(blocks=…)", got=repr(rule))
@@ -280,21 +303,25 @@ def portal_stream(
         raise InvalidOptionError(
             "undo_buffer is a number of blocks, 0 for none", got=repr(undo_buffer)
         )
-    if type(rollback_cap) is not int or rollback_cap < 1:
-        raise InvalidOptionError(
-            "rollback_cap is a number of blocks, 1 or more", got=repr(rollback_cap)
-        )
     rules = FlushRules(flush or Flush(), flush_history or Flush())
     return PortalStream(
         id,
         portal,
         dict(outputs),
         spark=spark,
-        options=options,
+        reading=ReadingOptions(
+            far=far,
+            first_span=first_span,
+            spans=SpanLimits(largest_span, span_bytes, span_rows, span_seconds),
+            poll_interval_s=poll_interval_s,
+            max_bytes=max_bytes,
+            retry=RetryPolicy() if retry is None else retry,
+            timeouts=Timeouts() if timeouts is None else timeouts,
+            rollback_cap=rollback_cap,
+        ),
         flush=rules,
         undo_buffer=undo_buffer,
         on_config_change=check_option(on_config_change),
-        rollback_cap=rollback_cap,
     )
 
 
