@@ -53,7 +53,7 @@ def test_an_address_that_is_none_is_refused_when_the_stream_is_made(address: Any
     ],
 )
 def test_an_option_that_cannot_work_is_refused_when_the_stream_is_made(
-    name: str, value: object
+    name: str, value: Any
 ) -> None:
     with pytest.raises(InvalidOptionError, match="E0007"):
         stream_of(**{name: value})
