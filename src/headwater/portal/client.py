@@ -11,7 +11,6 @@ import random
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
-from types import TracebackType
 
 from headwater.core import (
     DEFAULT_CAP,
@@ -91,12 +90,7 @@ class PortalClient:
     def __enter__(self) -> PortalClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

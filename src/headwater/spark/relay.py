@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Condition, Thread
-from types import TracebackType
 from typing import IO, Any, ClassVar
 
 import pyarrow as pa
@@ -90,12 +89,7 @@ class Relay:
         Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.cut_connections()
         self._server.server_close()

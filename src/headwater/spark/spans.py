@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -132,12 +131,7 @@ class Span:
     def __enter__(self) -> Span:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def _compare(self, texts: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 from threading import Event, Thread
-from types import TracebackType
 
 from headwater.testing import ChainSim
 
@@ -62,12 +61,7 @@ class DemoChain:
     def __enter__(self) -> DemoChain:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from time import monotonic
-from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -33,12 +32,7 @@ class View(Protocol):
 
     def __enter__(self) -> View: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     def phase(self, title: str, sentence: str) -> None:
         """Say that something new begins, and what it is."""
@@ -80,12 +74,7 @@ class PlainView:
     def __enter__(self) -> PlainView:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         sys.stdout.flush()
 
     def phase(self, title: str, sentence: str) -> None:
@@ -144,12 +133,7 @@ class TerminalView:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     def phase(self, title: str, sentence: str) -> None:

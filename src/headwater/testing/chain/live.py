@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from random import Random
 from threading import Event, Thread
-from types import TracebackType
 
 from headwater.errors import InvalidOptionError
 from headwater.testing.chain.tree import ChainSim, ForkRecord
@@ -89,12 +88,7 @@ class LiveChain:
     def __enter__(self) -> LiveChain:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _run(self) -> None:
