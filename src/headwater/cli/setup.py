@@ -42,7 +42,7 @@ def setup(
 ) -> None:
     """Create what streams need, and your tables, ahead of the first run.
 
-    Streams create all of it themselves if they may. Run this as somebody who may create tables, if
+    Streams create all of it themselves if they may. Run this as a user who may create tables, if
     they may not; or to see your tables before there are rows. It can be repeated: what exists stays
     as it is.
 

@@ -43,7 +43,7 @@ class Callback:
         return None if function is None else cls(name, function, *forms)
 
     def __call__(self, *arguments: object) -> Any:
-        """Call it; refuse a result that nobody would wait for."""
+        """Call it; refuse a result that would have to be awaited."""
         return check_result(self.name, self._function(*arguments[: self._count]))
 
     def __repr__(self) -> str:
@@ -67,7 +67,7 @@ class NamedCallback:
             raise InvalidOptionError(f"{name} is {form}", got=repr(function))
 
     def __call__(self, **arguments: object) -> Any:
-        """Call it; refuse a result that nobody would wait for."""
+        """Call it; refuse a result that would have to be awaited."""
         given = {name: arguments[name] for name in self._wanted}
         return check_result(self.name, self._function(**given))
 
@@ -89,7 +89,7 @@ def check_callable(name: str, function: object, form: str) -> Callable[..., Any]
 
 
 def check_result(name: str, result: Any) -> Any:
-    """Return what a callback returned, unless somebody would have to await or iterate it."""
+    """Return what a callback returned, unless it would have to be awaited or iterated."""
     if inspect.isawaitable(result) or inspect.isasyncgen(result) or inspect.isgenerator(result):
         close = getattr(result, "close", None)
         if callable(close):

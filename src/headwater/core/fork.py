@@ -1,4 +1,4 @@
-"""Fork resolution: which block do we go back to when the portal says 409?
+"""Fork resolution: the block that a stream goes back to when the portal says 409.
 
 Pure. Called by the loop on the driver, once per 409, before anything is undone; calling it again
 with the same arguments gives the same answer. It never gives up a block at or below the finalized
@@ -37,9 +37,8 @@ class ForkResolution:
 def find_rollback_index(chain_a: Sequence[BlockCursor], chain_b: Sequence[BlockCursor]) -> int:
     """Return the index in `chain_a` of the last entry both ascending chains agree on, or -1.
 
-    The scan of the seed document: it stops at the first number that both hold with different
-    hashes. For those who keep their own history (`create_target`); the built-in targets use
-    `resolve_fork`.
+    It stops at the first number that both hold with different hashes. For targets that keep their
+    own rollback chain (`create_target`); the built-in targets use `resolve_fork`.
     """
     a_index = b_index = 0
     last_common_index = -1

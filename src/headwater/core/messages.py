@@ -34,8 +34,8 @@ from headwater.core.state import (
 class Blocks:
     """Blocks in ascending order, checked and linked: their headers and their raw NDJSON lines.
 
-    `lines[i]` is the line of `headers[i]`, without its newline. Decoders read the lines; nobody
-    else needs to.
+    `lines[i]` is the line of `headers[i]`, without its newline. Only decoders read the
+    lines.
     """
 
     headers: tuple[BlockHeader, ...]
@@ -201,7 +201,7 @@ class Waited:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """A fork took blocks that nobody had seen yet, from `orphaned` down: nothing to undo."""
+    """A fork took blocks that were not committed yet, from `orphaned` down: nothing to undo."""
 
     state: PipeState
     orphaned: BlockCursor

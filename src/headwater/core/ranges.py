@@ -2,7 +2,7 @@
 
 Ranges are inclusive at both ends. What a user writes may need the head of the chain ("latest") or a
 look-up by time; this module says *which* look-ups (`RangeSpec.needs_head`, `.instants`) and turns
-their results into numbers (`resolve`), but asks nobody itself.
+their results into numbers (`resolve`), but asks nothing itself.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A stream must outlive any outage of its portal, so by default the number of attempts has no bound;
 the pauses grow to 20 s and a stall is reported instead. A single question (the head, a timestamp)
-is asked a bounded number of times, because somebody waits for it.
+is asked a bounded number of times, because a caller waits for it.
 """
 
 from __future__ import annotations

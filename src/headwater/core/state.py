@@ -102,7 +102,7 @@ class PipeState:
             )
 
     def prunable(self, retention: int) -> int:
-        """Return the newest block whose undo data is kept for nobody; -1 if there is none.
+        """Return the newest block whose undo data no fork needs; -1 if there is none.
 
         `retention` blocks below the finalized one are kept, and whatever a legal fork needs.
         """

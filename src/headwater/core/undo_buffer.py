@@ -20,7 +20,7 @@ from headwater.errors import EmptyForkSampleError, ForkCursorMissingError, Laggi
 
 @dataclass(frozen=True, slots=True)
 class HeldBlock:
-    """A block and its line; one that nobody asked for, and is only watched, has none."""
+    """A block and its line; one that no output asked for, and is only watched, has none."""
 
     header: BlockHeader
     line: bytes | None
@@ -36,11 +36,11 @@ class Holding:
 
     @property
     def wanted(self) -> int:
-        """How many of the held blocks somebody waits for."""
+        """How many of the held blocks an output waits for."""
         return sum(1 for block in self.held if block.line is not None)
 
     def add(self, answer: Blocks, *, watched: bool, cap: int = DEFAULT_CAP) -> Holding:
-        """Return what is held after an answer; with `watched` nobody wants its lines."""
+        """Return what is held after an answer; with `watched` no output wants its lines."""
         ahead = self.ahead
         for batch in batches(ahead, answer, cap=cap):
             ahead = batch.state

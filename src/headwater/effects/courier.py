@@ -1,4 +1,4 @@
-"""Carries messages to a deliverer, in order, in a thread of its own: a slow receiver stops nobody.
+"""Carries messages to a deliverer, in order, in a thread of its own: no receiver slows a stream.
 
 A batch that fails is tried again after a growing pause. One that is refused, or has failed too
 often, is taken apart: its messages go one by one, so that only those which fail again become dead

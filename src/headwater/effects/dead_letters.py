@@ -82,7 +82,7 @@ def dead_letter_rows(name: str, dead: Sequence[Dead], now: float) -> pa.Table:
 def dead_letters(target: Any, stream_id: str) -> list[DeadLetter]:
     """Return the dead letters of a stream, oldest block first.
 
-    The target is opened and closed; nobody else may be writing the stream meanwhile.
+    The target is opened and closed; no other process may write the stream meanwhile.
     """
     target.bind(stream_id)
     try:

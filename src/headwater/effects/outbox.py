@@ -102,7 +102,7 @@ class Outbox:
         """Do nothing: messages in hand are final, and the others are gone with their blocks."""
 
     def finish(self, state: PipeState) -> None:
-        """Deliver all that is final: nobody waits for the next block any more."""
+        """Deliver all that is final: no further block will come to trigger it."""
         while True:
             self._courier.wait()
             self._settle(self._courier.report())

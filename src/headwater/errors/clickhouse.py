@@ -45,7 +45,7 @@ class RollbackHandlerMissingError(
     fix="name the tables that on_data writes in tables=[...], and forks are undone for you; or "
     "give on_rollback=... and do it yourself",
 ):
-    """Nobody would undo a fork: on_data writes, but neither tables nor on_rollback are given."""
+    """A fork would not be undone: on_data writes, but neither tables nor on_rollback are given."""
 
 
 class ClickHouseConnectionError(
@@ -108,4 +108,4 @@ class ClickHouseWriterError(
     "after headwater cursor or outbox, which stop a writer too, just start it again",
     retryable=True,
 ):
-    """Somebody else has moved the cursor of this stream."""
+    """Another process has moved the cursor of this stream."""

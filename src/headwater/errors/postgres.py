@@ -30,7 +30,7 @@ class PostgresLockError(
     "nothing was changed",
     retryable=True,
 ):
-    """Somebody else writes this stream: holds its lock, or has moved its cursor."""
+    """Another process writes this stream: it holds the lock, or has moved the cursor."""
 
 
 class UntrackedTableError(

@@ -78,7 +78,7 @@ class Conditions:
 
 
 class Reading:
-    """Reads one range once; made by `PortalClient.read`, consumed by whoever iterates it."""
+    """Reads one range once; made by `PortalClient.read`, consumed by its caller."""
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ class PortalSource:
         return self._check_tail(cursor)
 
     def watch(self, state: PipeState) -> Generator[Answer, None, None]:
-        """Read headers beyond this state without an end, wanted by nobody but for their depth."""
+        """Read headers beyond this state without an end, only to learn how deep our blocks are."""
         assert state.cursor is not None, "there is a block to watch"
         return self._client.read(self._watch, BlockRange(state.cursor.number + 1), state.cursor)
 
@@ -94,5 +94,5 @@ class PortalSource:
 
 
 def _gap(cursor: BlockCursor, following: BlockRange) -> BlockRange:
-    """Return the blocks between the cursor and a range, which nobody asked for."""
+    """Return the blocks between the cursor and a range, which no output asked for."""
     return BlockRange(cursor.number + 1, following.from_block - 1)

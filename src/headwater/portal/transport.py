@@ -126,8 +126,8 @@ class HttpTransport:
     """Requests over HTTP, on connections that are kept alive.
 
     Runs on the driver and on executors; each builds its own from the pickled address and timeouts,
-    and connections never travel. No retry and no redirect happens here: whoever sends a request
-    learns what became of it.
+    and connections never travel. No retry and no redirect happens here: the client
+    that sends a request learns what became of it.
     """
 
     def __init__(self, url: str | Address, timeouts: Timeouts | None = None) -> None:
@@ -166,7 +166,7 @@ class HttpTransport:
     def abort(self) -> None:
         """Break off the request that was sent last, if it is still under way.
 
-        The one thing here that may be called from another thread: whoever waits for the answer
+        The one thing here that may be called from another thread: the one that waits for the answer
         gets a `TransportError`.
         """
         if self._socket is not None:

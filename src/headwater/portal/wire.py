@@ -84,7 +84,7 @@ def read_header(line: bytes, after: int | None = None) -> BlockHeader:
     """
     try:
         if not line.isascii():
-            line.decode()  # msgspec skips strings that nobody asked for without looking into them
+            line.decode()  # msgspec skips strings that were not asked for without looking into them
         header = _decode_line(line).header
     except _UNREADABLE as error:
         raise _malformed_line(line, error, after) from error
@@ -166,7 +166,7 @@ class _Conflict(msgspec.Struct, rename="camel"):
 
 
 def read_fork(body: bytes) -> Fork:
-    """Return the sample of a 409. An empty one is a `Fork` too: whoever resolves it refuses it.
+    """Return the sample of a 409. An empty one is a `Fork` too: fork resolution refuses it.
 
     Raises:
         MalformedAnswerError: the body does not name the portal's blocks.

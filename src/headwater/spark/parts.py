@@ -319,7 +319,7 @@ class PartReader:
         return gather(self._rows(part, receipt))
 
     def client(self, max_bytes: int = READ_BYTES) -> PortalClient:
-        """Return a client for one task, or for planning; whoever asks closes it."""
+        """Return a client for one task, or for planning; the caller closes it."""
         transport = HttpTransport(self.address, self.timeouts)
         return PortalClient(transport, retry=self.retry, dataset=self.dataset, max_bytes=max_bytes)
 

@@ -1,4 +1,4 @@
-"""A Spark session that suits small batches, for those who did not bring one.
+"""A Spark session that suits small batches, for programs that did not bring one.
 
 Near the head of a chain a batch is one block, and Spark's defaults are made for hours of work: 200
 shuffle partitions alone turn 0.1 s into more than a second. The settings below were chosen by
@@ -65,7 +65,7 @@ def local_session(app: str = "headwater", **conf: object) -> SparkSession:
 
 
 def active_session() -> SparkSession | None:
-    """Return the session that exists in this process, whoever made it."""
+    """Return the session that exists in this process, Headwater's or the user's."""
     active = SparkSession.getActiveSession()
     if active is None and SparkContext._active_spark_context is not None:
         active = SparkSession.builder.getOrCreate()  # without settings: the default one, unchanged

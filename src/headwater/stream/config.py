@@ -1,4 +1,4 @@
-"""Has the stream's definition changed since its rows were made? Asked once, before anything runs.
+"""Compares the stream's definition with the one that its rows were made by, once, before a run.
 
 A stream resumes at its cursor, whatever its outputs ask for by then. If they ask for something else
 than before, a table would hold the answers to two different questions, with the seam nowhere to be
@@ -83,7 +83,7 @@ def compare_config(
     The first run stores it; so does one on a stream that has committed nothing yet.
 
     Raises:
-        ConfigChangedError: the outputs ask for something else, and nobody said that they may.
+        ConfigChangedError: the outputs ask for something else, and `on_config_change` is "error".
     """
     keeps = target.capabilities.config
     if keeps is None:

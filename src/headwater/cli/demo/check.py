@@ -1,4 +1,4 @@
-"""The demo's last word: do the tables hold what the chain says?
+"""The demo's last step: compares the tables with the chain.
 
 The expected rows are worked out here from the simulator's contents, in plain Python and without the
 client, the decoders, Spark or the target: what all of these agree on by mistake, this would notice.
@@ -46,7 +46,7 @@ def expected_tables(chain: ChainSim, tip: BlockCursor | None) -> dict[str, list[
             first, second = (f"0x{topic[-40:]}" for topic in log["topics"][1:])
             value = str(int(log["data"], 16))
             if name == "transfers" and first == second:
-                continue  # the demo's transform drops what somebody sends to himself
+                continue  # the demo's transform drops what an account sends to itself
             amount = (float(value),) if name == "transfers" else ()
             tables[name].append(
                 (

@@ -59,7 +59,7 @@ def demo(
 
         headwater demo --portal https://portal.sqd.dev/datasets/ethereum-mainnet --seconds 60
 
-    The second follows USDC on Ethereum. Nobody holds the truth about a real chain, so there is
+    The second follows USDC on Ethereum. There is no oracle for a real chain, so there is
     nothing to compare with, and forks come when they come.
     """
     for package in ("duckdb", "matplotlib"):

@@ -37,7 +37,7 @@ class SharedFile:
 
 
 class Session:
-    """A target's own cursor. `on_statement` is called before each statement, for those who watch.
+    """A target's own cursor. `on_statement` is called before each statement, for tests and logs.
 
     Runs on the driver. What is not committed when the process dies is gone when it is opened again.
     """
@@ -124,7 +124,7 @@ class Session:
 def open_session(
     path: str | Path, config: Mapping[str, Any], stream: tuple[str, ...] | None, memory: str
 ) -> Session:
-    """Open a file, or join those who have it open in this process.
+    """Open a file, or share the instance that this process has open.
 
     `stream` is what only one target may hold at a time; None only reads. `memory` tells databases
     in memory apart, which have no path.

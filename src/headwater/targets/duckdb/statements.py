@@ -1,4 +1,4 @@
-"""Which tables does a statement change? Read from its text, before it runs.
+"""The tables that a statement changes, read from its text before it runs.
 
 DuckDB has no triggers, so SQL that a user writes must say what it changes, or be refused. This is a
 guard against accidents. It reads words, not grammar: writes inside a `WITH` count, whatever DuckDB

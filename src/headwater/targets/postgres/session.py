@@ -1,7 +1,7 @@
 """One connection of a target: its lock, its transactions, and what went wrong on it.
 
 A transaction begins with its first statement, not before. The session-level lock outlives
-transactions and dies with the server process behind the connection. So whoever holds it knows that
+transactions and dies with the server process behind the connection. So its holder knows that
 no commit of an earlier connection is still under way.
 """
 
@@ -45,7 +45,7 @@ Chunk = bytes | memoryview
 class Session:
     """A connection that can be lost and made again. Runs on the driver, in one thread.
 
-    `on_statement` is called before each statement, for those who watch. After a failure `lost`
+    `on_statement` is called before each statement, for tests and logs. After a failure `lost`
     tells whether the connection is gone, `conflicted` whether PostgreSQL wants the transaction to
     be tried again; anything else is an error of its own.
     """
@@ -128,7 +128,7 @@ class Session:
         return cursor.fetchall() if is_query else []
 
     def result(self, sql: str, params: Sequence[object] = ()) -> RawCursor[Row]:
-        """Run a statement and return the cursor, for those who need its description."""
+        """Run a statement and return the cursor, which has the description of the result."""
         return self._execute(sql, params, False)
 
     def arrow(self, sql: str, params: Sequence[object] = ()) -> pa.Table:

@@ -136,7 +136,7 @@ class Staging:
 class _Publisher:
     """Copies what attempts have sent, in a thread of its own, while the Spark job runs.
 
-    Nobody else uses the connection meanwhile: the caller waits for the job.
+    The connection is not used meanwhile: the caller waits for the job.
     """
 
     def __init__(self, relay: Relay, publish: Publish) -> None:

@@ -1,6 +1,6 @@
 """How the columns of a frame get into the columns of a table.
 
-Values are written in the table's own types by whoever holds them: the driver or an executor. Where
+Values are written in the table's own types where they lie: on the driver or on an executor. Where
 binary COPY has no form for a type (uuid, an enumeration), the value travels as text and the server
 reads it.
 """

@@ -52,7 +52,7 @@ class Triggers:
         self.tracked: dict[int, Tracked] = {}  # by oid
 
     def take_turn(self) -> None:
-        """Wait until nobody else, also no Pipes SDK, installs triggers in this database."""
+        """Wait until no other process, the Pipes SDK included, installs triggers here."""
         self._session.run(_INSTALLING)
 
     def install(self, layout: Layout) -> None:

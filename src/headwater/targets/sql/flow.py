@@ -77,7 +77,7 @@ class Store:
 class SqlTarget(ABC, Generic[Held]):
     """Commits and undoes batches. All calls come from one thread; it may be opened again.
 
-    `on_statement` is called with each statement before it runs, for those who watch; `on_state`
+    `on_statement` is called with each statement before it runs, for tests and logs; `on_state`
     with each state that a commit or a rollback stores, inside its transaction, for targets built on
     this one: the session, the stream's id and the state.
     """

@@ -26,7 +26,7 @@ class ContentSettings:
     `recurring_share` is the part of the transactions that belong to a height rather than to a
     block: when the block is replaced, its successor includes them again, with the same hash and
     mostly at another index, as a real chain's pending transactions are. `pool_share` of the
-    transactions create pools that anybody may register, and trade in them: for factories.
+    transactions create pools that every account may register, and trade in them: for factories.
     """
 
     transactions_per_block: float = 5

@@ -248,7 +248,7 @@ class ChainSim:
     def is_ancestor(self, ancestor_hash: str, descendant_hash: str) -> bool:
         """Tell whether a branch runs through a block; each block is its own ancestor.
 
-        A hash that never existed is nobody's ancestor and has none.
+        A hash that never existed is no block's ancestor and has none.
         """
         with self.lock:
             ancestor = self.find(ancestor_hash)

@@ -176,7 +176,7 @@ class HeadFault(Fault):
 
 @dataclass(frozen=True, slots=True)
 class WrongFinalityHash(HeadFault):
-    """The finalized head has the right number and a hash that belongs to nobody."""
+    """The finalized head has the right number and a hash that belongs to no block."""
 
     def apply(self, draft: Draft, dice: Random, now: float) -> None:
         """Turn the hash."""

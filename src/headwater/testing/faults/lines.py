@@ -108,7 +108,7 @@ class SwappedBlocks(LineFault):
 
 @dataclass(frozen=True, slots=True)
 class ForeignBlock(LineFault):
-    """A block of another chain: its hash, and its parent's where shown, belong to nobody."""
+    """A block of another chain: its hash, and its parent's where shown, belong to no block."""
 
     def bend(self, lines: list[bytes], at: int, dice: Random) -> list[bytes]:
         """Give the header foreign hashes of the same length and alphabet."""

@@ -25,7 +25,7 @@ class Finality(StrEnum):
     LAGGING = "lagging"  # the same, some blocks late
     HIDDEN = "hidden"  # nothing: the headers are absent
     REGRESSED = "regressed"  # the first block of the dataset, like an archive just started
-    WRONG_HASH = "wrong-hash"  # the right number with a hash that belongs to nobody
+    WRONG_HASH = "wrong-hash"  # the right number with a hash that belongs to no block
 
 
 class Follow(StrEnum):

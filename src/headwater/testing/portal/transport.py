@@ -16,7 +16,7 @@ from headwater.testing.portal.encoding import decoded
 
 
 class VirtualClock:
-    """Time that passes only when somebody sleeps or moves it.
+    """Time that passes only when a caller sleeps or moves it.
 
     `on_sleep` is called with the seconds after each sleep: the place to move the chain while a
     client waits.
@@ -48,7 +48,7 @@ class VirtualClock:
             self.on_sleep(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass without anybody asking for it."""
+        """Let time pass without a sleep."""
         self._elapsed += seconds
 
 

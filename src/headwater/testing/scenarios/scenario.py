@@ -30,7 +30,7 @@ from headwater.testing.scenarios.settings import Flow, Setting
 from headwater.testing.scenarios.situations import Situation, Tally
 
 PATIENCE = 3
-BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # always somebody else's fault
+BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # always the portal's fault
 
 
 class Scenario(Host[Rows]):
@@ -379,7 +379,7 @@ class Scenario(Host[Rows]):
         final = self.state.finalized
         cursor = self.state.cursor
         if final is None or cursor is None or len(self._on.ranges) > 1:
-            return  # between two ranges nothing links the blocks, so nobody could notice
+            return  # between two ranges nothing links the blocks, so it cannot be noticed
         depth = len(self.chain.canonical(final.number))
         if final.number <= self.chain.start_block:
             return

@@ -119,7 +119,7 @@ class Setting:
     def faults(self, seed: int, dice: Random) -> FaultPlan:
         """Make the plan of what goes wrong."""
         plan = FaultPlan.random(seed, self.rates(dice))
-        if self.every_block:  # without an anchor nobody could tell a foreign block
+        if self.every_block:  # without an anchor a foreign block could not be told
             plan.add(ForeignBlock(), times=None, probability=0.01, where=_is_anchored)
         return plan
 
@@ -141,7 +141,7 @@ class Setting:
              "no-previous-blocks"),
             0.08,
         )  # fmt: skip
-        if self.every_block:  # a filtered stream cannot tell a lost block from one nobody wants
+        if self.every_block:  # a filtered stream cannot tell a lost block from an unwanted one
             rates |= dict.fromkeys(("missing-block", "swapped-blocks"), 2 * seldom)
         if self.ranges[-1].to_block is None and len(self.ranges) == 1:
             rates["empty-answer"] = often

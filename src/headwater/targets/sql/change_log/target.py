@@ -109,7 +109,7 @@ class HistoryTarget:
 
     @property
     def on_statement(self) -> Callable[[str], None] | None:
-        """Called with each statement before it runs, for those who watch."""
+        """Called with each statement before it runs, for tests and logs."""
         return self._inner.on_statement
 
     @on_statement.setter
