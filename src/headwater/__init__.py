@@ -1,10 +1,12 @@
 """Blockchain data in Apache Spark that stays correct when the chain reorganizes.
 
-from headwater import evm, portal_stream
-from headwater.targets import duckdb_target
+    from headwater import duckdb_target, evm, portal_stream
 
-stream = portal_stream(id="usdc", portal="https://…", outputs={"transfers": evm.events(…)})
-stream.pipe_to(duckdb_target("chain.duckdb"))
+    stream = portal_stream(id="usdc", portal="https://…", outputs={"transfers": evm.events(…)})
+    stream.pipe_to(duckdb_target("chain.duckdb"))
+
+All that most programs need is here; the rest is in `headwater.targets`, `headwater.effects`,
+`headwater.errors` and `headwater.testing`.
 """
 
 from __future__ import annotations
@@ -13,47 +15,117 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headwater.core import BlockCursor, Flush, Head, find_rollback_index
-from headwater.errors import HeadwaterError
+from headwater.core.messages import (
+    Buffered,
+    Committed,
+    Discarded,
+    Event,
+    Recovered,
+    RolledBack,
+    Settled,
+    Waited,
+)
+from headwater.core.retry import RetryPolicy
+from headwater.errors import (
+    ConfigError,
+    DecodeError,
+    ForkError,
+    HeadwaterError,
+    PortalError,
+    TargetError,
+)
 
 if TYPE_CHECKING:
     from headwater.decode import bitcoin, evm, hyperliquid, solana, substrate, tron
-    from headwater.stream import create_target, pipe_to_iterator, portal_stream
+    from headwater.effects import kafka, webhook
+    from headwater.portal import Timeouts
+    from headwater.stream import (
+        BatchContext,
+        PortalStream,
+        Progress,
+        StopRequested,
+        StreamBatch,
+        StreamHandle,
+        create_target,
+        pipe_to_iterator,
+        portal_stream,
+    )
+    from headwater.targets import (
+        aggregate,
+        clickhouse_target,
+        duckdb_target,
+        history_target,
+        postgres_target,
+        table,
+    )
 
 __version__ = "0.1.0"
 
-# Names whose modules are heavy (Arrow, Spark) and imported at their first use.
+# Names whose modules are heavy (Arrow, HTTP, Spark, databases) and imported at their first use.
 _LAZY = {
-    "bitcoin": "headwater.decode",
-    "create_target": "headwater.stream",
-    "evm": "headwater.decode",
-    "hyperliquid": "headwater.decode",
-    "pipe_to_iterator": "headwater.stream",
-    "portal_stream": "headwater.stream",
-    "solana": "headwater.decode",
-    "substrate": "headwater.decode",
-    "tron": "headwater.decode",
-}
+    "decode": ("bitcoin", "evm", "hyperliquid", "solana", "substrate", "tron"),
+    "effects": ("kafka", "webhook"),
+    "portal": ("Timeouts",),
+    "stream": (
+        "BatchContext", "PortalStream", "Progress", "StopRequested", "StreamBatch", "StreamHandle",
+        "create_target", "pipe_to_iterator", "portal_stream",
+    ),
+    "targets": (
+        "aggregate", "clickhouse_target", "duckdb_target", "history_target", "postgres_target",
+        "table",
+    ),
+}  # fmt: skip
+_HOMES = {name: home for home, names in _LAZY.items() for name in names}
 
 __all__ = [
+    "BatchContext",
     "BlockCursor",
+    "Buffered",
+    "Committed",
+    "ConfigError",
+    "DecodeError",
+    "Discarded",
+    "Event",
     "Flush",
+    "ForkError",
     "Head",
     "HeadwaterError",
+    "PortalError",
+    "PortalStream",
+    "Progress",
+    "Recovered",
+    "RetryPolicy",
+    "RolledBack",
+    "Settled",
+    "StopRequested",
+    "StreamBatch",
+    "StreamHandle",
+    "TargetError",
+    "Timeouts",
+    "Waited",
+    "aggregate",
     "bitcoin",
+    "clickhouse_target",
     "create_target",
+    "duckdb_target",
     "evm",
     "find_rollback_index",
+    "history_target",
     "hyperliquid",
+    "kafka",
     "pipe_to_iterator",
     "portal_stream",
+    "postgres_target",
     "solana",
     "substrate",
+    "table",
     "tron",
+    "webhook",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import a heavy module at the first use of one of its names."""
-    if name not in _LAZY:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -19,6 +19,7 @@ from headwater.targets.contract import (
 )
 from headwater.targets.memory import MemoryStore, MemoryTarget
 from headwater.targets.sql.aggregates import Aggregate, aggregate
+from headwater.targets.tables import TableOptions, table
 
 if TYPE_CHECKING:
     from headwater.targets.clickhouse import (
@@ -61,12 +62,14 @@ __all__ = [
     "PostgresSettings",
     "PostgresTarget",
     "SideTable",
+    "TableOptions",
     "Target",
     "aggregate",
     "clickhouse_target",
     "duckdb_target",
     "history_target",
     "postgres_target",
+    "table",
 ]
 
 

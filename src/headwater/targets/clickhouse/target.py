@@ -34,6 +34,7 @@ from headwater.targets.clickhouse.sync_table import LEGACY_ID, SyncTable
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, TryAgain
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable
+from headwater.targets.tables import TableOptions, declare_tables
 
 OnData = Callable[..., object]
 OnStart = Callable[[Store], object]
@@ -46,7 +47,7 @@ logger = logging.getLogger("headwater.targets.clickhouse")
 def clickhouse_target(
     client_or_url: ClickHouseClient | str,
     *,
-    tables: Iterable[str | Table] | None = None,
+    tables: Iterable[str | TableOptions | Table] | None = None,
     on_data: OnData | None = None,
     on_start: OnStart | None = None,
     on_rollback: OnRollback | None = None,
@@ -74,9 +75,7 @@ def clickhouse_target(
         raise RollbackHandlerMissingError("on_data is given, but nothing that undoes a fork")
     return ClickHouseTarget(
         client_or_url,
-        None
-        if tables is None
-        else [one if isinstance(one, Table) else table(one) for one in tables],
+        None if tables is None else declare_tables(tables, Table, table),
         on_data,
         on_start,
         on_rollback,

@@ -26,8 +26,9 @@ from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.aggregates import Aggregate
 from headwater.targets.sql.flow import Callbacks, Found, SqlTarget, Store
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.settings import Table, table
 from headwater.targets.sql.state import ConfigTable, SideTables, SyncTable
+from headwater.targets.tables import TableOptions, declare_tables
 
 OnData = Callable[..., None]
 OnStart = Callable[[Tx], None]
@@ -39,7 +40,7 @@ _MEMORIES = itertools.count(1)
 def duckdb_target(
     path: str | Path,
     *,
-    tables: Iterable[str | Table] | None = None,
+    tables: Iterable[str | TableOptions | Table] | None = None,
     on_data: OnData | None = None,
     aggregates: Iterable[Aggregate] = (),
     on_start: OnStart | None = None,
@@ -65,7 +66,7 @@ def duckdb_target(
     check_address(path, "duckdb")
     if on_data is not None and tables is None:
         raise UndeclaredTableError("on_data is given, but not the tables that it writes")
-    declared = [DUCKDB.declare(one) for one in tables or ()]
+    declared = [DUCKDB.declare(one) for one in declare_tables(tables or (), Table, table)]
     callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
     return DuckDBTarget(path, declared, tuple(aggregates), callbacks, settings or DuckDBSettings())
 

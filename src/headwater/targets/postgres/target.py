@@ -31,8 +31,9 @@ from headwater.targets.postgres.undo import PostgresUndoLog
 from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.aggregates import Aggregate
 from headwater.targets.sql.flow import Callbacks, Found, SqlTarget, Store
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.settings import Table, table
 from headwater.targets.sql.state import LEGACY_ID, ConfigTable, Newest, SideTables, SyncTable
+from headwater.targets.tables import TableOptions, declare_tables
 
 OnData = Callable[..., object]
 OnStart = Callable[[Tx], object]
@@ -44,7 +45,7 @@ logger = logging.getLogger("headwater.targets.postgres")
 def postgres_target(
     dsn: str,
     *,
-    tables: Iterable[str | Table] | None = None,
+    tables: Iterable[str | TableOptions | Table] | None = None,
     on_data: OnData | None = None,
     aggregates: Iterable[Aggregate] = (),
     on_start: OnStart | None = None,
@@ -71,7 +72,7 @@ def postgres_target(
     check_address(dsn, "postgres")
     if on_data is not None and tables is None:
         raise UntrackedTableError("on_data is given, but not the tables that it writes")
-    declared = [POSTGRES.declare(one) for one in tables or ()]
+    declared = [POSTGRES.declare(one) for one in declare_tables(tables or (), Table, table)]
     callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
     return PostgresTarget(
         dsn, declared, tuple(aggregates), callbacks, settings or PostgresSettings()
