@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +47,8 @@ class EventsOutput:
     with `arg_`. Last, what `scope` asks for of the factory's event.
     """
 
+    entities: ClassVar[tuple[str, ...]] = ("log",)
+
     event: Event
     query: Query
     ranges: tuple[RangeSpec, ...]
@@ -63,11 +66,6 @@ class EventsOutput:
         ]
         details = self.scope.factory.fields if self.scope is not None else ()
         return pa.schema([*(LOG_SCHEMA.field(name) for name in BASE_COLUMNS), *columns, *details])
-
-    @property
-    def entities(self) -> tuple[str, ...]:
-        """Logs, in `LOG_SCHEMA`."""
-        return ("log",)
 
     def with_scope(self, scope: ChildScope) -> EventsOutput:
         """Return the same output with other children."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -28,6 +29,8 @@ class UnionOutput:
     parameter and of what is asked of a factory; null in the rows of events that have none of it.
     """
 
+    entities: ClassVar[tuple[str, ...]] = ("log",)
+
     parts: tuple[EventsOutput, ...]
 
     @property
@@ -46,11 +49,6 @@ class UnionOutput:
         fields = {one.name: one for part in self.parts for one in part.schema}
         base = [fields.pop(name) for name in BASE_COLUMNS]
         return pa.schema([*base, pa.field(EVENT, pa.string()), *fields.values()])
-
-    @property
-    def entities(self) -> tuple[str, ...]:
-        """Logs."""
-        return ("log",)
 
     def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
         """Return the rows of all these events, in the order of the chain.

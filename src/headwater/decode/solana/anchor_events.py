@@ -9,6 +9,7 @@ import binascii
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +51,8 @@ class AnchorEventsOutput:
     log_index, instruction_address, program_id, is_committed, then one per field.
     """
 
+    entities: ClassVar[tuple[str, ...]] = ("log", "transaction")
+
     layout: DataLayout
     query: Query
     ranges: tuple[RangeSpec, ...]
@@ -59,18 +62,13 @@ class AnchorEventsOutput:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the table; `borsh_types` says which type becomes which."""
+        """The columns of the table; `borsh` says which type becomes which."""
         names = layout_columns(self.layout, LOG_FIELDS)
         columns = [
             pa.field(name, DECIMAL if one.name in self.decimals else arrow_type(one.type))
             for name, one in zip(names, self.layout.args.members, strict=True)
         ]
         return pa.schema([*LOG_FIELDS, *columns])
-
-    @property
-    def entities(self) -> tuple[str, ...]:
-        """Log messages, and transactions for their signatures and errors."""
-        return ("log", "transaction")
 
     def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
         """Return this event's rows among all messages of a batch, in their order.

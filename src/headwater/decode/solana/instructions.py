@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +62,7 @@ _OTHERS = {"is_committed": "isCommitted", "program_id": "programId"}
 
 
 def with_transactions(batch: pa.RecordBatch, entities: Entities) -> pa.RecordBatch:
-    """Add the columns `signature`, and `failed` if the transactions' errors were selected."""
+    """Add `signature`, and `isCommitted` where it follows from the transactions' errors."""
     transactions = entities["transaction"]
     batch = batch.append_column(
         "signature", look_up_transactions(batch, transactions, "signatures")
@@ -110,6 +111,8 @@ class InstructionsOutput:
     their names. Names that are taken are prefixed with `arg_` or `account_`.
     """
 
+    entities: ClassVar[tuple[str, ...]] = ("instruction", "transaction")
+
     layout: DataLayout
     query: Query
     ranges: tuple[RangeSpec, ...]
@@ -119,7 +122,7 @@ class InstructionsOutput:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the table; `borsh_types` says which type becomes which."""
+        """The columns of the table; `borsh` says which type becomes which."""
         names = layout_columns(self.layout, INSTRUCTION_FIELDS)
         args = [
             DECIMAL if one.name in self.decimals else arrow_type(one.type)
@@ -128,11 +131,6 @@ class InstructionsOutput:
         kinds = [*args, *(pa.string() for _ in self.layout.accounts)]
         columns = [pa.field(name, kind) for name, kind in zip(names, kinds, strict=True)]
         return pa.schema([*INSTRUCTION_FIELDS, *columns])
-
-    @property
-    def entities(self) -> tuple[str, ...]:
-        """Instructions, and transactions for their signatures."""
-        return ("instruction", "transaction")
 
     def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
         """Return this instruction's rows among all of a batch, in their order.
