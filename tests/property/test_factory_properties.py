@@ -17,10 +17,8 @@ from headwater.core import BlockRange
 from headwater.decode import Children, Output, decode_entities, evm, read_outputs
 from headwater.decode.evm.factory.children import FOUND_FIELDS
 from headwater.query import merge_queries
-from headwater.stream import child_queries
-from headwater.stream.child_queries import query_children
-from headwater.stream.child_rows import CHILDREN
-from headwater.stream.factory_index import FactoryIndex, factories_of
+from headwater.stream import factory_index
+from headwater.stream.factory_index import CHILDREN, FactoryIndex, factories_of, query_children
 from headwater.testing import ChainSim, Network, Selection
 from headwater.testing.chain.content import content_of
 from headwater.testing.chain.content.evm_scenes import SWAP
@@ -203,7 +201,7 @@ def test_a_request_names_no_more_addresses_than_it_may(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fewest children come first; whoever finds no room is asked for by topic."""
-    monkeypatch.setattr(child_queries, "MAX_ADDRESSES", limit)
+    monkeypatch.setattr(factory_index, "MAX_ADDRESSES", limit)
     chain, blocks = chain_of(1)
     run = Run(chain, 0)
     run.take(blocks)
@@ -223,7 +221,7 @@ def test_a_request_names_no_more_addresses_than_it_may(
 
 
 def test_a_large_list_of_addresses_still_fits_a_request() -> None:
-    texts = [f"0x{number:040x}" for number in range(child_queries.MAX_ADDRESSES)]
+    texts = [f"0x{number:040x}" for number in range(factory_index.MAX_ADDRESSES)]
     found = found_table([(0, 0, at, text) for at, text in enumerate(texts)])
     factory = evm.factory(texts[0], truth.CREATED, child="pair")
     output = evm.events(truth.SWAP_EVENT, contracts=factory)

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from headwater import evm, portal_stream
 from headwater.pipeline import Committed, Event, Settled
 from headwater.portal.transport import Request
-from headwater.stream import StopRequested, child_queries
+from headwater.stream import StopRequested, factory_index
 from headwater.targets import duckdb_target
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.chain.content.evm_scenes import SWAP
@@ -94,7 +94,7 @@ def rows_of(path: Path, name: str, columns: str = "*") -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.guarantee("FACTORY-1")
-@pytest.mark.parametrize("limit", [child_queries.MAX_ADDRESSES, 20])
+@pytest.mark.parametrize("limit", [factory_index.MAX_ADDRESSES, 20])
 def test_history_and_head_give_the_same_rows_and_both_equal_the_model(
     pools: PortalServer,
     bodies: Bodies,
@@ -104,7 +104,7 @@ def test_history_and_head_give_the_same_rows_and_both_equal_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Children are asked for by address while they are few, and by topic beyond that."""
-    monkeypatch.setattr(child_queries, "MAX_ADDRESSES", limit)
+    monkeypatch.setattr(factory_index, "MAX_ADDRESSES", limit)
     events = run(pools, tmp_path / "spans.duckdb", spark, far=50)
     asked = bodies.addresses()
     assert (max(asked) > 20) == (limit > 20), "by address where there is room for all"

@@ -10,7 +10,7 @@ from typing import Any
 from headwater import evm
 from headwater.pipeline import Event, Settled
 from headwater.stream import BatchContext, PortalStream, StopRequested, portal_stream
-from headwater.stream.progress import ProgressTracker
+from headwater.stream.context import ProgressTracker
 from headwater.targets import duckdb_target
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.faults.kinds import Fault, FinalityRegressed, NoHeadHeaders

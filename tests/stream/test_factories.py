@@ -16,7 +16,7 @@ from headwater import BlockCursor, Flush, create_target, evm, pipe_to_iterator
 from headwater.core import Batch, PipeState
 from headwater.pipeline import Committed, Event, Recovered, RolledBack, Settled
 from headwater.stream import PortalStream, StopRequested, StreamBatch, portal_stream
-from headwater.stream.child_rows import CHILDREN
+from headwater.stream.factory_index import CHILDREN
 from headwater.targets import (
     Delivery,
     MemoryStore,

@@ -11,7 +11,7 @@ import typer
 from headwater.cli.place import StateSchema, StateTable, Target, say
 from headwater.effects.dead_letters import DEAD_LETTERS, outbox_table
 from headwater.errors import InvalidOptionError
-from headwater.stream.child_rows import CHILDREN
+from headwater.stream.factory_index import CHILDREN
 from headwater.targets.admin import kind_of, open_admin
 from headwater.targets.schema_file import SchemaFile, read_schema_file
 

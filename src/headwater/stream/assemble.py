@@ -25,12 +25,12 @@ from headwater.stream.context import (
     BatchContext,
     BatchCounts,
     BatchInfo,
+    ProgressTracker,
     QueryInfo,
     StreamInfo,
     StreamState,
 )
 from headwater.stream.factories import Factories
-from headwater.stream.progress import ProgressTracker
 from headwater.stream.transformer import Frames, Step
 from headwater.targets.contract import Delivery
 

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from headwater.core import PipeState
 from headwater.decode import Output
 from headwater.errors import ConfigChangedError, InvalidOptionError, StoredStateError
-from headwater.stream.child_queries import parts_of, scope_of
+from headwater.stream.factory_index import parts_of, scope_of
 from headwater.targets.contract import Delivery, Target
 
 OnConfigChange = Literal["error", "warn", "ignore"]

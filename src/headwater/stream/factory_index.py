@@ -1,26 +1,38 @@
-"""The children that a stream knows, in step with its cursor.
+"""The children that a stream knows, in step with its cursor; their rows, and what to ask for them.
 
 Near the head, creations arrive in the same lines as the rows of children. Far behind it they are
 read ahead, so that executors know every child of the blocks they are given. Either way the index
 knows all creations from each factory's start to the cursor: it is stored with the batches, rolled
-back with them, and read anew where nothing is stored. Runs on the driver, in one thread.
+back with them, and read anew where nothing is stored.
+
+Children are rows of a side table: committed with their batch, undone with it. A factory's rows
+stand under its key. Marks among them, rows without an address, say that all creations up to their
+block are stored. So nothing is missed by a stream that ran without a factory for a while, or whose
+cursor was moved by hand: what lies behind the last mark is read again.
+
+A list of addresses keeps the portal from sending what other contracts log. Each costs 45 bytes, and
+a portal takes requests of 256 KiB: so a request names `MAX_ADDRESSES` at most. Whatever is not
+named is asked for by its topics, or sighash, and told apart here: rows are the same either way.
+Runs on the driver, in one thread.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import BlockRange
-from headwater.decode import Children, Entities, Factory, Output, creations_of
+from headwater.decode import Children, ChildScope, Entities, Factory, Output, creations_of
+from headwater.decode.evm.factory.children import FOUND_FIELDS
 from headwater.decode.evm.factory.creations import CreationsOutput
 from headwater.decode.evm.union import UnionOutput
-from headwater.stream.child_queries import parts_of, scope_of
-from headwater.stream.child_rows import CHILDREN, MARK_EVERY, from_rows, mark, to_rows
+from headwater.query import Query, merge_queries
+from headwater.targets.contract import SideTable
 
 _Output = TypeVar("_Output", bound=Output)
 
@@ -176,3 +188,127 @@ def factories_of(outputs: Iterable[Output]) -> list[Factory]:
             found[factory.key] = factory
             factory = factory.parent
     return sorted(found.values(), key=lambda one: one.depth)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+CHILDREN = SideTable(
+    "factory_children",
+    pa.schema(
+        [
+            ("block_number", pa.int64()),
+            ("ordinal", pa.int64()),
+            ("factory", pa.string()),
+            ("address", pa.string()),
+            ("transaction_index", pa.int32()),
+            ("log_index", pa.int32()),
+            ("details", pa.string()),
+        ]
+    ),
+)
+
+MARK_EVERY = 1000  # blocks, about: what a restart reads again at most
+_MARK = 0xFFFF_FFFF  # in place of a log index: no log has it
+
+
+def to_rows(factory: Factory, found: pa.Table) -> pa.Table:
+    """Return creations as rows of the side table; the same creation has the same key every time."""
+    first = _first_ordinal(factory)
+    count = found.num_rows
+    columns = [
+        found["block_number"],
+        pc.add(found["log_index"].cast(pa.int64()), first),
+        pa.array([factory.key] * count, pa.string()),
+        *(found[name] for name in ("address", "transaction_index", "log_index")),
+        _details(found.select([field.name for field in factory.fields])),
+    ]
+    return pa.table(columns, schema=CHILDREN.columns)
+
+
+def mark(factory: Factory, block: int) -> pa.Table:
+    """Return the row that says: all creations up to this block are stored."""
+    row = [block, _first_ordinal(factory) + _MARK, factory.key, "", -1, -1, None]
+    columns = [pa.array([one], kind) for one, kind in zip(row, CHILDREN.columns.types, strict=True)]
+    return pa.table(columns, schema=CHILDREN.columns)
+
+
+def from_rows(factory: Factory, rows: pa.Table) -> tuple[pa.Table, int]:
+    """Return a factory's creations among stored rows, and its last mark; -1 if it has none."""
+    own = rows.filter(pc.equal(rows["factory"], factory.key))
+    is_mark = pc.equal(own["address"], "")
+    marked = pc.max(own.filter(is_mark)["block_number"]).as_py()
+    own = own.filter(pc.invert(is_mark))
+    names = [field.name for field in FOUND_FIELDS]
+    columns = [own[field.name].cast(field.type) for field in FOUND_FIELDS]
+    texts = [json.loads(one) for one in own["details"].to_pylist()] if factory.fields else []
+    for at, detail in enumerate(factory.fields):
+        columns.append(_typed([row[at] for row in texts], detail.type))
+        names.append(detail.name)
+    return pa.table(columns, names=names), -1 if marked is None else marked
+
+
+def _first_ordinal(factory: Factory) -> int:
+    """Factories of one stream must not share keys: each has the ordinals of its own 2^32."""
+    return (int(factory.key[:8], 16) >> 1) << 32
+
+
+def _details(columns: pa.Table) -> pa.Array:
+    """Return the values of each row as a JSON list of text; null without columns."""
+    if not columns.num_columns:
+        return pa.nulls(columns.num_rows, pa.string())
+    texts = [_texts(column) for column in columns.columns]
+    return pa.array([json.dumps(row) for row in zip(*texts, strict=True)], pa.string())
+
+
+def _texts(column: pa.ChunkedArray) -> Sequence[Any]:
+    if pa.types.is_binary(column.type):
+        return [one.hex() for one in column.to_pylist()]
+    texts: list[Any] = column.cast(pa.string()).to_pylist()
+    return texts
+
+
+def _typed(texts: Sequence[str], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_binary(kind):
+        return pa.array([bytes.fromhex(one) for one in texts], kind)
+    return pa.array(texts, pa.string()).cast(kind)
+
+
+# --- queries --------------------------------------------------------------------------------------
+
+
+MAX_ADDRESSES = 4000  # 180 KB, so that 80 KB are left for everything else
+
+
+def parts_of(output: Output) -> tuple[Output, ...]:
+    """Return the events of a union, each of which may follow a factory; else the output itself."""
+    return output.parts if isinstance(output, UnionOutput) else (output,)
+
+
+def scope_of(part: Output) -> ChildScope | None:
+    """Return the factory that restricts an output that is no union, or None."""
+    return getattr(part, "scope", None)
+
+
+def query_children(outputs: Iterable[Output], block: int) -> Query:
+    """Return the union of what these outputs ask for, up to a block whose children are all known.
+
+    Those with the fewest children are the first to be asked for by address.
+    """
+    queries: list[Query] = []
+    narrowed: list[tuple[int, Output, ChildScope]] = []
+    for output in (part for one in outputs for part in parts_of(one)):
+        scope = scope_of(output)
+        if scope is None or scope.children is None:
+            queries.append(output.query)
+        else:
+            narrowed.append((len(scope.children.up_to(block)), output, scope))
+    left = MAX_ADDRESSES
+    for count, output, scope in sorted(narrowed, key=lambda one: one[0]):
+        if count > left or scope.children is None:
+            queries.append(output.query)
+            continue
+        left -= count
+        addresses = scope.children.found(0, block)["address"].to_pylist()
+        queries.append(scope.narrow(output.query, addresses))
+    return merge_queries(queries)

@@ -32,7 +32,6 @@ from headwater.stream.handle import (
     StoppableTransport,
     StreamHandle,
 )
-from headwater.stream.options import FAR, FIRST_SPAN, ReadingOptions
 from headwater.stream.owned import (
     AskUser,
     Handover,
@@ -49,7 +48,39 @@ from headwater.targets.contract import Delivery, Target
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+FAR = 1000  # blocks behind the finalized head at which executors take over
+FIRST_SPAN = 2000
 _SPANS = SpanLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingOptions:
+    """Options of `portal_stream` that say how blocks are read; checked when the stream is made.
+
+    `retry` and `timeouts` count on the driver and, pickled, on executors.
+    """
+
+    far: int = FAR
+    first_span: int = FIRST_SPAN
+    spans: SpanLimits = SpanLimits()  # noqa: RUF009 - immutable
+    poll_interval_s: float = 0.25
+    max_bytes: int = 10 * 1024 * 1024
+    retry: RetryPolicy = RetryPolicy()  # noqa: RUF009 - immutable
+    timeouts: Timeouts = Timeouts()  # noqa: RUF009 - immutable
+    rollback_cap: int = DEFAULT_CAP
+
+    def __post_init__(self) -> None:
+        for name in ("far", "first_span", "max_bytes", "rollback_cap"):
+            given = getattr(self, name)
+            if type(given) is not int or given < 1:
+                raise InvalidOptionError(f"{name} is a whole number from 1", got=repr(given))
+        seconds = self.poll_interval_s
+        if type(seconds) not in (int, float) or not seconds > 0:
+            raise InvalidOptionError("poll_interval_s is a number above 0", got=repr(seconds))
+        if not isinstance(self.retry, RetryPolicy):
+            raise InvalidOptionError("retry is a RetryPolicy(…)", got=repr(self.retry))
+        if not isinstance(self.timeouts, Timeouts):
+            raise InvalidOptionError("timeouts are Timeouts(…)", got=repr(self.timeouts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +92,7 @@ class PortalStream:
     outputs: Mapping[str, Output]
     steps: tuple[Step, ...] = ()
     spark: SparkSession | None = None
-    reading: ReadingOptions = ReadingOptions()  # noqa: RUF009 - immutable
+    reading: ReadingOptions = ReadingOptions()
     parts: tuple[PartMaker, ...] = ()
     flush: FlushRules = FlushRules()  # noqa: RUF009 - immutable
     undo_buffer: int = 0

@@ -20,9 +20,15 @@ from headwater.errors import (
     ParameterError,
     SignatureError,
 )
-from headwater.stream.child_queries import query_children
-from headwater.stream.child_rows import CHILDREN, from_rows, mark, to_rows
-from headwater.stream.factory_index import FactoryIndex, factories_of
+from headwater.stream.factory_index import (
+    CHILDREN,
+    FactoryIndex,
+    factories_of,
+    from_rows,
+    mark,
+    query_children,
+    to_rows,
+)
 
 ONE, TWO = f"0x{'11' * 20}", f"0x{'22' * 20}"
 CREATED = (

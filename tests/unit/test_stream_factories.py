@@ -25,9 +25,8 @@ from headwater.core import (
 from headwater.decode import Output, evm
 from headwater.errors import BlockLinkError
 from headwater.query import Query, merge_queries
-from headwater.stream.factories import Factories
+from headwater.stream.factories import Factories, FactoryScan
 from headwater.stream.factory_index import FactoryIndex, factories_of
-from headwater.stream.factory_scan import FactoryScan
 from headwater.testing import ChainSim, Network, Selection, SimBlock
 from tests.stream import pool_truth as truth
 
