@@ -32,7 +32,6 @@ from headwater.portal import (
     RetryPolicy,
     Timeouts,
 )
-from headwater.portal.history import HistorySource
 from headwater.portal.outage import Clock, SystemClock
 from headwater.portal.source import PortalSource
 from headwater.portal.transport import Response
@@ -1128,7 +1127,7 @@ def test_far_behind_the_head_a_range_ends_though_its_last_slots_hold_no_block(
         plan = [(one, SLOTS) for one in (BlockRange(0, last + 1), *later)]
         clock, target = VirtualClock(), MemoryTarget[Any]()
         with closing(PortalClient(portal.url, clock=clock, retry=STEADY)) as client:
-            source = HistorySource(client, plan, watch=SLOTS, clock=clock, far=50, first_span=40)
+            source = PortalSource(client, plan, watch=SLOTS, clock=clock, far=50, first_span=40)
             steps = Pipeline(source, target, PassesOn()).steps()
             for _ in steps:
                 assert len(portal.ledger) < 100, str(portal.ledger)

@@ -4,7 +4,6 @@ from headwater.core.retry import RetryPolicy
 from headwater.portal.address import Address
 from headwater.portal.client import PortalClient
 from headwater.portal.density import SAMPLES, probe
-from headwater.portal.history import HistorySource
 from headwater.portal.outage import Clock, Notice, NoticeKind, Observer, SystemClock, log_notice
 from headwater.portal.reading import BlockOrder, StreamQuery
 from headwater.portal.source import PortalSource
@@ -17,7 +16,6 @@ __all__ = [
     "BlockOrder",
     "Clock",
     "Dataset",
-    "HistorySource",
     "HttpTransport",
     "LineSplitter",
     "Notice",

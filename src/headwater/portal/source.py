@@ -1,6 +1,9 @@
-"""A plan of requests as one source of blocks: which request follows from which state.
+"""The portal as the loop's source: spans far behind the finalized head, single blocks near it.
 
-Used by the loop on the driver. It keeps no position; the state it is given is the only one.
+Far behind the finalized head nothing can fork, so large spans are handed out for executors to
+fetch in parallel. Near it, blocks are read here, one after the other. The switch is made by the
+state alone: each reading starts at `cursor + 1`, so there is no seam that a block could fall into.
+Runs on the driver. It keeps no position; the state it is given is the only one.
 """
 
 from __future__ import annotations
@@ -10,23 +13,36 @@ from collections.abc import Generator, Sequence
 from headwater.core import (
     Answer,
     BlockCursor,
+    BlockHeader,
     BlockRange,
     Blocks,
+    Density,
     Fork,
     Head,
     PipeState,
     RangeEnd,
+    Span,
+    SpanLimits,
+    SpanSize,
     clip_ranges,
+    up_to,
 )
+from headwater.errors import HeadwaterError
 from headwater.portal.client import PortalClient
+from headwater.portal.density import probe
+from headwater.portal.outage import Clock, SystemClock
 from headwater.portal.reading import StreamQuery
+
+LOOK_BACK = 1000  # slots to search for the last block before a skipped one
 
 
 class PortalSource:
     """Reads the ranges of a plan one after the other, following each to its end.
 
-    `watch` is a query without filters: it is used where no output wants blocks but a fork could
-    still orphan what is committed, in a gap between ranges and once after the last one.
+    Spans are handed out while the finalized head is `far` blocks ahead; without `far` there are
+    none. `watch` is a query without filters: it is used where no output wants blocks but a fork
+    could still orphan what is committed, in a gap between ranges and once after the last one. With
+    `finalized` only final blocks are read.
     """
 
     def __init__(
@@ -35,45 +51,76 @@ class PortalSource:
         plan: Sequence[tuple[BlockRange, StreamQuery]],
         *,
         watch: StreamQuery,
+        far: int | None = None,
+        first_span: int = 2000,
+        limits: SpanLimits = SpanLimits(),  # noqa: B008 - immutable
         finalized: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         self._client = client
         self._plan = tuple(plan)
         self._watch = watch
+        self._far = far
         self._finalized = finalized
+        self._clock = clock or SystemClock()
+        self._size = SpanSize(first_span, limits)
+        self._estimates: dict[int, float] = {}
         self._checked: BlockCursor | None = None
         self._exhausted: set[tuple[BlockCursor | None, int | None]] = set()
 
     def open(self, state: PipeState) -> None:
         """Do nothing: each reading opens what it needs."""
 
-    def read(self, state: PipeState) -> Generator[Answer, None, None] | None:
-        """Read what follows this state, to the end of its range; None when all is read."""
-        cursor = state.cursor
-        hot = cursor is not None and not state.is_final(cursor.number) and not self._finalized
-        for block_range, query in self._plan:
-            for left in clip_ranges((block_range,), cursor):
-                if self.is_exhausted(left, cursor):
-                    continue
-                if hot and cursor is not None and left.from_block > cursor.number + 1:
-                    gap = _gap(cursor, left)
-                    if not self.is_exhausted(gap, cursor):
-                        return self._read(self._watch, gap, cursor)
-                return self._read(query, left, cursor)
-        if not hot or cursor is None or cursor == self._checked:
-            return None
-        return self._check_tail(cursor)
+    def read(self, state: PipeState) -> Generator[Answer | Span, None, None] | None:
+        """Read what follows this state, in spans or block by block; None when all is read.
+
+        A span is not compared with what is committed, so it may only follow a final block: a hot
+        one could have been orphaned meanwhile, and only `stream` would say so.
+        """
+        if self._far is None:
+            return self._blocks(state)
+        left = self._left(state.cursor)
+        if left is not None and (state.cursor is None or state.is_final(state.cursor.number)):
+            final = self._client.finalized_head(attempts=None)
+            if final is not None and final.number - left.from_block >= self._far:
+                return self._spans(state, left, final, self._far)
+        reading = self._blocks(state)
+        return None if reading is None else _until_far(reading, self._far)
+
+    def learn(self, block_range: BlockRange, size: int, rows: int) -> None:
+        """Take note of the bytes and rows of a span that was read. Called before the next one."""
+        estimate = self._estimates.pop(block_range.from_block, 0.0)
+        self._size.held(estimate, size, rows)
 
     def watch(self, state: PipeState) -> Generator[Answer, None, None]:
         """Read headers beyond this state without an end, only to learn how deep our blocks are."""
         assert state.cursor is not None, "there is a block to watch"
         return self._client.read(self._watch, BlockRange(state.cursor.number + 1), state.cursor)
 
-    def is_exhausted(self, left: BlockRange, cursor: BlockCursor | None) -> bool:
-        """Tell whether what is left of a range after this cursor is known to hold no block."""
-        return (cursor, left.to_block) in self._exhausted
+    def query_at(self, number: int) -> StreamQuery:
+        """Return what is asked of the span that begins with this block."""
+        return next(query for block_range, query in self._plan if number in block_range)
 
-    def _read(
+    # --- near the head ----------------------------------------------------------------------------
+
+    def _blocks(self, state: PipeState) -> Generator[Answer, None, None] | None:
+        """Read what follows this state block by block, to the end of its range."""
+        cursor = state.cursor
+        hot = cursor is not None and not state.is_final(cursor.number) and not self._finalized
+        for block_range, query in self._plan:
+            for left in clip_ranges((block_range,), cursor):
+                if self._is_exhausted(left, cursor):
+                    continue
+                if hot and cursor is not None and left.from_block > cursor.number + 1:
+                    gap = _gap(cursor, left)
+                    if not self._is_exhausted(gap, cursor):
+                        return self._read_range(self._watch, gap, cursor)
+                return self._read_range(query, left, cursor)
+        if not hot or cursor is None or cursor == self._checked:
+            return None
+        return self._check_tail(cursor)
+
+    def _read_range(
         self, query: StreamQuery, block_range: BlockRange, cursor: BlockCursor | None
     ) -> Generator[Answer, None, None]:
         """Read one range; remember where it ended: its last numbers may hold no block, for good."""
@@ -91,6 +138,92 @@ class PortalSource:
         for answer in self._client.read(self._watch, BlockRange(cursor.number + 1), cursor):
             yield answer if isinstance(answer, Fork) else RangeEnd(Head())
             return
+
+    def _is_exhausted(self, left: BlockRange, cursor: BlockCursor | None) -> bool:
+        """Tell whether what is left of a range after this cursor is known to hold no block."""
+        return (cursor, left.to_block) in self._exhausted
+
+    # --- far behind it ----------------------------------------------------------------------------
+
+    def _left(self, cursor: BlockCursor | None) -> BlockRange | None:
+        """Return the first range of the plan that is not read, from where the dataset begins."""
+        first = self._client.start_block()
+        for block_range, _ in self._plan:
+            begun = clip_ranges((block_range,), BlockCursor(first - 1) if first else None)
+            for left in clip_ranges(begun, cursor):
+                if not self._is_exhausted(left, cursor):
+                    return left
+        return None
+
+    def _spans(
+        self, state: PipeState, left: BlockRange, final: BlockCursor, far: int
+    ) -> Generator[Answer | Span, None, None]:
+        """Hand out spans until the finalized head, as it was, is near."""
+        first, end = left.from_block, final.number
+        if left.to_block is not None:
+            end = min(end, left.to_block)
+        head = Head(final, self._latest())
+        before = state.cursor
+        self._check_link(left, before)
+        while first <= end and (final.number - first >= far or end == left.to_block):
+            densities = self._measure(first, min(first + self._size.blocks - 1, end))
+            largest = first + self._size.fitting(densities) - 1
+            last = self._last_header(first, largest, before)
+            if last is None and first == left.from_block:
+                yield from self._blocks(state) or ()  # only skipped slots are left here
+            if last is None:
+                return
+            measured = tuple(up_to(densities, last.number))
+            self._estimates[first] = sum(one.total for one in measured)
+            started = self._clock.monotonic()
+            yield Span(BlockRange(first, last.number), last, head, measured)
+            self._size.took(self._clock.monotonic() - started, last.number - first + 1)
+            first, before = last.number + 1, last.cursor
+        if first > end == left.to_block:
+            yield RangeEnd(head)
+
+    def _latest(self) -> BlockCursor | None:
+        """Return the newest block, which only progress needs: without an answer it is unknown."""
+        try:
+            return self._client.head()
+        except HeadwaterError:
+            return None
+
+    def _measure(self, first: int, last: int) -> list[Density]:
+        """Measure the blocks of a span to be."""
+        return probe(self._client, self.query_at(first), BlockRange(first, last))
+
+    def _check_link(self, left: BlockRange, cursor: BlockCursor | None) -> None:
+        """Raise `BlockLinkError` if the next block does not name our last one as its parent."""
+        asked = BlockRange(left.from_block, left.from_block + LOOK_BACK)
+        for answer in self._client.read(self._watch, asked, cursor, finalized=True):
+            if isinstance(answer, Blocks):
+                return
+
+    def _last_header(self, first: int, last: int, before: BlockCursor | None) -> BlockHeader | None:
+        """Return the header of the last block of a span; its last numbers may be skipped slots.
+
+        It is asked for together with its predecessor, so that the link between them is checked.
+        """
+        for lowest in (max(first, last - 1), max(first, last - LOOK_BACK)):
+            found: BlockHeader | None = None
+            asked = BlockRange(lowest, last)
+            for answer in self._client.read(self._watch, asked, before, finalized=True):
+                if isinstance(answer, Blocks):
+                    found = answer.headers[-1]
+            if found is not None:
+                return found
+        return None
+
+
+def _until_far(reading: Generator[Answer, None, None], far: int) -> Generator[Answer, None, None]:
+    """Read near the head, but stop if the head has run far away: then spans are quicker."""
+    for answer in reading:
+        yield answer
+        if isinstance(answer, Blocks) and answer.head.finalized is not None:
+            behind = answer.head.finalized.number - answer.headers[-1].number
+            if behind >= 2 * far:
+                return
 
 
 def _gap(cursor: BlockCursor, following: BlockRange) -> BlockRange:

@@ -36,7 +36,7 @@ from headwater.pipeline import (
     Source,
     Waited,
 )
-from headwater.portal import Address, Clock, Dataset, HistorySource, PortalClient
+from headwater.portal import Address, Clock, Dataset, PortalClient, PortalSource
 from headwater.query import Query, merge_queries, plan_requests
 from headwater.spark.spans import read_span
 from headwater.stream.assemble import Assembler, Plan
@@ -93,7 +93,7 @@ class Run(Host[Delivery]):
         self._shared = bool(stream.parts) or target.capabilities.rereads
         self._factories = self._make_factories()
         self._source: Source | None = None
-        self._spans: HistorySource | None = None
+        self._spans: PortalSource | None = None
         self._assembler: Assembler | None = None
 
     # --- the source -------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Run(Host[Delivery]):
     def _make_source(self, plan: Plan) -> Source:
         """Return what reads the plan, behind the undo buffer if the stream has one."""
         reading = self._stream.reading
-        source = self._spans = HistorySource(
+        source = self._spans = PortalSource(
             self._client,
             plan.requests,
             watch=plan.requests[0][1].headers_only(),

@@ -15,7 +15,7 @@ from random import Random
 from headwater.core import Batch, BlockHeader, Blocks, PipeState, SpanLimits, clip_ranges
 from headwater.errors import HeadwaterError
 from headwater.pipeline import Event, Host, Pipeline, Raw, Settled, Source
-from headwater.portal import HistorySource, PortalClient, PortalSource
+from headwater.portal import PortalClient, PortalSource
 from headwater.query import plan_requests
 from headwater.targets import MemoryStore
 from headwater.testing.chain.settings import ContentSettings
@@ -256,11 +256,9 @@ class Scenario(Host[Rows]):
         """Count the rows of all blocks."""
         return sum(map(len, batch.data.values()))
 
-    def _portal_source(self, client: PortalClient) -> PortalSource | HistorySource:
+    def _portal_source(self, client: PortalClient) -> PortalSource:
         plan = plan_requests([(one, self._query) for one in self._on.ranges])
-        if self._on.far is None:
-            return PortalSource(client, plan, watch=self._on.watch())
-        return HistorySource(
+        return PortalSource(
             client,
             plan,
             watch=self._on.watch(),

@@ -21,7 +21,7 @@ from headwater.core import (
     SpanSize,
 )
 from headwater.errors import BlockLinkError, InvalidOptionError
-from headwater.portal import HistorySource, PortalClient
+from headwater.portal import PortalClient, PortalSource
 from headwater.query import EvmQuery
 from headwater.testing import ChainSim, PortalSim, SimTransport, Status, VirtualClock
 
@@ -46,7 +46,7 @@ class Setup:
             on_notice=lambda notice: None,
         )
         plan = [(one, QUERY) for one in ranges or (BlockRange(0),)]
-        self.source = HistorySource(
+        self.source = PortalSource(
             client,
             plan,
             watch=EvmQuery(),
