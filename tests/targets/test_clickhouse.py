@@ -27,7 +27,9 @@ from headwater.errors import (
     InvalidOptionError,
     RewindError,
     RollbackHandlerMissingError,
+    StateMissingError,
 )
+from headwater.targets.admin import open_admin
 from headwater.targets.clickhouse import (
     ClickHouseClient,
     ClickHouseSettings,
@@ -513,6 +515,70 @@ def test_remove_all_rows_takes_a_condition_and_parameters(make: Make) -> None:
         s.target._store().remove_all_rows(tables=["never"], where="1")
 
 
+@pytest.mark.guarantee("ORACLE-1")
+def test_a_negative_without_its_row_leaves_nothing_visible(make: Make) -> None:
+    """A -1 that comes first is cancelled by a +1, which the engine would show."""
+    s = make()
+    s.block(1, {"t": frame(1, "a")})
+    s.block(2, {"t": frame(2, "b")})
+    s.sql("INSERT INTO t SELECT 2, 7, 'lone', -1")  # of another key
+    s.sql("INSERT INTO t SELECT 2, 0, 'other', -1")  # of the key of a row that stands
+    for _ in range(2):
+        s.fork(1)
+        assert values(s) == ["a"]
+        s.sql("OPTIMIZE TABLE t FINAL")
+        assert s.rows("SELECT value, sign FROM t") == [{"value": "a", "sign": 1}]
+        s.block(2, {"t": frame(2, "b")}, branch="x")
+        assert values(s) == ["a", "b"]
+
+
+def test_rows_that_are_removed_are_counted_where_negatives_are_among_them(make: Make) -> None:
+    s = make()
+    s.block(1, {"t": frame(1, "a", "b", "c")})
+    s.sql("INSERT INTO t SELECT 1, 8, 'lone', -1")
+    s.sql("INSERT INTO t SELECT 1, 9, 'gone', sign FROM (SELECT arrayJoin([1, -1]) AS sign)")
+    removed = s.target._store().remove_all_rows(tables=["t"], where="block_number = 1 OR 0 -- all")
+    assert removed == {"t": 3}
+    assert values(s) == []
+    assert s.rows("SELECT sum(sign) AS n FROM t") == [{"n": 0}]
+
+
+@pytest.mark.parametrize("engine", ["CollapsingMergeTree", "ReplacingMergeTree", "MergeTree"])
+def test_columns_may_have_the_names_that_undo_uses_itself(make: Make, engine: str) -> None:
+    names = ["n", "net", "hashes", "rows", "_sqd_net", "_sqd_copy"]
+    names += [f"_headwater_{one}" for one in ("net", "hashes", "copy", "count")]
+    s = make(table("t", engine=engine))
+    for number in (1, 2, 3):
+        rows = frame(number, f"{number}")
+        for name in names:
+            rows = rows.append_column(name, pa.array([number], pa.int64()))
+        s.block(number, {"t": rows})
+    shown = "t" if engine == "MergeTree" else "t_live"
+    s.fork(2)
+    assert values(s, shown) == ["1", "2"]
+    where = "n = 2 AND net = 2 AND _headwater_count = 2 AND _headwater_net = 2"
+    assert s.target._store().remove_all_rows(tables=["t"], where=where) == {"t": 1}
+    assert values(s, shown) == ["1"]
+
+
+def test_a_table_that_was_not_declared_gets_the_index_when_rows_are_removed(make: Make) -> None:
+    s = make(
+        on_rollback=lambda store, safe_cursor: store.remove_all_rows(
+            tables=["u"], where="block_number > {n:Int64}", params={"n": safe_cursor.number}
+        ),
+        on_start=lambda store: store.command(
+            "CREATE TABLE IF NOT EXISTS u (block_number Int64, log_index Int32, value String, "
+            "sign Int8) ENGINE = CollapsingMergeTree(sign) ORDER BY log_index"
+        ),
+    )
+    for number in (1, 2):
+        s.block(number, {"u": frame(number, f"{number}").slice(0, 1)})
+    s.fork(1)
+    found = s.rows("SELECT name, expr FROM system.data_skipping_indices WHERE table = 'u'"
+                   " AND database = currentDatabase()")  # fmt: skip
+    assert found == [{"name": "_sqd_rollback_idx", "expr": "block_number"}]
+
+
 # --- hooks ----------------------------------------------------------------------------------------
 
 
@@ -685,6 +751,75 @@ def test_a_second_writer_of_one_stream_is_noticed(make: Make) -> None:
     with pytest.raises(ClickHouseWriterError):
         first.fork(1)
     assert values(second) == ["a", "b"]
+
+
+def held(s: Stream) -> list[Any]:
+    return [*values(s), *s.rows("SELECT count() AS n FROM sync__tables FINAL")]
+
+
+@pytest.mark.guarantee("STATE-4")
+@pytest.mark.parametrize("lost", ["DELETE FROM sync WHERE 1", "TRUNCATE TABLE sync", "all"])
+def test_a_missing_state_is_an_error_and_nothing_is_removed(make: Make, lost: str) -> None:
+    """Final rows were removed, and the stream began anew."""
+    s = make()
+    for number in (1, 2, 3):
+        s.block(number, {"t": frame(number, f"{number}")}, final=2)
+    before = held(s)
+    s.target.close()
+    for sql in ("TRUNCATE TABLE sync", "TRUNCATE TABLE sync__epochs") if lost == "all" else (lost,):
+        s.sql(sql)
+    for _ in range(2):
+        with pytest.raises(StateMissingError, match="committed before"):
+            make()
+        assert held(s) == before
+    admin = open_admin(f"{s.client._address}{s.client.database}")
+    admin.reset("s", force=True)
+    again = make()
+    assert again.state == PipeState()
+    again.block(1, {"t": frame(1, "anew")})
+    assert values(again) == ["anew"]
+
+
+@pytest.mark.guarantee("STATE-4")
+def test_rows_of_the_stream_in_a_shared_table_are_not_given_up_either(make: Make) -> None:
+    shared = table("t", stream_column="chain")
+    s = make(shared)
+    s.block(1, {"t": frame(1, "a")})
+    s.target.close()
+    for name in ("sync", "sync__epochs", "sync__tables"):
+        s.sql(f"DROP TABLE {name}")
+    with pytest.raises(StateMissingError):
+        make(shared)
+    assert values(s) == ["a"]
+    make(shared, id="other")
+
+
+@pytest.mark.guarantee("STATE-4")
+def test_a_stream_that_died_before_its_first_commit_begins_again(make: Make) -> None:
+    s = make()
+    s.target.on_statement = die_at(f"INSERT INTO `{s.client.database}`.`sync` ")
+    with pytest.raises(Died):
+        s.block(1, {"t": frame(1, "half")})
+    assert values(s) == ["half"]
+    s.target.close()
+    s = make()
+    assert s.state == PipeState()
+    assert values(s) == []
+
+
+@pytest.mark.guarantee("STATE-4")
+def test_a_database_of_the_first_release_is_opened(make: Make) -> None:
+    """Its epochs are counted from 1, and say nothing of whether the stream has committed."""
+    s = make()
+    s.block(1, {"t": frame(1, "a")})
+    s.target.close()
+    s.sql("TRUNCATE TABLE sync__epochs")
+    s.sql("INSERT INTO sync__epochs VALUES ('s', 7, 'abcd'), ('forgotten', 3, 'efgh')")
+    again = make()
+    assert again.state == s.state
+    again.block(2, {"t": frame(2, "b")})
+    assert values(again) == ["a", "b"]
+    assert make("u", id="forgotten").state == PipeState()
 
 
 # --- several streams ------------------------------------------------------------------------------

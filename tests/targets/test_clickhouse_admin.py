@@ -20,7 +20,7 @@ from headwater.errors import (
 from headwater.targets.admin import Admin, MoveKind, explain_move, explain_reset, open_admin
 from headwater.targets.clickhouse import ClickHouseSettings, clickhouse_target, table
 from headwater.targets.clickhouse.admin import ClickHouseAdmin
-from headwater.targets.clickhouse.statements import split_statements
+from headwater.targets.clickhouse.prepare import split_statements
 from headwater.targets.contract import SideTable
 from headwater.targets.schema_file import SchemaFile, TableSchema
 from tests.targets.clickhouse_places import Stream, database
@@ -244,14 +244,16 @@ def test_a_writer_that_stores_its_state_at_that_very_moment_is_noticed() -> None
     assert isinstance(place, ClickHouseAdmin)
 
     def watch(sql: str) -> None:
-        if "_sqd_net" in sql:  # rows are being removed: the new state is stored
+        if "_headwater_net" in sql and sql.startswith(
+            "INSERT"
+        ):  # rows are being removed: the new state is stored
             s.sql(
                 "INSERT INTO sync SELECT id, current, finalized, rollback_chain, "
                 "timestamp + INTERVAL 1 DAY, 1 FROM sync ORDER BY timestamp DESC LIMIT 1"
             )
 
     place.on_statement = watch
-    with pytest.raises(ClickHouseWriterError, match="do this again"):
+    with pytest.raises(ClickHouseWriterError, match="newer state"):
         place.move("one", 3)
 
 

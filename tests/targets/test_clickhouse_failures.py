@@ -21,7 +21,6 @@ from headwater.targets.clickhouse import (
     ClickHouseSettings,
     clickhouse_target,
     table,
-    writer,
 )
 from headwater.targets.clickhouse.transfer import plan_transfer
 from headwater.targets.contract import Scope
@@ -184,21 +183,18 @@ def test_without_memory_of_inserts_a_lost_answer_is_an_error_not_a_duplicate(
 
 
 @pytest.mark.guarantee("STATE-3")
-def test_an_executor_of_a_dead_driver_writes_no_more(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_executor_of_a_dead_driver_writes_no_more(url: str) -> None:
     """It was computing while the driver was killed and started again."""
-    monkeypatch.setattr(writer, "partition_id", lambda: 0)
     s = started(url)
     s.block(1, {"t": frame(1, 1)})
     layout = s.target._catalog.prepare(s.target._catalog.parse("t"), frame(1, 1).schema)
     transfer = plan_transfer(frame(2, 2).schema, layout, "s", Scope(2, 1, False), 0)
     task = pickle.loads(pickle.dumps(s.target._inserts.writer(transfer, "token")))
-    assert next(task(frame(2, 2).to_batches()))["rows"].to_pylist() == [1]
+    assert next(task(frame(2, 2).to_batches(), 0))["rows"].to_pylist() == [1]
     s.target.close()
     s = started(url)
     with pytest.raises(ClickHouseWriterError):
-        next(task(frame(2, 3).to_batches()))
+        next(task(frame(2, 3).to_batches(), 0))
     assert s.rows("SELECT value FROM t_live") == [{"value": 1}]
     s.target.close()
 

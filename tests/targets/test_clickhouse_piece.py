@@ -16,7 +16,7 @@ from headwater.targets.clickhouse.piece import Piece, pieces_of
 from headwater.targets.clickhouse.transfer import Transfer
 from tests.targets.clickhouse_places import database
 
-TYPES = {"block_number": "Int64", "n": "Int64", "sender": "FixedString(2)"}
+TYPES = {"block_number": "Int64", "n": "Int64", "sender": "Nullable(FixedString(2))"}
 TRANSFER = Transfer("t", TYPES, {}, ("block_number", "n"), "block_number", (1, 9), True)
 
 
@@ -91,7 +91,7 @@ def test_the_server_reads_what_a_piece_is_sent_as(compression: str | None) -> No
     piece = Piece(TRANSFER, compression)
     for at, sender in enumerate([None, "0xabcd", "xy"]):
         piece.add(rows(at, sender=sender))
-    client.insert_body(TRANSFER.target, piece.seal(), None)
+    client.insert_body(TRANSFER.target("1"), piece.seal(), None)
     found = client.rows("SELECT hex(sender) AS s FROM t ORDER BY n")
     assert [one["s"] for one in found] == [None, "ABCD", "7879"]
     client.close()

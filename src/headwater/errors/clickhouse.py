@@ -108,4 +108,4 @@ class ClickHouseWriterError(
     "after headwater cursor or outbox, which stop a writer too, just start it again",
     retryable=True,
 ):
-    """Another process has moved the cursor of this stream."""
+    """Another writer has started the stream, or an operator has moved its cursor."""

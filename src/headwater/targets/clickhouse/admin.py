@@ -34,12 +34,12 @@ from headwater.targets.admin import (
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.config_table import ConfigTable
-from headwater.targets.clickhouse.epochs import Epochs, statement_prefix
 from headwater.targets.clickhouse.layout import Family, Layout, read_layout
+from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.prepare import exists, prepare_place
 from headwater.targets.clickhouse.settings import ClickHouseSettings, Table
 from headwater.targets.clickhouse.side_tables import SideTables
-from headwater.targets.clickhouse.sql import DELETED, TableName, compose
+from headwater.targets.clickhouse.sql import DELETED, Fragment, TableName, compose
 from headwater.targets.clickhouse.sync_table import SyncTable
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.contract import SideTable
@@ -65,14 +65,34 @@ class _Held:
     """A stream whose earlier writers have been told to stop."""
 
     client: ClickHouseClient
+    lease: Lease
     sync: SyncTable
     layouts: list[Layout]
 
     def remove_above(self, number: int) -> None:
         """Remove the stream's rows above a block, its own side rows too."""
-        undo = Undo(self.client)
+        undo = Undo(self.client, self.lease)
         for layout in self.layouts:
-            undo.above(layout, number, self.sync.stream_id)
+            undo.above(layout, number)
+
+    def empty(self, layout: Layout) -> None:
+        """Remove all rows of the stream; at once where all are its own and no view follows."""
+        (found,) = self.client.rows(
+            "SELECT length(dependencies_table) AS views FROM system.tables "
+            "WHERE database = {database:String} AND name = {name:String}",
+            {"database": layout.name.database, "name": layout.name.name},
+        )
+        if found["views"] or layout.stream_column is not None:
+            Undo(self.client, self.lease).above(layout, -1)
+            return
+        self.client.run(
+            compose(
+                "ALTER TABLE <table> DELETE WHERE <condition>",
+                table=layout.name,
+                condition=self.lease.condition,
+            ),
+            settings=DELETED,
+        )
 
 
 class ClickHouseAdmin:
@@ -130,14 +150,15 @@ class ClickHouseAdmin:
             client = held.client
             check_reset(held.sync.load(), force=force)
             if keep_data:  # first, or else a start would remove them
-                self._forget_tables(client, stream_id, "AND NOT startsWith(name, {prefix:String})")
+                self._forget_tables(held, "NOT startsWith(name, {prefix:String})")
+            held.lease.renew(is_new=True)  # a start may find no state from here on
             held.sync.replace(PipeState())
-            ConfigTable(client, self._sync.database, stream_id).remove()
-            self._side(client, stream_id).forget()
+            ConfigTable(client, self._sync.database, held.lease).remove()
+            self._side(client, held.lease).forget()
             for layout in held.layouts:
                 if not keep_data or layout.name.name.startswith(PREFIX):
-                    _empty(client, layout, stream_id)
-            self._forget_tables(client, stream_id)
+                    held.empty(layout)
+            self._forget_tables(held)
             self._make_sure(stream_id, held.sync.is_empty)
 
     def setup(
@@ -151,7 +172,7 @@ class ClickHouseAdmin:
         if change_log:
             raise InvalidOptionError("ClickHouse has no change log: it is for PostgreSQL, DuckDB")
         with self._connected() as client:
-            side = self._side(client, "")
+            side = self._side(client, self._lease(client, ""))
             return prepare_place(client, self._sync, side, schema, side_tables)
 
     # --- one stream -------------------------------------------------------------------------------
@@ -172,14 +193,12 @@ class ClickHouseAdmin:
     def _taken_over(self, stream_id: str) -> Iterator[_Held]:
         """Stop whoever writes the stream; a table that cannot be undone is refused before that."""
         with self._connected() as client:
-            client.prefix = statement_prefix(self._sync, stream_id)
             layouts = self._layouts(client, stream_id)
-            epochs = Epochs(client, self._sync.suffixed("__epochs"), stream_id)
-            epochs.create()
-            epochs.begin()
-            client.end_statements()
-            sync = SyncTable(client, self._sync, stream_id, self._settings.max_rows)
-            yield _Held(client, sync, layouts)
+            lease = self._lease(client, stream_id)
+            lease.create()
+            lease.begin(lambda: True)
+            sync = SyncTable(client, self._sync, lease, self._settings.max_rows)
+            yield _Held(client, lease, sync, layouts)
 
     def _make_sure(self, stream_id: str, stored: bool) -> None:
         if not stored:
@@ -192,11 +211,15 @@ class ClickHouseAdmin:
     def _state(self, client: ClickHouseClient, stream_id: str) -> PipeState:
         if not exists(client, self._sync):
             return PipeState()
-        return SyncTable(client, self._sync, stream_id, self._settings.max_rows).load()
+        lease = self._lease(client, stream_id)
+        return SyncTable(client, self._sync, lease, self._settings.max_rows).load()
 
-    def _side(self, client: ClickHouseClient, stream_id: str) -> SideTables:
-        catalog = Catalog(client, stream_id, self._registry, (), automatic=False, managed=True)
-        return SideTables(client, catalog, self._sync.suffixed("__settlements"), stream_id)
+    def _lease(self, client: ClickHouseClient, stream_id: str) -> Lease:
+        return Lease(client, self._sync.suffixed("__epochs"), self._sync, stream_id)
+
+    def _side(self, client: ClickHouseClient, lease: Lease) -> SideTables:
+        catalog = Catalog(client, lease, self._registry, (), automatic=False, managed=True)
+        return SideTables(client, catalog, self._sync.suffixed("__settlements"), lease)
 
     # --- its tables -------------------------------------------------------------------------------
 
@@ -240,11 +263,16 @@ class ClickHouseAdmin:
                 found.append(TableStatus(shown, undo, names.count(name) > 1, own))
         return tuple(found)
 
-    def _forget_tables(self, client: ClickHouseClient, stream_id: str, which: str = "") -> None:
-        if exists(client, self._registry):
-            client.run(
-                compose("DELETE FROM <all> WHERE id = {id:String} ", all=self._registry) + which,
-                {"id": stream_id, "prefix": PREFIX},
+    def _forget_tables(self, held: _Held, which: str = "1") -> None:
+        if exists(held.client, self._registry):
+            held.client.run(
+                compose(
+                    "DELETE FROM <all> WHERE id = {id:String} AND <which> AND <condition>",
+                    all=self._registry,
+                    which=Fragment(which),
+                    condition=held.lease.condition,
+                ),
+                {"id": held.lease.stream_id, "prefix": PREFIX},
                 settings=DELETED,
             )
 
@@ -256,16 +284,3 @@ def _undo_of(client: ClickHouseClient, name: TableName) -> str | None:
     except (ClickHouseTableError, DistributedTableError):
         return "impossible"  # it was replaced by something else, which a move will say
     return None if layout is None else _UNDO[layout.family]
-
-
-def _empty(client: ClickHouseClient, layout: Layout, stream_id: str) -> None:
-    """Remove all rows of a stream; at once where nobody else's are there and no view follows."""
-    (found,) = client.rows(
-        "SELECT length(dependencies_table) AS views FROM system.tables "
-        "WHERE database = {database:String} AND name = {name:String}",
-        {"database": layout.name.database, "name": layout.name.name},
-    )
-    if found["views"] or layout.stream_column is not None:
-        Undo(client).above(layout, -1, stream_id)
-    else:
-        client.run(compose("TRUNCATE TABLE <table>", table=layout.name))

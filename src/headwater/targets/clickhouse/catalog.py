@@ -17,8 +17,9 @@ from headwater.errors import (
     ClickHouseUndeclaredError,
 )
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.ddl import create_table, create_view, prepare_undo
+from headwater.targets.clickhouse.ddl import create_index, create_table, create_view, prepare_undo
 from headwater.targets.clickhouse.layout import Layout, read_layout
+from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table
 from headwater.targets.clickhouse.sql import Fragment, TableName, compose
 from headwater.targets.side_rows import PREFIX
@@ -32,7 +33,7 @@ class Catalog:
     def __init__(
         self,
         client: ClickHouseClient,
-        stream_id: str,
+        lease: Lease,
         registry: TableName,
         declared: Sequence[Table],
         *,
@@ -40,7 +41,8 @@ class Catalog:
         managed: bool,
     ) -> None:
         self._client = client
-        self._id = stream_id
+        self._lease = lease
+        self._id = lease.stream_id
         self._registry = registry
         self._database = registry.database
         self._declared = {TableName.parse(one.name, self._database): one for one in declared}
@@ -108,13 +110,23 @@ class Catalog:
         return name in self._declared
 
     def existing(self, name: TableName) -> Layout:
-        """Return a table that a user names, declared or not."""
+        """Return a table that a user names, declared or not; with the index that undo needs."""
         layout = self._layouts.get(name) or read_layout(
             self._client, name, self._declared.get(name)
         )
         if layout is None:
             raise ClickHouseTableError("there is no such table", table=name)
+        if not layout.indexed and layout.block_column in layout.columns:
+            create_index(self._client, layout)
         return layout
+
+    def knows_something(self) -> bool:
+        """Tell whether tables of the stream are listed, or hold rows with its id."""
+        if any(one["id"] == self._id for one in self._registered()):
+            return True
+        declared = {name: one for name, one in self._declared.items() if one.stream_column}
+        layouts = [read_layout(self._client, name, one) for name, one in declared.items()]
+        return any(self._holds_rows(one) for one in layouts if one is not None)
 
     def next_version(self, layout: Layout) -> int:
         """Return a version that is higher than all in a table of the Replacing family."""
@@ -189,8 +201,9 @@ class Catalog:
             compose(
                 "INSERT INTO <all> (id, database, name, block_column, stream_column) "
                 "SELECT {id:String}, {database:String}, {name:String}, {block:String}, "
-                "{stream:String}",
+                "{stream:String} WHERE <condition>",
                 all=self._registry,
+                condition=self._lease.condition,
             ),
             {
                 "id": self._id,
@@ -203,14 +216,18 @@ class Catalog:
         self._written = None
 
     def _holds_rows(self, layout: Layout) -> bool:
+        """Tell whether rows count; those of the stream, if a column says whose they are."""
+        own = compose("WHERE <stream> = {id:String}", stream=layout.stream_column or "")
         found = self._client.rows(
             compose(
-                "SELECT count() AS n FROM <table> <final>",
+                "SELECT count() AS headwater_count FROM <table> <final> <own>",
                 table=layout.name,
                 final=Fragment("FINAL" if layout.marks else ""),
-            )
+                own=own if layout.stream_column else Fragment(""),
+            ),
+            {"id": self._id},
         )
-        return bool(found[0]["n"])
+        return bool(found[0]["headwater_count"])
 
     def _registered(self) -> list[dict[str, str]]:
         """Return who writes which table, as it was when a table was last looked at."""

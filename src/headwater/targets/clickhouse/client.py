@@ -20,9 +20,16 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 import pyarrow as pa
 import urllib3
 
-from headwater.errors import ClickHouseConnectionError, ClickHouseServerError, InvalidOptionError
+from headwater.errors import (
+    ClickHouseConnectionError,
+    ClickHouseServerError,
+    ClickHouseWriterError,
+    InvalidOptionError,
+)
 from headwater.targets.clickhouse.sql import literal, quote
 
+FENCED = "headwater"  # what a refusal says that comes from a condition of ours
+_THROWN = 395  # the number of such a refusal
 TIMEOUT_S = 3600.0  # of a statement; a dead connection is noticed earlier
 _TRANSIENT = frozenset(
     {3, 159, 164, 202, 203, 209, 210, 225, 236, 241, 242, 252, 285, 319, 394, 999}
@@ -138,6 +145,8 @@ class ClickHouseClient:
     def insert_body(self, target: str, body: pa.Buffer, token: str | None) -> None:
         """Insert the rows of an Arrow stream as one block, so all or none.
 
+        `target` is what follows INSERT INTO: a table and its columns, or `into`.
+
         With a token the insert is tried again, and the server drops what it has stored already.
         Without one a lost connection leaves a question, which is an error.
         """
@@ -146,9 +155,12 @@ class ClickHouseClient:
             "optimize_on_insert": "0",
             "async_insert": "0",
             "max_insert_block_size": "1000000000",
+            "max_insert_threads": "1",
             "min_insert_block_size_rows": "1000000000",
             "min_insert_block_size_bytes": "1000000000000",
             "deduplicate_blocks_in_dependent_materialized_views": "0",
+            "allow_suspicious_low_cardinality_types": "1",  # the table has them already
+            "allow_suspicious_fixed_string_types": "1",
         }
         if token is None:
             settings |= every_row()
@@ -174,16 +186,13 @@ class ClickHouseClient:
         finally:
             there.close()
 
-    def end_statements(self) -> None:
-        """Have the server end everything that runs under our prefix, and wait for its end."""
-        self._send(
-            _kill(f"startsWith(query_id, {literal(self.prefix)})"),
-            None,
-            None,
-            {"database": "default"},
-            attempts=self.attempts,
-            kill=False,
-        )
+    def end(self, which: str) -> None:
+        """Have the server end the statements that meet a condition, and wait for their end.
+
+        One whose rows are still being sent ends when the server's `http_receive_timeout` is over.
+        """
+        anywhere = {"database": "default"}
+        self._send(_kill(which), None, None, anywhere, attempts=self.attempts, kill=False)
 
     def _stream(self, frame: pa.Table) -> pa.Buffer:
         sink = pa.BufferOutputStream()
@@ -251,6 +260,11 @@ class ClickHouseClient:
         if answer.status == 200 and not code:
             return bytes(answer.data)
         reason = answer.data[:600].decode(errors="replace").strip()
+        if code == _THROWN and f"DB::Exception: {FENCED}: " in reason:
+            raise ClickHouseWriterError(
+                "another writer, or an operator, has taken the stream over; nothing was changed",
+                reason=reason.split(f"{FENCED}: ")[1].split(":")[0],
+            )
         if code in _TRANSIENT or (not code and answer.status >= 500):
             raise ClickHouseConnectionError(
                 "the server cannot do it now", server=self._address, reason=reason

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.sql import DELETED, TableName, compose
 
 
 class ConfigTable:
     """The text of one stream; the newest version counts."""
 
-    def __init__(self, client: ClickHouseClient, database: str, stream_id: str) -> None:
+    def __init__(self, client: ClickHouseClient, database: str, lease: Lease) -> None:
         self._client = client
         self._name = TableName(database, "headwater_config")
-        self._id = stream_id
+        self._lease = lease
+        self._id = lease.stream_id
 
     def read(self) -> str | None:
         """Return what is stored; None if nothing is."""
@@ -33,8 +35,10 @@ class ConfigTable:
         self._client.run(
             compose(
                 "INSERT INTO <config> SELECT {id:String}, {text:String}, "
-                "(SELECT max(version) + 1 FROM <config> WHERE stream_id = {id:String})",
+                "(SELECT max(version) + 1 FROM <config> WHERE stream_id = {id:String}) "
+                "WHERE <condition>",
                 config=self._name,
+                condition=self._lease.condition,
             ),
             {"id": self._id, "text": text},
         )
@@ -44,7 +48,11 @@ class ConfigTable:
         if self.read() is None:
             return
         self._client.run(
-            compose("DELETE FROM <config> WHERE stream_id = {id:String}", config=self._name),
+            compose(
+                "DELETE FROM <config> WHERE stream_id = {id:String} AND <condition>",
+                config=self._name,
+                condition=self._lease.condition,
+            ),
             {"id": self._id},
             settings=DELETED,
         )

@@ -75,18 +75,23 @@ def create_view(client: ClickHouseClient, layout: Layout) -> None:
 def prepare_undo(client: ClickHouseClient, layout: Layout) -> None:
     """Give a table that existed what makes undo fast and retries safe, if we may change it."""
     if not layout.indexed:
-        with ignoring_refusal():
-            client.run(
-                f"ALTER TABLE {layout.name} ADD INDEX IF NOT EXISTS {INDEX} "
-                f"{quote(layout.block_column)} TYPE minmax GRANULARITY 1"
-            )
-            client.run(f"ALTER TABLE {layout.name} MATERIALIZE INDEX {INDEX}")
+        create_index(client, layout)
     if not layout.deduplicates:
         with ignoring_refusal():
             client.run(
                 f"ALTER TABLE {layout.name} "
                 f"MODIFY SETTING non_replicated_deduplication_window = {WINDOW}"
             )
+
+
+def create_index(client: ClickHouseClient, layout: Layout) -> None:
+    """Create the index by block that undo needs to be fast, if we may change the table."""
+    with ignoring_refusal():
+        client.run(
+            f"ALTER TABLE {layout.name} ADD INDEX IF NOT EXISTS {INDEX} "
+            f"{quote(layout.block_column)} TYPE minmax GRANULARITY 1"
+        )
+        client.run(f"ALTER TABLE {layout.name} MATERIALIZE INDEX {INDEX}")
 
 
 def _order(declared: Table, schema: pa.Schema) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,18 +12,26 @@ from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.config_table import ConfigTable
 from headwater.targets.clickhouse.ddl import create_table, create_view
-from headwater.targets.clickhouse.epochs import Epochs
 from headwater.targets.clickhouse.layout import read_layout
+from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import table
 from headwater.targets.clickhouse.side_tables import SideTables
 from headwater.targets.clickhouse.sql import TableName
-from headwater.targets.clickhouse.statements import split_statements
 from headwater.targets.clickhouse.sync_table import SyncTable
 from headwater.targets.clickhouse.writer import Attempts
 from headwater.targets.contract import SideTable
 from headwater.targets.schema_file import SchemaFile
 
 _SYSTEM = ("system", "information_schema", "INFORMATION_SCHEMA")
+_TOKEN = re.compile(
+    r"""
+    (?P<comment> --[^\n]* | \#[ !][^\n]* | /\*.*?\*/ )
+  | '(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.)*" | `(?:[^`\\]|\\.)*`
+  | \$(?P<tag>\w*)\$.*?\$(?P=tag)\$
+  | (?P<end> ; )
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 
 
 def prepare_place(
@@ -51,12 +60,13 @@ def prepare_place(
     for one in dict.fromkeys((client.database, sync.database)):
         client.create_database(one)
     before = _all_tables(client)
-    SyncTable(client, sync, "", 1).create()
-    Catalog(client, "", sync.suffixed("__tables"), (), automatic=False, managed=True).create()
-    Epochs(client, sync.suffixed("__epochs"), "").create()
+    lease = Lease(client, sync.suffixed("__epochs"), sync, "")
+    lease.create()
+    SyncTable(client, sync, lease, 1).create()
+    Catalog(client, lease, sync.suffixed("__tables"), (), automatic=False, managed=True).create()
     Attempts(client, sync.suffixed("__attempts")).create()
     side.create(side_tables)
-    ConfigTable(client, sync.database, "").create()
+    ConfigTable(client, sync.database, lease).create()
     for name, declared, columns in asked:
         with _explained(f"{name} cannot be created; what was created before it stays"):
             create_table(client, name, declared, columns)
@@ -113,3 +123,19 @@ def _all_tables(client: ClickHouseClient) -> set[TableName]:
         {"system": _SYSTEM},
     )
     return {TableName(one["database"], one["name"]) for one in found}
+
+
+def split_statements(sql: str) -> list[str]:
+    """Return the statements of a text; the server takes one at a time, without comments."""
+    pieces: list[str] = []
+    begin = 0
+    for found in _TOKEN.finditer(sql):
+        if found["end"]:
+            pieces.append(sql[begin : found.start()])
+            begin = found.end()
+    pieces.append(sql[begin:])
+    return [one.strip() for one in pieces if _is_statement(one)]
+
+
+def _is_statement(piece: str) -> bool:
+    return bool(_TOKEN.sub(lambda found: "" if found["comment"] else found[0], piece).strip())

@@ -2,8 +2,7 @@
 
 They are tables like any other: written with their batch, taken back with it. Streams share them;
 a column says whose a row is. A settlement changes several tables, so what it is to do is noted
-first; one that a crash interrupted is completed when the tables are opened again. Runs on the
-driver.
+first; one that a crash interrupted is completed by the next start. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -18,12 +17,14 @@ import pyarrow as pa
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.ddl import create_table
+from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table, table
-from headwater.targets.clickhouse.sql import Fragment, TableName, compose
+from headwater.targets.clickhouse.sql import Fragment, TableName, compose, into
 from headwater.targets.clickhouse.store import Store
 from headwater.targets.contract import SideTable
 from headwater.targets.side_rows import KEY, PREFIX, STREAM, check_side_table, side_rows
 
+_NOTE = {"id": "String", "name": "String", "document": "String", "sign": "Int8"}
 _OWN = "stream_id = {stream:String}"
 
 
@@ -31,17 +32,17 @@ class SideTables:
     """The side tables of one stream. `notes` is the table in which settlements are noted."""
 
     def __init__(
-        self, client: ClickHouseClient, catalog: Catalog, notes: TableName, stream_id: str
+        self, client: ClickHouseClient, catalog: Catalog, notes: TableName, lease: Lease
     ) -> None:
         self._client = client
         self._catalog = catalog
         self._notes = notes
-        self._id = stream_id
+        self._lease = lease
+        self._id = lease.stream_id
         self._tables: dict[str, SideTable] = {}
 
-    def open(self, store: Store, tables: Sequence[SideTable]) -> None:
-        """Create what is missing, and complete a settlement that was interrupted."""
-        self.create(tables)
+    def complete(self, store: Store) -> None:
+        """Complete a settlement that was interrupted. Called at every start."""
         for note in self._noted():
             self._apply(store, note["document"])
             self._note(note["name"], note["document"], -1)
@@ -164,7 +165,8 @@ class SideTables:
                 "sign": pa.array([sign], pa.int8()),
             }
         )
-        self._client.insert(f"{self._notes} (id, name, document, sign)", frame, f"{name}/{sign}")
+        target = into(str(self._notes), _NOTE, self._lease.condition)
+        self._client.insert(target, frame, f"{name}/{sign}")
 
     def _name(self, name: str) -> TableName:
         return self._catalog.parse(_declaration(name).name)

@@ -7,13 +7,17 @@ parameters (`{n:UInt64}`), which the server reads itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headwater.errors import ClickHouseTableNameError
 
 _PART = re.compile(r'`((?:[^`\\]|\\.)+)`|"((?:[^"\\]|\\.)+)"|([^`".]+)')
-DELETED = {"lightweight_deletes_sync": "2", "mutations_sync": "2"}  # settings: when it has happened
+DELETED = {  # settings: the answer comes when rows are gone, and conditions are not asked later
+    "lightweight_deletes_sync": "2",
+    "mutations_sync": "2",
+    "mutations_execute_subqueries_on_initiator": "1",
+}
 _GAP = re.compile(r"<(\w+)>")
 _ESCAPES = str.maketrans({"\\": "\\\\", "`": "\\`", "'": "\\'"})
 
@@ -72,6 +76,17 @@ class TableName:
 def compose(template: str, **parts: TableName | Sequence[str] | str) -> Fragment:
     """Fill the gaps of a statement: names are quoted, fragments stay as they are."""
     return Fragment(_GAP.sub(lambda gap: _write(parts[gap[1]]), template))
+
+
+def into(table: str, kinds: Mapping[str, str], condition: str) -> str:
+    """Return what follows INSERT INTO where the rows that are sent must meet a condition."""
+    return compose(
+        "<table> (<names>) SELECT <names> FROM input(<structure>) WHERE <condition>",
+        table=Fragment(table),
+        names=columns(kinds),
+        structure=literal(", ".join(f"{quote(name)} {kind}" for name, kind in kinds.items())),
+        condition=Fragment(condition),
+    )
 
 
 def _write(part: TableName | Sequence[str] | str) -> str:

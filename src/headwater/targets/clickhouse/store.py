@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.epochs import Epochs
+from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.piece import Piece
 from headwater.targets.clickhouse.transfer import Transfer, plan_transfer
 from headwater.targets.clickhouse.undo import Undo
@@ -35,15 +35,13 @@ class Inserts:
         self,
         client: ClickHouseClient,
         attempts: Attempts,
-        epochs: Epochs,
-        stream_id: str,
+        lease: Lease,
         piece_rows: int,
     ) -> None:
         self.client = client
         self.attempts = attempts
-        self.epochs = epochs
-        self.epoch = ""
-        self.stream_id = stream_id
+        self.lease = lease
+        self.stream_id = lease.stream_id
         self.piece_rows = piece_rows
         self._generation = ""
         self._count = 0
@@ -54,15 +52,8 @@ class Inserts:
 
     def writer(self, transfer: Transfer, token: str) -> Writer:
         """Return what tasks insert with."""
-        return Writer(
-            self.client,
-            transfer,
-            self.attempts,
-            self.epochs,
-            self.epoch,
-            token,
-            self.piece_rows,
-        )
+        condition = self.lease.condition
+        return Writer(self.client, transfer, self.attempts, condition, token, self.piece_rows)
 
     def token(self) -> str:
         """Return a token that was never used before."""
@@ -103,12 +94,13 @@ class Store:
             insert_distributed(far, self._inserts.writer(transfer, token))
             return
         start, step = 0, self._inserts.piece_rows
+        target = transfer.target(self._inserts.lease.condition)
         for rows in bounded_tables(frame, step):
             for first in range(0, rows.num_rows, step):
                 piece = Piece(transfer, self._client.compression)
                 piece.add(rows.slice(first, step))
                 known = f"{token}/{start + first}" if layout.deduplicates else None
-                self._client.insert_body(transfer.target, piece.seal(), known)
+                self._client.insert_body(target, piece.seal(), known)
             start += rows.num_rows
 
     def query(self, sql: str, params: Params | None = None) -> pa.Table:
@@ -116,7 +108,11 @@ class Store:
         return self._client.query(sql, params)
 
     def command(self, sql: str, params: Params | None = None) -> None:
-        """Run a statement, such as CREATE TABLE; it is run again if the connection is lost."""
+        """Run a statement, such as CREATE TABLE; it is run again if the connection is lost.
+
+        That this writer may still change the stream is asked right before, not inside of it.
+        """
+        self._inserts.lease.check()
         self._client.run(sql, params)
         self._catalog.forget()
 

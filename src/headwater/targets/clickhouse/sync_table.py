@@ -24,25 +24,35 @@ from headwater.core.codec import (
     sync_row,
 )
 from headwater.core.state import FinalizedWatermark
+from headwater.errors import ClickHouseWriterError
 from headwater.targets.clickhouse.client import ClickHouseClient, every_row
-from headwater.targets.clickhouse.sql import Fragment, TableName, columns, compose
+from headwater.targets.clickhouse.lease import Lease
+from headwater.targets.clickhouse.sql import TableName, columns, compose, into
 
 LEGACY_ID = "stream"
 CLEAN_EVERY = 25
-_COLUMNS = ("id", "current", "finalized", "rollback_chain", "timestamp", "sign")
+_COLUMNS = {
+    "id": "String",
+    "current": "String",
+    "finalized": "String",
+    "rollback_chain": "String",
+    "timestamp": "DateTime64(3)",
+    "sign": "Int8",
+}
 
 
 class SyncTable:
     """The rows of one stream."""
 
     def __init__(
-        self, client: ClickHouseClient, name: TableName, stream_id: str, max_rows: int
+        self, client: ClickHouseClient, name: TableName, lease: Lease, max_rows: int
     ) -> None:
         self._client = client
         self._name = name
-        self.stream_id = stream_id
+        self._lease = lease
+        self.stream_id = lease.stream_id
         self._max_rows = max_rows
-        self._newest = self._rows = self._saves = 0
+        self._rows = self._saves = 0
 
     def create(self) -> None:
         """Create the table if it is not there."""
@@ -60,9 +70,10 @@ class SyncTable:
             compose(
                 "INSERT INTO <sync> (<columns>) SELECT if(s = 1, {own:String}, id), current, "
                 "finalized, rollback_chain, timestamp, s FROM <sync> FINAL "
-                "ARRAY JOIN [1, -1] AS s WHERE id = {legacy:String}",
+                "ARRAY JOIN [1, -1] AS s WHERE id = {legacy:String} AND <condition>",
                 sync=self._name,
-                columns=_COLUMNS,
+                columns=columns(_COLUMNS),
+                condition=self._lease.epoch_condition,
             ),
             {"own": self.stream_id, "legacy": LEGACY_ID},
             settings=every_row(),
@@ -92,30 +103,22 @@ class SyncTable:
             for one in found
         ]
         rows.sort(key=lambda one: (one[0], one[1].current.number))
-        self._newest, self._rows = self.newest(), len(rows)
+        self._lease.newest, self._rows = self.newest(), len(rows)
         return fold_rows(_needed([row for _, row in rows]))
 
     def newest(self) -> int:
         """Return the time of the stream's newest row on the server, also of one cancelled since."""
-        query = compose("SELECT (<newest>) AS at", newest=self.newest_query)
-        return int(self._client.rows(query, {"id": self.stream_id})[0]["at"])
-
-    @property
-    def newest_query(self) -> Fragment:
-        """The query of that time, of the stream `id`."""
-        return compose(
-            "SELECT toUnixTimestamp64Milli(max(timestamp)) FROM <sync> WHERE id = {id:String}",
+        query = compose(
+            "SELECT toUnixTimestamp64Milli(max(timestamp)) AS at FROM <sync> "
+            "WHERE id = {id:String}",
             sync=self._name,
         )
+        return int(self._client.rows(query, {"id": self.stream_id})[0]["at"])
 
     @property
     def is_ours(self) -> bool:
         """Whether the newest row is the one that this object wrote or read last."""
-        return self.is_newest(self.newest())
-
-    def is_newest(self, at: int) -> bool:
-        """Tell whether that is the time of the row that this object wrote or read last."""
-        return at == self._newest
+        return self.newest() == self._lease.newest
 
     def append(self, states: Sequence[PipeState], previous: PipeState) -> None:
         """Add the rows of commits, all in one step, and now and then remove the oldest."""
@@ -158,12 +161,12 @@ class SyncTable:
             for one in held
             for _ in range(one["net"])
         ]
-        at = self._newest
+        at = self._lease.newest
         if state.cursor is not None:
             at = self._next_time()
             texts.append((*_texts(sync_row(state, PipeState())), at, 1))
         self._store(texts, None)
-        self._newest, self._rows = at, int(state.cursor is not None)
+        self._lease.newest, self._rows = at, int(state.cursor is not None)
 
     @property
     def is_empty(self) -> bool:
@@ -171,14 +174,30 @@ class SyncTable:
         return not self._count(self.stream_id)
 
     def _next_time(self) -> int:
-        return max(self._newest + 1, int(time.time() * 1000))
+        return max(self._lease.newest + 1, int(time.time() * 1000))
 
     def _insert(self, rows: Sequence[SyncRow]) -> None:
         begin = self._next_time()
         times = [begin + place for place in range(len(rows))]
         texts = [(*_texts(row), at, 1) for row, at in zip(rows, times, strict=True)]
-        self._store(texts, f"{self.stream_id}/{times[-1]}")
-        self._newest, self._rows = times[-1], self._rows + len(rows)
+        try:
+            self._store(texts, f"{self.stream_id}/{times[-1]}")
+        except ClickHouseWriterError:  # which may say that the first try has arrived
+            if not self._holds(times[-1], texts[-1][0]):
+                raise
+        self._lease.newest, self._rows = times[-1], self._rows + len(rows)
+
+    def _holds(self, at: int, current: str) -> bool:
+        """Tell whether a row is stored."""
+        found = self._client.rows(
+            compose(
+                "SELECT count() AS n FROM <sync> WHERE id = {id:String} AND "
+                "toUnixTimestamp64Milli(timestamp) = {at:Int64} AND current = {current:String}",
+                sync=self._name,
+            ),
+            {"id": self.stream_id, "at": at, "current": current},
+        )
+        return bool(found[0]["n"])
 
     def _store(self, rows: Sequence[tuple[str, str, str, int, int]], token: str | None) -> None:
         """Insert rows, with the milliseconds of their time and their sign, all in one step."""
@@ -195,16 +214,18 @@ class SyncTable:
                 "sign": pa.array(signs, pa.int8()),
             }
         )
-        self._client.insert(f"{self._name} ({columns(_COLUMNS)})", frame, token)
+        target = into(str(self._name), _COLUMNS, self._lease.condition)
+        self._client.insert(target, frame, token)
 
     def _remove_oldest(self) -> None:
         self._client.run(
             compose(
                 "INSERT INTO <sync> (<columns>) SELECT id, current, finalized, rollback_chain, "
-                "timestamp, -1 FROM <sync> FINAL WHERE id = {id:String} "
+                "timestamp, -1 FROM <sync> FINAL WHERE id = {id:String} AND <condition> "
                 "ORDER BY timestamp DESC LIMIT 1000000000 OFFSET {kept:UInt64}",
                 sync=self._name,
-                columns=_COLUMNS,
+                columns=columns(_COLUMNS),
+                condition=self._lease.condition,
             ),
             {"id": self.stream_id, "kept": self._max_rows},
             settings=every_row(),

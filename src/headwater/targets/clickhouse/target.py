@@ -18,17 +18,17 @@ from headwater.core import Batch, BlockCursor, PipeState
 from headwater.core.callbacks import Callback, NamedCallback
 from headwater.errors import (
     ClickHouseConnectionError,
-    ClickHouseWriterError,
     InvalidOptionError,
     RollbackHandlerMissingError,
+    StateMissingError,
 )
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.config_table import ConfigTable
-from headwater.targets.clickhouse.epochs import Epochs, statement_prefix
+from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import ClickHouseSettings, Table, table
 from headwater.targets.clickhouse.side_tables import SideTables
-from headwater.targets.clickhouse.sql import TableName, compose
+from headwater.targets.clickhouse.sql import TableName
 from headwater.targets.clickhouse.store import Inserts, Params, Store
 from headwater.targets.clickhouse.sync_table import LEGACY_ID, SyncTable
 from headwater.targets.clickhouse.undo import Undo
@@ -113,7 +113,7 @@ class ClickHouseTarget:
         self._settings = settings
         self._id = settings.id or LEGACY_ID
         self._state = PipeState()
-        self._is_open = False
+        self._is_open = self._is_started = False
         self._dirty = False
 
     @property
@@ -128,16 +128,19 @@ class ClickHouseTarget:
         self._id = self._settings.id or stream_id
 
     def recover(self) -> PipeState:
-        """Return the stored state, after removing what lies above its cursor."""
+        """Return the stored state, after removing what lies above its cursor.
+
+        Whoever wrote the stream before can change nothing from here on.
+
+        Raises:
+            StateMissingError: there is no state, but the stream has committed before.
+            ClickHouseWriterError: another writer has begun meanwhile.
+        """
         if not self._is_open:
             self._open()
-        self._inserts.epoch = self._epochs.begin()
-        self._client.end_statements()
-        self._state = self._sync.load()
-        self._catalog.resumed = self._state.cursor is not None
-        self._repair(self._state)
-        self._dirty = False
-        return self._state
+        self._dirty = True
+        self._lease.begin(self._is_known)
+        return self._load()
 
     def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Write the batches, then the row of state that makes them count."""
@@ -150,15 +153,16 @@ class ClickHouseTarget:
                 break
             except TryAgain as reason:
                 logger.warning("batch.again id=%s reason=%s", self._id, reason)
-                self._client.end_statements()
+                self._lease.renew()
                 self._repair(self._state, hook=False)
                 if attempt + 1 == self._settings.attempts:
                     raise ClickHouseConnectionError(
                         "a batch was begun too often", stream=self._id, reason=reason
                     ) from reason
         if state.cursor is not None:
-            self._check_alone()  # a cursor that was moved meanwhile is not overwritten
             self._sync.append(states, self._state)
+            if self._lease.is_new:  # from here on a missing state is an error
+                self._lease.renew(is_new=False)
         self._state, self._dirty = state, False
         self._catalog.resumed = True
 
@@ -176,7 +180,7 @@ class ClickHouseTarget:
 
     def close(self) -> None:
         """Let go of the connections; the caller's own client stays as it is."""
-        self._is_open = False
+        self._is_open = self._is_started = False
         self._client.close()
 
     def query(self, sql: str, params: Params | None = None) -> pa.Table:
@@ -189,7 +193,7 @@ class ClickHouseTarget:
         """Create the side tables that are missing."""
         if not self._is_open:
             self._open()
-        self._side.open(self._store(), tables)
+        self._side.create(tables)
 
     def read_side_table(
         self,
@@ -212,61 +216,71 @@ class ClickHouseTarget:
         """Return where the definition of this stream is kept."""
         if not self._is_open:
             self._open()
-        return ConfigTable(self._client, self._sync_name.database, self._id)
+        return self._config
 
     # --- opening ----------------------------------------------------------------------------------
 
     def _ready(self) -> None:
-        """Open if that was not done, repair what a failed call has left, refuse a second writer."""
-        if not self._is_open or self._dirty:
+        """Open if that was not done; repair what a failed call has left, if the lease holds."""
+        if not self._is_open or not self._lease.number:
             self.recover()
-            return
-        self._check_alone()
+        elif self._dirty:
+            self._lease.renew()
+            self._load()
 
-    def _check_alone(self) -> None:
-        """Refuse to go on after somebody else has started the stream, or stored its state."""
-        query = compose(
-            "SELECT (<epoch>) AS epoch, (<newest>) AS at",
-            epoch=self._epochs.newest,
-            newest=self._sync.newest_query,
-        )
-        (found,) = self._client.rows(query, {"id": self._id})
-        self._epochs.compare(found["epoch"], self._inserts.epoch)
-        if not self._sync.is_newest(int(found["at"])):
-            raise ClickHouseWriterError(
-                "the stored state is not what this writer has stored", stream=self._id
+    def _load(self) -> PipeState:
+        """Read the state, and make the tables agree with it. The lease was just begun."""
+        if self._settings.id is None and self._id != LEGACY_ID and self._sync.adopt_legacy():
+            logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
+        state = self._sync.load()
+        if state.cursor is None and not self._lease.is_new:
+            raise StateMissingError(
+                "the stream has committed before, but no state is stored", stream=self._id
             )
+        if state.cursor is not None and self._lease.is_new:
+            self._lease.renew(is_new=False)
+        self._state = state
+        self._catalog.resumed = state.cursor is not None
+        self._inserts.begin(secrets.token_hex(8))
+        if self._on_start is not None and not self._is_started:
+            self._on_start(self._store())
+        self._is_started = True
+        self._side.complete(self._store())
+        self._repair(state)
+        self._lease.check()
+        self._dirty = False
+        return state
+
+    def _is_known(self) -> bool:
+        """Tell whether anything of the stream is stored beside its state."""
+        return self._catalog.knows_something() or self._config.read() is not None
 
     def _open(self) -> None:
-        """Create what is missing and let the user prepare it."""
+        """Create what is missing."""
         settings, client = self._settings, self._client
         client.on_statement = self._announce
         sync = self._sync_name
-        client.prefix = statement_prefix(sync, self._id)
-        self._sync = SyncTable(client, sync, self._id, settings.max_rows)
+        self._lease = lease = Lease(client, sync.suffixed("__epochs"), sync, self._id)
+        self._sync = SyncTable(client, sync, lease, settings.max_rows)
         attempts = Attempts(client, sync.suffixed("__attempts"))
-        self._epochs = Epochs(client, sync.suffixed("__epochs"), self._id)
-        self._inserts = Inserts(client, attempts, self._epochs, self._id, settings.insert_rows)
-        self._undo = Undo(client)
+        self._inserts = Inserts(client, attempts, lease, settings.insert_rows)
+        self._undo = Undo(client, lease)
+        self._config = ConfigTable(client, sync.database, lease)
         self._catalog = Catalog(
             client,
-            self._id,
+            lease,
             sync.suffixed("__tables"),
             self._tables or (),
             automatic=self._on_data is None,
             managed=self._on_data is None or self._tables is not None,
         )
-        self._side = SideTables(client, self._catalog, sync.suffixed("__settlements"), self._id)
+        self._side = SideTables(client, self._catalog, sync.suffixed("__settlements"), lease)
         client.create_database(sync.database)
         self._sync.create()
         self._catalog.create()
-        self._epochs.create()
+        self._lease.create()
         attempts.create()
-        if settings.id is None and self._id != LEGACY_ID and self._sync.adopt_legacy():
-            logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
-        self._inserts.begin(secrets.token_hex(8))
-        if self._on_start is not None:
-            self._on_start(self._store())
+        self._side.create(())
         self._is_open = True
 
     @property
@@ -291,7 +305,7 @@ class ClickHouseTarget:
         self._inserts.begin(secrets.token_hex(8))
         number = state.number
         for layout in self._catalog.tracked():
-            removed = self._undo.above(layout, number, self._id)
+            removed = self._undo.above(layout, number)
             if removed:
                 logger.info("rows.removed table=%s above=%d rows=%d", layout.name, number, removed)
         self._catalog.forget_versions()

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from headwater.errors import ClickHouseRowsError, ClickHouseTableError
 from headwater.targets.clickhouse.layout import Family, Layout
-from headwater.targets.clickhouse.sql import columns
+from headwater.targets.clickhouse.sql import into
 from headwater.targets.clickhouse.types import fit
 from headwater.targets.contract import Scope
 from headwater.targets.frames import block_range
@@ -24,23 +24,23 @@ class Transfer:
 
     table: str
     types: Mapping[str, str]
-    constants: Mapping[str, tuple[object, pa.DataType]]
+    constants: Mapping[str, tuple[object, pa.DataType, str]]
     unique: tuple[str, ...]
     block_column: str
     blocks: tuple[int, int] | None
     deduplicates: bool
 
-    @property
-    def target(self) -> str:
-        """The table and its columns, as INSERT names them."""
-        return f"{self.table} ({columns([*self.types, *self.constants])})"
+    def target(self, condition: str) -> str:
+        """Return what follows INSERT INTO, if the server shall refuse without a condition."""
+        added = {name: kind for name, (_, _, kind) in self.constants.items()}
+        return into(self.table, {**self.types, **added}, condition)
 
     def apply(self, frame: pa.Table) -> pa.Table:
         """Return rows as they are sent; raise a coded error if they could not be undone."""
         if self.blocks is not None and self.block_column in self.types:
             self._check_blocks(frame)
         made = {name: fit(frame.column(name), kind, name) for name, kind in self.types.items()}
-        for name, (value, kind) in self.constants.items():
+        for name, (value, kind, _) in self.constants.items():
             made[name] = pa.repeat(pa.scalar(value, kind), frame.num_rows)
         return pa.table(made)
 
@@ -79,16 +79,17 @@ def plan_transfer(
         raise ClickHouseTableError(
             "the version is set by the target", table=layout.name, column=layout.version
         )
-    constants: dict[str, tuple[object, pa.DataType]] = {}
+    filled: dict[str, tuple[object, pa.DataType]] = {}
     if layout.sign and layout.sign not in schema.names:
-        constants[layout.sign] = (1, pa.int8())
+        filled[layout.sign] = (1, pa.int8())
     if layout.version:
-        constants[layout.version] = (version, pa.int64())
-        constants[layout.deleted] = (0, pa.uint8())
+        filled[layout.version] = (version, pa.int64())
+        filled[layout.deleted] = (0, pa.uint8())
     if layout.stream_column:
-        constants[layout.stream_column] = (stream_id, pa.string())
+        filled[layout.stream_column] = (stream_id, pa.string())
     if scope is not None and layout.block_column not in schema.names:
-        constants[layout.block_column] = (scope.block, pa.int64())
+        filled[layout.block_column] = (scope.block, pa.int64())
+    constants = {name: (*made, layout.columns[name]) for name, made in filled.items()}
     types = {name: layout.columns[name] for name in schema.names if name not in constants}
     known = all(name in types or name in constants for name in layout.sorting_key)
     merges = layout.family is not Family.OTHER and layout.sign not in schema.names

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from headwater.errors import ClickHouseServerError
 from headwater.targets.clickhouse.client import ClickHouseClient, every_row
 from headwater.targets.clickhouse.layout import Family, Layout
+from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.sql import DELETED, Fragment, columns, compose
 
 logger = logging.getLogger("headwater.targets.clickhouse")
@@ -18,13 +19,17 @@ Params = Mapping[str, object]
 
 
 class Undo:
-    """Removes rows from tables of a server. Runs on the driver."""
+    """Removes rows from tables of a server, as long as the writer's lease holds.
 
-    def __init__(self, client: ClickHouseClient) -> None:
+    Runs on the driver.
+    """
+
+    def __init__(self, client: ClickHouseClient, lease: Lease) -> None:
         self._client = client
+        self._lease = lease
         self._noticed: set[str] = set()
 
-    def above(self, layout: Layout, number: int, stream_id: str) -> int:
+    def above(self, layout: Layout, number: int) -> int:
         """Remove the stream's rows above a block; return how many there were."""
         where = compose("<block> > {above:Int64}", block=layout.block_column)
         if layout.stream_column is None:
@@ -32,10 +37,10 @@ class Undo:
         where = compose(
             "<where> AND <stream> = {stream:String}", where=where, stream=layout.stream_column
         )
-        return self.remove(layout, where, {"above": number, "stream": stream_id})
+        return self.remove(layout, where, {"above": number, "stream": self._lease.stream_id})
 
     def remove(self, layout: Layout, where: str, params: Params) -> int:
-        """Remove the rows that meet a condition; return how many there were."""
+        """Remove the rows that meet a condition; return how many counted."""
         if layout.family is Family.COLLAPSING:
             return self._cancel(layout, where, params)
         if layout.family is Family.REPLACING:
@@ -48,62 +53,99 @@ class Undo:
         Rows are netted over all stored columns, so neither duplicates nor rows that were cancelled
         before are counted wrongly, and a materialized view is told exactly what it must give back.
         Whether something is left is told by a sum of hashes, which needs no groups.
+
+        Of rows that agree in ORDER BY the engine shows a +1 that comes after the last -1. So a
+        negative without its row gets one row more than it lacks, and the last -1 comes after them.
         """
         names = columns(one for one in layout.columns if one != layout.sign)
-        which = compose("<table> WHERE <where>", table=layout.name, where=Fragment(where))
+        net, hashes, copy = (_unused(one, layout) for one in ("net", "hashes", "copy"))
+        parts = {"names": names, "sign": layout.sign, "net": net, "hashes": hashes, "copy": copy}
+        rows = compose(
+            "SELECT <names>, <sign> FROM <table> WHERE (<where>)",
+            table=layout.name,
+            where=_given(where),
+            **parts,
+        )
         left = compose(
-            "SELECT toInt64(sum(<sign>)) AS net, sumWithOverflow("
-            "reinterpretAsInt64(sipHash64(tuple(<names>))) * <sign>) AS hashes FROM <which>",
-            names=names,
-            sign=layout.sign,
-            which=which,
+            "SELECT toInt64(sum(<sign>)) AS <net>, sumWithOverflow("
+            "reinterpretAsInt64(sipHash64(tuple(<names>))) * <sign>) AS <hashes>, "
+            "countIf(<sign> < 0) AS <copy> FROM (<rows>)",
+            rows=rows,
+            **parts,
         )
         nets = compose(
-            "SELECT <names>, sum(<sign>) AS `_sqd_net` FROM <which> GROUP BY <names> "
-            "HAVING `_sqd_net` != 0",
-            names=names,
-            sign=layout.sign,
-            which=which,
+            "SELECT <names>, sum(<sign>) AS <net> FROM (<rows>) GROUP BY <names> HAVING <net> != 0",
+            rows=rows,
+            **parts,
         )
-        removed = None
+        removed: int | None = None
         for _ in range(_ROUNDS):
-            found = self._client.rows(left, params)[0]
-            if not (found["net"] or found["hashes"]):
+            (found,) = self._client.rows(left, params)
+            if not (found[net] or found[hashes]):
                 return removed or 0
-            removed = abs(int(found["net"])) if removed is None else removed
-            self._client.run(
-                compose(
-                    "INSERT INTO <table> (<names>, <sign>) "
-                    "SELECT <names>, if(`_sqd_net` > 0, -1, 1) FROM (<nets>) "
-                    "ARRAY JOIN range(toUInt64(abs(`_sqd_net`))) AS `_sqd_copy`",
-                    table=layout.name,
-                    names=names,
-                    sign=layout.sign,
-                    nets=nets,
-                ),
-                params,
-                settings=every_row() | _EXTERNAL,  # the same rows may have to go again and again
-            )
+            alive, lone = int(found[net]), 0
+            if found[copy]:
+                (counted,) = self._client.rows(
+                    compose(
+                        "SELECT sumIf(<net>, <net> > 0) AS <hashes>, countIf(<net> < 0) AS <copy> "
+                        "FROM (<nets>)",
+                        nets=nets,
+                        **parts,
+                    ),
+                    params,
+                )
+                alive, lone = int(counted[hashes]), int(counted[copy])
+            removed = alive if removed is None else removed
+            if lone:
+                self._insert_nets(layout, nets, params, parts, "< 0", "1")
+            self._insert_nets(layout, nets, params, parts, "> 0", "-1")
         raise ClickHouseServerError(
-            "rows come back while they are removed: somebody else writes the table",
+            "rows come back while they are removed: another program writes the table",
             table=layout.name,
             rows=removed,
         )
 
+    def _insert_nets(
+        self,
+        layout: Layout,
+        nets: Fragment,
+        params: Params,
+        parts: Mapping[str, str],
+        which: str,
+        sign: str,
+    ) -> None:
+        """Insert rows of a sign for groups: as many as they come to; for negatives one more."""
+        self._client.run(
+            compose(
+                "INSERT INTO <table> (<names>, <sign>) SELECT <names>, <value> FROM (<nets>) "
+                "ARRAY JOIN range(toUInt64(abs(<net>) + (<net> < 0))) AS <copy> "
+                "WHERE <net> <which> AND <condition>",
+                table=layout.name,
+                nets=nets,
+                value=Fragment(sign),
+                which=Fragment(which),
+                condition=self._lease.condition,
+                **parts,
+            ),
+            params,
+            settings=every_row() | _EXTERNAL,  # the same rows may have to go again and again
+        )
+
     def _supersede(self, layout: Layout, where: str, params: Params) -> int:
         """Insert a newer, deleted version of each row."""
-        alive = compose("<table> FINAL WHERE <where>", table=layout.name, where=Fragment(where))
-        found = self._count(compose("SELECT count() AS n FROM <alive>", alive=alive), params)
+        alive = compose("<table> FINAL WHERE (<where>)", table=layout.name, where=_given(where))
+        found = self._count(layout, alive, params)
         if found:
             self._client.run(
                 compose(
                     "INSERT INTO <table> (<rest>, <version>, <deleted>) "
-                    "SELECT <rest>, <version> + 1, 1 FROM <alive>",
+                    "SELECT <rest>, <version> + 1, 1 FROM <alive> AND <condition>",
                     table=layout.name,
                     rest=[one for one in layout.columns if one not in layout.marks],
                     version=layout.version,
                     deleted=layout.deleted,
                     alive=alive,
+                    condition=self._lease.condition,
                 ),
                 params,
                 settings=every_row(),
@@ -112,12 +154,16 @@ class Undo:
 
     def _delete(self, layout: Layout, where: str, params: Params) -> int:
         """Delete rows; materialized views are not told of it, and keep theirs."""
-        which = compose("<table> WHERE <where>", table=layout.name, where=Fragment(where))
-        found = self._count(compose("SELECT count() AS n FROM <which>", which=which), params)
+        which = compose("<table> WHERE (<where>)", table=layout.name, where=_given(where))
+        found = self._count(layout, which, params)
         if found:
             self._notice(layout)
             self._client.run(
-                compose("DELETE FROM <which>", which=which),
+                compose(
+                    "DELETE FROM <which> AND <condition>",
+                    which=which,
+                    condition=self._lease.condition,
+                ),
                 params,
                 settings=DELETED,
             )
@@ -132,5 +178,20 @@ class Undo:
                 layout.name,
             )
 
-    def _count(self, sql: str, params: Params) -> int:
-        return int(self._client.rows(sql, params)[0]["n"])
+    def _count(self, layout: Layout, which: Fragment, params: Params) -> int:
+        name = _unused("count", layout)
+        query = compose("SELECT count() AS <name> FROM <which>", name=name, which=which)
+        return int(self._client.rows(query, params)[0][name])
+
+
+def _given(where: str) -> Fragment:
+    """Return a condition that may end in a comment."""
+    return Fragment(f"{where}\n")
+
+
+def _unused(name: str, layout: Layout) -> str:
+    """Return a name that no column of the table has."""
+    name = f"_headwater_{name}"
+    while name in layout.columns:
+        name = f"_{name}"
+    return name

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.epochs import Epochs
 from headwater.targets.clickhouse.piece import pieces_of
-from headwater.targets.clickhouse.sql import TableName, compose
+from headwater.targets.clickhouse.sql import Fragment, TableName, compose
 from headwater.targets.clickhouse.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -49,12 +48,14 @@ class Attempts:
             "TTL at + INTERVAL 7 DAY"
         )
 
-    def put_down(self, token: str) -> None:
+    def note(self, token: str, condition: str) -> None:
         """Note that an attempt is about to insert pieces."""
         self.client.run(
             compose(
-                "INSERT INTO <all> (token, attempt) SELECT {token:String}, {name:String}",
+                "INSERT INTO <all> (token, attempt) SELECT {token:String}, {name:String} "
+                "WHERE <condition>",
                 all=self.name,
+                condition=Fragment(condition),
             ),
             {"token": token, "name": secrets.token_hex(8)},
         )
@@ -74,13 +75,12 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Inserts the rows of a partition. It pickles."""
+    """Inserts the rows of a partition, as long as a condition of the driver's holds. It pickles."""
 
     client: ClickHouseClient
     transfer: Transfer
     attempts: Attempts
-    epochs: Epochs
-    epoch: str
+    condition: str
     token: str
     piece_rows: int
 
@@ -91,10 +91,10 @@ class Writer:
         found = pieces_of(batches, self.transfer, self.piece_rows, self.client.compression)
         first = list(islice(found, 2))
         if len(first) > 1:
-            self.attempts.put_down(token)
+            self.attempts.note(token, self.condition)
+        target = self.transfer.target(self.condition)
         for body, count in chain(first, found):
-            self.epochs.check(self.epoch)
-            self.client.insert_body(self.transfer.target, body, f"{token}/{pieces}")
+            self.client.insert_body(target, body, f"{token}/{pieces}")
             pieces, rows = pieces + 1, rows + count
         self.client.close()
         facts = dict(zip(_NAMES, (part, pieces, rows), strict=True))

@@ -83,6 +83,8 @@ class _Clock:
 class _Ignores:
     """Stands in for a target while only the model is to move."""
 
+    capabilities: Capabilities[Delivery] = Capabilities()
+
     def __getattr__(self, verb: str) -> Any:
         return lambda *arguments: None
 
