@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from headwater.testing import simulated_portal
-from tests.spark.cluster import spark_cluster
+from headwater.testing.servers import spark_cluster
 from tests.stream.truth import COLUMNS, transfers
 from tests.targets.postgres_places import database
 
@@ -111,3 +111,17 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             "SPARK_LOCAL_IP": "127.0.0.1",
         },
     )
+
+
+def test_the_driver_stays_small_on_a_cluster_of_two_workers() -> None:
+    """A span of half a million rows, which takes 160 MB and more where it is collected."""
+    command = ["benchmarks/bench_cluster.py", "--rows", "500000", "--targets", "clickhouse"]
+    done = subprocess.run(
+        [sys.executable, *command, "--limit", "250"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

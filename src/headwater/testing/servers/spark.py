@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on this machine: a master, and a worker with two cores."""
+"""A standalone Spark cluster for tests: a master and workers, as processes of this machine."""
 
 from __future__ import annotations
 
@@ -20,19 +20,24 @@ _HOME = Path(pyspark.__file__).parent
 
 
 @contextmanager
-def spark_cluster(folder: Path) -> Iterator[str]:
-    """Run a cluster while the block runs; yield the address of its master."""
+def spark_cluster(folder: Path, *, workers: int = 1, cores: int = 2) -> Iterator[str]:
+    """Run a cluster while the block runs; yield the address of its master.
+
+    Each worker has so many cores and 2 GB for executors. Logs and work go to `folder`.
+    """
     find_java()
     with ExitStack() as stack:
         line = _daemon(
             stack, folder, r"Starting Spark master at (\S+)", "deploy.master.Master",
             "--host", "127.0.0.1", "--port", "0", "--webui-port", "0",
         )  # fmt: skip
-        _daemon(
-            stack, folder, r"Successfully registered with master (\S+)", "deploy.worker.Worker",
-            "--host", "127.0.0.1", "--webui-port", "0", "--cores", "2", "--memory", "2g",
-            "--work-dir", str(folder / "worker"), line,
-        )  # fmt: skip
+        for number in range(workers):
+            _daemon(
+                stack, folder, r"Successfully registered with master (\S+)",
+                "deploy.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0",
+                "--cores", str(cores), "--memory", "2g",
+                "--work-dir", str(folder / f"worker-{number}"), line,
+            )  # fmt: skip
         yield line
 
 
