@@ -27,7 +27,7 @@ from headwater.effects import Message, Outbox, Subscription
 from headwater.effects.message import idempotency_key
 from headwater.errors import DeliveryRefusedError
 from headwater.portal import RetryPolicy
-from headwater.stream.parts import Parts
+from headwater.stream.extensions import Extensions
 from headwater.targets.contract import Delivery
 from headwater.testing import ChainSim, SimBlock, VirtualClock
 from headwater.testing.scenarios.crash import Crash
@@ -141,7 +141,7 @@ class OutboxWalk:
         self.receiver = Receiver(self.chain, Random(f"receiver {seed}"), self._tick)
         self.state = PipeState()
         self._target: Any = None
-        self._parts = Parts([])
+        self._extensions = Extensions([])
 
     def run(self, steps: int | Sequence[str]) -> None:
         """Let everything happen, then let the chain rest and deliver the rest."""
@@ -193,10 +193,10 @@ class OutboxWalk:
         self._target.bind(STREAM)
         self._target.on_statement = lambda sql: self._tick()
         subscription = Subscription("transfers", self.receiver, "transfers", 3, RETRY)
-        self._parts = Parts([Outbox(STREAM, subscription, self.clock, background=False)])
-        self._parts.open(self._target)
+        self._extensions = Extensions([Outbox(STREAM, subscription, self.clock, background=False)])
+        self._extensions.open(self._target)
         self.state = self._target.recover()
-        self._parts.start(self.state)
+        self._extensions.start(self.state)
         self._dead = False
 
     # --- what happens -----------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class OutboxWalk:
             self._tick()
             self.state = safe
             self.forks += 1
-            self._parts.rolled_back(safe)
+            self._extensions.rolled_back(safe)
             return
         start = 0 if cursor is None else cursor.number + 1
         blocks = chain.canonical(start, start + self.dice.randrange(5))
@@ -244,7 +244,7 @@ class OutboxWalk:
             if settled != self.state:
                 self._target.commit((), settled)
                 self.state = settled
-            self._parts.advanced(self.state)
+            self._extensions.advanced(self.state)
             return
         answer = Blocks(tuple(map(_header, blocks)), tuple(b"" for _ in blocks), self._head())
         for batch in batches(self.state, answer):
@@ -252,11 +252,11 @@ class OutboxWalk:
             rows = [row for one in blocks if one.number in numbers for row in rows_of(one)]
             Random(len(rows)).shuffle(rows)
             frame = pa.Table.from_pylist(rows, schema=SCHEMA)
-            made = self._parts.add_rows(batch.with_data(Delivery({"transfers": frame})))
+            made = self._extensions.add_rows(batch.with_data(Delivery({"transfers": frame})))
             self._target.commit([made], batch.state)
             self._tick()
             self.state = batch.state
-            self._parts.advanced(self.state)
+            self._extensions.advanced(self.state)
 
     def _rest(self) -> None:
         """Read to the end of the chain, and deliver all that is final."""
@@ -264,8 +264,8 @@ class OutboxWalk:
             self.chain.head.number
         ):
             self._read()
-        self._parts.finish(self.state)
-        self._parts.stop()
+        self._extensions.finish(self.state)
+        self._extensions.stop()
 
 
 def _header(block: SimBlock) -> BlockHeader:

@@ -141,7 +141,7 @@ def test_a_webhook_gets_what_a_stream_finds(portal: PortalServer, tmp_path: Path
     assert keys
 
 
-@pytest.mark.parametrize("option", ["flush", "flush_history", "undo_buffer"])
+@pytest.mark.parametrize("option", ["flush", "flush_backfill", "undo_buffer"])
 def test_batches_that_are_committed_late_are_delivered_before_the_stream_returns(
     portal: PortalServer, tmp_path: Path, option: str
 ) -> None:

@@ -44,7 +44,7 @@ def test_spans_of_history_are_committed_together(
     spark: SparkSession, tmp_path: Path, rule: Flush | None
 ) -> None:
     with simulated_portal(seed=5, blocks=420, finality_depth=12) as portal:
-        events = run(portal, tmp_path / "a.duckdb", spark, flush_history=rule)
+        events = run(portal, tmp_path / "a.duckdb", spark, flush_backfill=rule)
         assert rows_of(tmp_path / "a.duckdb") == transfers(
             portal.chain, portal.chain.canonical(0, 399)
         )

@@ -129,4 +129,4 @@ def test_a_rule_that_is_none_is_refused(portal: PortalServer, wrong: Any) -> Non
     with pytest.raises(InvalidOptionError, match="flush rules are Flush"):
         stream_of(portal, flush=wrong)
     with pytest.raises(InvalidOptionError, match="flush rules are Flush"):
-        stream_of(portal, flush_history=wrong)
+        stream_of(portal, flush_backfill=wrong)

@@ -26,7 +26,7 @@ START = state("5", "5")
 
 def run_on(*readings: list[Answer | Span | Exception], live: Flush, **options: Any) -> Run:
     options.setdefault("start", START)
-    return Run(*readings, flush=FlushRules(live, options.pop("history", Flush())), **options)
+    return Run(*readings, flush=FlushRules(live, options.pop("backfill", Flush())), **options)
 
 
 def commits(run: Run) -> list[str]:
@@ -160,14 +160,14 @@ def test_final_blocks_are_committed_before_hot_ones_wait() -> None:
     run = run_on(
         [blocks("6 7 8", "7"), blocks("9", "9"), END],
         live=Flush(blocks=9),
-        history=Flush(blocks=9),
+        backfill=Flush(blocks=9),
     )
     assert commits(run) == ["commit 1 at 7", "commit 1 at 8", "commit 1 at 9"]
 
 
-def test_spans_are_grouped_by_the_rule_of_history() -> None:
+def test_spans_are_grouped_by_the_rule_of_backfills() -> None:
     spans = [span(6, 105, "500"), span(106, 205, "500"), span(206, 305, "500")]
-    run = run_on([*spans, END], live=Flush(), history=Flush(blocks=200))
+    run = run_on([*spans, END], live=Flush(), backfill=Flush(blocks=200))
     assert commits(run) == ["commit 2 at 205", "commit 1 at 305"]
     assert (
         Committed(state("205", "205"), 200)

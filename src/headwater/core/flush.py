@@ -62,7 +62,7 @@ class FlushRules:
     """The rule for hot blocks at the head, and the one for final blocks far behind it."""
 
     live: Flush = Flush()
-    history: Flush = Flush()
+    backfill: Flush = Flush()
 
     def comes_first(self, pending: Pending, *, final: bool) -> bool:
         """Tell whether what is pending must be committed before a batch of the other kind.
@@ -72,10 +72,10 @@ class FlushRules:
         return pending.blocks > 0 and pending.final != final
 
     def is_due(self, pending: Pending, now: float, *, at_head: bool = False) -> bool:
-        """Tell whether to commit now. At the head there is no more history to wait for."""
+        """Tell whether to commit now. At the head a backfill has nothing more to wait for."""
         if not pending.blocks:
             return False
-        rule = self.history if pending.final and not at_head else self.live
+        rule = self.backfill if pending.final and not at_head else self.live
         return rule.is_due(pending, now)
 
 

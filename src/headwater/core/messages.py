@@ -111,7 +111,7 @@ class Batch(Generic[Data]):
 
     `state` is what the target stores together with `data`: its cursor is the last of `headers`.
     `rollback_chain` holds the cursors of this batch's own hot blocks: a part to append to a
-    history, not a whole one.
+    chain, not a whole one.
     """
 
     headers: tuple[BlockHeader, ...]

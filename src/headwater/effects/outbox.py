@@ -35,7 +35,7 @@ logger = logging.getLogger("headwater.effects")
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What `on_finalized` was told. Called with the stream's id it makes the part of a run."""
+    """What `on_finalized` was told. Called with the stream's id it makes the extension of a run."""
 
     output: str
     deliver: Deliver
@@ -58,7 +58,7 @@ class Subscription:
 
 
 class Outbox:
-    """A part of a running stream: stores messages, hands them to the courier, settles them.
+    """An extension of a running stream: stores messages, hands them to the courier, settles them.
 
     All calls come from the loop's thread. With `background=False` deliveries are made there too.
     """

@@ -62,6 +62,6 @@ class TransportError(
 class TimestampError(
     PortalError,
     code="E3008",
-    fix="give a date inside the dataset's history, or a block number",
+    fix="give a date between the dataset's first block and its head, or a block number",
 ):
     """The portal has no block at or after the given time."""

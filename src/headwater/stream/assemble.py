@@ -1,6 +1,6 @@
 """From blocks to what user code sees: rows of each output, transformed, with their context.
 
-The one place where history and head differ, and where the difference ends: a span is fetched and
+The one place where backfill and head differ, and where the difference ends: a span is fetched and
 decoded by executors, block lines are decoded right here; both become frames of the same names and
 columns, and the same user code runs on them. Runs on the driver. Assembling a batch again gives the
 same rows again.
@@ -82,7 +82,7 @@ class Assembler:
         dataset: Dataset | None,
         spark: Callable[[], SparkSession],
         clock: Clock,
-        history: Flush,
+        backfill: Flush,
         factories: Factories | None,
         *,
         shared: bool = False,
@@ -109,7 +109,7 @@ class Assembler:
         self._timeouts = timeouts
         self._latest: BlockCursor | None = None
         self.progress = ProgressTracker(clock)
-        self._history = history
+        self._backfill = backfill
         self._held: list[Span] = []
         self._released: list[Span] = []
 
@@ -175,7 +175,7 @@ class Assembler:
             timeouts=self._timeouts,
         )
         self._held.append(span)
-        if self._shared or not self._history.at_once:
+        if self._shared or not self._backfill.at_once:
             span.keep()
         return span
 

@@ -17,7 +17,7 @@ class StreamState:
 
     `initial` is the first block of the stream, `last` the last one it will reach as far as is
     known, `current` the cursor of this batch's last block. `rollback_chain` holds this batch's own
-    hot blocks: append it to your history, never replace it.
+    hot blocks: append it to your own chain, never replace it.
     """
 
     initial: int

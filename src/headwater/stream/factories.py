@@ -1,9 +1,9 @@
 """The factories of one run: which creations to read, when, and which children outputs may see.
 
 It belongs to the stream's plan, to reading and to decoding, and where the target keeps side tables
-it is a part of the stream that stores the children (`headwater.stream.parts`). Where none are kept,
-they are found anew when a run starts, by reading the creations up to the cursor. Runs on the
-driver, in one thread.
+it is an extension of the stream that stores the children (`headwater.stream.extensions`). Where
+none are kept, they are found anew when a run starts, by reading the creations up to the cursor.
+Runs on the driver, in one thread.
 
 Creations that no batch brings, those before a stream's first block and those ahead, are read by
 `FactoryScan`: final blocks by executors if they are many, else here. Hot ones are read only where a
@@ -39,7 +39,7 @@ _TRIES = 5  # readings of the creations up to a hot cursor, before it counts as 
 
 
 class Factories:
-    """Keeps the children of a run in step with it. Implements `StreamPart`."""
+    """Keeps the children of a run in step with it. Implements `Extension`."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Factories:
         final = self._client.finalized_head(attempts=None)
         return -1 if final is None else final.number
 
-    # --- a part of the stream ---------------------------------------------------------------------
+    # --- an extension of the stream ---------------------------------------------------------------
 
     @property
     def tables(self) -> Sequence[SideTable]:

@@ -43,7 +43,7 @@ class OwnedTarget:
 
 
 def create_target(*, write: Callable[[Read], None], fork: OnFork | None = None) -> OwnedTarget:
-    """Return a target whose cursor, data and history are the user's.
+    """Return a target whose cursor, data and rollback chain are the user's.
 
     `write(read)` runs once: `for batch in read(cursor): …` with the cursor to resume after, or
     None. `fork(previous_blocks)` gets the portal's sample of its chain and returns the last good

@@ -1,7 +1,7 @@
 """One run of a stream: the source and the host of its loop, from planning to the last stop.
 
-It decides what is read, decodes and transforms it, and tells parts and transformers how far the
-stream is. Runs on the driver, in the loop's thread. It keeps no position of its own: a run that is
+It decides what is read, decodes and transforms it, and tells extensions and transformers how far
+the stream is. Runs on the driver, in the loop's thread. It keeps no position of its own: a run that is
 started again continues from what the target recovers.
 """
 
@@ -42,11 +42,11 @@ from headwater.spark.spans import read_span
 from headwater.stream.assemble import Assembler, Plan
 from headwater.stream.config import compare_config
 from headwater.stream.context import Progress, StartInfo
+from headwater.stream.extensions import Extensions, stop_all
 from headwater.stream.factories import Factories
 from headwater.stream.factory_index import factories_of
 from headwater.stream.handle import Interrupt
 from headwater.stream.owned import AskUser
-from headwater.stream.parts import Parts, stop_all
 from headwater.stream.undo_buffer import UndoBuffer
 from headwater.targets.contract import Delivery, Target
 from headwater.targets.frames import bounded_tables
@@ -89,8 +89,8 @@ class Run(Host[Delivery]):
         self._ask_user = ask_user
         self._interrupt = interrupt
         self._started = False
-        self._parts = Parts([make(stream.id) for make in stream.parts])
-        self._shared = bool(stream.parts) or target.capabilities.rereads
+        self._extensions = Extensions([make(stream.id) for make in stream.extensions])
+        self._shared = bool(stream.extensions) or target.capabilities.rereads
         self._factories = self._make_factories()
         self._source: Source | None = None
         self._spans: PortalSource | None = None
@@ -106,7 +106,7 @@ class Run(Host[Delivery]):
         """
         stream = self._stream
         compare_config(self._target, state, stream.outputs, stream.id, stream.on_config_change)
-        self._parts.start(state)
+        self._extensions.start(state)
         dataset = self._check_dataset()
         plan = self._plan(state.cursor)
         self._source = self._make_source(plan)
@@ -121,7 +121,7 @@ class Run(Host[Delivery]):
             dataset,
             self._session,
             self._clock,
-            stream.flush.history,
+            stream.flush.backfill,
             self._factories,
             shared=self._shared,
             on_span=self._spans.learn if self._spans else lambda blocks, size, rows: None,
@@ -144,18 +144,18 @@ class Run(Host[Delivery]):
     # --- the host ---------------------------------------------------------------------------------
 
     def before_recover(self) -> None:
-        """Have the target make room for what parts of the stream store."""
-        self._parts.open(self._target, self._factories)
+        """Have the target make room for what extensions of the stream store."""
+        self._extensions.open(self._target, self._factories)
 
     def transform(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Decode and transform a batch."""
         assert self._assembler is not None, "a run is opened before it transforms"
-        return self._parts.add_rows(self._assembler(batch))
+        return self._extensions.add_rows(self._assembler(batch))
 
     def count_rows(self, batch: Batch[Delivery]) -> int:
         """Count the rows of a batch, if a rule asks: a span that is not read has no count."""
         rules = self._stream.flush
-        if rules.live.rows is None and rules.history.rows is None:
+        if rules.live.rows is None and rules.backfill.rows is None:
             return 0
         return int(batch.data.ctx.batch.rows_count)
 
@@ -168,17 +168,17 @@ class Run(Host[Delivery]):
         return super().resolve_fork(state, previous_blocks, patient=patient)
 
     def after_rollback(self, state: PipeState) -> None:
-        """Let parts and transformers roll back, in lockstep with the target."""
+        """Let extensions and transformers roll back, in lockstep with the target."""
         assert state.cursor is not None, "a rollback lands on a block"
-        self._parts.rolled_back(state)
+        self._extensions.rolled_back(state)
         if self._factories is not None:
             self._factories.forget(state)
         for step in self._stream.steps:
             step.fork(state.cursor)
 
     def finish(self, state: PipeState) -> None:
-        """Let parts end their work."""
-        self._parts.finish(state)
+        """Let extensions end their work."""
+        self._extensions.finish(state)
 
     def now(self) -> float:
         """Return the time by which flushes are due."""
@@ -197,10 +197,10 @@ class Run(Host[Delivery]):
         if self._assembler is not None:
             self._assembler.release()
         steps, self._started = list(self._stream.steps) if self._started else [], False
-        stop_all([self._parts, *steps])
+        stop_all([self._extensions, *steps])
 
     def on_event(self, event: Event) -> None:
-        """Write one line per batch and per fork; tell the parts how far the stream is."""
+        """Write one line per batch and per fork; tell the extensions how far the stream is."""
         if isinstance(event, Committed):
             if self._assembler is not None:
                 self._assembler.release()
@@ -218,7 +218,7 @@ class Run(Host[Delivery]):
                 event.resolution.rule.value,
             )  # fmt: skip
         if isinstance(event, Committed | Settled):
-            self._parts.advanced(event.state)
+            self._extensions.advanced(event.state)
         if isinstance(event, Discarded):
             if self._assembler is not None:
                 self._assembler.progress.went_back()

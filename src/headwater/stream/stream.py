@@ -1,4 +1,4 @@
-"""`portal_stream`: what the user holds. One definition for history and head.
+"""`portal_stream`: what the user holds. One definition for backfill and head.
 
     stream = portal_stream(id="usdc", portal="https://…", outputs={"transfers": evm.events(…)})
     stream.pipe(large).pipe_to(duckdb_target("chain.duckdb"))
@@ -26,6 +26,7 @@ from headwater.portal import Address, HttpTransport, PortalClient, RetryPolicy, 
 from headwater.spark.executors import coded_failures
 from headwater.stream.config import OnConfigChange, check_option
 from headwater.stream.context import StreamBatch
+from headwater.stream.extensions import ExtensionMaker
 from headwater.stream.handle import (
     Interrupt,
     StoppableClock,
@@ -40,7 +41,6 @@ from headwater.stream.owned import (
     check_cursor,
     check_target,
 )
-from headwater.stream.parts import PartMaker
 from headwater.stream.run import Run
 from headwater.stream.transformer import Step
 from headwater.targets.contract import Delivery, Target
@@ -93,7 +93,7 @@ class PortalStream:
     steps: tuple[Step, ...] = ()
     spark: SparkSession | None = None
     reading: ReadingOptions = ReadingOptions()
-    parts: tuple[PartMaker, ...] = ()
+    extensions: tuple[ExtensionMaker, ...] = ()
     flush: FlushRules = FlushRules()  # noqa: RUF009 - immutable
     undo_buffer: int = 0
     on_config_change: OnConfigChange = "error"
@@ -102,7 +102,7 @@ class PortalStream:
         """Add a transform: a function of (data) or (data, ctx), or a transformer object.
 
         `data` maps output names to DataFrames, and so must the result. The same code runs on large
-        spans of history and on single blocks at the head.
+        spans of a backfill and on single blocks at the head.
         """
         return replace(self, steps=(*self.steps, Step(code)))
 
@@ -129,10 +129,10 @@ class PortalStream:
             retry: the pauses, and after how many attempts messages become dead letters.
         """
         added = Subscription(output, deliver, name or output, batch_size, retry)
-        names = {one.name.lower() for one in self.parts if isinstance(one, Subscription)}
+        names = {one.name.lower() for one in self.extensions if isinstance(one, Subscription)}
         if added.name.lower() in names:
             raise InvalidOptionError("there is an outbox of this name: give name=", got=added.name)
-        return replace(self, parts=(*self.parts, added))
+        return replace(self, extensions=(*self.extensions, added))
 
     def pipe_to(
         self, target: Target[Delivery] | OwnedTarget, *, on_event: Listener | None = None
@@ -263,7 +263,7 @@ def portal_stream(
     outputs: Mapping[str, Output],
     spark: SparkSession | None = None,
     flush: Flush | None = None,
-    flush_history: Flush | None = None,
+    flush_backfill: Flush | None = None,
     undo_buffer: int = 0,
     rollback_cap: int = DEFAULT_CAP,
     on_config_change: OnConfigChange = "error",
@@ -287,7 +287,7 @@ def portal_stream(
         spark: your session, used as it is; without one a local session is made when needed.
         flush: when to commit hot blocks: `Flush(blocks=…, rows=…, seconds=…)`, whichever comes
             first; left out, each block at once. What waits is dropped by a fork or a stop.
-        flush_history: the same for final blocks; left out, each span of history at once.
+        flush_backfill: the same for final blocks; left out, each span at once.
         undo_buffer: how many of the newest blocks to hold back until they are deeper or final: a
             fork among them never reaches the target.
         rollback_cap: how many committed blocks above the finalized one a fork can be undone to,
@@ -327,14 +327,14 @@ def portal_stream(
     if len(networks) > 1:
         raise NetworkError("one stream reads one network", got=", ".join(networks))
     Address.parse(portal)
-    for rule in (flush, flush_history):
+    for rule in (flush, flush_backfill):
         if rule is not None and not isinstance(rule, Flush):
             raise InvalidOptionError("flush rules are Flush(blocks=…)", got=repr(rule))
     if type(undo_buffer) is not int or undo_buffer < 0:
         raise InvalidOptionError(
             "undo_buffer is a number of blocks, 0 for none", got=repr(undo_buffer)
         )
-    rules = FlushRules(flush or Flush(), flush_history or Flush())
+    rules = FlushRules(flush or Flush(), flush_backfill or Flush())
     return PortalStream(
         id,
         portal,

@@ -52,7 +52,7 @@ def test_hot_and_final_blocks_go_by_rules_of_their_own() -> None:
     assert rules.is_due(held(1000, final=True), 0.0)
 
 
-def test_at_the_head_history_waits_for_no_more_history() -> None:
+def test_at_the_head_a_backfill_waits_for_nothing_more() -> None:
     rules = FlushRules(Flush(), Flush(blocks=1000))
     assert rules.is_due(held(2, final=True), 0.0, at_head=True)
     assert not rules.is_due(Pending(), 0.0, at_head=True)

@@ -1,6 +1,6 @@
-"""Parts of a stream that keep rows of their own beside the user's, in side tables of the target.
+"""Extensions of a stream keep rows beside the user's, in side tables of the target.
 
-What such a part stores is committed with the batch it comes from and undone with it, so after a
+What an extension stores is committed with the batch it comes from and undone with it, so after a
 crash, a fork or a replay it is what the canonical chain says, like everything else.
 """
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class StreamPart(Protocol):
-    """One part, made anew for each run. All calls come from one thread of the driver.
+class Extension(Protocol):
+    """One extension, made anew for each run. All calls come from one thread of the driver.
 
     The order is: `start`; then for each batch `rows` and, once it is committed, `advanced`; after a
     fork `rolled_back`; when the range is read `finish`; in the end, on every exit path, `stop`. The
@@ -56,36 +56,36 @@ class StreamPart(Protocol):
         ...
 
 
-PartMaker = Callable[[str], StreamPart]  # is given the stream's id
+ExtensionMaker = Callable[[str], Extension]  # is given the stream's id
 
 
-class Parts:
-    """All parts of one run. Without any, every target will do."""
+class Extensions:
+    """All extensions of one run. Without any, every target will do."""
 
-    def __init__(self, parts: Sequence[StreamPart]) -> None:
-        self._parts = tuple(parts)
+    def __init__(self, extensions: Sequence[Extension]) -> None:
+        self._extensions = tuple(extensions)
         self._target: KeepsSideTables | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._parts)
+        return bool(self._extensions)
 
-    def open(self, target: Target[Delivery], optional: StreamPart | None = None) -> None:
+    def open(self, target: Target[Delivery], optional: Extension | None = None) -> None:
         """Have the target create the tables. Called before `recover`.
 
-        An `optional` part joins if the target can keep its tables.
+        An `optional` one joins if the target can keep its tables.
 
         Raises:
             SideTablesError: the target cannot keep any.
         """
         keeps = target.capabilities.side_tables
         if optional is not None and keeps is not None:
-            self._parts = (*self._parts, optional)
-        tables = {table.name: table for part in self._parts for table in part.tables}
+            self._extensions = (*self._extensions, optional)
+        tables = {table.name: table for one in self._extensions for table in one.tables}
         if not tables:
             return
         if keeps is None:
             raise SideTablesError(
-                "the target cannot keep what parts of the stream need to store",
+                "the target cannot keep what extensions of the stream need to store",
                 target=type(target).__name__,
                 tables=", ".join(sorted(tables)),
             )
@@ -95,35 +95,35 @@ class Parts:
     def start(self, state: PipeState) -> None:
         """Start all of them."""
         if self._target is not None:
-            for part in self._parts:
-                part.start(self._target, state)
+            for one in self._extensions:
+                one.start(self._target, state)
 
     def add_rows(self, batch: Batch[Delivery]) -> Batch[Delivery]:
-        """Return a batch with the rows that the parts add to it."""
+        """Return a batch with the rows that the extensions add to it."""
         side: dict[str, pa.Table] = {}
-        for part in self._parts:
-            side.update(part.rows(batch))
+        for one in self._extensions:
+            side.update(one.rows(batch))
         return batch.with_data(replace(batch.data, side=side)) if side else batch
 
     def advanced(self, state: PipeState) -> None:
         """Tell all of them that a state was committed."""
-        for part in self._parts:
-            part.advanced(state)
+        for one in self._extensions:
+            one.advanced(state)
 
     def rolled_back(self, state: PipeState) -> None:
         """Tell all of them that a fork was undone."""
-        for part in self._parts:
-            part.rolled_back(state)
+        for one in self._extensions:
+            one.rolled_back(state)
 
     def finish(self, state: PipeState) -> None:
         """Let all of them end their work."""
-        for part in self._parts:
-            part.finish(state)
+        for one in self._extensions:
+            one.finish(state)
 
     def stop(self) -> None:
         """Stop all of them."""
-        parts, self._parts = self._parts, ()
-        stop_all(list(parts))
+        extensions, self._extensions = self._extensions, ()
+        stop_all(list(extensions))
 
 
 def stop_all(things: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Parts of a stream store rows with each batch, and move with the target through forks."""
+"""Extensions of a stream store rows with each batch, and move with the target through forks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class CountsRows:
 
 
 def counting(stream: PortalStream, calls: list[str]) -> PortalStream:
-    return replace(stream, parts=(lambda stream_id: CountsRows(stream_id, calls),))
+    return replace(stream, extensions=(lambda stream_id: CountsRows(stream_id, calls),))
 
 
 def truth(portal: PortalServer, last: int) -> dict[int, int]:
@@ -194,7 +194,7 @@ def test_a_side_table_begins_with_its_key() -> None:
         MemoryTarget[Any]().open_side_tables([SideTable("x", pa.schema([("a", pa.int64())]))])
 
 
-def test_all_parts_are_stopped_even_if_one_fails(tmp_path: Path) -> None:
+def test_all_extensions_are_stopped_even_if_one_fails(tmp_path: Path) -> None:
     class Fails(CountsRows):
         def stop(self) -> None:
             raise OSError("stop")
@@ -204,10 +204,10 @@ def test_all_parts_are_stopped_even_if_one_fails(tmp_path: Path) -> None:
         stream = portal_stream(
             id="transfers", portal=portal.url, outputs=stream_of(portal, (0, 5)).outputs
         )
-        parts = tuple(
+        extensions = tuple(
             lambda stream_id, make=make: make(stream_id, calls)
             for make in (CountsRows, Fails, CountsRows)
         )
         with pytest.raises(OSError, match="stop"):
-            replace(stream, parts=parts).pipe_to(MemoryTarget())
+            replace(stream, extensions=extensions).pipe_to(MemoryTarget())
     assert calls.count("stop") == 2
