@@ -1,8 +1,8 @@
 """One run of a stream: the source and the host of its loop, from planning to the last stop.
 
 It decides what is read, decodes and transforms it, and tells extensions and transformers how far
-the stream is. Runs on the driver, in the loop's thread. It keeps no position of its own: a run that is
-started again continues from what the target recovers.
+the stream is. Runs on the driver, in the loop's thread. It keeps no position of its own: a run that
+is started again continues from what the target recovers.
 """
 
 from __future__ import annotations
