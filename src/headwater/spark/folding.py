@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
 from headwater.changes.model import FOLDED_SCHEMA
