@@ -108,13 +108,12 @@ def test_any_name_of_a_table_and_its_columns_works_through_undo(stream: Start, n
 def test_frames_of_one_shape_do_not_mix_in_a_batch(stream: Start) -> None:
     """Also where the first of them begins the transaction, as in final blocks."""
     s = stream(table("t", key=["who"]))
-    for number in (1, 2):
-        s.do(
-            number,
-            lambda tx: tx.upsert("t", pa.table({"who": ["a"], "value": [1]})),
-            lambda tx: tx.upsert("t", pa.table({"who": ["a"], "value": [2]})),
-            final=9,
-        )
+
+    def write(tx: Tx) -> None:
+        tx.upsert("t", pa.table({"who": ["a"], "value": [2]}))
+
+    for number, times in enumerate((1, 1, 2), 1):
+        s.do(number, *[write] * times, final=9)
     assert s.rows("SELECT * FROM t") == [{"who": "a", "value": 2}]
 
 
