@@ -17,7 +17,7 @@ from headwater.targets.admin import StreamStatus
 from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, DUCKDB
 from headwater.targets.duckdb.session import Session, open_session
 from headwater.targets.duckdb.settings import DuckDBSettings
-from headwater.targets.duckdb.target import open_store
+from headwater.targets.duckdb.store import open_store
 from headwater.targets.sql.admin import SqlAdmin
 from headwater.targets.sql.flow import Store
 from headwater.targets.sql.text import QualifiedName, compose

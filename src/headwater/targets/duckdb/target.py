@@ -9,25 +9,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.core import BlockCursor, PipeState
 from headwater.errors import DuckDBTransactionError, UndeclaredTableError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
-from headwater.targets.duckdb.catalog import DuckDBCatalog
 from headwater.targets.duckdb.dialect import DUCKDB
-from headwater.targets.duckdb.merge import DuckDBMerger
 from headwater.targets.duckdb.session import Session, open_session
 from headwater.targets.duckdb.settings import DuckDBSettings
+from headwater.targets.duckdb.store import DuckDBStore, open_store
 from headwater.targets.duckdb.tx import Tx
-from headwater.targets.duckdb.undo import DuckDBUndoLog
-from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.aggregates import Aggregate
-from headwater.targets.sql.flow import Callbacks, Found, SqlTarget, Store
+from headwater.targets.sql.flow import Callbacks, Found, SqlTarget
 from headwater.targets.sql.settings import Table, table
-from headwater.targets.sql.state import ConfigTable, SideTables, SyncTable
 from headwater.targets.tables import TableOptions, declare_tables
 
 OnData = Callable[..., None]
@@ -69,36 +64,6 @@ def duckdb_target(
     declared = [DUCKDB.declare(one) for one in declare_tables(tables or (), Table, table)]
     callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
     return DuckDBTarget(path, declared, tuple(aggregates), callbacks, settings or DuckDBSettings())
-
-
-@dataclass(frozen=True, slots=True)
-class DuckDBStore(Store):
-    """What is kept of one stream in a file."""
-
-    catalog: DuckDBCatalog
-    undo: DuckDBUndoLog
-    merger: DuckDBMerger
-
-
-def open_store(
-    session: Session,
-    settings: DuckDBSettings,
-    stream_id: str,
-    tables: Sequence[Table] = (),
-    *,
-    automatic: bool = True,
-) -> DuckDBStore:
-    """Return what is kept of a stream. Nothing is read or created yet."""
-    sync, schema = settings.sync, settings.schema
-    undo = DuckDBUndoLog(session, stream_id)
-    return DuckDBStore(
-        SyncTable(session, DUCKDB, sync, stream_id),
-        DuckDBCatalog(session, stream_id, sync.suffixed("__tables"), tables, automatic=automatic),
-        undo,
-        DuckDBMerger(session, undo),
-        SideTables(session, DUCKDB, schema, stored_id(settings.table, stream_id)),
-        ConfigTable(session, DUCKDB, schema, stream_id),
-    )
 
 
 class DuckDBTarget(SqlTarget[Session]):

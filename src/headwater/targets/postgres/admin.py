@@ -12,7 +12,7 @@ from headwater.targets.postgres.dialect import DEFAULT_SCHEMA, POSTGRES
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.settings import PostgresSettings
 from headwater.targets.postgres.statements import refuse_transaction_control
-from headwater.targets.postgres.target import open_store
+from headwater.targets.postgres.store import open_store
 from headwater.targets.sql.admin import SqlAdmin
 from headwater.targets.sql.flow import Store
 from headwater.targets.sql.text import Fragment, QualifiedName, compose

@@ -10,29 +10,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.core import BlockCursor, PipeState
 from headwater.errors import PostgresTransactionError, UntrackedTableError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
-from headwater.targets.postgres.catalog import PostgresCatalog
 from headwater.targets.postgres.changes import StateChanges
 from headwater.targets.postgres.dialect import POSTGRES
 from headwater.targets.postgres.guard import Guard
-from headwater.targets.postgres.merge import PostgresMerger
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.settings import PostgresSettings
 from headwater.targets.postgres.staging import Staging
-from headwater.targets.postgres.triggers import Triggers
+from headwater.targets.postgres.store import PostgresStore, open_store
 from headwater.targets.postgres.tx import Tx
-from headwater.targets.postgres.undo import PostgresUndoLog
-from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.aggregates import Aggregate
-from headwater.targets.sql.flow import Callbacks, Found, SqlTarget, Store
+from headwater.targets.sql.flow import Callbacks, Found, SqlTarget
 from headwater.targets.sql.settings import Table, table
-from headwater.targets.sql.state import LEGACY_ID, ConfigTable, Newest, SideTables, SyncTable
+from headwater.targets.sql.state import LEGACY_ID, Newest
 from headwater.targets.tables import TableOptions, declare_tables
 
 OnData = Callable[..., object]
@@ -76,44 +71,6 @@ def postgres_target(
     callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
     return PostgresTarget(
         dsn, declared, tuple(aggregates), callbacks, settings or PostgresSettings()
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class PostgresStore(Store):
-    """What is kept of one stream in a database."""
-
-    catalog: PostgresCatalog
-    undo: PostgresUndoLog
-    merger: PostgresMerger
-
-
-def open_store(
-    session: Session,
-    settings: PostgresSettings,
-    stream_id: str,
-    tables: Sequence[Table] = (),
-    *,
-    automatic: bool = True,
-) -> PostgresStore:
-    """Return what is kept of a stream. Nothing is read or created yet."""
-    sync, schema = settings.sync, settings.schema
-    undo = PostgresUndoLog(session, stream_id)
-    return PostgresStore(
-        SyncTable(session, POSTGRES, sync, stream_id),
-        PostgresCatalog(
-            session,
-            stream_id,
-            sync,
-            tables,
-            Triggers(session, stream_id, schema),
-            automatic=automatic,
-            defer_indexes=settings.defer_indexes,
-        ),
-        undo,
-        PostgresMerger(session, undo),
-        SideTables(session, POSTGRES, schema, stored_id(settings.table, stream_id)),
-        ConfigTable(session, POSTGRES, schema, stream_id),
     )
 
 
