@@ -15,7 +15,7 @@ from headwater.errors import (
     PostgresStatementError,
     SchemaFileError,
 )
-from headwater.targets.postgres.reader import add_reader
+from headwater.targets.postgres.read_only_user import add_read_only_user
 from headwater.targets.schema_file import arrow_type, read_schema_file, read_tables, tables_of
 from tests.cli.test_cursor import run
 from tests.targets.places import Place, make_place
@@ -159,9 +159,9 @@ def test_a_password_comes_from_the_environment_and_is_neither_shown_nor_sent(
 def test_a_user_that_cannot_be_made_is_a_coded_error(tmp_path: Path) -> None:
     place = make_place("postgres", tmp_path)
     with pytest.raises(InvalidOptionError, match="a user's name has"):
-        add_reader(place.address, " ")
+        add_read_only_user(place.address, " ")
     with pytest.raises(PostgresStatementError, match=r"could not be created.*no_such_schema"):
-        add_reader(place.address, "nobody", schemas=["no_such_schema"])
+        add_read_only_user(place.address, "nobody", schemas=["no_such_schema"])
     with pytest.raises(InvalidOptionError, match="DuckDB has no users"):
         run("setup", str(tmp_path / "b.duckdb"), "--read-only-user", "x")
-    assert "secret" not in repr(add_reader(place.address, "someone", password="secret"))
+    assert "secret" not in repr(add_read_only_user(place.address, "someone", password="secret"))

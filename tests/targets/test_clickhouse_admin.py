@@ -20,9 +20,9 @@ from headwater.errors import (
 from headwater.targets.admin import Admin, MoveKind, explain_move, explain_reset, open_admin
 from headwater.targets.clickhouse import ClickHouseSettings, clickhouse_target, table
 from headwater.targets.clickhouse.admin import ClickHouseAdmin
-from headwater.targets.clickhouse.prepare import split_statements
 from headwater.targets.contract import SideTable
 from headwater.targets.schema_file import SchemaFile, TableSchema
+from headwater.targets.sql.tokens import CLICKHOUSE
 from tests.targets.clickhouse_places import Stream, database
 
 NOTES = SideTable("notes", pa.schema([("block_number", pa.int64()), ("ordinal", pa.int64())]))
@@ -444,6 +444,6 @@ def test_setup_runs_sql_statement_by_statement() -> None:
 
 def test_statements_end_where_the_server_thinks_so() -> None:
     sql = "A ';' \";\" `;` /* ; */ # ;\n$x$ ; $x$ $$;$$;; B -- ;\n;\n-- only; this\n"
-    assert len(split_statements(sql)) == 2
-    assert split_statements(sql)[1].startswith("B")
-    assert split_statements(" \n-- nothing") == []
+    assert len(CLICKHOUSE.split(sql)) == 2
+    assert CLICKHOUSE.split(sql)[1].startswith("B")
+    assert CLICKHOUSE.split(" \n-- nothing") == []

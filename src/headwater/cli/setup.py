@@ -72,7 +72,7 @@ def setup(
     created = place.setup(asked, side_tables, change_log=change_log)
     say(f"Created: {', '.join(created)}." if created else "Everything was there already.")
     if reader is not None:
-        _add_reader(target, reader, state_schema, asked)
+        _add_user(target, reader, state_schema, asked)
 
 
 def _check_has_readers(target: str) -> None:
@@ -87,14 +87,14 @@ def _check_has_readers(target: str) -> None:
         )
 
 
-def _add_reader(target: str, name: str, state_schema: str | None, asked: SchemaFile) -> None:
+def _add_user(target: str, name: str, state_schema: str | None, asked: SchemaFile) -> None:
     from headwater.targets.postgres.dialect import DEFAULT_SCHEMA, TableName
-    from headwater.targets.postgres.reader import add_reader
+    from headwater.targets.postgres.read_only_user import add_read_only_user
 
     schemas = {DEFAULT_SCHEMA, state_schema or DEFAULT_SCHEMA}
     schemas |= {TableName.parse(one.name).schema for one in asked.tables}
     given = os.environ.get(PASSWORD) or None
-    made = add_reader(target, name, password=given, schemas=sorted(schemas))
+    made = add_read_only_user(target, name, password=given, schemas=sorted(schemas))
     say(f"{name} {'may now read' if made.created else 'was there, and may read'} all tables.")
     if made.password is not None:
         say(f"Its password, shown only here: {made.password}")

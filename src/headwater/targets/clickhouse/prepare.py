@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,17 +20,9 @@ from headwater.targets.clickhouse.sync_table import SyncTable
 from headwater.targets.clickhouse.writer import Attempts
 from headwater.targets.contract import SideTable
 from headwater.targets.schema_file import SchemaFile
+from headwater.targets.sql.tokens import CLICKHOUSE
 
 _SYSTEM = ("system", "information_schema", "INFORMATION_SCHEMA")
-_TOKEN = re.compile(
-    r"""
-    (?P<comment> --[^\n]* | \#[ !][^\n]* | /\*.*?\*/ )
-  | '(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.)*" | `(?:[^`\\]|\\.)*`
-  | \$(?P<tag>\w*)\$.*?\$(?P=tag)\$
-  | (?P<end> ; )
-    """,
-    re.DOTALL | re.VERBOSE,
-)
 
 
 def prepare_place(
@@ -52,7 +43,7 @@ def prepare_place(
                                                          types=one.types), one.schema)
         for one in schema.tables
     ]  # fmt: skip
-    statements = split_statements(schema.sql)
+    statements = CLICKHOUSE.split(schema.sql)
     anywhere = {"database": "default"}
     for place, sql in enumerate(statements, 1):
         problem = f"statement {place} cannot be read; nothing was created"
@@ -123,19 +114,3 @@ def _all_tables(client: ClickHouseClient) -> set[TableName]:
         {"system": _SYSTEM},
     )
     return {TableName(one["database"], one["name"]) for one in found}
-
-
-def split_statements(sql: str) -> list[str]:
-    """Return the statements of a text; the server takes one at a time, without comments."""
-    pieces: list[str] = []
-    begin = 0
-    for found in _TOKEN.finditer(sql):
-        if found["end"]:
-            pieces.append(sql[begin : found.start()])
-            begin = found.end()
-    pieces.append(sql[begin:])
-    return [one.strip() for one in pieces if _is_statement(one)]
-
-
-def _is_statement(piece: str) -> bool:
-    return bool(_TOKEN.sub(lambda found: "" if found["comment"] else found[0], piece).strip())

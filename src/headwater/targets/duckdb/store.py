@@ -10,11 +10,9 @@ from headwater.targets.duckdb.merge import DuckDBMerger
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.settings import DuckDBSettings
 from headwater.targets.duckdb.undo import DuckDBUndoLog
-from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.catalog import Catalog, Layout
 from headwater.targets.sql.flow import Store
 from headwater.targets.sql.settings import Table
-from headwater.targets.sql.state import ConfigTable, SideTables, SyncTable
 
 
 class DuckDBCatalog(Catalog[Session, Layout]):
@@ -44,14 +42,9 @@ def open_store(
     *,
     automatic: bool = True,
 ) -> DuckDBStore:
-    """Return what is kept of a stream. Nothing is read or created yet."""
-    sync, schema = settings.sync, settings.schema
+    """Return what is kept of a stream in a file. Nothing is read or created yet."""
+    claims = settings.sync.suffixed("__tables")
+    catalog = DuckDBCatalog(session, stream_id, claims, tables, automatic=automatic)
     undo = DuckDBUndoLog(session, stream_id)
-    return DuckDBStore(
-        SyncTable(session, DUCKDB, sync, stream_id),
-        DuckDBCatalog(session, stream_id, sync.suffixed("__tables"), tables, automatic=automatic),
-        undo,
-        DuckDBMerger(session, undo),
-        SideTables(session, DUCKDB, schema, stored_id(settings.table, stream_id)),
-        ConfigTable(session, DUCKDB, schema, stream_id),
-    )
+    merger = DuckDBMerger(session, undo)
+    return DuckDBStore.of(session, settings, stream_id, catalog, merger, undo)

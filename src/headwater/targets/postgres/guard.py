@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from headwater.errors import PostgresStatementError, UntrackedTableError
 from headwater.targets.contract import Scope
 from headwater.targets.postgres.catalog import PostgresCatalog
-from headwater.targets.postgres.changes import TryAgain
 from headwater.targets.postgres.dialect import TableName
 from headwater.targets.postgres.session import HOLDS, IDENTITY, Session
+from headwater.targets.postgres.transactions import TryAgain
 from headwater.targets.sql.text import QualifiedName, compose
 
 # A transaction holds a lock on every table that it has written, however it has: by SQL, by a

@@ -21,7 +21,7 @@ from headwater.errors import ChangeRefusedError, DuplicateInsertError, PostgresT
 from headwater.targets.postgres.encode import INTEGERS
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.transfer import Lane, Transfer, copy_in
+from headwater.targets.postgres.transfer import SentColumn, Transfer, copy_in
 from headwater.targets.postgres.types import KINDS
 from headwater.targets.sql.catalog import Column
 from headwater.targets.sql.merge.changes import (
@@ -79,13 +79,13 @@ class PostgresMerger(Merger[Session, Layout]):
             return changes
         names = {one: f"key_{at}" for at, one in enumerate(shape.key)}
         names |= {one: changes.operand(one, SET) for one in changes.steps}
-        lanes = [_lane(changes, layout, changes.frame.schema.field(one)) for one in names.values()]
-        if any(one.cast for one in lanes):
+        sent = [_sent(changes, layout, changes.frame.schema.field(one)) for one in names.values()]
+        if any(one.cast for one in sent):
             return changes
         new = pc.equal(changes.frame["kind"], INSERT)
         rows = changes.frame.filter(new).select(list(names.values())).rename_columns(list(names))
-        pairs = zip(names, lanes, strict=True)
-        transfer = Transfer(tuple(Lane(name, one.type, one.bare) for name, one in pairs))
+        pairs = zip(names, sent, strict=True)
+        transfer = Transfer(tuple(SentColumn(name, one.type, one.bare) for name, one in pairs))
         with _fitting(changes):
             encoded = transfer.encode(rows.schema, rows.to_batches())
             copy_in(self._session, layout.name, transfer, encoded)
@@ -94,7 +94,7 @@ class PostgresMerger(Merger[Session, Layout]):
 
     def _load(self, changes: TableChanges, layout: Layout, at: int, *, hot: bool) -> Loaded:
         """Copy changes into a temporary table."""
-        transfer = Transfer(tuple(_lane(changes, layout, one) for one in changes.frame.schema))
+        transfer = Transfer(tuple(_sent(changes, layout, one) for one in changes.frame.schema))
         with _fitting(changes):
             rows = transfer.encode(changes.frame.schema, changes.frame.to_batches())
             table = self._session.temporary.fill(transfer, rows)
@@ -167,22 +167,22 @@ def _fitting(changes: TableChanges) -> Iterator[None]:
         ) from error
 
 
-def _lane(changes: TableChanges, layout: Layout, field: pa.Field) -> Lane:
+def _sent(changes: TableChanges, layout: Layout, field: pa.Field) -> SentColumn:
     """Return how a column of the frame travels: in the table's own type where that has a form."""
     name = field.name
     place = changes.place_of(name)
     if place is None:
-        return Lane(name, _OWN[name], _OWN[name])
+        return SentColumn(name, _OWN[name], _OWN[name])
     step, column = place
     if step == GIVEN:
-        return Lane(name, "boolean", "boolean")
+        return SentColumn(name, "boolean", "boolean")
     stored = layout.columns[column.name]
     if step in (ADD, RAISE, LOWER) and column.kind in ("integer", "decimal"):
         if column.kind == "integer":
-            return Lane(name, "numeric", "numeric")
-        return Lane(name, "text", "text", "numeric")
+            return SentColumn(name, "numeric", "numeric")
+        return SentColumn(name, "text", "text", "numeric")
     if stored.bare in _BINARY:
-        return Lane(name, stored.bare, stored.bare)
+        return SentColumn(name, stored.bare, stored.bare)
     if stored.bare == "numeric" and column.kind == "integer":
-        return Lane(name, "numeric", "numeric")
-    return Lane(name, "text", "text", stored.type)
+        return SentColumn(name, "numeric", "numeric")
+    return SentColumn(name, "text", "text", stored.type)

@@ -216,7 +216,7 @@ class Session:
         return RawCursor(self._connection)
 
     def _statement(self, sql: str) -> None:
-        """Begin the transaction if this is its first statement, and tell who watches."""
+        """Begin the transaction if this is its first statement, and announce it."""
         begin, self._begin = self._begin, None
         if begin is not None:
             begin()

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headwater.spark.relay import Relay, Spool
-from headwater.targets.postgres.changes import TryAgain
 from headwater.targets.postgres.sender import RECEIPT, RowSender
+from headwater.targets.postgres.transactions import TryAgain
 from headwater.targets.postgres.transfer import Transfer
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from headwater.core import BlockCursor, PipeState
 from headwater.errors import PostgresTransactionError, UntrackedTableError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
-from headwater.targets.postgres.changes import StateChanges
 from headwater.targets.postgres.dialect import POSTGRES
 from headwater.targets.postgres.guard import Guard
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.settings import PostgresSettings
 from headwater.targets.postgres.staging import Staging
 from headwater.targets.postgres.store import PostgresStore, open_store
+from headwater.targets.postgres.transactions import Transactions
 from headwater.targets.postgres.tx import Tx
 from headwater.targets.sql.aggregates import Aggregate
 from headwater.targets.sql.flow import Callbacks, Found, SqlTarget
@@ -86,6 +86,7 @@ class PostgresTarget(SqlTarget[Session]):
     _store: PostgresStore
     _settings: PostgresSettings
     ended = PostgresTransactionError
+    _takes_rows_of_executors = True
 
     def __init__(
         self,
@@ -107,7 +108,10 @@ class PostgresTarget(SqlTarget[Session]):
         if session is None or session.lost:
             session = self._open()
         with session.transaction(isolation_level="repeatable read"):
-            self._state, self._changes.stored = self._store.sync.load(), self._store.sync.newest()
+            self._state, self._transactions.stored = (
+                self._store.sync.load(),
+                self._store.sync.newest(),
+            )
             self._check_missing_state()
             self._store.side.remove_above(self._state.number)
             self._undo_leftovers()
@@ -140,7 +144,7 @@ class PostgresTarget(SqlTarget[Session]):
             self._tables,
             automatic=self._callbacks.on_data is None,
         )
-        self._changes = StateChanges(
+        self._transactions = Transactions(
             session,
             self._store.sync,
             self._id,
@@ -197,7 +201,7 @@ class PostgresTarget(SqlTarget[Session]):
             return work()
 
         try:
-            self._changes.apply(begin)
+            self._transactions.apply(begin)
         except Exception:
             self._staging.clear()
             raise
@@ -216,7 +220,7 @@ class PostgresTarget(SqlTarget[Session]):
         return found[-1]
 
     def _newest(self) -> Newest | None:
-        return self._changes.stored
+        return self._transactions.stored
 
     @contextmanager
     def _batch(self, scope: Scope) -> Iterator[Tx]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class SentColumn:
     """One column: its name, the type in which it travels, and what to cast it to on arrival."""
 
     name: str
@@ -38,36 +38,37 @@ class Lane:
 class Transfer:
     """All columns of a frame. It pickles, so that executors can use it."""
 
-    lanes: tuple[Lane, ...]
+    columns: tuple[SentColumn, ...]
 
     @property
     def names(self) -> list[str]:
         """The columns."""
-        return [lane.name for lane in self.lanes]
+        return [column.name for column in self.columns]
 
     @property
     def direct(self) -> bool:
         """Whether the rows can go straight into the table."""
-        return not any(lane.cast for lane in self.lanes)
+        return not any(column.cast for column in self.columns)
 
     def values(self) -> Fragment:
         """Return the columns as they are selected from where they have travelled to."""
         return Fragment(
             ", ".join(
-                quote(lane.name) + (f"::{lane.cast} AS {quote(lane.name)}" if lane.cast else "")
-                for lane in self.lanes
+                quote(column.name)
+                + (f"::{column.cast} AS {quote(column.name)}" if column.cast else "")
+                for column in self.columns
             )
         )
 
     def column_list(self) -> str:
         """Return the columns with their types, for a table that rows travel through."""
-        return ", ".join(f"{quote(lane.name)} {lane.type}" for lane in self.lanes)
+        return ", ".join(f"{quote(column.name)} {column.type}" for column in self.columns)
 
     def encode(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
         """Yield rows in the binary form of COPY. Runs on the driver and on executors."""
         writers = []
-        for lane, field in zip(self.lanes, schema, strict=True):
-            writer = encoder(field.type, lane.bare)
+        for column, field in zip(self.columns, schema, strict=True):
+            writer = encoder(field.type, column.bare)
             assert writer is not None, "frames are compared with their table before"
             writers.append(writer)
         return encode(batches, writers)
@@ -77,7 +78,7 @@ def plan_transfer(
     schema: pa.Schema, layout: Layout | None, types: Mapping[str, str] | None = None
 ) -> Transfer:
     """Plan the way of a frame into a table; without one, into one that `types` would create."""
-    lanes = []
+    columns = []
     for field in schema:
         if layout is None:
             kind = (types or {}).get(field.name) or column_type(field)
@@ -86,10 +87,10 @@ def plan_transfer(
             column = layout.columns[field.name]
             kind, bare, cast = column.type, column.bare, column.bare
         if encoder(field.type, bare) is not None:
-            lanes.append(Lane(field.name, kind, bare))
+            columns.append(SentColumn(field.name, kind, bare))
         else:
-            lanes.append(Lane(field.name, "text", "text", cast))
-    return Transfer(tuple(lanes))
+            columns.append(SentColumn(field.name, "text", "text", cast))
+    return Transfer(tuple(columns))
 
 
 class TemporaryTables:

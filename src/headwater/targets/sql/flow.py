@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from headwater.core import Batch, PipeState
 from headwater.core.callbacks import Callback
 from headwater.errors import HeadwaterError, InvalidOptionError, StateMissingError
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
+from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.aggregates.declaration import Aggregate
 from headwater.targets.sql.aggregates.writer import Aggregates
 from headwater.targets.sql.catalog import Catalog, Undo
@@ -72,6 +73,27 @@ class Store:
     merger: Merger[Any, Any]
     side: SideTables
     config: ConfigTable
+
+    @classmethod
+    def of(
+        cls,
+        session: Any,
+        settings: StateSettings,
+        stream_id: str,
+        catalog: Catalog[Any, Any],
+        merger: Merger[Any, Any],
+        undo: UndoLog[Any, Any],
+    ) -> Self:
+        """Return what is kept of a stream. Nothing is read or created yet."""
+        dialect, schema = catalog.dialect, settings.schema
+        return cls(
+            SyncTable(session, dialect, settings.sync, stream_id),
+            catalog,
+            undo,
+            merger,
+            SideTables(session, dialect, schema, stored_id(settings.table, stream_id)),
+            ConfigTable(session, dialect, schema, stream_id),
+        )
 
 
 class SqlTarget(ABC, Generic[Held]):

@@ -1,4 +1,4 @@
-"""A PostgreSQL user who may read, and nothing else: for dashboards and curious colleagues.
+"""A PostgreSQL user that may only read, for dashboards and colleagues.
 
 The password is hashed here: the server, and its log, never see it.
 """
@@ -18,7 +18,7 @@ from headwater.targets.sql.text import compose, literal
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ReadOnlyUser:
     """What became of the user: made now or known before, with the password if it was made up."""
 
     name: str
@@ -26,12 +26,12 @@ class Reader:
     password: str | None = None
 
     def __repr__(self) -> str:
-        return f"Reader({self.name!r}, created={self.created})"
+        return f"ReadOnlyUser({self.name!r}, created={self.created})"
 
 
-def add_reader(
+def add_read_only_user(
     dsn: str, name: str, *, password: str | None = None, schemas: Sequence[str] = ("public",)
-) -> Reader:
+) -> ReadOnlyUser:
     """Create a user who may read all present and future tables of these schemas.
 
     Future ones are those that the user of `dsn` creates: connect as the stream does. A user who
@@ -52,7 +52,7 @@ def add_reader(
             raise PostgresStatementError(
                 "the user could not be created", user=name, reason=str(error).splitlines()[0]
             ) from error
-    return Reader(name, known is None, made_up)
+    return ReadOnlyUser(name, known is None, made_up)
 
 
 def _create(

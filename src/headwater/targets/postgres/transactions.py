@@ -34,7 +34,7 @@ class TryAgain(Exception):  # noqa: N818 - not an error: the batch is written on
     """The transaction must begin again, because it cannot see what was prepared for it."""
 
 
-class StateChanges:
+class Transactions:
     """Changes data and state together. Runs on the driver.
 
     `forget` is called when a transaction has failed, `prepare` before one that asked to begin
