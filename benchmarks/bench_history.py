@@ -70,14 +70,14 @@ class Stream:
 
     def commit(self, batches: list[tuple[int, pa.Table]], final: int) -> None:
         """Commit batches that end in these blocks."""
-        batches, state = [], self.state
+        made, state = [], self.state
         for number, changes in batches:
             head = Head(BlockCursor(final, f"h{final}"))
             header = BlockHeader(number, f"h{number}", "p", number - 1, number)
             state = state.advance([header], head)
             batch = Batch((header,), head, state, (), Delivery({"changes": changes}))
-            batches.append(self.target.prepare_batch(batch))
-        self.target.commit(batches, state)
+            made.append(self.target.prepare_batch(batch))
+        self.target.commit(made, state)
         self.state = state
 
     def revert(self, number: int) -> None:
