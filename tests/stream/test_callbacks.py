@@ -76,7 +76,11 @@ GIVEN: dict[str, Callable[[], Any]] = {
         for make, place, names in (
             (duckdb_target, ":memory:", ("on_before_rollback", "on_after_rollback")),
             (postgres_target, "postgresql://x/y", ("on_before_rollback", "on_after_rollback")),
-            (clickhouse_target, "http://127.0.0.1:1/x", ("on_rollback",)),
+            (
+                clickhouse_target,
+                "http://127.0.0.1:1/x",
+                ("on_rollback", "on_before_rollback", "on_after_rollback"),
+            ),
         )
         for name in ("on_data", "on_start", *names)
     },

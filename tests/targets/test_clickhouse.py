@@ -59,6 +59,8 @@ def make(url: str) -> Iterator[Make]:
         on_data: Any = None,
         on_rollback: Any = None,
         on_start: Any = None,
+        on_before_rollback: Any = None,
+        on_after_rollback: Any = None,
         **settings: Any,
     ) -> Stream:
         target = clickhouse_target(
@@ -67,6 +69,8 @@ def make(url: str) -> Iterator[Make]:
             on_data=on_data or insert_all,
             on_rollback=on_rollback,
             on_start=on_start,
+            on_before_rollback=on_before_rollback,
+            on_after_rollback=on_after_rollback,
             settings=ClickHouseSettings(id=id, **settings),
         )
         made.append(Stream(target, url))
@@ -631,6 +635,27 @@ def test_a_hook_takes_what_it_names_and_comes_after_the_managed_undo(make: Make)
     s.target.close()
     make("t", on_rollback=lambda **all_of_them: facts.append(sorted(all_of_them)))
     assert facts == [["cursor", "safe_cursor", "store", "type"]]
+
+
+def test_the_hooks_of_other_targets_are_called_around_the_managed_undo(make: Make) -> None:
+    seen: list[Any] = []
+
+    def note(when: str) -> Any:
+        return lambda store, cursor: seen.append(
+            (when, cursor.number, store.query("SELECT count() AS n FROM t_live").to_pylist())
+        )
+
+    hooks = {"on_before_rollback": note("before"), "on_after_rollback": note("after")}
+    s = make("t", **hooks)
+    s.block(1, {"t": frame(1, "a")})
+    s.block(2, {"t": frame(2, "b")})
+    assert seen == []
+    s.fork(1)
+    assert seen == [("before", 1, [{"n": 2}]), ("after", 1, [{"n": 1}])]
+    seen.clear()
+    s.target.close()
+    make("t", **hooks)  # a crash may have interrupted the undo
+    assert [one[:2] for one in seen] == [("before", 1), ("after", 1)]
 
 
 # --- state ----------------------------------------------------------------------------------------

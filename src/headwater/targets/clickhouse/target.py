@@ -51,6 +51,8 @@ def clickhouse_target(
     on_data: OnData | None = None,
     on_start: OnStart | None = None,
     on_rollback: OnRollback | None = None,
+    on_before_rollback: OnRollback | None = None,
+    on_after_rollback: OnRollback | None = None,
     settings: ClickHouseSettings | None = None,
 ) -> ClickHouseTarget:
     """Write a stream to ClickHouse.
@@ -69,9 +71,14 @@ def clickhouse_target(
             parameters for: at every start with a stored cursor (`type="offset_check"`), and after
             a fork (`"blockchain_fork"`). Everything above `safe_cursor.number` must go; what is
             named in `tables` has gone already.
+        on_before_rollback: `on_before_rollback(store, cursor)`, called before the target removes
+            what lies above a cursor: after a fork, and at every start with a stored cursor, because
+            a crash may have interrupted the removal. The same names as for other targets.
+        on_after_rollback: the same, after what is named in `tables` has gone.
         settings: the stream id, where the state is kept and for how long.
     """
-    if on_data is not None and tables is None and on_rollback is None:
+    undo = (on_rollback, on_before_rollback, on_after_rollback)
+    if on_data is not None and tables is None and not any(undo):
         raise RollbackHandlerMissingError("on_data is given, but nothing that undoes a fork")
     return ClickHouseTarget(
         client_or_url,
@@ -80,6 +87,8 @@ def clickhouse_target(
         on_start,
         on_rollback,
         settings or ClickHouseSettings(),
+        on_before_rollback,
+        on_after_rollback,
     )
 
 
@@ -97,6 +106,8 @@ class ClickHouseTarget:
         on_start: OnStart | None,
         on_rollback: OnRollback | None,
         settings: ClickHouseSettings,
+        on_before_rollback: OnRollback | None = None,
+        on_after_rollback: OnRollback | None = None,
     ) -> None:
         self.on_statement: Callable[[str], None] | None = None
         given = client_or_url
@@ -109,6 +120,12 @@ class ClickHouseTarget:
             None
             if on_rollback is None
             else NamedCallback("on_rollback", on_rollback, ROLLBACK_ARGUMENTS)
+        )
+        self._before_rollback = Callback.optional(
+            "on_before_rollback", on_before_rollback, "store, cursor"
+        )
+        self._after_rollback = Callback.optional(
+            "on_after_rollback", on_after_rollback, "store, cursor"
         )
         self._settings = settings
         self._id = settings.id or LEGACY_ID
@@ -303,19 +320,23 @@ class ClickHouseTarget:
     ) -> None:
         """Remove every row above the cursor, and begin a new generation of tokens."""
         self._inserts.begin(secrets.token_hex(8))
-        number = state.number
+        number, hook = state.number, hook and state.cursor is not None
+        if hook and self._before_rollback is not None:
+            self._before_rollback(self._store(), state.cursor)
         for layout in self._catalog.tracked():
             removed = self._undo.above(layout, number)
             if removed:
                 logger.info("rows.removed table=%s above=%d rows=%d", layout.name, number, removed)
         self._catalog.forget_versions()
-        if hook and self._on_rollback is not None and state.cursor is not None:
+        if hook and self._on_rollback is not None:
             self._on_rollback(
                 type=kind,
                 store=self._store(),
                 cursor=orphaned or state.cursor,
                 safe_cursor=state.cursor,
             )
+        if hook and self._after_rollback is not None:
+            self._after_rollback(self._store(), state.cursor)
 
     def _write_all(self, batches: Sequence[Batch[Delivery]], states: Sequence[PipeState]) -> None:
         before = self._state
