@@ -98,7 +98,7 @@ class _Held:
 class ClickHouseAdmin:
     """Operates on the streams of one table of state; runs in the operator's own process.
 
-    `on_statement` is called with each statement before it is sent, for those who watch.
+    `on_statement` is called with each statement before it is sent.
     """
 
     def __init__(self, client: ClickHouseClient, settings: ClickHouseSettings) -> None:
@@ -128,7 +128,7 @@ class ClickHouseAdmin:
     ) -> Move:
         """Move a cursor, then the data: what a fork does, at any depth."""
         stream = find_stream(self.streams(), stream_id)
-        plan_move(stream, number, block_hash, force=force)  # a refusal stops nobody
+        plan_move(stream, number, block_hash, force=force)  # a refusal stops no writer
         with self._taken_over(stream_id) as held:
             now = StreamStatus(stream_id, held.sync.load(), stream.tables)
             move = plan_move(now, number, block_hash, force=force)
@@ -191,7 +191,7 @@ class ClickHouseAdmin:
 
     @contextmanager
     def _taken_over(self, stream_id: str) -> Iterator[_Held]:
-        """Stop whoever writes the stream; a table that cannot be undone is refused before that."""
+        """Stop the stream's writer; a table that cannot be undone is refused before that."""
         with self._connected() as client:
             layouts = self._layouts(client, stream_id)
             lease = self._lease(client, stream_id)

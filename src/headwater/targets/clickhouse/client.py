@@ -41,7 +41,7 @@ _DEFAULTS = {"wait_end_of_query": "1", "http_response_buffer_size": "1048576"}
 class ClickHouseClient:
     """One server, by its address: `http://user:password@host:8123/database?setting=value`.
 
-    `on_statement` is called with each statement before it is sent, for those who watch.
+    `on_statement` is called with each statement before it is sent.
     `compression` is that of inserted rows: none if the server is on this machine, else "zstd".
     """
 
@@ -288,7 +288,7 @@ def every_row() -> dict[str, str]:
     """Return settings of an insert whose rows are stored in any case, all of them.
 
     Servers differ in whether they let it be switched off that a block like an earlier one is
-    dropped; a word of chance tells it apart for all of them.
+    dropped; a random token tells it apart for all of them.
     """
     return {
         "insert_deduplicate": "0",

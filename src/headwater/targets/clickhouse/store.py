@@ -27,7 +27,7 @@ Params = Mapping[str, object]
 class Inserts:
     """How rows get to the server: tokens that are never used twice, and how much at once.
 
-    A generation is a word of chance. A new one begins whenever rows may have been taken back,
+    A generation is a random text. A new one begins whenever rows may have been taken back,
     because the server would drop rows that come again under a token that it knows.
     """
 

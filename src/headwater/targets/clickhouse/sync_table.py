@@ -144,7 +144,7 @@ class SyncTable:
         """Cancel all rows, and add that of a state that has a cursor, in one step.
 
         What earlier rows say of finality then counts no longer. Called by operators; after a lost
-        connection it is not tried again, because whoever asked can look and ask again.
+        connection it is not tried again: the operator can look, and ask again.
         """
         held = self._client.rows(
             compose(

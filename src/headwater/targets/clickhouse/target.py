@@ -95,7 +95,7 @@ def clickhouse_target(
 class ClickHouseTarget:
     """Made by `clickhouse_target`. All calls come from one thread; it may be opened again.
 
-    `on_statement` is called with each statement before it is sent, for those who watch.
+    `on_statement` is called with each statement before it is sent.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ClickHouseTarget:
     def recover(self) -> PipeState:
         """Return the stored state, after removing what lies above its cursor.
 
-        Whoever wrote the stream before can change nothing from here on.
+        An earlier writer of the stream can change nothing from here on.
 
         Raises:
             StateMissingError: there is no state, but the stream has committed before.
