@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from headwater.spark import partitions, parts
 from headwater.targets import clickhouse_target, duckdb_target, postgres_target
 from headwater.targets.clickhouse import ClickHouseClient
 from headwater.targets.clickhouse import table as clickhouse_table
+from headwater.targets.duckdb import table as duckdb_table
+from headwater.targets.frames import bounded_tables
 from headwater.targets.postgres import table as postgres_table
 from headwater.testing import PortalServer
 from tests.spark.conftest import LAST, decoded, requested
@@ -214,3 +216,35 @@ def test_parts_of_two_chains_are_never_committed(
     monkeypatch.undo()
     backfill(portal, spark).pipe_to(place.target(None, "transfers"))
     assert place.rows() == everything(portal)
+
+
+def test_duckdb_takes_rows_in_tables_of_bounded_size(
+    spark: SparkSession, portal: PortalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inserts and deletes go table by table; an upsert sees all rows at once."""
+    sizes: list[int] = []
+
+    def small(frame: Any) -> Iterator[pa.Table]:
+        for rows in bounded_tables(frame, 100):
+            sizes.append(rows.num_rows)
+            yield rows
+
+    monkeypatch.setattr("headwater.targets.duckdb.tx.bounded_tables", small)
+
+    def write(tx: Any, data: Frames) -> None:
+        tx.insert("transfers", data["transfers"])
+        tx.upsert("latest", data["transfers"], key=["block_number", "log_index"])
+        tx.delete("latest", data["transfers"].where("block_number < 100"))
+
+    target = duckdb_target(
+        tmp_path / "a.duckdb",
+        tables=["transfers", duckdb_table("latest", key=["block_number", "log_index"])],
+        on_data=write,
+    )
+    backfill(portal, spark).pipe_to(target)
+    expected = everything(portal)
+    for name, first in (("transfers", 0), ("latest", 100)):
+        found = target.query(f"SELECT {COLUMNS} FROM {name} ORDER BY 1, 3").to_pylist()
+        assert [tuple(row.values()) for row in found] == [r for r in expected if r[0] >= first]
+    assert len(sizes) > 10
+    assert max(sizes) < len(expected) / 3
