@@ -9,13 +9,11 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
 import duckdb
 import pytest
-from pyspark.sql import SparkSession
 from rich.console import Console
 
 from headwater.cli.demo.chain import DEEPEST, plan_forks
@@ -29,7 +27,6 @@ from headwater.core import BlockCursor, ForkResolution, ForkRule, PipeState
 from headwater.errors import DuckDBFileError, InvalidOptionError, PortalUrlError
 from headwater.pipeline import Committed, RolledBack
 from headwater.pipeline import Event as Happened
-from headwater.spark.session import active_session, local_session
 from headwater.targets import duckdb_target
 from headwater.testing import ChainSim, simulated_portal
 from headwater.testing.chain.content import contents
@@ -130,16 +127,6 @@ def test_the_tables_hold_what_a_count_of_the_chain_gives(
             "SELECT current_hash FROM sync ORDER BY current_number DESC"
         ).fetchone()
     assert newest == (chain.head.hash,)
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """One session for the runs inside this process: they use the active one."""
-    mine = active_session() is None
-    session = local_session("demo tests")
-    yield session
-    if mine:
-        session.stop()
 
 
 # --- the check ------------------------------------------------------------------------------------

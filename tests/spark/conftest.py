@@ -1,4 +1,4 @@
-"""One Spark session and one small chain for all tests of this folder; starting them is the cost."""
+"""One small chain for all tests of this folder, and what the driver makes of its blocks."""
 
 from __future__ import annotations
 
@@ -7,26 +7,17 @@ from contextlib import closing
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 
 from headwater.core import BlockRange, Blocks
 from headwater.decode import Output, decode_outputs, evm
 from headwater.portal import PortalClient
 from headwater.query import Query
-from headwater.spark import local_session
 from headwater.testing import PortalServer, simulated_portal
 
 LAST = 379
 ALL = BlockRange(0, LAST)
 TRANSFER = evm.events("erc20.Transfer")
 APPROVAL = evm.events("erc20.Approval")
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    session = local_session("tests", **{"spark.master": "local[2,4]"})
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="session")

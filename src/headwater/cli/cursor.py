@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from headwater.cli.place import (
+from headwater.cli.target_options import (
     StateSchema,
     StateTable,
     StreamId,

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from headwater.cli.place import StateSchema, StateTable, StreamId, Target, console, say
+from headwater.cli.target_options import StateSchema, StateTable, StreamId, Target, console, say
 from headwater.effects.dead_letters import DEAD_LETTERS, outbox_table, replay_dead_letters
 from headwater.errors import InvalidOptionError
 from headwater.targets.admin import find_stream, kind_of, open_admin

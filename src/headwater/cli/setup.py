@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headwater.cli.place import StateSchema, StateTable, Target, say
+from headwater.cli.target_options import StateSchema, StateTable, Target, say
 from headwater.effects.dead_letters import DEAD_LETTERS, outbox_table
 from headwater.errors import InvalidOptionError
 from headwater.stream.factory_index import CHILDREN

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.targets.contract import Delivery, SideTable, prepared
+from headwater.testing.conformance.crash import Clock, crash_everywhere
 from headwater.testing.conformance.model import needs
 from headwater.testing.scenarios.crash import Crash
 
@@ -295,25 +296,14 @@ class SideTablePromises:
     @needs("side_tables", "watches_io")
     def test_a_crash_at_any_step_of_io_leaves_side_rows_and_state_together(self) -> None:
         """In the opening, a commit, a rollback, a settlement."""
-        total = self.run_side_script(0)
-        assert total > 20, "nothing was watched"
-        for nth in range(1, total + 1):
-            self.run_side_script(nth)
+        assert crash_everywhere(self.run_side_script) > 20, "nothing was watched"
 
-    def run_side_script(self, crash_at: int) -> int:
-        """Run some steps; die before the n-th step of I/O, recover, judge, and go on."""
+    def run_side_script(self, clock: Clock) -> None:
+        """Run some steps; die where the clock says, recover, judge, and go on."""
         self.fresh()
-        count, model, dead = 0, SideModel(), False
-
-        def tick() -> None:
-            nonlocal count, dead
-            count += 1
-            if count == crash_at or dead:
-                dead = True
-                raise Crash(count)
-
+        model = SideModel()
         target = self.make_target("one")
-        self.watch_io(target, tick)
+        self.watch_io(target, clock.tick)
         script: list[Callable[[SideModel], Step]] = [
             lambda model: Step(lambda target: target.open_side_tables(TABLES), model),
             lambda model: Step(lambda target: target.recover(), model),
@@ -325,20 +315,21 @@ class SideTablePromises:
         ]
         for make in script:
             step = make(model)
+            clock.begin_call()
             try:
                 step.call(target)
             except Crash:
-                dead = False
+                clock.recovered()
                 target = self.reopen_side(target)
                 held = self.held(target)
-                assert held in (model, step.after), f"crash {crash_at}: {held}"
+                assert held in (model, step.after), f"crash at {clock.died[-1]}: {held}"
+                self.watch_io(target, clock.tick)
                 if held == model != step.after:
                     step.call(target)
             model = step.after
         self.watch_io(target, lambda: None)
         assert self.held(target) == model
         target.close()
-        return count
 
     @needs("side_tables")
     def test_random_steps_agree_with_the_model_of_side_tables(self) -> None:

@@ -1,4 +1,4 @@
-"""What the operator's commands have in common: where the target is, and how it is asked for."""
+"""How `cursor`, `setup` and `outbox` name a target: its address, and where its state is kept."""
 
 from __future__ import annotations
 
