@@ -128,6 +128,18 @@ def test_a_fork_undoes_a_table_that_is_no_longer_declared(address: str) -> None:
     old.target.close()
 
 
+def test_a_stream_is_forgotten_with_changes_of_tables_that_are_no_longer_declared(
+    address: str,
+) -> None:
+    other = TableSchema("other", ["id"], {"id": "text"})
+    Opened(history_target(address, tables=[other]), "changes").target.close()
+    open_admin(address).reset("changes", force=True)
+    again = Opened(history_target(address, tables=[other]), "changes")
+    assert again.rows("SELECT count(*) FROM substreams_history") == [(0,)]
+    assert again.rows("SELECT * FROM cursors") == []
+    again.target.close()
+
+
 def test_a_cursor_goes_back_before_the_stream_was_started_again(address: str) -> None:
     streams = {one.id: one for one in open_admin(address).streams()}
     assert [(one.name, one.undo) for one in streams["changes"].tables] == [("owner", "change_log")]

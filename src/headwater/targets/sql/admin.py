@@ -25,9 +25,8 @@ from headwater.targets.sql.flow import Store
 from headwater.targets.sql.settings import StateSettings, table
 from headwater.targets.sql.state import CURSORS, CursorTable
 from headwater.targets.sql.text import QualifiedName, compose
-from headwater.targets.sql.undo import CHANGE_LOG, ChangeLog
+from headwater.targets.sql.undo import CHANGE_LOG, EVERY_BLOCK, ChangeLog
 
-_EVERY = 2**62  # above any block
 Held = TypeVar("Held", bound=Session)
 
 
@@ -65,7 +64,7 @@ class SqlAdmin(ABC, Generic[Held]):
                 stored.undo.restore(self._layouts(session, stored), move.number)
                 stored.side.remove_above(move.number)
             if move.kind is MoveKind.BELOW:
-                stored.sync.prune(_EVERY)
+                stored.sync.prune(EVERY_BLOCK)
             stored.sync.roll_back(move.state)
             self._show(session, stored, stream_id, move.state)
         return move
@@ -78,8 +77,7 @@ class SqlAdmin(ABC, Generic[Held]):
             stored = self._store(session, stream_id)
             check_reset(stored.sync.load(), force=force)
             layouts = self._layouts(session, stored)
-            for layout in layouts:
-                stored.undo.prune(layout, _EVERY)
+            stored.undo.remove_all(layouts)
             self._show(session, stored, stream_id, PipeState())
             own = [one.name for one in layouts if str(one.name) not in shared]
             if own and not keep_data:

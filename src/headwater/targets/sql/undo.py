@@ -24,6 +24,7 @@ OPERATION = RESERVED + "operation"
 BLOCK = RESERVED + "block_number"
 STREAM = RESERVED + "id"
 CHANGE_LOG = "substreams_history"
+EVERY_BLOCK = 2**62  # above any
 KEPT = (Undo.KEYED, Undo.KEYLESS, Undo.CHANGE_LOG)
 
 Held = TypeVar("Held", bound=Session)
@@ -258,6 +259,16 @@ class UndoLog(Capture, ABC, Generic[Held, Laid]):
         log = self.log(layout)
         if layout.undo in KEPT and self._exists(log.name(layout)):
             self._session.run(log.prune(layout), [self._id, number])
+
+    def remove_all(self, layouts: Sequence[Laid]) -> None:
+        """Forget everything: the stream is. Also what a change log says of other tables."""
+        for layout in layouts:
+            self.prune(layout, EVERY_BLOCK)
+        for log in {one.block_column for one in layouts if one.undo is Undo.CHANGE_LOG}:
+            self._session.run(
+                compose("DELETE FROM {log} WHERE stream_id = $1", log=self.dialect.name(log)),
+                [self._id],
+            )
 
     def first_id(self, layouts: Iterable[Layout]) -> int | None:
         """Return the first free id of the change log, where the database does not number rows."""

@@ -1,1 +1,1 @@
-"""Folded changes into SQL: staged as wide frames, merged into tables a set at a time."""
+"""Folded changes into tables: split into rounds of wide frames, merged a set at a time."""
