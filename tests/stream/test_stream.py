@@ -452,7 +452,7 @@ def test_outputs_that_are_none_are_refused(outputs: Any) -> None:
 
 
 @pytest.mark.parametrize("code", [7, object(), lambda: None, lambda a, b, c: None])
-def test_what_cannot_be_piped_is_refused(code: object, portal: PortalServer) -> None:
+def test_what_cannot_be_piped_is_refused(code: Any, portal: PortalServer) -> None:
     with pytest.raises(InvalidOptionError, match="E0007"):
         stream_of(portal).pipe(code)
 

@@ -53,7 +53,7 @@ def started(url: str, stream_id: str = "one", **options: Any) -> Stream:
     return Stream(target, url)
 
 
-def insert(store: Any, data: dict[str, pa.Table]) -> None:
+def insert(store: Any, data: Any) -> None:
     for name, frame in data.items():
         store.insert(name, frame)
 

@@ -13,6 +13,7 @@ from headwater.stream.context import (
 from headwater.stream.handle import StopRequested, StreamHandle
 from headwater.stream.owned import OwnedTarget, create_target
 from headwater.stream.stream import PortalStream, pipe_to_iterator, portal_stream
+from headwater.stream.transformer import Transformer
 
 __all__ = [
     "BatchContext",
@@ -27,6 +28,7 @@ __all__ = [
     "StreamHandle",
     "StreamInfo",
     "StreamState",
+    "Transformer",
     "create_target",
     "pipe_to_iterator",
     "portal_stream",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from headwater.core import (
     Batch,
@@ -29,9 +30,16 @@ from headwater.errors import (
 from headwater.stream.context import StreamBatch
 from headwater.targets.contract import Capabilities, Delivery
 
-Read = Callable[..., Iterator[StreamBatch]]
 _CONTRACT = ("capabilities", "bind", "recover", "commit", "roll_back", "close")
 OnFork = Callable[[list[BlockCursor]], BlockCursor | None]
+
+
+class Read(Protocol):
+    """What `write` is given: it hands out batches after a cursor, or from the range's beginning."""
+
+    def __call__(self, cursor: BlockCursor | None = None) -> Iterator[StreamBatch]:
+        """Read on after a cursor."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from headwater.stream.owned import (
     check_target,
 )
 from headwater.stream.run import Run
-from headwater.stream.transformer import Step
+from headwater.stream.transformer import Step, Transform, Transformer
 from headwater.targets.contract import Delivery, Target
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class PortalStream:
     undo_buffer: int = 0
     on_config_change: OnConfigChange = "error"
 
-    def pipe(self, code: object) -> PortalStream:
+    def pipe(self, code: Transform | Transformer) -> PortalStream:
         """Add a transform: a function of (data) or (data, ctx), or a transformer object.
 
         `data` maps output names to DataFrames, and so must the result. The same code runs on large

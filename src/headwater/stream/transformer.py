@@ -7,8 +7,8 @@ the target's move in lockstep. All calls come from one thread of the driver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from headwater.core import BlockCursor
 from headwater.core.callbacks import Callback
@@ -16,13 +16,26 @@ from headwater.errors import InvalidOptionError
 from headwater.stream.context import BatchContext, StartInfo
 
 Frames = Mapping[str, Any]
+Transform = Callable[[Frames], Frames] | Callable[[Frames, BatchContext], Frames]
 _HOOKS = {"start": "info", "fork": "safe_cursor", "stop": ""}
+
+
+class Transformer(Protocol):
+    """An object with `transform`, a function of (data) or (data, ctx).
+
+    It may also have `start(info)`, `fork(safe_cursor)` and `stop()`.
+    """
+
+    @property
+    def transform(self) -> Callable[..., Frames]:
+        """The function that returns what becomes of a batch."""
+        ...
 
 
 class Step:
     """One `pipe` of a stream: a function, or an object with `transform` and optional hooks."""
 
-    def __init__(self, code: object) -> None:
+    def __init__(self, code: Transform | Transformer) -> None:
         transform = getattr(code, "transform", None) or code
         self._transform = Callback("transform", transform, "data", "data, ctx")
         self._hooks = {

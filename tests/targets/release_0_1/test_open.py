@@ -72,7 +72,7 @@ class Opened:
         return self.rows("SELECT id, n::varchar, note FROM owner ORDER BY id")
 
 
-def write(tx: Any, data: dict[str, Any]) -> None:
+def write(tx: Any, data: Any) -> None:
     tx.insert("log", data["log"])
     tx.upsert("balance", data["balance"])
 

@@ -36,7 +36,8 @@ from headwater.targets.clickhouse.writer import Attempts, TryAgain
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable
 from headwater.targets.tables import TableOptions, declare_tables
 
-OnData = Callable[..., object]
+Data = Mapping[str, Any]
+OnData = Callable[[Store, Data], object] | Callable[[Store, Data, Any], object]
 OnStart = Callable[[Store], object]
 OnRollback = Callable[..., object]
 ROLLBACK_ARGUMENTS = ("type", "store", "cursor", "safe_cursor")

@@ -7,9 +7,10 @@ crash leaves nothing behind, because what is not committed does not exist.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from headwater.core import BlockCursor, PipeState
 from headwater.errors import DuckDBTransactionError, UndeclaredTableError
@@ -25,7 +26,8 @@ from headwater.targets.sql.flow import Callbacks, Found, SqlTarget
 from headwater.targets.sql.settings import Table, table
 from headwater.targets.tables import TableOptions, declare_tables
 
-OnData = Callable[..., None]
+Data = Mapping[str, Any]
+OnData = Callable[[Tx, Data], object] | Callable[[Tx, Data, Any], object]
 OnStart = Callable[[Tx], None]
 OnRollback = Callable[[Tx, BlockCursor | None], None]
 

@@ -8,9 +8,10 @@ stream's lock is taken again first, so nothing of the old connection can still b
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from headwater.core import BlockCursor, PipeState
 from headwater.errors import PostgresTransactionError, UntrackedTableError
@@ -30,7 +31,8 @@ from headwater.targets.sql.settings import Table, table
 from headwater.targets.sql.state import LEGACY_ID, Newest
 from headwater.targets.tables import TableOptions, declare_tables
 
-OnData = Callable[..., object]
+Data = Mapping[str, Any]
+OnData = Callable[[Tx, Data], object] | Callable[[Tx, Data, Any], object]
 OnStart = Callable[[Tx], object]
 OnRollback = Callable[[Tx, BlockCursor | None], object]
 
