@@ -1,4 +1,4 @@
-"""The two databases of the history target, and a stream of changes into one of them."""
+"""The two databases of a target with a change log, and a stream of changes into one of them."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class Stream:
         found: list[Row] = self.target.query(sql).to_pylist()
         return [{name: _plain(value) for name, value in row.items()} for row in found]
 
-    def history(self) -> list[tuple[Any, ...]]:
-        """Return the history, oldest first, without its ids."""
+    def change_log(self) -> list[tuple[Any, ...]]:
+        """Return the change log, oldest first, without its ids."""
         rows = self.rows(
             "SELECT op, table_name, pk, prev_value, block_num FROM substreams_history ORDER BY id"
         )

@@ -43,7 +43,7 @@ def test_a_cursor_goes_back_and_the_tables_follow(place: Place) -> None:
     stream = place.stream(OWNER, id="one")
     assert stream.state.number == 3
     assert owners(stream) == [("a", "3"), ("b2", "2"), ("b3", "3")]
-    assert {row[-1] for row in stream.history()} == {3}
+    assert {row[-1] for row in stream.change_log()} == {3}
     assert stream.rows("SELECT block_num FROM cursors") == [{"block_num": 3}]
     stream.block(4, Changes(block=4).delete("owner", "a"), final=2, branch="b")
     stream.fork(2)
@@ -56,7 +56,7 @@ def test_a_stream_is_forgotten_with_its_changes_and_its_shown_cursor(place: Plac
     assert open_admin(place.address).streams() == []
     stream = place.stream(OWNER, id="one")
     assert stream.state == PipeState()
-    assert (owners(stream), stream.history()) == ([], [])
+    assert (owners(stream), stream.change_log()) == ([], [])
     assert stream.rows("SELECT * FROM cursors") == []
 
 

@@ -45,7 +45,7 @@ def test_writes_of_several_hot_blocks_in_one_commit_are_undone_one_by_one(place:
         ],
         final=9,
     )
-    assert [row[-1] for row in stream.history()] == [10, 11, 11, 12]
+    assert [row[-1] for row in stream.change_log()] == [10, 11, 11, 12]
     seen = []
     for number in (12, 11, 10, 9):
         stream.fork(number)
@@ -106,13 +106,13 @@ def test_only_blocks_that_can_be_undone_are_kept(place: Place) -> None:
     stream = place.stream(TRANSFER)
     stream.block(0, change(0).upsert("transfer", "a", value=0))
     stream.block(1, change(1).upsert("transfer", "a", value=1))
-    assert [row[-1] for row in stream.history()] == [1], "nothing is below the first block"
+    assert [row[-1] for row in stream.change_log()] == [1], "nothing is below the first block"
     stream.block(2, change(2).upsert("transfer", "a", value=2), final=0)
-    assert [row[-1] for row in stream.history()] == [1, 2]
+    assert [row[-1] for row in stream.change_log()] == [1, 2]
     stream.block(3, change(3).upsert("transfer", "a", value=3), final=2)
-    assert [row[-1] for row in stream.history()] == [3]
+    assert [row[-1] for row in stream.change_log()] == [3]
     stream.block(4, change(4).upsert("transfer", "a", value=4), final=1)  # a lagging replica
-    assert [row[-1] for row in stream.history()] == [3, 4]
+    assert [row[-1] for row in stream.change_log()] == [3, 4]
     stream.fork(2)
     assert values(stream) == {"a": 2}
 
@@ -160,7 +160,7 @@ def test_a_lost_answer_to_commit_does_not_add_twice(place: Place, forward: bool)
         stream.block(1, change(1).insert("transfer", "a", value=1), final=1)
     stream.block(2, change(2).update("transfer", "a", value=add(10)), final=1)
     assert values(stream) == {"a": 11}
-    assert [row[-1] for row in stream.history()] == [2]
+    assert [row[-1] for row in stream.change_log()] == [2]
     stream.fork(1)
     assert values(stream) == {"a": 1}
     if proxy is not None:
@@ -276,7 +276,7 @@ def test_history_is_bounded_and_holds_what_a_legal_fork_needs(place: Place) -> N
     for number in range(1, 30):
         changes = change(number).upsert("transfer", "a", value=number)
         stream.block(number, changes, final=number - 3)
-        assert len(stream.history()) <= 3
+        assert len(stream.change_log()) <= 3
     stream.fork(26)
     assert values(stream) == {"a": 26}
 
@@ -318,7 +318,7 @@ def test_updates_before_an_upsert_do_not_make_half_a_row(place: Place) -> None:
         {"id": "new", "value": None, "note": "n"},
         {"id": "there", "value": "11", "note": "n"},
     ]
-    assert [row[0] for row in stream.history()] == ["U", "I"]
+    assert [row[0] for row in stream.change_log()] == ["U", "I"]
     stream.fork(1)
     assert values(stream) == {"there": 1}
 
@@ -340,7 +340,7 @@ def test_a_rollback_that_fails_changes_nothing(place: Place) -> None:
     stream = place.stream(TRANSFER)
     for number in (1, 2):
         stream.block(number, change(number).upsert("transfer", "a", value=number), final=1)
-    held = stream.history()
+    held = stream.change_log()
     stream.target.close()
     place.sql("ALTER TABLE transfer RENAME TO elsewhere")
     place.sql("CREATE TABLE transfer (id varchar, value bigint)")
@@ -348,7 +348,7 @@ def test_a_rollback_that_fails_changes_nothing(place: Place) -> None:
     again = place.stream(other, id="stream")
     with pytest.raises(TableMismatchError, match="E6011"):
         again.fork(1)
-    assert again.history() == held
+    assert again.change_log() == held
     assert again.target.recover() == stream.state
     again.target.close()
     place.sql("DROP TABLE transfer")

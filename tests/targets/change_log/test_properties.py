@@ -155,7 +155,7 @@ class Both:
             }
             assert held == wanted
         floor = self.stream.state.landing_points()
-        kept = {row[-1] for row in self.stream.history()}
+        kept = {row[-1] for row in self.stream.change_log()}
         assert not floor or all(number > floor[0].number for number in kept)
 
 

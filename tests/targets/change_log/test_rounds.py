@@ -28,7 +28,7 @@ def mixed() -> Blocks:
 
 def outcome(stream: Stream) -> tuple[Any, ...]:
     rows = stream.rows("SELECT id, value, note FROM transfer ORDER BY id")
-    return rows, stream.history()
+    return rows, stream.change_log()
 
 
 def test_blocks_together_leave_the_rows_and_the_history_of_blocks_alone(place: Place) -> None:

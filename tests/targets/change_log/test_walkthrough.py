@@ -32,32 +32,32 @@ def test_the_walkthrough_step_by_step(place: Place) -> None:
     def cursor() -> object:
         return stream.rows("SELECT id, block_num, block_id FROM cursors")
 
-    assert (transfers(), stream.history(), cursor()) == ([], [], [])
+    assert (transfers(), stream.change_log(), cursor()) == ([], [], [])
 
     fields = {"from": "alice", "to": "bob", "value": 1000}
     stream.block(100, Changes(block=100).insert("transfer", "tx1", **fields), final=99)
     assert transfers() == [transfer(1000)]
-    assert stream.history() == [inserted]
+    assert stream.change_log() == [inserted]
     assert cursor() == [{"id": "stream", "block_num": 100, "block_id": "a100"}]
 
     stream.block(101, Changes(block=101).update("transfer", "tx1", value=1500), final=99)
     assert transfers() == [transfer(1500)]
-    assert stream.history() == [inserted, updated]
+    assert stream.change_log() == [inserted, updated]
     assert cursor() == [{"id": "stream", "block_num": 101, "block_id": "a101"}]
 
     stream.block(102, Changes(block=102).delete("transfer", "tx1"), final=99)
     assert transfers() == []
-    assert stream.history() == [inserted, updated, deleted]
+    assert stream.change_log() == [inserted, updated, deleted]
     assert cursor() == [{"id": "stream", "block_num": 102, "block_id": "a102"}]
 
     stream.fork(100)
     assert transfers() == [transfer(1000)]
-    assert stream.history() == [inserted]
+    assert stream.change_log() == [inserted]
     assert cursor() == [{"id": "stream", "block_num": 100, "block_id": "a100"}]
 
     stream.block(101, None, final=100, branch="b")
     assert transfers() == [transfer(1000)]
-    assert stream.history() == [], "block 100 is final: its history is no longer needed"
+    assert stream.change_log() == [], "block 100 is final: its history is no longer needed"
 
 
 def test_final_blocks_leave_no_history(place: Place) -> None:
@@ -67,7 +67,7 @@ def test_final_blocks_leave_no_history(place: Place) -> None:
     for number in range(1, 4):
         changes = Changes(block=number).upsert("transfer", "tx1", value=number)
         stream.block(number, changes, final=number)
-        assert stream.history() == []
+        assert stream.change_log() == []
     assert [row["value"] for row in stream.rows("SELECT value FROM transfer")] == [3]
 
 
@@ -80,7 +80,9 @@ def test_an_upsert_is_kept_as_what_it_was(place: Place, there: bool) -> None:
     stream.block(1, first.insert("transfer", "tx1", value=1) if there else first, final=1)
     stream.block(2, Changes(block=2).upsert("transfer", "tx1", value=2), final=1)
     before = '{"id":"tx1","from":null,"to":null,"value":1}' if there else None
-    assert stream.history() == [("U" if there else "I", f"{place.schema}.transfer", KEY, before, 2)]
+    assert stream.change_log() == [
+        ("U" if there else "I", f"{place.schema}.transfer", KEY, before, 2)
+    ]
     stream.fork(1)
     assert [row["value"] for row in stream.rows("SELECT value FROM transfer")] == [1] * there
 
@@ -90,11 +92,11 @@ def test_finality_alone_prunes_the_history(place: Place) -> None:
     stream = place.stream("transfer")
     for number in range(1, 5):
         stream.block(number, Changes(block=number).upsert("transfer", "tx1", value=number), final=1)
-    assert [row[-1] for row in stream.history()] == [2, 3, 4]
+    assert [row[-1] for row in stream.change_log()] == [2, 3, 4]
     stream.settle(3)
-    assert [row[-1] for row in stream.history()] == [4]
+    assert [row[-1] for row in stream.change_log()] == [4]
     stream.fork(3)
-    assert stream.history() == []
+    assert stream.change_log() == []
     assert [row["value"] for row in stream.rows("SELECT value FROM transfer")] == [3]
 
 
