@@ -119,15 +119,15 @@ class Capabilities(Generic[Data]):
     """What a target can do beyond the contract. A field that is None or False: it cannot.
 
     `rereads` says that a commit reads frames more than once, so that the stream keeps what
-    executors have fetched. `executors` says that executors write or send rows themselves, so that
-    rows of a backfill never pass through the driver's Python. `prepare_batch` is called with each
-    batch once it is transformed, before it waits for its commit: it checks the batch, or does work
-    that need not wait, and returns the batch to commit. It makes nothing visible; it may be
-    repeated for the same batch.
+    executors have fetched. `prepare_batch` is called with each batch once it is transformed, before
+    it waits for its commit: it checks the batch, or does work that need not wait, and returns the
+    batch to commit. It makes nothing visible; it may be repeated for the same batch.
+
+    That rows of a backfill stay on executors needs no field: frames offer `executor_rows()`
+    (`targets/frames.py`), and a target that asks for a table gets bounded pieces.
     """
 
     rereads: bool = False
-    executors: bool = False
     side_tables: KeepsSideTables | None = None
     config: KeepsConfig | None = None
     prepare_batch: Callable[[Batch[Data]], Batch[Data]] | None = None

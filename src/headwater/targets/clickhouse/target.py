@@ -136,8 +136,8 @@ class ClickHouseTarget:
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
-        """Executors insert by themselves; side tables and the configuration are kept."""
-        return Capabilities(executors=True, side_tables=self, config=self)
+        """It keeps side tables and the configuration."""
+        return Capabilities(side_tables=self, config=self)
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""

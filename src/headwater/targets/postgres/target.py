@@ -88,7 +88,6 @@ class PostgresTarget(SqlTarget[Session]):
     _store: PostgresStore
     _settings: PostgresSettings
     ended = PostgresTransactionError
-    _takes_rows_of_executors = True
 
     def __init__(
         self,

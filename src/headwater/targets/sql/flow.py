@@ -107,7 +107,6 @@ class SqlTarget(ABC, Generic[Held]):
     dialect: ClassVar[Dialect[Any]]
     settings_type: ClassVar[type[StateSettings]]
     _store: Store
-    _takes_rows_of_executors: ClassVar[bool] = False
     ended: ClassVar[type[HeadwaterError]]  # a callback has ended the transaction
 
     def __init__(
@@ -137,7 +136,6 @@ class SqlTarget(ABC, Generic[Held]):
         """It keeps side tables and the configuration; aggregates read frames a second time."""
         return Capabilities(
             rereads=bool(self._aggregates),
-            executors=self._takes_rows_of_executors,
             side_tables=self,
             config=self,
         )

@@ -121,7 +121,6 @@ class HistoryTarget:
         """Side tables and the configuration are kept; changes are folded where they lie."""
         return Capabilities(
             rereads=self._inner.capabilities.rereads,
-            executors=True,
             side_tables=self,
             config=self,
             prepare_batch=self.prepare_batch,
