@@ -62,12 +62,12 @@ def chain_of_the_demo() -> ChainSim:
 # --- a whole run ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("demo") / "new" / "folder"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ran(folder: Path) -> subprocess.CompletedProcess[str]:
     settings = {"--blocks": BLOCKS, "--seconds": SECONDS, "--seed": SEED, "--out": folder}
     return headwater(*(str(part) for pair in settings.items() for part in pair), FORCE_COLOR="1")
