@@ -10,7 +10,9 @@ TARGET ?=
 REPLAY ?=
 
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup
-CORE   := tests/unit/core tests/unit/test_*.py tests/property/test_core_properties.py
+CORE   := tests/unit/core tests/unit/test_*.py tests/unit/portal/test_source.py \
+          tests/property/test_core_properties.py tests/property/test_span_properties.py \
+          tests/spark/test_partitions.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test fast cover sim fuzz bench wheel lock clean
