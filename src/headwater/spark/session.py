@@ -11,9 +11,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +64,22 @@ def local_session(app: str = "headwater", **conf: object) -> SparkSession:
     builder = SparkSession.builder.appName(app)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with _own_interrupt_handler():
+        return builder.getOrCreate()
+
+
+@contextmanager
+def _own_interrupt_handler() -> Iterator[None]:
+    """Put back a handler of SIGINT that the program has set: Spark replaces it with its own.
+
+    A stream that starts its session in the middle of a run would end in a trace otherwise. Python's
+    default handler is left to Spark, which cancels its jobs first.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    on_main = threading.current_thread() is threading.main_thread()
+    if on_main and callable(before) and before is not signal.default_int_handler:
+        signal.signal(signal.SIGINT, before)
 
 
 def active_session() -> SparkSession | None:
