@@ -20,6 +20,7 @@ from headwater.pipeline import Raw
 from headwater.portal import Clock, Dataset, RetryPolicy, Timeouts
 from headwater.query import Query
 from headwater.spark.frames import frames
+from headwater.spark.parts import SpanReport
 from headwater.spark.spans import Span, read_span
 from headwater.stream.context import (
     BatchContext,
@@ -118,12 +119,14 @@ class Assembler:
         made: Frames
         if isinstance(batch.data, core.Span):
             span = self._plan_span(batch, batch.data)
-            made, counts = span.frames, partial(_span_counts, span)
+            made = span.frames
+            info = BatchInfo(_blocks(batch), partial(_span_counts, span), partial(_known, span))
         else:
             decoded = self._decode(batch, batch.data)
             made = frames(decoded.tables, self._spark)
             counts = partial(_head_counts, decoded, sum(map(len, batch.data)))
-        ctx = self._context(batch, BatchInfo(_blocks(batch), counts))
+            info = BatchInfo(_blocks(batch), counts, counts)
+        ctx = self._context(batch, info)
         for step in self._steps:
             made = step.transform(made, ctx)
         return batch.with_data(Delivery(made, ctx))
@@ -208,7 +211,15 @@ class Assembler:
 
 
 def _span_counts(span: Span) -> BatchCounts:
-    report = span.report()
+    return _counts(span.report())
+
+
+def _known(span: Span) -> BatchCounts | None:
+    report = span.known_report
+    return None if report is None else _counts(report)
+
+
+def _counts(report: SpanReport) -> BatchCounts:
     return BatchCounts(report.bytes_read, sum(report.rows.values()), report.skipped)
 
 

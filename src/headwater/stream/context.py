@@ -78,11 +78,13 @@ class BatchInfo:
 
     Near the head they are known at once. In a backfill executors count while they read, so counts
     are known once the batch's rows are written; a callback that asks before has the executors read
-    the blocks now, and keep their rows until they are written.
+    the blocks now, and keep their rows until they are written. `known()` never has anything read:
+    it returns None while the counts are not known.
     """
 
     blocks_count: int
     counts: Callable[[], BatchCounts] = field(repr=False)
+    known: Callable[[], BatchCounts | None] = field(default=lambda: None, repr=False)
 
     @property
     def bytes_size(self) -> int:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.core.callbacks import Callback
 from headwater.core.messages import Committed, Event, Listener
+from headwater.errors import TransportError
+from headwater.metrics import StreamRecord, announce
 from headwater.portal import HttpTransport, Request, Response, SystemClock
 from headwater.stream.context import Progress
 
@@ -116,15 +118,24 @@ class StoppableClock(SystemClock):
 class StoppableTransport:
     """Requests over HTTP that a stop breaks off. Used by the driver's client alone."""
 
-    def __init__(self, transport: HttpTransport, interrupt: Interrupt) -> None:
+    def __init__(
+        self, transport: HttpTransport, interrupt: Interrupt, record: StreamRecord
+    ) -> None:
         self._transport = transport
+        self._record = record
         self._interrupt = interrupt
         interrupt.abort = transport.abort
 
     def send(self, request: Request) -> Response:
         """Send one request, unless the run is to end."""
         self._interrupt.check_if_idle()
-        return self._transport.send(request)
+        try:
+            response = self._transport.send(request)
+        except TransportError:
+            self._record.asked(None)
+            raise
+        self._record.asked(response.status)
+        return response
 
     def close(self) -> None:
         """Release every connection."""
@@ -139,9 +150,13 @@ class StreamHandle:
     """
 
     def __init__(
-        self, stream_id: str, work: Callable[[StreamHandle], None], on_event: Listener | None
+        self,
+        record: StreamRecord,
+        work: Callable[[StreamHandle], None],
+        on_event: Listener | None,
     ) -> None:
-        self.id = stream_id
+        self.id = record.id
+        self.record = record
         self.interrupt = Interrupt()
         self._work = work
         self._tell = Callback.optional("on_event", on_event, "event")
@@ -196,10 +211,17 @@ class StreamHandle:
 
     def run(self) -> None:
         """Run in this thread until the range is read, or until a stop."""
+        announce(self.record)
         try:
             self._work(self)
         except StopRequested:
+            self.record.ended(stopped=True)
             logger.info("stream.stopped id=%s", self.id)
+        except BaseException as error:
+            self.record.ended(error)
+            raise
+        else:
+            self.record.ended()
 
     def start(self) -> StreamHandle:
         """Run in a thread of its own."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from headwater.core import (
 from headwater.core.ranges import Latest
 from headwater.decode import Output
 from headwater.errors import NetworkError, PortalHttpError, SkippedBlocksError
+from headwater.metrics import BatchFacts, StreamRecord
 from headwater.pipeline import (
     Answers,
     Committed,
@@ -38,10 +39,11 @@ from headwater.pipeline import (
 )
 from headwater.portal import Address, Clock, Dataset, PortalClient, PortalSource
 from headwater.query import Query, merge_queries, plan_requests
+from headwater.spark.frames import Frame
 from headwater.spark.spans import read_span
 from headwater.stream.assemble import Assembler, Plan
 from headwater.stream.config import compare_config
-from headwater.stream.context import Progress, StartInfo
+from headwater.stream.context import BatchContext, Progress, StartInfo
 from headwater.stream.extensions import Extensions, stop_all
 from headwater.stream.factories import Factories
 from headwater.stream.factory_index import factories_of
@@ -67,7 +69,7 @@ class Run(Host[Delivery]):
     """What a stream is while it runs: the loop's `Source` and its `Host`.
 
     `ask_user` decides forks where the user owns the target; `interrupt` lets signals wait while the
-    target is changed.
+    target is changed; `record` is told of every step.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class Run(Host[Delivery]):
         finalized: bool = False,
         ask_user: AskUser | None = None,
         interrupt: Interrupt | None = None,
+        record: StreamRecord,
     ) -> None:
         self._stream = stream
+        self._record = record
         self._client = client
         self._clock = clock
         self._target = target
@@ -139,7 +143,19 @@ class Run(Host[Delivery]):
         assert self._source is not None, "a run is opened before it reads"
         if self._factories is not None:
             self._factories.catch_up(state)
-        return self._source.read(state)
+        answers = self._source.read(state)
+        return None if answers is None else self._recorded(answers)
+
+    def _recorded(self, answers: Answers) -> Answers:
+        """Pass answers on, timed, with the heads they report noted."""
+        with closing(answers):
+            while True:
+                with self._record.stage("read"):
+                    answer = next(answers, None)
+                if answer is None:
+                    return
+                self._record.read(answer)
+                yield answer
 
     # --- the host ---------------------------------------------------------------------------------
 
@@ -150,7 +166,10 @@ class Run(Host[Delivery]):
     def transform(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Decode and transform a batch."""
         assert self._assembler is not None, "a run is opened before it transforms"
-        return self._extensions.add_rows(self._assembler(batch))
+        with self._record.stage("transform"):
+            made = self._extensions.add_rows(self._assembler(batch))
+        self._record.transformed(_facts(made))
+        return made
 
     def count_rows(self, batch: Batch[Delivery]) -> int:
         """Count the rows of a batch, if a rule asks: a span that is not read has no count."""
@@ -201,6 +220,7 @@ class Run(Host[Delivery]):
 
     def on_event(self, event: Event) -> None:
         """Write one line per batch and per fork; tell the extensions how far the stream is."""
+        self._record.happened(event)
         if isinstance(event, Committed):
             if self._assembler is not None:
                 self._assembler.release()
@@ -352,3 +372,31 @@ class Run(Host[Delivery]):
         from headwater.spark.session import local_session
 
         return local_session()
+
+
+def _facts(batch: Batch[Delivery]) -> BatchFacts:
+    """Return what a record keeps of a batch."""
+    ctx: BatchContext = batch.data.ctx
+    progress, known = ctx.stream.progress, ctx.batch.known
+
+    def counts() -> tuple[int, int, int] | None:
+        found = known()
+        if found is None:
+            return None
+        return found.rows_count, found.bytes_size, sum(found.skipped.values())
+
+    return BatchFacts(
+        blocks=ctx.batch.blocks_count,
+        last=ctx.stream.state.current,
+        first=progress.from_block,
+        to_block=progress.to_block,
+        percent=progress.percent,
+        blocks_per_s=progress.blocks_per_s,
+        eta_s=progress.eta_s,
+        counts=counts,
+        tables={
+            name: frame.toArrow()
+            for name, frame in batch.data.data.items()
+            if isinstance(frame, Frame)  # another frame would run a Spark job
+        },
+    )

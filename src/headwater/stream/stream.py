@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry
+
 from headwater.core import DEFAULT_CAP, BlockCursor, Flush, FlushRules, SpanLimits
 from headwater.core.callbacks import Callback
 from headwater.core.messages import Listener
@@ -21,8 +23,17 @@ from headwater.effects import Subscription
 from headwater.effects.courier import Deliver
 from headwater.effects.outbox import RETRY
 from headwater.errors import InvalidOptionError, NetworkError, StreamIdError
+from headwater.metrics import REGISTRY, StreamRecord, TimedTarget
 from headwater.pipeline import Committed, Event, Pipeline
-from headwater.portal import Address, HttpTransport, PortalClient, RetryPolicy, Timeouts
+from headwater.portal import (
+    Address,
+    HttpTransport,
+    Notice,
+    PortalClient,
+    RetryPolicy,
+    Timeouts,
+    log_notice,
+)
 from headwater.spark.executors import coded_failures
 from headwater.stream.config import OnConfigChange, check_option
 from headwater.stream.context import StreamBatch
@@ -164,16 +175,23 @@ class PortalStream:
     ) -> StreamHandle:
         """Return a run that has not begun."""
         check_target(target)
-        return StreamHandle(self.id, lambda handle: self._work(target, handle), on_event)
+        record = self._record(type(target).__name__)
+        return StreamHandle(record, lambda handle: self._work(target, handle), on_event)
+
+    def _record(self, target: str, registry: CollectorRegistry = REGISTRY) -> StreamRecord:
+        """Return what keeps the figures of a run."""
+        portal = str(Address.parse(self.portal))
+        return StreamRecord(self.id, portal=portal, target=target, registry=registry)
 
     def _work(self, target: Target[Delivery] | OwnedTarget, handle: StreamHandle) -> None:
         """Run until the range is read, or until a stop."""
         if isinstance(target, OwnedTarget):
             target.write(lambda cursor=None: self._read(cursor, target.fork, handle=handle))
             return
-        with self._opened(target, interrupt=handle.interrupt) as run:
+        record = handle.record
+        with self._opened(target, record, interrupt=handle.interrupt) as run:
             target.bind(self.id)
-            for event in self._steps(run, target):
+            for event in self._steps(run, TimedTarget(target, record)):
                 handle.on_event(event, run)
                 handle.interrupt.check()
 
@@ -196,8 +214,9 @@ class PortalStream:
         check_cursor(cursor)
         target, ask_user = Handover(cursor), AskUser(on_fork)
         interrupt = None if handle is None else handle.interrupt
+        record = self._record("iteration", CollectorRegistry()) if handle is None else handle.record
         with self._opened(
-            target, finalized=finalized, ask_user=ask_user, interrupt=interrupt
+            target, record, finalized=finalized, ask_user=ask_user, interrupt=interrupt
         ) as run:
             for event in self._steps(run, target):
                 if handle is not None:
@@ -212,6 +231,7 @@ class PortalStream:
     def _opened(
         self,
         target: Target[Delivery],
+        record: StreamRecord,
         *,
         finalized: bool = False,
         ask_user: AskUser | None = None,
@@ -221,7 +241,14 @@ class PortalStream:
         with ExitStack() as stack:
             reading = self.reading
             interrupt = interrupt or Interrupt()
-            transport = StoppableTransport(HttpTransport(self.portal, reading.timeouts), interrupt)
+            transport = StoppableTransport(
+                HttpTransport(self.portal, reading.timeouts), interrupt, record
+            )
+
+            def on_notice(notice: Notice) -> None:
+                log_notice(notice)
+                record.noticed(notice)
+
             clock = StoppableClock(interrupt)
             client = stack.enter_context(
                 PortalClient(
@@ -231,6 +258,7 @@ class PortalStream:
                     max_bytes=reading.max_bytes,
                     poll_interval_s=reading.poll_interval_s,
                     rollback_cap=reading.rollback_cap,
+                    on_notice=on_notice,
                 )
             )
             run = Run(
@@ -241,6 +269,7 @@ class PortalStream:
                 finalized=finalized,
                 ask_user=ask_user,
                 interrupt=interrupt,
+                record=record,
             )
             stack.callback(run.stop)
             yield run

@@ -1,0 +1,25 @@
+"""Figures of running streams: one registry, fed by the loop's events."""
+
+from headwater.metrics.instruments import REGISTRY, Instruments, instruments
+from headwater.metrics.record import (
+    BatchFacts,
+    Stage,
+    Status,
+    StreamRecord,
+    TimedTarget,
+    announce,
+    records,
+)
+
+__all__ = [
+    "REGISTRY",
+    "BatchFacts",
+    "Instruments",
+    "Stage",
+    "Status",
+    "StreamRecord",
+    "TimedTarget",
+    "announce",
+    "instruments",
+    "records",
+]

@@ -1,0 +1,469 @@
+"""What is known of one stream while it runs: counted, timed, and kept for those who look on.
+
+The run of a stream tells a `StreamRecord` of every step, on the driver, in the loop's thread; the
+metrics endpoint, the dashboard and the progress view read it from other threads. Nothing of it is
+stored: a restart begins with empty lists, and the target's state says where it stands.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from threading import Lock
+from typing import Any, Generic, Literal, TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from headwater.core import AtHead, Batch, BlockCursor, Blocks, Head, PipeState, RangeEnd, Span
+from headwater.core.messages import (
+    Committed,
+    Discarded,
+    Event,
+    Recovered,
+    RolledBack,
+    Settled,
+    Waited,
+)
+from headwater.metrics.instruments import REGISTRY, instruments
+from headwater.portal import Notice, NoticeKind
+from headwater.targets.contract import Capabilities, Target
+
+Data = TypeVar("Data")
+Status = Literal[
+    "starting", "backfilling", "following", "waiting", "stalled", "stopped", "failed", "done"
+]
+Stage = Literal["recover", "read", "transform", "commit", "roll_back"]
+
+RECENT_BLOCKS = 200
+RECENT_FORKS = 50
+RECENT_PROFILES = 50
+RECENT_MESSAGES = 20
+SAMPLES = 600
+SAMPLE_S = 1.0
+NEAR = 20  # blocks behind the head up to which a stream counts as following it
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What a transformed batch holds, as far as it is known when it is committed.
+
+    `counts` returns rows, bytes and skipped rows; None while executors have not read the batch.
+    `tables` are the Arrow tables of a batch near the head, for a preview.
+    """
+
+    blocks: int
+    last: BlockCursor
+    first: int
+    to_block: int | None
+    percent: float | None
+    blocks_per_s: float | None
+    eta_s: float | None
+    counts: Callable[[], tuple[int, int, int] | None] = lambda: None
+    tables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSeen:
+    """A block or batch that was committed; `orphaned` once a fork has undone it."""
+
+    number: int
+    hash: str | None
+    timestamp: int | None
+    rows: int | None
+    at: float
+    orphaned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForkSeen:
+    """A fork that undid committed blocks. It is healed once the stream is as far as before."""
+
+    at: float
+    orphaned: str
+    safe: str
+    depth: int
+    rule: str
+    rows_undone: int
+    seconds: float
+    reached: int
+    healed_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One point of the curves: where the stream stood at a time, and what it had done so far."""
+
+    at: float
+    cursor: int
+    head: int | None
+    blocks: int
+    rows: int
+
+
+class StreamRecord:
+    """The figures and the recent past of one stream. `wall` and `clock` stand in for the time."""
+
+    def __init__(
+        self,
+        stream_id: str,
+        *,
+        portal: str = "",
+        target: str = "",
+        registry: CollectorRegistry = REGISTRY,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.id = stream_id
+        self.portal = portal
+        self.target = target
+        self.registry = registry
+        self.began = wall()
+        self.status: Status = "starting"
+        self.state = PipeState()
+        self.head = Head()
+        self.facts: BatchFacts | None = None
+        self.error: str | None = None
+        self._meters = instruments(registry)
+        self._wall = wall
+        self._clock = clock
+        self._lock = Lock()
+        self._pending: list[BatchFacts] = []
+        self._blocks: deque[BlockSeen] = deque(maxlen=RECENT_BLOCKS)
+        self._forks: deque[ForkSeen] = deque(maxlen=RECENT_FORKS)
+        self._messages: deque[tuple[float, str]] = deque(maxlen=RECENT_MESSAGES)
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES)
+        self._profiles: deque[tuple[float, dict[Stage, float]]] = deque(maxlen=RECENT_PROFILES)
+        self._spent: dict[Stage, float] = {}
+        self._total_blocks = self._total_rows = 0
+        self._fork_count = 0
+        self._show()
+
+    # --- told by the run --------------------------------------------------------------------------
+
+    def read(self, answer: object) -> None:
+        """Note the head that an answer of the portal reports."""
+        if isinstance(answer, Blocks | AtHead | RangeEnd | Span):
+            head = answer.head
+            with self._lock:
+                self.head = Head(
+                    head.finalized or self.head.finalized, head.latest or self.head.latest
+                )
+                if isinstance(answer, Span):
+                    self.status = "backfilling"
+                elif isinstance(answer, AtHead):
+                    self.status = "following"
+
+    def transformed(self, facts: BatchFacts) -> None:
+        """Note a batch that waits for its commit."""
+        self._pending.append(facts)
+
+    def happened(self, event: Event) -> None:
+        """Count an event of the loop."""
+        with self._lock:
+            self.state = event.state
+            match event:
+                case Recovered():
+                    self._say(f"resumed after block {event.state.number}" if event.state.cursor
+                              else "begins with the first block")  # fmt: skip
+                case Committed():
+                    self._commit(event)
+                case RolledBack():
+                    self._roll_back(event)
+                case Discarded():
+                    self._pending.clear()
+                    self._meters.discarded.labels(self.id).inc(event.blocks)
+                    self._say(f"a fork took {event.blocks} blocks that were not committed")
+                case Waited():
+                    self.status = "waiting"
+                    self._meters.replica_waits.labels(self.id).inc()
+                case Settled():
+                    self.status = "following"
+                case _:
+                    pass
+            self._sample()
+
+    def noticed(self, notice: Notice) -> None:
+        """Count a retry or a stall of the portal's client."""
+        meters = self._meters
+        with self._lock:
+            if notice.kind is NoticeKind.RETRYING:
+                reason = str(notice.facts.get("status", "connection"))
+                meters.retries.labels(self.id, reason).inc()
+            elif notice.kind is NoticeKind.STALLED:
+                meters.stalls.labels(self.id).inc()
+                self.status = "stalled"
+                self._say(str(notice))
+            elif notice.kind is NoticeKind.RECOVERED:
+                self.status = "following"
+                self._say(str(notice))
+
+    def asked(self, status: int | None) -> None:
+        """Count a request of the driver; without a status its connection failed."""
+        kind = "success" if (status is not None and status < 400) or status == 409 else "error"
+        kind = "rate_limited" if status in (429, 529) else kind
+        self._meters.sqd_requests.labels(self.id, kind, str(status or "none")).inc()
+
+    @contextmanager
+    def stage(self, name: Stage) -> Iterator[None]:
+        """Time a step of the loop."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            spent = self._clock() - began
+            self._spent[name] = self._spent.get(name, 0.0) + spent
+            self._meters.stage_seconds.labels(self.id, name).observe(spent)
+
+    def ended(self, error: BaseException | None = None, *, stopped: bool = False) -> None:
+        """Note the end of a run."""
+        with self._lock:
+            self._meters.running.labels(self.id).set(0)
+            self.status = "failed" if error else "stopped" if stopped else "done"
+            if error is not None:
+                code = str(getattr(error, "code", type(error).__name__))
+                self._meters.errors.labels(self.id, code).inc()
+                self.error = str(error)
+                self._say(self.error)
+
+    # --- asked by others --------------------------------------------------------------------------
+
+    @property
+    def lag_blocks(self) -> int | None:
+        """How many blocks the cursor is behind the newest block that is known."""
+        newest = _newest(self.head)
+        return None if newest is None else max(0, newest - self.state.number)
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """How old the last committed block is."""
+        cursor = self.state.cursor
+        if cursor is None or not cursor.timestamp:
+            return None
+        return max(0.0, self._wall() - _seconds(cursor.timestamp))
+
+    def speed(self) -> tuple[float, float]:
+        """Return blocks and rows per second over the last minute of samples."""
+        with self._lock:
+            return self._speed()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return all of it as JSON can hold it. Called by the dashboard's threads."""
+        with self._lock:
+            facts, (blocks_s, rows_s) = self.facts, self._speed()
+            return {
+                "id": self.id,
+                "portal": self.portal,
+                "target": self.target,
+                "status": self.status,
+                "began": self.began,
+                "now": self._wall(),
+                "cursor": _cursor(self.state.cursor),
+                "finalized": _cursor(self.state.finalized),
+                "head": _newest(self.head),
+                "lag_blocks": self.lag_blocks,
+                "lag_seconds": self.lag_seconds,
+                "from_block": facts.first if facts else None,
+                "to_block": facts.to_block if facts else None,
+                "percent": facts.percent if facts else None,
+                "eta_seconds": facts.eta_s if facts else None,
+                "blocks_per_second": blocks_s,
+                "rows_per_second": rows_s,
+                "blocks": self._total_blocks,
+                "rows": self._total_rows,
+                "forks": self._fork_count,
+                "recent_blocks": [asdict(one) for one in self._blocks],
+                "recent_forks": [asdict(one) for one in self._forks],
+                "messages": [{"at": at, "text": text} for at, text in self._messages],
+                "samples": [asdict(one) for one in self._samples],
+                "error": self.error,
+            }
+
+    def profiles(self) -> list[tuple[float, dict[Stage, float]]]:
+        """Return the seconds per stage of the last commits, oldest first."""
+        with self._lock:
+            return list(self._profiles)
+
+    def preview(self, rows: int = 5) -> dict[str, list[dict[str, Any]]]:
+        """Return the first rows of the last batch near the head, by output."""
+        facts = self.facts
+        tables = {} if facts is None else facts.tables
+        return {name: table.slice(0, rows).to_pylist() for name, table in tables.items()}
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _commit(self, event: Committed) -> None:
+        meters, held = self._meters, self._pending
+        self._pending = []
+        rows_of_all = 0
+        for facts in held:
+            rows, size, skipped = facts.counts() or (0, 0, 0)
+            rows_of_all += rows
+            meters.rows.labels(self.id).inc(rows)
+            meters.bytes.labels(self.id).inc(size)
+            meters.skipped.labels(self.id).inc(skipped)
+            meters.sqd_bytes.labels(self.id).inc(size)
+            meters.sqd_skipped.labels(self.id).inc(skipped)
+            meters.sqd_batch_blocks.labels(self.id).observe(facts.blocks)
+            meters.sqd_batch_bytes.labels(self.id).observe(size)
+            last = facts.last
+            self._blocks.append(
+                BlockSeen(last.number, last.hash, last.timestamp, rows, self._wall())
+            )
+            self.facts = facts
+        meters.blocks.labels(self.id).inc(event.blocks)
+        meters.sqd_blocks.labels(self.id).inc(event.blocks)
+        meters.commits.labels(self.id).inc()
+        self._total_blocks += event.blocks
+        self._total_rows += rows_of_all
+        self._profiles.append((self._wall(), self._spent))
+        self._spent = {}
+        lag = self.lag_blocks
+        self.status = "following" if lag is not None and lag <= NEAR else "backfilling"
+        self._heal(event.state.number)
+
+    def _heal(self, number: int) -> None:
+        """Note that the stream is as far again as before its last forks."""
+        now = self._wall()
+        for at, fork in enumerate(self._forks):
+            if fork.healed_s is None and number >= fork.reached:
+                self._forks[at] = replace(fork, healed_s=now - fork.at)
+
+    def _roll_back(self, event: RolledBack) -> None:
+        self._pending.clear()
+        safe, orphaned = event.state.cursor, event.orphaned
+        lowest = -1 if safe is None else safe.number
+        undone = 0
+        for at, block in enumerate(self._blocks):
+            if block.number > lowest and not block.orphaned:
+                undone += block.rows or 0
+                self._blocks[at] = replace(block, orphaned=True)
+        depth = orphaned.number - lowest
+        meters = self._meters
+        meters.forks.labels(self.id).inc()
+        meters.sqd_forks.labels(self.id).inc()
+        meters.fork_depth.labels(self.id).observe(depth)
+        meters.rows_undone.labels(self.id).inc(undone)
+        self._fork_count += 1
+        spent = self._spent.get("roll_back", 0.0)
+        rule = event.resolution.rule.value
+        now = self._wall()
+        self._forks.append(
+            ForkSeen(now, str(orphaned), str(safe), depth, rule, undone, spent, orphaned.number)
+        )
+        self._say(f"a fork undid {depth} blocks, down to {safe}")
+
+    def _say(self, text: str) -> None:
+        self._messages.append((self._wall(), text))
+
+    def _speed(self) -> tuple[float, float]:
+        recent = [one for one in self._samples if one.at >= self._wall() - 60]
+        if len(recent) < 2 or recent[-1].at <= recent[0].at:
+            return 0.0, 0.0
+        first, last = recent[0], recent[-1]
+        seconds = last.at - first.at
+        return (last.blocks - first.blocks) / seconds, (last.rows - first.rows) / seconds
+
+    def _sample(self) -> None:
+        now = self._wall()
+        if self._samples and now - self._samples[-1].at < SAMPLE_S:
+            self._samples.pop()
+        self._samples.append(
+            Sample(now, self.state.number, _newest(self.head), self._total_blocks, self._total_rows)
+        )
+
+    def _show(self) -> None:
+        """Let the registry ask for positions and speeds when it is read, not at every block."""
+        meters, name = self._meters, self.id
+        for gauge, value in (
+            (meters.cursor, lambda: self.state.number),
+            (meters.head, lambda: _number(_newest(self.head))),
+            (meters.finalized, lambda: _number(_final(self.state))),
+            (meters.lag_blocks, lambda: self.lag_blocks or 0),
+            (meters.lag_seconds, lambda: self.lag_seconds or 0.0),
+            (meters.hot_blocks, lambda: max(0, len(self.state.landing_points()) - 1)),
+            (meters.blocks_per_second, lambda: self.speed()[0]),
+            (meters.rows_per_second, lambda: self.speed()[1]),
+            (meters.sqd_current, lambda: self.state.number),
+            (meters.sqd_end, lambda: (self.facts and self.facts.to_block) or 0),
+            (meters.sqd_ratio, lambda: ((self.facts and self.facts.percent) or 0.0) / 100),
+            (meters.sqd_eta, lambda: (self.facts and self.facts.eta_s) or 0.0),
+        ):
+            gauge.labels(name).set_function(value)
+        meters.running.labels(name).set(1)
+        for counter in (meters.blocks, meters.rows, meters.commits, meters.forks, meters.stalls):
+            counter.labels(name)
+
+
+def _number(number: int | None) -> int:
+    return -1 if number is None else number
+
+
+def _final(state: PipeState) -> int | None:
+    return None if state.finalized is None else state.finalized.number
+
+
+def _newest(head: Head) -> int | None:
+    """Return the highest block that a head names."""
+    known = [one.number for one in (head.latest, head.finalized) if one is not None]
+    return max(known, default=None)
+
+
+def _seconds(timestamp: int) -> float:
+    """Return a block's time in seconds; some networks count milliseconds."""
+    return timestamp / 1000 if timestamp > 100_000_000_000 else float(timestamp)
+
+
+def _cursor(cursor: BlockCursor | None) -> dict[str, Any] | None:
+    return None if cursor is None else asdict(cursor)
+
+
+_records: dict[str, StreamRecord] = {}
+
+
+def announce(record: StreamRecord) -> None:
+    """Show a record to the dashboard of this process; it replaces the one of an earlier run."""
+    _records[record.id] = record
+
+
+def records() -> dict[str, StreamRecord]:
+    """Return the records of the streams of this process, by their ids."""
+    return dict(_records)
+
+
+class TimedTarget(Generic[Data]):
+    """A target whose calls are timed. The loop's own view of it: all else asks the target."""
+
+    def __init__(self, target: Target[Data], record: StreamRecord) -> None:
+        self._target = target
+        self._record = record
+
+    @property
+    def capabilities(self) -> Capabilities[Data]:
+        """What the target can do."""
+        return self._target.capabilities
+
+    def bind(self, stream_id: str) -> None:
+        """Give the target its stream's id."""
+        self._target.bind(stream_id)
+
+    def recover(self) -> PipeState:
+        """Return the last committed state."""
+        with self._record.stage("recover"):
+            return self._target.recover()
+
+    def commit(self, batches: Sequence[Batch[Data]], state: PipeState) -> None:
+        """Commit batches and state together."""
+        with self._record.stage("commit"):
+            self._target.commit(batches, state)
+
+    def roll_back(self, state: PipeState) -> None:
+        """Undo everything above a state."""
+        with self._record.stage("roll_back"):
+            self._target.roll_back(state)
+
+    def close(self) -> None:
+        """Close the target."""
+        self._target.close()
