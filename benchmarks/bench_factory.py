@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from headwater.core import BlockRange
 from headwater.decode import EventsOutput, Output, evm, parse_logs
-from headwater.decode.evm.factory.children import FOUND_FIELDS
+from headwater.decode.evm.factory import FOUND_FIELDS
 from headwater.stream.factory_index import FactoryIndex, factories_of
 
 BLOCKS, LOGS, ROUNDS = 400, 100, 15

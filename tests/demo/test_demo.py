@@ -17,11 +17,10 @@ import pytest
 from rich.console import Console
 
 from headwater.cli.demo.chain import DEEPEST, plan_forks
-from headwater.cli.demo.check import disagreements, expected_tables
 from headwater.cli.demo.picture import Drawing, draw
 from headwater.cli.demo.run import INTERVAL_S, Watcher, run_on_portal, run_simulated
 from headwater.cli.demo.story import Stage, Story
-from headwater.cli.demo.tables import STREAM_ID, Places, make_room
+from headwater.cli.demo.tables import STREAM_ID, Places, disagreements, expected_tables, make_room
 from headwater.cli.demo.view import PlainView, TerminalView
 from headwater.core import BlockCursor, ForkResolution, ForkRule, PipeState
 from headwater.errors import DuckDBFileError, InvalidOptionError, PortalUrlError

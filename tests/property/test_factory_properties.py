@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headwater.core import BlockRange
 from headwater.decode import Children, Output, decode_entities, evm, read_outputs
-from headwater.decode.evm.factory.children import FOUND_FIELDS
+from headwater.decode.evm.factory import FOUND_FIELDS
 from headwater.query import merge_queries
 from headwater.stream import factory_index
 from headwater.stream.factory_index import CHILDREN, FactoryIndex, factories_of, query_children

@@ -15,13 +15,13 @@ from headwater.changes.collector import (
     Changes,
     FieldOperation,
     add,
+    from_columns,
     max_,
     min_,
     set_,
     set_if_null,
     sub,
 )
-from headwater.changes.columns import from_columns
 from headwater.changes.database_changes import read_database_changes
 from headwater.changes.declaration import TableSchema, check
 from headwater.changes.fold import fold

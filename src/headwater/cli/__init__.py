@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from headwater.cli.cursor import app as cursor
-from headwater.cli.demo.command import demo as show_demo
+from headwater.cli.demo import demo as show_demo
 from headwater.cli.outbox import app as outbox
 from headwater.cli.setup import setup
 from headwater.cli.simulate import simulate

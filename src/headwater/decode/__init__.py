@@ -9,10 +9,8 @@ from headwater.decode import evm, solana
 from headwater.decode.evm.abi import Abi, Event, Function, parse_event, parse_function
 from headwater.decode.evm.builtin_events import KNOWN_EVENTS
 from headwater.decode.evm.calls import CallsOutput
-from headwater.decode.evm.events import EventsOutput
-from headwater.decode.evm.factory import ChildScope, Factory
-from headwater.decode.evm.factory.children import Children
-from headwater.decode.evm.factory.creations import CreationsOutput, creations_of
+from headwater.decode.evm.events import CreationsOutput, EventsOutput, creations_of
+from headwater.decode.evm.factory import Children, ChildScope, Factory
 from headwater.decode.evm.signature import Parameter
 from headwater.decode.lines.entities import Entities
 from headwater.decode.lines.logs import LOG_SCHEMA, parse_logs

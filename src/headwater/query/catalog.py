@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headwater.query.filters import Family
-from headwater.query.names import snake_name
+from headwater.query.values import snake_name
 
 
 class WireType(StrEnum):

@@ -7,8 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from headwater.errors import DiscriminatorError, QueryError
-from headwater.query.names import argument_name, snake_name, unknown_name
-from headwater.query.values import Condition, Item, Value, check_value
+from headwater.query.values import (
+    Condition,
+    Item,
+    Value,
+    argument_name,
+    check_value,
+    snake_name,
+    unknown_name,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from headwater.core import BlockRange, segment_ranges
 from headwater.errors import QueryError, QueryLimitError
 from headwater.query.catalog import Entity, Field, Network
 from headwater.query.filters import Family, Filter, make_filter
-from headwater.query.names import unknown_name
+from headwater.query.values import unknown_name
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_FILTERS = 100

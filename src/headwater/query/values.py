@@ -1,7 +1,8 @@
-"""Checks the values of filters before anything is sent, and writes them as the wire expects.
+"""Checks names and values of filters before anything is sent, and writes them as the wire expects.
 
 A portal compares text. An address in mixed case, with a digit too few or given as bytes would match
-nothing for ever and look like a quiet chain, so every such value is an error here.
+nothing for ever and look like a quiet chain, so every such value is an error here. The catalogue
+holds the wire's camelCase names; our snake_case follows from them, so the two cannot drift apart.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
+from keyword import iskeyword
 from typing import TypeAlias
 
 from headwater.errors import QueryError
 from headwater.query import base58
-from headwater.query.names import argument_name
 
 Item: TypeAlias = str | int
 Value: TypeAlias = Item | tuple[Item, ...]
 
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _HEX = re.compile(r"0x[0-9a-f]*")
 _BARE_HEX = re.compile(r"(?:0x)?([0-9a-f]*)")
 _TRON = re.compile(r"(?:0x)?(?:41)?([0-9a-f]{40})")
@@ -30,6 +33,25 @@ _CONSTANTS = (1, 0x2BC830A3)  # of bech32, and of bech32m since taproot
 _PUBKEY_BYTES = 32
 _BITCOIN_BYTES, _TRON_BYTES = 21, 21  # a byte for the kind of address, and 20 of a hash
 _MAX_NUMBER = 2**53 - 1  # beyond it JSON readers round
+
+
+def snake_name(wire: str) -> str:
+    """Return the Python spelling: `transactionIndex` is `transaction_index`."""
+    return _HUMP.sub("_", wire).lower()
+
+
+def argument_name(wire: str) -> str:
+    """Return the Python spelling as a keyword argument: `from` is `from_`."""
+    name = snake_name(wire)
+    return f"{name}_" if iskeyword(name) else name
+
+
+def unknown_name(what: str, name: object, valid: Iterable[str]) -> QueryError:
+    """Return the error for a name that is not in the catalogue; it lists those that are."""
+    names = list(valid)
+    close = get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f", did you mean {close[0]!r}?" if close else ""
+    return QueryError(f"{what} {name!r} is not known{hint}", valid=", ".join(names))
 
 
 class ValueKind(StrEnum):

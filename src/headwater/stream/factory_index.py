@@ -28,9 +28,8 @@ import pyarrow.compute as pc
 
 from headwater.core import BlockRange
 from headwater.decode import Children, ChildScope, Entities, Factory, Output, creations_of
-from headwater.decode.evm.factory.children import FOUND_FIELDS
-from headwater.decode.evm.factory.creations import CreationsOutput
-from headwater.decode.evm.union import UnionOutput
+from headwater.decode.evm.events import CreationsOutput, UnionOutput
+from headwater.decode.evm.factory import FOUND_FIELDS
 from headwater.query import Query, merge_queries
 from headwater.targets.contract import SideTable
 

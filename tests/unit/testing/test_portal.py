@@ -7,7 +7,7 @@ import pytest
 from headwater.errors import InvalidOptionError
 from headwater.portal.transport import Request
 from headwater.testing import Behind, DropAfter, Finality, Network, PortalSim, Status
-from headwater.testing.portal.encoding import decoded
+from headwater.testing.portal.answer import decoded
 from tests.unit.testing.asking import (
     FIELDS,
     ask,

@@ -20,10 +20,17 @@ from time import monotonic
 from pyspark.sql import DataFrame
 
 from headwater.cli.demo.chain import FINALITY_DEPTH, DemoChain, plan_forks
-from headwater.cli.demo.check import disagreements, expected_tables
 from headwater.cli.demo.picture import Drawing, draw
 from headwater.cli.demo.story import Stage, Story, describe_backfill, describe_fork, facts_of
-from headwater.cli.demo.tables import STREAM_ID, Places, count_rows, read_rows, top_tokens
+from headwater.cli.demo.tables import (
+    STREAM_ID,
+    Places,
+    count_rows,
+    disagreements,
+    expected_tables,
+    read_rows,
+    top_tokens,
+)
 from headwater.cli.demo.view import View, open_view
 from headwater.decode import evm
 from headwater.decode.evm.abi import parse_event

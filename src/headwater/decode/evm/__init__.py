@@ -26,12 +26,18 @@ from headwater.decode.evm.abi import Event, Function, parse_event, parse_functio
 from headwater.decode.evm.abi import load_abi as abi
 from headwater.decode.evm.addresses import check_address
 from headwater.decode.evm.calls import CallsOutput, Source, call_columns
-from headwater.decode.evm.events import EventsOutput, column_type, event_columns, event_query
+from headwater.decode.evm.events import (
+    EventsOutput,
+    UnionOutput,
+    column_type,
+    event_columns,
+    event_query,
+    make_union,
+)
 from headwater.decode.evm.factory import PREFIX, Factory, calls_scope, events_scope
 from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.topics import make_topic_filters
 from headwater.decode.evm.types import Elementary, Kind, arrow_type, is_wide
-from headwater.decode.evm.union import UnionOutput, make_union
 from headwater.decode.tables.raw_table import Fields, TableOutput, make_table
 from headwater.errors import AddressError, InvalidOptionError, InvalidRangeError, ParameterError
 from headwater.query import EvmQuery, Query

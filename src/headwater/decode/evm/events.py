@@ -1,7 +1,8 @@
-"""One event of EVM contracts as a table. Made by `evm.events`.
+"""Events of EVM contracts as tables: one event, several events in one table, and creations.
 
-Defined on the driver, pickled to executors, never changed. Decoding is a pure function of the logs:
-the same batch gives the same rows, wherever and however often it is decoded.
+Made by `evm.events`, `evm.union` and factories on the driver, pickled to executors, never changed.
+Decoding is a pure function of the logs: the same batch gives the same rows, wherever and however
+often it is decoded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headwater.decode.columns.integers import PARTS, WordText
 from headwater.decode.columns.malformed import MalformedRowsError, OnError
 from headwater.decode.columns.row_filter import in_ranges, is_one_of, keep_rows
 from headwater.decode.evm.abi import Event
-from headwater.decode.evm.factory import ChildScope
+from headwater.decode.evm.factory import FOUND_FIELDS, ChildScope, Factory, events_scope
 from headwater.decode.evm.payload import Payload, decode_words
 from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.topics import TopicFilters
@@ -29,12 +30,13 @@ from headwater.decode.lines.entities import Entities
 from headwater.decode.lines.log_scan import TOPICS
 from headwater.decode.lines.logs import LOG_SCHEMA
 from headwater.decode.output import DecodedRows, decode_rows
-from headwater.errors import UndecodableLogError
-from headwater.query import EvmQuery, Query
+from headwater.errors import ParameterError, UndecodableLogError
+from headwater.query import EvmQuery, Query, merge_queries
 
 BASE_COLUMNS = LOG_SCHEMA.names[: LOG_SCHEMA.get_field_index("topic0")]
 """What every row of every event begins with."""
 
+_PLACE = [field.name for field in FOUND_FIELDS[:-1]]
 _HASH = Elementary(Kind.FIXED_BYTES, 32)
 
 
@@ -193,3 +195,159 @@ def _has_topics(batch: pa.RecordBatch, count: int) -> list[pa.BooleanArray]:
     if count < TOPICS:
         checks.append(pc.is_null(batch.column(f"topic{count}")))
     return checks
+
+
+EVENT = "event"
+
+
+@dataclass(frozen=True, slots=True)
+class UnionOutput:
+    """One table of several events, in the order of the chain; each may follow its own factory.
+
+    Columns: those that all events have, `event` with the signature, then one per name of a
+    parameter and of what is asked of a factory; null in the rows of events that have none of it.
+    """
+
+    entities: ClassVar[tuple[str, ...]] = ("log",)
+
+    parts: tuple[EventsOutput, ...]
+
+    @property
+    def query(self) -> Query:
+        """The union of what the events ask for."""
+        return merge_queries(part.query for part in self.parts)
+
+    @property
+    def ranges(self) -> tuple[RangeSpec, ...]:
+        """The range, which all of them have."""
+        return self.parts[0].ranges
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table."""
+        fields = {one.name: one for part in self.parts for one in part.schema}
+        base = [fields.pop(name) for name in BASE_COLUMNS]
+        return pa.schema([*base, pa.field(EVENT, pa.string()), *fields.values()])
+
+    def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
+        """Return the rows of all these events, in the order of the chain.
+
+        Each event's own filters are checked again. A log that two of them match gives two rows.
+
+        Raises:
+            UndecodableLogError: as `EventsOutput.decode`.
+        """
+        schema, tables, skipped = self.schema, [], 0
+        for part in self.parts:
+            rows = part.decode(entities, ranges)
+            skipped += rows.skipped
+            tables.append(_widen(rows.table, part.event.signature, schema))
+        order = [("block_number", "ascending"), ("log_index", "ascending")]
+        return DecodedRows(pa.concat_tables(tables).sort_by(order).combine_chunks(), skipped)
+
+
+def make_union(parts: Sequence[EventsOutput]) -> UnionOutput:
+    """Check that some events fit into one table. Called by `evm.union`, on the driver.
+
+    Raises:
+        ParameterError: there is none, or ranges or types differ.
+    """
+    if not parts:
+        raise ParameterError("a union needs one event at least")
+    kinds: dict[str, tuple[pa.DataType, str]] = {}
+    for part in parts:
+        if part.ranges != parts[0].ranges:
+            raise ParameterError("the events of a union have one range", event=part.event.signature)
+        for one in part.schema:
+            known, owner = kinds.setdefault(one.name.lower(), (one.type, part.event.signature))
+            if known != one.type or one.name.lower() == EVENT:
+                raise ParameterError(
+                    f"the events of a union have one column {one.name!r}, but its types differ or "
+                    "the name is taken; rename a parameter, which does not change what is decoded",
+                    events=f"{owner}, {part.event.signature}",
+                    types=f"{known}, {one.type}",
+                )
+    return UnionOutput(tuple(parts))
+
+
+def _widen(table: pa.Table, signature: str, schema: pa.Schema) -> pa.Table:
+    held = table.append_column(EVENT, pa.array([signature] * table.num_rows, pa.string()))
+    columns = [
+        held[one.name] if one.name in held.schema.names else pa.nulls(table.num_rows, one.type)
+        for one in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+@dataclass(frozen=True, slots=True)
+class CreationsOutput:
+    """The creations of a factory: the place of each, the child, and the asked columns.
+
+    An output like any other, so that creations are fetched, decoded and read in parallel as events
+    are; users never see it. `events` is the table of the announcing event.
+    """
+
+    factory: Factory
+    events: EventsOutput
+
+    @property
+    def query(self) -> Query:
+        """The query for the announcing event."""
+        return self.events.query
+
+    @property
+    def ranges(self) -> tuple[RangeSpec, ...]:
+        """From the factory's start on; a stream decides how far."""
+        return (self.factory.start,)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """`FOUND_FIELDS`, then the columns that were asked for."""
+        return pa.schema([*FOUND_FIELDS, *self.factory.fields])
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """Those of events."""
+        return self.events.entities
+
+    @property
+    def scope(self) -> ChildScope | None:
+        """The factory above, if this one is itself a child."""
+        return self.events.scope
+
+    def with_scope(self, scope: ChildScope) -> CreationsOutput:
+        """Return the same output with other children of the factory above."""
+        return replace(self, events=self.events.with_scope(scope))
+
+    def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
+        """Return the creations among all logs of a batch.
+
+        Raises:
+            UndecodableLogError: a factory's log has the event's topics but not its content.
+        """
+        rows = self.events.decode(entities, ranges).table
+        names = dict(
+            zip(
+                (one.name for one in self.factory.event.parameters),
+                event_columns(self.factory.event),
+                strict=True,
+            )
+        )
+        wanted = [*_PLACE, names[self.factory.child]]
+        wanted += [names[one] for one in self.factory.columns]
+        return DecodedRows(
+            pa.Table.from_arrays([rows[name] for name in wanted], schema=self.schema)
+        )
+
+
+def creations_of(factory: Factory) -> CreationsOutput:
+    """Return the output that finds a factory's children. Called by streams on the driver."""
+    events = EventsOutput(
+        event=factory.event,
+        query=event_query(factory.event, factory.contracts, factory.topics),
+        ranges=(factory.start,),
+        contracts=factory.contracts,
+        topics=factory.topics,
+        scope=None if factory.parent is None else events_scope(factory.parent),
+    )
+    return CreationsOutput(factory, events)

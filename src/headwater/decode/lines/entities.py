@@ -42,7 +42,7 @@ from headwater.decode.lines.block_lines import (
 from headwater.decode.lines.logs import LOG_SCHEMA, logs_batch
 from headwater.errors import BlockContentError
 from headwater.query import EVM, Entity, Field, Network, WireType
-from headwater.query.names import snake_name
+from headwater.query.values import snake_name
 
 Fields = tuple[Field, ...]
 

@@ -1,17 +1,111 @@
-"""Who takes part in a simulated chain: a small cast that follows from the seed.
+"""What a simulated chain is made of: its network, how much blocks hold, its accounts and contracts.
 
-The cast is small so that addresses recur, which is what filters, balances and factories need.
+Everything follows from the seed (`Draw`). Accounts are few, so that addresses recur, which is what
+filters, balances and factories need.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from functools import lru_cache
-from hashlib import sha256
+from hashlib import blake2b, sha256
+from random import Random
+from typing import TypeVar
 
+from headwater.errors import InvalidOptionError
 from headwater.query import base58
-from headwater.testing.chain.draw import Draw
-from headwater.testing.chain.settings import ContentSettings, Network
+
+Item = TypeVar("Item")
+
+
+class Draw:
+    """Random values that follow from parts: the same parts always draw the same values.
+
+    Only operations whose results Python promises to keep between versions are used, so a seed means
+    the same chain everywhere.
+    """
+
+    __slots__ = ("_bits", "_fraction")
+
+    def __init__(self, *parts: str | int) -> None:
+        digest = blake2b("/".join(map(str, parts)).encode(), digest_size=16).digest()
+        random = Random(int.from_bytes(digest, "big"))
+        self._bits, self._fraction = random.getrandbits, random.random
+
+    def below(self, limit: int) -> int:
+        """Draw an integer from 0 up to, but not including, `limit`; for small limits."""
+        return int(self._fraction() * limit)
+
+    def pick(self, items: Sequence[Item]) -> Item:
+        """Draw one of the items."""
+        return items[int(self._fraction() * len(items))]
+
+    def chance(self, share: float) -> bool:
+        """Draw true in `share` of the cases."""
+        return self._fraction() < share
+
+    def count(self, average: float) -> int:
+        """Draw a number of things, from none to twice the average."""
+        return int(self._fraction() * (2 * average + 1)) if average else 0
+
+    def bits(self, width: int) -> int:
+        """Draw an integer of at most `width` bits."""
+        return self._bits(width)
+
+    def octets(self, size: int) -> bytes:
+        """Draw `size` bytes."""
+        return self._bits(8 * size).to_bytes(size, "big") if size else b""
+
+    def hex(self, size: int) -> str:
+        """Draw `size` bytes as `0x` and hex digits."""
+        return "0x" + self.octets(size).hex()
+
+
+class Network(StrEnum):
+    """The networks that the simulator speaks; the values are the `type` of a portal request."""
+
+    EVM = "evm"
+    SOLANA = "solana"
+    BITCOIN = "bitcoin"
+    TRON = "tron"
+    HYPERLIQUID = "hyperliquidFills"
+    SUBSTRATE = "substrate"
+
+
+@dataclass(frozen=True, slots=True)
+class ContentSettings:
+    """How full blocks are, and how varied. Averages may be 0; shares lie between 0 and 1.
+
+    `recurring_share` is the part of the transactions that belong to a height rather than to a
+    block: when the block is replaced, its successor includes them again, with the same hash and
+    mostly at another index, as a real chain's pending transactions are. `pool_share` of the
+    transactions create pools that every account may register, and trade in them: for factories.
+    """
+
+    transactions_per_block: float = 5
+    transfers_per_transaction: float = 2
+    failed_share: float = 0.1
+    recurring_share: float = 0.4
+    huge_value_share: float = 0.02
+    pool_share: float = 0.0
+    accounts: int = 48
+    tokens: int = 6
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value < 0 or (field.name.endswith("_share") and value > 1):
+                limit = "between 0 and 1" if field.name.endswith("_share") else "0 or more"
+                raise InvalidOptionError(f"{field.name} must be {limit}", got=value)
+        if self.accounts < 4 or self.tokens < 2:
+            raise InvalidOptionError(
+                "a population needs 4 accounts and 2 tokens at least",
+                accounts=self.accounts,
+                tokens=self.tokens,
+            )
+
 
 TOKEN_PROGRAM = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA"
 SYSTEM_PROGRAM = "11111111111111111111111111111111"
@@ -29,7 +123,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """The cast of a chain. What a network does not have is empty.
+    """The accounts and contracts of a chain. What a network does not have is empty.
 
     `tokens` are ERC-20 contracts, SPL mints or coins; `collections` are ERC-721 contracts. `pairs`
     are announced by the `factory` one by one, pair k in the block k + 1 after the first; they trade
@@ -52,7 +146,7 @@ class Population:
 
 @lru_cache(maxsize=32)
 def populate(seed: int, network: Network, settings: ContentSettings) -> Population:
-    """Return the cast of a chain."""
+    """Return the accounts and contracts of a chain."""
     if network is Network.SOLANA:
         return Population(
             accounts=_keys(seed, "account", settings.accounts),
@@ -85,7 +179,7 @@ def populate(seed: int, network: Network, settings: ContentSettings) -> Populati
 
 
 def _others(seed: int, network: Network, settings: ContentSettings) -> Population:
-    """Return the cast of a chain without pools and programs."""
+    """Return those of a chain without pools and programs."""
     roles = {"account": settings.accounts, "token": settings.tokens, "producer": 4}
 
     def cast(role: str, size: int, prefix: str = "0x") -> tuple[str, ...]:

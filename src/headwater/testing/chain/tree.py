@@ -24,8 +24,7 @@ from threading import RLock
 from headwater.core import BlockCursor
 from headwater.errors import InvalidOptionError
 from headwater.query import base58
-from headwater.testing.chain.population import Population, populate
-from headwater.testing.chain.settings import ContentSettings, Network
+from headwater.testing.chain.population import ContentSettings, Network, Population, populate
 
 __all__ = ["ChainSim", "ContentSettings", "ForkRecord", "Network", "SimBlock"]
 

@@ -18,8 +18,15 @@ from headwater.portal.transport import Request
 from headwater.testing.chain.tree import ChainSim, Network
 from headwater.testing.faults.kinds import Fault
 from headwater.testing.faults.plan import Asked, FaultPlan
-from headwater.testing.portal.answer import STREAM_ROUTES, Buffer, Draft, SimAnswer
-from headwater.testing.portal.encoding import ENCODINGS, choose_encoding, encode
+from headwater.testing.portal.answer import (
+    ENCODINGS,
+    STREAM_ROUTES,
+    Buffer,
+    Draft,
+    SimAnswer,
+    choose_encoding,
+    encode,
+)
 from headwater.testing.portal.ledger import Exchange, Ledger
 from headwater.testing.portal.replicas import Balance, ReplicaSet, View
 from headwater.testing.portal.select import BadRequest

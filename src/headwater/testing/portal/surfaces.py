@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwater.testing.chain.settings import Network
+from headwater.testing.chain.population import Network
 from headwater.testing.portal.surface import (
     ABOVE,
     BELOW,

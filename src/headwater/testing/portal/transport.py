@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from headwater.errors import TransportError
 from headwater.portal.transport import Request
-from headwater.testing.portal.answer import SimAnswer
+from headwater.testing.portal.answer import SimAnswer, decoded
 from headwater.testing.portal.dataset import PortalSim
-from headwater.testing.portal.encoding import decoded
 
 
 class VirtualClock:

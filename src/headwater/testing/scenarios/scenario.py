@@ -18,7 +18,7 @@ from headwater.pipeline import Event, Host, Pipeline, Raw, Settled, Source
 from headwater.portal import PortalClient, PortalSource
 from headwater.query import plan_requests
 from headwater.targets import MemoryStore
-from headwater.testing.chain.settings import ContentSettings
+from headwater.testing.chain.population import ContentSettings
 from headwater.testing.chain.tree import ChainSim, Network
 from headwater.testing.portal.dataset import PortalSim
 from headwater.testing.portal.replicas import Balance, Finality

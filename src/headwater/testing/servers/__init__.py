@@ -1,8 +1,22 @@
 """Real servers for tests, started on this machine: PostgreSQL, ClickHouse and Spark."""
 
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyspark
+
+from headwater.spark.session import find_java
 from headwater.testing.servers.clickhouse import ClickHouseServer, clickhouse_server
 from headwater.testing.servers.postgres import postgres_server, postgres_versions
-from headwater.testing.servers.spark import spark_cluster
 
 __all__ = [
     "ClickHouseServer",
@@ -11,3 +25,59 @@ __all__ = [
     "postgres_versions",
     "spark_cluster",
 ]
+
+_HOME = Path(pyspark.__file__).parent
+
+
+@contextmanager
+def spark_cluster(folder: Path, *, workers: int = 1, cores: int = 2) -> Iterator[str]:
+    """Run a cluster while the block runs; yield the address of its master.
+
+    Each worker has so many cores and 2 GB for executors. Logs and work go to `folder`.
+    """
+    find_java()
+    with ExitStack() as stack:
+        line = _daemon(
+            stack, folder, r"Starting Spark master at (\S+)", "deploy.master.Master",
+            "--host", "127.0.0.1", "--port", "0", "--webui-port", "0",
+        )  # fmt: skip
+        for number in range(workers):
+            _daemon(
+                stack, folder, r"Successfully registered with master (\S+)",
+                "deploy.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0",
+                "--cores", str(cores), "--memory", "2g",
+                "--work-dir", str(folder / f"worker-{number}"), line,
+            )  # fmt: skip
+        yield line
+
+
+def _daemon(stack: ExitStack, folder: Path, said: str, kind: str, *args: str) -> str:
+    """Start a part of the cluster, wait until it says that it is ready; return what it said."""
+    process = subprocess.Popen(
+        [str(_HOME / "bin" / "spark-class"), f"org.apache.spark.{kind}", *args],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={
+            **os.environ,
+            "SPARK_HOME": str(_HOME),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOG_DIR": str(folder),
+            "PYSPARK_PYTHON": sys.executable,
+        },
+    )
+    assert process.stderr is not None
+    drain = threading.Thread(target=process.stderr.read, daemon=True)
+    stack.callback(process.stderr.close)
+    stack.callback(drain.join)
+    stack.callback(process.wait)
+    stack.callback(os.killpg, process.pid, signal.SIGKILL)
+    printed = []
+    for line in process.stderr:
+        printed.append(line)
+        if found := re.search(said, line):
+            drain.start()
+            return found[1]
+    drain.start()
+    raise AssertionError("".join(printed))

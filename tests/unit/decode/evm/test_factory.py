@@ -12,7 +12,7 @@ import pytest
 
 from headwater.core import BlockRange
 from headwater.decode import LOG_SCHEMA, Factory, evm
-from headwater.decode.evm.factory.children import FOUND_FIELDS
+from headwater.decode.evm.factory import FOUND_FIELDS
 from headwater.errors import (
     AddressError,
     InvalidOptionError,

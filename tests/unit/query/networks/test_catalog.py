@@ -17,8 +17,8 @@ from headwater.query import (
     Presence,
     WireType,
 )
-from headwater.query.names import argument_name, snake_name
 from headwater.query.networks import bitcoin, evm, hyperliquid, solana, substrate, tron
+from headwater.query.values import argument_name, snake_name
 
 EACH = pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.type)
 

@@ -10,15 +10,61 @@ from functools import lru_cache
 from typing import Any
 
 from headwater.testing.chain.content.bitcoin import BitcoinContent
-from headwater.testing.chain.content.block import BlockContent
+from headwater.testing.chain.content.block import BlockContent, Row, Rows, WholeContent
 from headwater.testing.chain.content.evm import EvmContent
-from headwater.testing.chain.content.hyperliquid import HyperliquidContent
 from headwater.testing.chain.content.solana import SolanaContent
 from headwater.testing.chain.content.substrate import SubstrateContent
 from headwater.testing.chain.content.tron import TronContent
-from headwater.testing.chain.population import populate
-from headwater.testing.chain.settings import ContentSettings, Network
+from headwater.testing.chain.population import ContentSettings, Draw, Network, populate
 from headwater.testing.chain.tree import ChainSim, SimBlock
+
+_DIRECTIONS = (("Open Long", "Open Short"), ("Close Short", "Close Long"), ("Buy", "Sell"))
+
+
+class HyperliquidContent(WholeContent):
+    """A Hyperliquid block: fills, two to a trade."""
+
+    families = ("fills",)
+
+    def _header(self) -> Row:
+        return {**self._links, "timestamp": 1000 * self._block.timestamp}
+
+    def _fill(self, rows: Rows) -> None:
+        for key in self._keys:
+            rows["fills"] += self._trade(Draw(key), len(rows["fills"]))
+
+    def _trade(self, draw: Draw, index: int) -> list[Row]:
+        people, names = self._people, draw.pick(_DIRECTIONS)
+        coin, fee_token = draw.pick(people.tokens), "USDC"
+        shared = {
+            "coin": coin,
+            "px": (1 + draw.bits(30)) / 10 ** draw.below(6),
+            "sz": (1 + draw.bits(24)) / 10 ** draw.below(6),
+            "time": 1000 * self._block.timestamp + draw.below(1000),
+            "hash": draw.hex(32),
+            "tid": draw.bits(50),
+        }
+        return [
+            {
+                "fillIndex": index + side,
+                "user": draw.pick(people.accounts),
+                **shared,
+                "side": "BA"[side],
+                "startPosition": (draw.bits(20) - 2**19) / 100,
+                "dir": names[side],
+                "closedPnl": (draw.bits(20) - 2**19) / 1000 if "Close" in names[side] else 0.0,
+                "oid": draw.bits(37),
+                "crossed": side == 0,
+                "fee": (draw.bits(16) - 1000) / 10**6,
+                "builderFee": 0.0001 if draw.chance(0.2) else None,
+                "cloid": draw.hex(16) if draw.chance(0.5) else None,
+                "feeToken": coin if names[side] == "Buy" else fee_token,
+                "builder": draw.pick(people.producers) if draw.chance(0.2) else None,
+                "twapId": draw.bits(20) if draw.chance(0.1) else None,
+            }
+            for side in range(2)
+        ]
+
 
 _CONTENTS: dict[Network, type[BlockContent]] = {
     Network.EVM: EvmContent,

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from headwater.query import base58
 from headwater.testing.chain.content.block import Row, Rows, WholeContent
-from headwater.testing.chain.draw import Draw
-from headwater.testing.chain.population import Population
-from headwater.testing.chain.settings import ContentSettings
+from headwater.testing.chain.population import ContentSettings, Draw, Population
 
 SUBSIDY = 312_500_000
 _COIN = 100_000_000

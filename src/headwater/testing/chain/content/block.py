@@ -11,10 +11,8 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, ClassVar
 
-from headwater.query.names import snake_name
-from headwater.testing.chain.draw import Draw
-from headwater.testing.chain.population import Population
-from headwater.testing.chain.settings import ContentSettings
+from headwater.query.values import snake_name
+from headwater.testing.chain.population import ContentSettings, Draw, Population
 from headwater.testing.chain.tree import SimBlock
 
 Row = dict[str, Any]

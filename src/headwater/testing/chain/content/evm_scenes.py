@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headwater.testing.chain.draw import Draw
-from headwater.testing.chain.population import Pair, Population, pair_of
-from headwater.testing.chain.settings import ContentSettings
+from headwater.testing.chain.population import ContentSettings, Draw, Pair, Population, pair_of
 
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 APPROVAL = "0x8c5be1e5ebec7d5bd14f71427d1e84f3dd0314c0f7b2291e5b200ac8c7c3b925"

@@ -14,9 +14,13 @@ from hashlib import blake2b, sha256
 from typing import Any
 
 from headwater.query import base58
-from headwater.testing.chain.draw import Draw
-from headwater.testing.chain.population import SYSTEM_PROGRAM, TOKEN_PROGRAM, Population
-from headwater.testing.chain.settings import ContentSettings
+from headwater.testing.chain.population import (
+    SYSTEM_PROGRAM,
+    TOKEN_PROGRAM,
+    ContentSettings,
+    Draw,
+    Population,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ EVM transactions with logs in both of the forms that runtimes had, and contracts
 from __future__ import annotations
 
 from headwater.testing.chain.content.block import Row, Rows, WholeContent
-from headwater.testing.chain.draw import Draw
+from headwater.testing.chain.population import Draw
 from headwater.testing.chain.tree import SimBlock
 
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"

@@ -7,7 +7,7 @@ transactions, votes. Addresses have their 41 but in logs, as on the wire.
 from __future__ import annotations
 
 from headwater.testing.chain.content.block import Row, Rows, WholeContent
-from headwater.testing.chain.draw import Draw
+from headwater.testing.chain.population import Draw
 
 TRANSFER = "ddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 SIGHASH = "a9059cbb"
