@@ -10,7 +10,11 @@ import re
 import sys
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
 from headwater.errors import REGISTRY
+from headwater.metrics import Instruments
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -47,9 +51,23 @@ def error_table() -> str:
     return "\n\n".join(parts)
 
 
+def metric_table() -> str:
+    """One line per metric, from the registry."""
+    rows = ["| metric | labels | what it says |", "|---|---|---|"]
+    registry = CollectorRegistry()
+    for meter in vars(Instruments(registry)).values():
+        if isinstance(meter, MetricWrapperBase):
+            suffix = "_total" if meter._type == "counter" else ""
+            labels = ", ".join(f"`{one}`" for one in meter._labelnames if one != "id")
+            text = f"{meter._documentation} ({meter._type})"
+            rows.append(f"| `{meter._name}{suffix}` | {labels} | {text} |")
+    return "\n".join(rows)
+
+
 GENERATED = {
     "docs/architecture.md": ("modules", module_table),
     "docs/errors.md": ("errors", error_table),
+    "docs/monitoring.md": ("metrics", metric_table),
 }
 
 

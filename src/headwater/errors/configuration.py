@@ -147,3 +147,11 @@ class StateMissingError(
     "DELETE FROM it WHERE stream_id = …",
 ):
     """No cursor is stored, but other rows of the stream are: beginning anew would lose them."""
+
+
+class DashboardAddressError(
+    ConfigError,
+    code="E0030",
+    fix='give a free port, or "host:port"; port 0 takes a free one',
+):
+    """The dashboard cannot listen at the address that was given."""

@@ -368,8 +368,8 @@ class StreamRecord:
 
     def _sample(self) -> None:
         now = self._wall()
-        if self._samples and now - self._samples[-1].at < SAMPLE_S:
-            self._samples.pop()
+        if len(self._samples) > 1 and now - self._samples[-2].at < SAMPLE_S:
+            self._samples.pop()  # the newest one moves on until a second is full
         self._samples.append(
             Sample(now, self.state.number, _newest(self.head), self._total_blocks, self._total_rows)
         )

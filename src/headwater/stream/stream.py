@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from headwater.core import DEFAULT_CAP, BlockCursor, Flush, FlushRules, SpanLimits
 from headwater.core.callbacks import Callback
 from headwater.core.messages import Listener
+from headwater.dashboard import serve
 from headwater.decode import Output
 from headwater.effects import Subscription
 from headwater.effects.courier import Deliver
@@ -146,7 +147,11 @@ class PortalStream:
         return replace(self, extensions=(*self.extensions, added))
 
     def pipe_to(
-        self, target: Target[Delivery] | OwnedTarget, *, on_event: Listener | None = None
+        self,
+        target: Target[Delivery] | OwnedTarget,
+        *,
+        on_event: Listener | None = None,
+        dashboard: int | str | None = None,
     ) -> None:
         """Run into a target until the range is read; without an end, until a signal.
 
@@ -154,27 +159,37 @@ class PortalStream:
 
         On SIGINT or SIGTERM the batch in hand commits or vanishes, and the call returns; an
         `on_event` listener, which is told of every event, may raise `StopRequested` to the same
-        effect.
+        effect. `dashboard` is a port, or "host:port", at which this process shows its streams: a
+        page, Prometheus metrics and JSON. Several streams may share it.
         """
-        handle = self._handle(target, on_event)
+        handle = self._handle(target, on_event, dashboard)
         with handle.interrupt.handling():
             handle.run()
 
     def start(
-        self, target: Target[Delivery] | OwnedTarget, *, on_event: Listener | None = None
+        self,
+        target: Target[Delivery] | OwnedTarget,
+        *,
+        on_event: Listener | None = None,
+        dashboard: int | str | None = None,
     ) -> StreamHandle:
         """Run into a target in a thread of its own; return a handle to wait for it, or to stop it.
 
         `on_event` is called in that thread. Signals are left to the program. The thread does not
         keep the program alive: wait with `handle.await_termination()`.
         """
-        return self._handle(target, on_event).start()
+        return self._handle(target, on_event, dashboard).start()
 
     def _handle(
-        self, target: Target[Delivery] | OwnedTarget, on_event: Listener | None
+        self,
+        target: Target[Delivery] | OwnedTarget,
+        on_event: Listener | None,
+        dashboard: int | str | None,
     ) -> StreamHandle:
         """Return a run that has not begun."""
         check_target(target)
+        if dashboard is not None:
+            serve(dashboard)
         record = self._record(type(target).__name__)
         return StreamHandle(record, lambda handle: self._work(target, handle), on_event)
 

@@ -1,0 +1,216 @@
+"""The HTTP server of a pipeline: Prometheus metrics, JSON, and the page that draws it.
+
+It answers GET alone and changes nothing. It listens on this machine unless told otherwise, and
+there it answers only requests that name this machine as their host, so that a web page elsewhere
+cannot read it through the user's browser. It runs on the driver, in threads of its own; a stream
+never waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from ipaddress import ip_address
+from threading import Lock, Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from headwater.dashboard import sdk
+from headwater.errors import DashboardAddressError
+from headwater.metrics import REGISTRY, StreamRecord, records
+
+logger = logging.getLogger("headwater.dashboard")
+
+HOST, PORT = "127.0.0.1", 9090
+LOCAL = {"localhost", "127.0.0.1", "::1"}
+JSON = "application/json; charset=utf-8"
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'self' 'unsafe-inline'; img-src 'self' data:",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+}
+
+Answer = tuple[int, str, bytes]
+Streams = Callable[[], Mapping[str, StreamRecord]]
+
+
+class Dashboard:
+    """One server. Several streams of a process share it.
+
+    `address` is a port, "host:port" or ":port"; port 0 takes a free one. `streams` says what is
+    shown: the streams of this process, unless another function is given.
+    """
+
+    def __init__(
+        self,
+        address: int | str = PORT,
+        *,
+        streams: Streams = records,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        host, port = parse_address(address)
+        self._streams = streams
+        self._registry = registry
+        self._local = _is_local(host)
+        try:
+            self._server = _Server((host, port), self)
+        except OSError as error:
+            raise DashboardAddressError(
+                "the dashboard cannot listen there", address=f"{host}:{port}",
+                reason=error.strerror,
+            ) from error  # fmt: skip
+        self.host, self.port = host, int(self._server.server_address[1])
+        self.url = f"http://{'localhost' if self._local else host}:{self.port}/"
+        self._thread = Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True,
+            name="headwater-dashboard",
+        )  # fmt: skip
+        self._thread.start()
+        logger.info("dashboard.listening url=%s", self.url)
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Dashboard:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def admits(self, host: str | None, origin: str | None) -> bool:
+        """Tell whether a request may be answered, by what it calls us and who sends it."""
+        if origin is not None and urlsplit(origin).hostname not in {*LOCAL, self.host}:
+            return False
+        return not self._local or (host is not None and _hostname(host) in LOCAL)
+
+    def answer(self, target: str) -> Answer:
+        """Answer a GET: status, content type and body."""
+        path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
+        streams = self._streams()
+        wanted = query.get("id", [""])[0]
+        chosen = streams.get(wanted) if wanted else next(iter(streams.values()), None)
+        match path:
+            case "/":
+                return 200, "text/html; charset=utf-8", _page()
+            case "/metrics":
+                return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+            case "/health":
+                failed = [one.id for one in streams.values() if one.status == "failed"]
+                text = f"failed: {', '.join(failed)}" if failed else "ok"
+                return 503 if failed else 200, "text/plain; charset=utf-8", text.encode()
+            case "/api/streams":
+                return _json([one.snapshot() for one in streams.values()])
+            case "/api/preview":
+                return _json({} if chosen is None else chosen.preview())
+            case "/stats":
+                return _json({"payload": sdk.stats(streams)})
+            case "/profiler":
+                since = query.get("from", [""])[0]
+                return _json({"payload": sdk.profiler(chosen, since)})
+            case "/preview/transformation":
+                return _json({"payload": sdk.preview(chosen)})
+            case _:
+                return 404, "text/plain; charset=utf-8", b"not found"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], dashboard: Dashboard) -> None:
+        self.dashboard = dashboard
+        super().__init__(address, _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Note a connection that broke; the next one is answered as ever."""
+        logger.debug("dashboard.connection_failed", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version, sys_version = "headwater", ""
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def do_GET(self) -> None:
+        dashboard, origin = self.server.dashboard, self.headers.get("Origin")
+        if not dashboard.admits(self.headers.get("Host"), origin):
+            self._send((403, "text/plain; charset=utf-8", b"this host or origin is not admitted"))
+            return
+        self._send(dashboard.answer(self.path), origin)
+
+    do_HEAD = do_GET  # noqa: N815 - named by the base class
+
+    def _send(self, answer: Answer, origin: str | None = None) -> None:
+        status, kind, body = answer
+        self.send_response(status)
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        if origin is not None:
+            self.send_header("Access-Control-Allow-Origin", origin)
+            self.send_header("Vary", "Origin")
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep requests out of the log."""
+
+
+_open: dict[tuple[str, int], Dashboard] = {}
+_guard = Lock()
+
+
+def serve(address: int | str) -> Dashboard:
+    """Return the dashboard of this process at an address; made at the first call.
+
+    It stays open while the process lives, so that the end of a stream can be seen.
+    """
+    key = parse_address(address)
+    with _guard:
+        if key not in _open:
+            _open[key] = Dashboard(address)
+        return _open[key]
+
+
+def parse_address(address: int | str) -> tuple[str, int]:
+    """Return host and port of 9090, ":9090", "0.0.0.0:9090" or "[::1]:9090"."""
+    host, port = HOST, str(address)
+    if isinstance(address, str) and ":" in address:
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]") or HOST
+    if isinstance(address, bool) or not port.isdecimal() or not int(port) < 65536:
+        raise DashboardAddressError("not an address to listen on", got=repr(address))
+    return host, int(port)
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return host in LOCAL or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _hostname(host: str) -> str | None:
+    return urlsplit(f"//{host}").hostname
+
+
+def _json(value: object) -> Answer:
+    return 200, JSON, json.dumps(value, default=str).encode()
+
+
+def _page() -> bytes:
+    return files("headwater.dashboard").joinpath("page.html").read_bytes()

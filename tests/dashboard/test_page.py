@@ -1,0 +1,140 @@
+"""The page in a real browser, in every state that a stream can be in."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from headwater.core import AtHead, BlockCursor, ForkResolution, ForkRule, Head, PipeState
+from headwater.core.messages import Committed, RolledBack
+from headwater.dashboard import Dashboard
+from headwater.metrics import BatchFacts, StreamRecord
+from headwater.portal import Notice, NoticeKind
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--virtual-time-budget=2500",
+]
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium: the page was not opened")
+
+
+class Told:
+    """A record that is told what a run would tell it, block by block."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+        self.record = StreamRecord(
+            "usdc", portal="https://portal/x", target="DuckDBTarget",
+            registry=CollectorRegistry(), wall=lambda: self.now,
+        )  # fmt: skip
+        self.chain: list[BlockCursor] = []
+
+    def commit(self, number: int, *, branch: str = "a", final: int = 3, head: int = 12) -> None:
+        cursor = BlockCursor(number, f"0x{branch}{number:02d}", int(self.now) - 5)
+        self.chain.append(cursor)
+        self.now += 1
+        self.record.read(AtHead(Head(None, BlockCursor(head, "0xhead"))))
+        self.record.transformed(
+            BatchFacts(1, cursor, 0, head, 100 * number / head, 1.0, 4.0, lambda: (7, 900, 0))
+        )
+        finalized = next((one for one in self.chain if one.number == final), None)
+        state = PipeState(cursor, finalized, tuple(self.chain[-4:]))
+        self.record.happened(Committed(state, 1))
+
+    def fork(self, to: int) -> None:
+        orphaned = self.chain[-1]
+        self.chain = [one for one in self.chain if one.number <= to]
+        rule = ForkResolution(self.chain[-1], ForkRule.MATCH)
+        self.record.happened(RolledBack(PipeState(self.chain[-1]), orphaned, rule))
+
+
+def empty(told: Told) -> None:
+    """Nothing happened yet."""
+
+
+def backfilling(told: Told) -> None:
+    for number in range(4):
+        told.commit(number, head=5_000)
+
+
+def following(told: Told) -> None:
+    for number in range(13):
+        told.commit(number)
+
+
+def forked(told: Told) -> None:
+    following(told)
+    told.fork(9)
+    told.commit(10, branch="b")
+
+
+def stalled(told: Told) -> None:
+    following(told)
+    told.record.noticed(Notice(NoticeKind.STALLED, "nothing has arrived for 60 s"))
+
+
+def failed(told: Told) -> None:
+    following(told)
+    told.record.ended(ValueError("[E1003] <b>no ancestor</b>"))
+
+
+def stopped(told: Told) -> None:
+    following(told)
+    told.record.ended(stopped=True)
+
+
+def opened(told: Told, folder: Path, *more: str) -> str:
+    """Return the page as the browser has built it."""
+    assert BROWSER is not None
+    with Dashboard(0, streams=lambda: {"usdc": told.record}) as dashboard:
+        found = subprocess.run(
+            [BROWSER, *FLAGS, *more, f"--user-data-dir={folder}", "--dump-dom", dashboard.url],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+    return found.stdout
+
+
+@pytest.mark.parametrize(
+    ("tell", "status", "shows"),
+    [
+        (empty, "starting", ["cursor", "rows so far"]),
+        (backfilling, "backfilling", ["progressbar", "0.1 % of 0 "]),
+        (following, "following", ["12", "The chain near the cursor", "Rows per second"]),
+        (forked, "following", ["blocks undone", "not yet", "orphaned", "21"]),
+        (stalled, "stalled", ["nothing has arrived for 60 s"]),
+        (failed, "failed", ["[E1003] <b>no ancestor</b>", 'role="alert"']),
+        (stopped, "stopped", ["cursor"]),
+    ],
+)
+def test_the_page_shows_each_state(
+    tell: Callable[[Told], None], status: str, shows: list[str], tmp_path: Path
+) -> None:
+    told = Told()
+    tell(told)
+    page = opened(told, tmp_path)
+    body = page.split("<main", 1)[1].split("<script", 1)[0]
+    assert re.search(f'data-status="{status}"', body)
+    assert ">1 stream" in page
+    for text in shows:
+        assert text in unescape(body)
+    assert "<b>no" not in body, "text of an error is text"
+
+
+def test_the_page_says_that_no_stream_runs(tmp_path: Path) -> None:
+    assert BROWSER is not None
+    with Dashboard(0, streams=dict) as dashboard:
+        found = subprocess.run(
+            [BROWSER, *FLAGS, f"--user-data-dir={tmp_path}", "--dump-dom", dashboard.url],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+    assert "No stream runs in this process yet." in found.stdout
