@@ -28,6 +28,7 @@ from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.spark import local_session
 from headwater.targets import Delivery
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target, table
+from headwater.targets.postgres.address import postgres_address
 from headwater.targets.postgres.dialect import TableName
 from headwater.targets.postgres.encode import HEADER, TRAILER
 from headwater.targets.postgres.layout import read_layout
@@ -101,7 +102,7 @@ class Stream:
 
 def encoded(dsn: str, rows: pa.Table) -> Iterator[bytes | memoryview]:
     """Yield the rows as binary COPY takes them."""
-    session = Session(dsn, None, 0, "read committed")
+    session = Session(postgres_address(dsn), None, 0, "read committed")
     session.connect()
     layout = read_layout(session, TableName.parse("transfers"))
     session.close()
@@ -261,7 +262,7 @@ def _statements(dsn: str, form: str, data: pa.Table) -> dict[str, float]:
             connection.execute(ROW_TRIGGER)
         connection.execute("TRUNCATE t; CHECKPOINT")
         connection.execute("SET sqd.snapshot_enabled = 'true'; SET sqd.snapshot_id = 'bench'")
-        session = Session(dsn, None, 0, "read committed")
+        session = Session(postgres_address(dsn), None, 0, "read committed")
         session.connect()
         layout = read_layout(session, TableName.parse("t"))
         session.close()

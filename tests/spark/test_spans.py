@@ -22,7 +22,7 @@ from headwater.errors import (
     InvalidOptionError,
     InvalidRangeError,
 )
-from headwater.portal import Address, PortalClient, RetryPolicy
+from headwater.portal import PortalClient, RetryPolicy, portal_address
 from headwater.query import Query, merge_queries
 from headwater.spark import Span, read_span
 from headwater.spark.parts import Part, PartReader, RawRows, Receipt, sum_receipts
@@ -259,7 +259,7 @@ def test_what_cannot_work_is_refused_before_anything_is_asked(
 def test_a_fork_among_final_blocks_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     fork = Fork((BlockCursor(6, "0x6"),))
     monkeypatch.setattr(PortalClient, "read", lambda *_, **__: iter([fork]))
-    address = Address.parse("http://127.0.0.1:1/x")
+    address = portal_address("http://127.0.0.1:1/x")
     reader = PartReader(address, TRANSFER.query, RawRows(), dataset=None, retry=RetryPolicy())
     with pytest.raises(FinalizedForkError, match=r"\[E5004\].*range=5\.\.9, sample=6#0x6"):
         list(reader.read(Part(0, BlockRange(5, 9))))

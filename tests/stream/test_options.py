@@ -11,7 +11,7 @@ import pytest
 from headwater import evm
 from headwater.core import BlockRange
 from headwater.errors import InvalidOptionError, PortalUnreachableError, PortalUrlError
-from headwater.portal import Address, RetryPolicy, Timeouts
+from headwater.portal import RetryPolicy, Timeouts, portal_address
 from headwater.spark.parts import Part, PartReader, TableRows
 from headwater.stream import PortalStream, portal_stream
 from headwater.targets import MemoryTarget, duckdb_target
@@ -95,7 +95,7 @@ def test_timeouts_and_attempts_of_a_stream_reach_executors(monkeypatch: pytest.M
 
 def test_timeouts_and_attempts_count_where_a_task_runs() -> None:
     with simulated_portal(seed=1, blocks=30, finality_depth=5) as portal:
-        address = Address.parse(portal.url)
+        address = portal_address(portal.url)
         rows = TableRows("transfers", OUTPUT, tuple(one.resolve() for one in OUTPUT.ranges))
         made = PartReader(address, OUTPUT.query, rows, dataset=None, **QUICK)
         reader: PartReader = pickle.loads(pickle.dumps(made))

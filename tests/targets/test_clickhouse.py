@@ -797,7 +797,7 @@ def test_a_missing_state_is_an_error_and_nothing_is_removed(make: Make, lost: st
         with pytest.raises(StateMissingError, match="committed before"):
             make()
         assert held(s) == before
-    admin = open_admin(f"{s.client._address}{s.client.database}")
+    admin = open_admin(f"{s.client._server}{s.client.database}")
     admin.reset("s", force=True)
     again = make()
     assert again.state == PipeState()

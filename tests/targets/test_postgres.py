@@ -672,8 +672,8 @@ def test_a_server_that_cannot_be_reached_is_named_without_the_password() -> None
         target.recover()
     assert "secret" not in str(caught.value)
     assert "port=1" in str(caught.value)
-    with pytest.raises(PostgresConnectionError):
-        postgres_target("this is no address").recover()
+    with pytest.raises(InvalidOptionError, match="cannot be read"):
+        postgres_target("this is no address")
 
 
 def test_errors_of_the_engine_and_of_the_caller_are_not_swallowed(stream: Start) -> None:

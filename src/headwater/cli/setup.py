@@ -97,4 +97,4 @@ def _add_user(target: str, name: str, state_schema: str | None, asked: SchemaFil
     made = add_read_only_user(target, name, password=given, schemas=sorted(schemas))
     say(f"{name} {'may now read' if made.created else 'was there, and may read'} all tables.")
     if made.password is not None:
-        say(f"Its password, shown only here: {made.password}")
+        say(f"Its password, shown only here: {made.password.reveal()}")

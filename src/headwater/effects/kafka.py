@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from headwater.address import Secret
 from headwater.core.callbacks import Callback
 from headwater.effects.message import Message
 from headwater.errors import (
@@ -70,11 +71,8 @@ class Kafka:
         self._topic = topic
         self._key = key
         self._timeout_s = timeout_s
-        self._config = {
-            "message.timeout.ms": int(timeout_s * 1000),
-            **config,
-            "enable.idempotence": True,
-        }
+        wanted = {"message.timeout.ms": int(timeout_s * 1000), **config, "enable.idempotence": True}
+        self._config = Secret(wanted)  # with passwords and keys
         self._producer: Any = None
 
     def __call__(self, messages: Sequence[Message]) -> None:
@@ -96,7 +94,7 @@ class Kafka:
 
         try:
             if self._producer is None:
-                self._producer = self._library.Producer(self._config)
+                self._producer = self._library.Producer(self._config.reveal())
             for message in messages:
                 self._produce(message, confirmed)
             self._producer.flush(self._timeout_s)

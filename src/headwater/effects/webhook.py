@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ssl
 from collections.abc import Mapping, Sequence
-from urllib.parse import urlsplit
+from http.client import HTTPException
 
-import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError
 
+from headwater.address import HttpAddress, Secret, UrlError
 from headwater.core.retry import parse_retry_after
 from headwater.effects.message import KEY_DIGITS, Message
 from headwater.errors import DeliveryError, DeliveryRefusedError, InvalidOptionError
@@ -43,30 +46,36 @@ def webhook(
         headers: sent with each request.
         timeout_s: how long a connection, and an answer, may take.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise InvalidOptionError(
-            "a webhook needs an http(s) address with a host and without credentials"
-        )
+    try:
+        address = HttpAddress.parse(url, shows_path=False)
+    except UrlError as error:
+        raise InvalidOptionError(f"the webhook's address cannot be used: {error}") from None
+    if address.user is not None:
+        raise InvalidOptionError("a webhook's address has no user: credentials belong in headers")
     if not secret:
         raise InvalidOptionError("a webhook needs a secret to sign with")
     key = secret.encode() if isinstance(secret, str) else secret
-    return Webhook(url, key, dict(headers or {}), timeout_s, SystemClock())
+    return Webhook(address, Secret(key), Secret(dict(headers or {})), timeout_s, SystemClock())
 
 
 class Webhook:
     """Made by `webhook`. Called by the courier, in its thread."""
 
     def __init__(
-        self, url: str, secret: bytes, headers: Mapping[str, str], timeout_s: float, clock: Clock
+        self,
+        address: HttpAddress,
+        secret: Secret[bytes],
+        headers: Secret[dict[str, str]],
+        timeout_s: float,
+        clock: Clock,
     ) -> None:
-        self._url = url
+        self._address = address
         self._secret = secret
         self._headers = headers
         self._clock = clock
-        self._host = urlsplit(url).hostname
-        timeout = urllib3.Timeout(connect=timeout_s, read=timeout_s)
-        self._pool = urllib3.PoolManager(num_pools=1, maxsize=1, timeout=timeout, retries=False)
+        self._host = address.host
+        self._timeout_s = timeout_s
+        self._connection: HTTPConnection | None = None
 
     def __call__(self, messages: Sequence[Message]) -> None:
         """Post a batch.
@@ -78,15 +87,16 @@ class Webhook:
         body = f'{{"messages":[{",".join(one.to_json() for one in messages)}]}}'.encode()
         timestamp = str(int(self._clock.now()))
         headers = {
-            **self._headers,
+            **self._headers.reveal(),
             "Content-Type": "application/json",
             TIMESTAMP: timestamp,
-            SIGNATURE: sign(self._secret, timestamp, body),
+            SIGNATURE: sign(self._secret.reveal(), timestamp, body),
             KEY: request_key(messages),
         }
         try:
             status, retry_after = self._post(body, headers)
-        except urllib3.exceptions.HTTPError as error:
+        except (HTTPError, HTTPException, OSError) as error:
+            self.close()
             raise DeliveryError(
                 "the webhook cannot be reached", host=self._host, reason=type(error).__name__
             ) from None  # the error may show the whole address
@@ -106,21 +116,35 @@ class Webhook:
 
     def close(self) -> None:
         """Let go of connections; the next call makes new ones."""
-        self._pool.clear()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def __repr__(self) -> str:
         return f"webhook({self._host})"
 
     def _post(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, str | None]:
-        """Return the status of the answer and its Retry-After; long bodies are not read."""
-        answer = self._pool.request(
-            "POST", self._url, body=body, headers=headers, redirect=False, preload_content=False
-        )
-        if len(answer.read(LONGEST_ANSWER)) < LONGEST_ANSWER:
-            answer.release_conn()
-        else:
-            answer.close()
+        """Return the status of the answer and its Retry-After; long bodies are not read.
+
+        The connection is used without a pool, which would log the whole address.
+        """
+        connection = self._connection
+        if connection is None or not connection.is_connected:
+            self.close()
+            connection = self._connection = self._new_connection()
+        target = self._address.own_target
+        connection.request("POST", target, body=body, headers=headers, preload_content=False)
+        answer = connection.getresponse()
+        if len(answer.read(LONGEST_ANSWER)) >= LONGEST_ANSWER:
+            self.close()
         return answer.status, answer.headers.get("Retry-After")
+
+    def _new_connection(self) -> HTTPConnection:
+        address, limit = self._address, self._timeout_s
+        if address.scheme == "http":
+            return HTTPConnection(address.host, address.port, timeout=limit)
+        tls = ssl.create_default_context()
+        return HTTPSConnection(address.host, address.port, timeout=limit, ssl_context=tls)
 
 
 def request_key(messages: Sequence[Message]) -> str:

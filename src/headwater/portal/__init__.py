@@ -1,18 +1,23 @@
 """The client of an SQD portal: HTTP and NDJSON in, the four answers of `headwater.core` out."""
 
 from headwater.core.retry import RetryPolicy
-from headwater.portal.address import Address
 from headwater.portal.client import PortalClient
 from headwater.portal.density import SAMPLES, probe
 from headwater.portal.outage import Clock, Notice, NoticeKind, Observer, SystemClock, log_notice
 from headwater.portal.reading import BlockOrder, StreamQuery
 from headwater.portal.source import PortalSource
-from headwater.portal.transport import HttpTransport, Request, Response, Timeouts, Transport
+from headwater.portal.transport import (
+    HttpTransport,
+    Request,
+    Response,
+    Timeouts,
+    Transport,
+    portal_address,
+)
 from headwater.portal.wire import Dataset, LineSplitter, read_fork, read_head, read_header
 
 __all__ = [
     "SAMPLES",
-    "Address",
     "BlockOrder",
     "Clock",
     "Dataset",
@@ -31,6 +36,7 @@ __all__ = [
     "Timeouts",
     "Transport",
     "log_notice",
+    "portal_address",
     "probe",
     "read_fork",
     "read_head",

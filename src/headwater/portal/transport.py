@@ -22,8 +22,8 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.response import HTTPResponse
 
-from headwater.errors import InvalidOptionError, TransportError
-from headwater.portal.address import Address
+from headwater.address import HttpAddress, UrlError
+from headwater.errors import InvalidOptionError, PortalUrlError, TransportError
 
 USER_AGENT = f"headwater/{importlib.metadata.version('headwater')}"
 
@@ -122,6 +122,20 @@ class _Lines:
         self._stream.close()
 
 
+def portal_address(url: str | HttpAddress) -> HttpAddress:
+    """Understand the address of a dataset. Called where it is given, before anything is sent.
+
+    Raises:
+        PortalUrlError: it is not an http(s) URL with a host; the error does not repeat it.
+    """
+    if isinstance(url, HttpAddress):
+        return url
+    try:
+        return HttpAddress.parse(url)
+    except UrlError as error:
+        raise PortalUrlError(f"the portal address cannot be used: {error}") from None
+
+
 class HttpTransport:
     """Requests over HTTP, on connections that are kept alive.
 
@@ -130,8 +144,8 @@ class HttpTransport:
     that sends a request learns what became of it.
     """
 
-    def __init__(self, url: str | Address, timeouts: Timeouts | None = None) -> None:
-        self.address = url if isinstance(url, Address) else Address.parse(url)
+    def __init__(self, url: str | HttpAddress, timeouts: Timeouts | None = None) -> None:
+        self.address = portal_address(url)
         self.timeouts = timeouts or Timeouts()
         self._idle: list[HTTPConnection] = []
         self._socket: socket.socket | None = None  # of the request that was sent last
@@ -157,11 +171,11 @@ class HttpTransport:
             sock.settimeout(self.timeouts.chunk_s)
         except _FAILURES as error:
             connection.close()
-            raise _failed("headers", error, self.timeouts.headers_s) from error
+            raise _failed("headers", error, self.timeouts.headers_s) from None
         except BaseException:
             connection.close()
             raise
-        return _HttpResponse(connection, response, self._idle, self.timeouts.chunk_s)
+        return _HttpResponse(connection, response, self._idle, self.timeouts.chunk_s, self.address)
 
     def abort(self) -> None:
         """Break off the request that was sent last, if it is still under way.
@@ -181,7 +195,7 @@ class HttpTransport:
     def __repr__(self) -> str:
         return f"HttpTransport({self.address})"
 
-    def __reduce__(self) -> tuple[type[HttpTransport], tuple[Address, Timeouts]]:
+    def __reduce__(self) -> tuple[type[HttpTransport], tuple[HttpAddress, Timeouts]]:
         return HttpTransport, (self.address, self.timeouts)
 
     def _connection(self) -> HTTPConnection:
@@ -195,7 +209,7 @@ class HttpTransport:
             connection.connect()
         except _FAILURES as error:
             connection.close()
-            raise _failed("connect", error, self.timeouts.connect_s) from error
+            raise _failed("connect", error, self.timeouts.connect_s) from None
         return connection
 
     def _new_connection(self) -> HTTPConnection:
@@ -211,8 +225,9 @@ class HttpTransport:
         headers = {"accept-encoding": "gzip, zstd", "user-agent": USER_AGENT}
         if request.body is not None:
             headers["content-type"] = "application/json"
-        if self.address.authorization is not None:
-            headers["authorization"] = self.address.authorization
+        authorization = self.address.authorization
+        if authorization is not None:
+            headers["authorization"] = authorization.reveal()
         return headers
 
 
@@ -229,11 +244,13 @@ class _HttpResponse:
         response: HTTPResponse,
         idle: list[HTTPConnection],
         chunk_s: float,
+        address: HttpAddress,
     ) -> None:
         self._connection = connection
         self._response = response
         self._idle = idle
         self._chunk_s = chunk_s
+        self._address = address
         self._open = True
         self.status = response.status
         self.headers: Mapping[str, str] = {
@@ -247,7 +264,7 @@ class _HttpResponse:
                 chunk = self._response.read1(_READ_BYTES)
                 if not chunk:
                     break
-                yield chunk
+                yield chunk if self.status < 400 else self._without_secrets(chunk)
         except _FAILURES as error:
             self.close()
             raise _failed("body", error, self._chunk_s) from error
@@ -260,6 +277,11 @@ class _HttpResponse:
             self._open = False
             self._response.close()
             self._connection.close()
+
+    def _without_secrets(self, chunk: bytes) -> bytes:
+        """Return a part of a refusal, which is shown: servers like to repeat what was asked."""
+        text = chunk.decode(errors="surrogateescape")
+        return self._address.hide(text).encode(errors="surrogateescape")
 
     def _release(self) -> None:
         if self._open:
@@ -276,7 +298,10 @@ def _check_end(response: HTTPResponse) -> None:
 
 
 def _failed(phase: str, error: BaseException, limit_s: float) -> TransportError:
-    """Say what broke, in words that cannot hold the address: those of the innermost cause."""
+    """Say what broke, in words that cannot hold the address: those of the innermost cause.
+
+    It is raised without its cause, whose frames hold credentials: some tools print frames whole.
+    """
     root = error
     while root.__cause__ is not None:
         root = root.__cause__

@@ -43,7 +43,7 @@ from pyspark.sql.types import StructType
 from headwater.core import BlockRange, parse_ranges
 from headwater.decode import evm, named_table
 from headwater.errors import InvalidRangeError, NotFinalError, SourceOptionError
-from headwater.portal import Address, PortalClient, RetryPolicy, StreamQuery
+from headwater.portal import PortalClient, RetryPolicy, StreamQuery, portal_address
 from headwater.query import check_limits
 from headwater.spark.frames import spark_schema
 from headwater.spark.partitions import plan_parts
@@ -117,7 +117,7 @@ def load_source(options: Mapping[str, str]) -> LoadedSource:
     """
     given = {key.lower(): value for key, value in options.items()}
     _check_names(given)
-    address = Address.parse(given.get("portal") or given["portal_url"])
+    address = portal_address(given.get("portal") or given["portal_url"])
     row_maker, query = _choose_rows(given)
     partitions = _parse_partitions(given.get("partitions"))
     specs = parse_ranges((given.get("from_block"), given.get("to_block")))

@@ -17,11 +17,11 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from headwater.address import HttpAddress
 from headwater.core import BlockCursor, BlockHeader, BlockRange, Blocks, Fork
 from headwater.decode import Decoded, Output, decode_outputs
 from headwater.errors import BlockLinkError, FinalizedForkError
 from headwater.portal import (
-    Address,
     BlockOrder,
     Dataset,
     HttpTransport,
@@ -282,7 +282,7 @@ class Part:
 class PartReader:
     """Reads parts of final blocks. `with_receipts`: each part ends with a row that sums it up."""
 
-    address: Address
+    address: HttpAddress
     query: StreamQuery
     row_maker: RowMaker
     dataset: Dataset | None

@@ -23,10 +23,11 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
+from headwater.address import HttpAddress
 from headwater.core import BlockRange, Density, block_count
 from headwater.decode import Output
 from headwater.errors import HeadwaterError, SourceOptionError
-from headwater.portal import SAMPLES, Address, Dataset, RetryPolicy, StreamQuery, Timeouts
+from headwater.portal import SAMPLES, Dataset, RetryPolicy, StreamQuery, Timeouts, portal_address
 from headwater.spark.executors import DataFrameRows, ExecutorRows, SpanRows, coded_failures
 from headwater.spark.frames import SpanFrame, spark_schema
 from headwater.spark.partitions import plan_parts
@@ -142,7 +143,7 @@ class Span:
 
 def read_span(
     spark: SparkSession,
-    portal: str | Address,
+    portal: str | HttpAddress,
     outputs: Mapping[str, Output],
     ranges: Mapping[str, Sequence[BlockRange]],
     query: StreamQuery,
@@ -172,7 +173,7 @@ def read_span(
     """
     block_count(block_range)  # a range without an end is refused before anything is asked
     reader = PartReader(
-        address=portal if isinstance(portal, Address) else Address.parse(portal),
+        address=portal_address(portal),
         query=query,
         row_maker=_row_maker(outputs, ranges),
         dataset=dataset,

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headwater import core
+from headwater.address import HttpAddress
 from headwater.core import Batch, BlockCursor, BlockRange, FinalizedWatermark, Flush, Head
 from headwater.decode import Decoded, Output, decode_outputs
 from headwater.pipeline import Raw
@@ -75,8 +76,7 @@ class Assembler:
     def __init__(
         self,
         stream_id: str,
-        portal: str,
-        shown_portal: str,
+        portal: HttpAddress,
         outputs: Mapping[str, Output],
         steps: Sequence[Step],
         plan: Plan,
@@ -95,7 +95,6 @@ class Assembler:
     ) -> None:
         self._id = stream_id
         self._portal = portal
-        self._shown_portal = shown_portal
         self._outputs = outputs
         self._steps = steps
         self._plan = plan
@@ -193,7 +192,7 @@ class Assembler:
             self._plan.initial, last, current, self._plan.merged, batch.rollback_chain
         )
         asked = QueryInfo(
-            self._shown_portal,
+            str(self._portal),
             "" if query is None else query.query_hash,
             b"" if query is None else query.body(current.number),
         )

@@ -37,7 +37,7 @@ from headwater.pipeline import (
     Source,
     Waited,
 )
-from headwater.portal import Address, Clock, Dataset, PortalClient, PortalSource
+from headwater.portal import Clock, Dataset, PortalClient, PortalSource
 from headwater.query import Query, merge_queries, plan_requests
 from headwater.spark.frames import Frame
 from headwater.spark.spans import read_span
@@ -118,7 +118,6 @@ class Run(Host[Delivery]):
         self._assembler = Assembler(
             stream.id,
             stream.portal,
-            str(Address.parse(stream.portal)),
             stream.outputs,
             stream.steps,
             plan,

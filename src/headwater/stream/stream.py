@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
+from headwater.address import HttpAddress
 from headwater.core import DEFAULT_CAP, BlockCursor, Flush, FlushRules, SpanLimits
 from headwater.core.callbacks import Callback
 from headwater.core.messages import Listener
@@ -27,13 +28,13 @@ from headwater.errors import InvalidOptionError, NetworkError, StreamIdError
 from headwater.metrics import REGISTRY, StreamRecord, TimedTarget
 from headwater.pipeline import Committed, Event, Pipeline
 from headwater.portal import (
-    Address,
     HttpTransport,
     Notice,
     PortalClient,
     RetryPolicy,
     Timeouts,
     log_notice,
+    portal_address,
 )
 from headwater.spark.executors import coded_failures
 from headwater.stream.config import OnConfigChange, check_option
@@ -100,7 +101,7 @@ class PortalStream:
     """A stream of one or more outputs from one dataset. Made by `portal_stream`."""
 
     id: str
-    portal: str
+    portal: HttpAddress
     outputs: Mapping[str, Output]
     steps: tuple[Step, ...] = ()
     spark: SparkSession | None = None
@@ -195,8 +196,7 @@ class PortalStream:
 
     def _record(self, target: str, registry: CollectorRegistry = REGISTRY) -> StreamRecord:
         """Return what keeps the figures of a run."""
-        portal = str(Address.parse(self.portal))
-        return StreamRecord(self.id, portal=portal, target=target, registry=registry)
+        return StreamRecord(self.id, portal=str(self.portal), target=target, registry=registry)
 
     def _work(self, target: Target[Delivery] | OwnedTarget, handle: StreamHandle) -> None:
         """Run until the range is read, or until a stop."""
@@ -303,7 +303,7 @@ class PortalStream:
 def portal_stream(
     *,
     id: str,
-    portal: str,
+    portal: str | HttpAddress,
     outputs: Mapping[str, Output],
     spark: SparkSession | None = None,
     flush: Flush | None = None,
@@ -326,7 +326,7 @@ def portal_stream(
 
     Args:
         id: the key of all stored state; never rename it.
-        portal: the address of a dataset.
+        portal: the address of a dataset; no text of the stream shows its credentials.
         outputs: the tables to fill, by name; all are fetched together.
         spark: your session, used as it is; without one a local session is made when needed.
         flush: when to commit hot blocks: `Flush(blocks=…, rows=…, seconds=…)`, whichever comes
@@ -370,7 +370,7 @@ def portal_stream(
     networks = sorted({output.query.network.type for output in outputs.values()})
     if len(networks) > 1:
         raise NetworkError("one stream reads one network", got=", ".join(networks))
-    Address.parse(portal)
+    address = portal_address(portal)
     for rule in (flush, flush_backfill):
         if rule is not None and not isinstance(rule, Flush):
             raise InvalidOptionError("flush rules are Flush(blocks=…)", got=repr(rule))
@@ -381,7 +381,7 @@ def portal_stream(
     rules = FlushRules(flush or Flush(), flush_backfill or Flush())
     return PortalStream(
         id,
-        portal,
+        address,
         dict(outputs),
         spark=spark,
         reading=ReadingOptions(

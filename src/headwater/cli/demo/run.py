@@ -36,7 +36,7 @@ from headwater.decode import evm
 from headwater.decode.evm.abi import parse_event
 from headwater.errors import InvalidOptionError
 from headwater.pipeline import Event
-from headwater.portal import Address
+from headwater.portal import portal_address
 from headwater.spark.session import active_session, local_session
 from headwater.stream import PortalStream, portal_stream
 from headwater.stream.context import BatchContext
@@ -177,7 +177,7 @@ def run_on_portal(
 ) -> bool:
     """Follow the head of a chain for a while. Its truth is not known here: nothing is checked."""
     began = monotonic()
-    Address.parse(portal)  # refused before anything is started, if it is none
+    portal_address(portal)  # refused before anything is started, if it is none
     outputs = {
         _table_name(event): evm.events(event, contracts=list(contracts), range="latest")
         for event in events

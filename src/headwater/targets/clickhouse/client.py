@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode
 
 import pyarrow as pa
 import urllib3
 
+from headwater.address import HttpAddress, Secret, UrlError, hide
 from headwater.errors import (
     ClickHouseConnectionError,
     ClickHouseServerError,
@@ -35,12 +36,14 @@ _TRANSIENT = frozenset(
     {3, 159, 164, 202, 203, 209, 210, 225, 236, 241, 242, 252, 285, 319, 394, 999}
 )
 _WAITS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0)
+_PORTS = {"http": 8123, "https": 8443}
 _DEFAULTS = {"wait_end_of_query": "1", "http_response_buffer_size": "1048576"}
 
 
 class ClickHouseClient:
     """One server, by its address: `http://user:password@host:8123/database?setting=value`.
 
+    User and password may also stand among the settings; they are sent as headers, never in a URL.
     `on_statement` is called with each statement before it is sent.
     `compression` is that of inserted rows: none if the server is on this machine, else "zstd".
     """
@@ -49,28 +52,24 @@ class ClickHouseClient:
         self, url: str, *, attempts: int = 8, settings: Mapping[str, str] | None = None
     ) -> None:
         try:
-            parts = urlsplit(url)
-            port = parts.port or (8443 if parts.scheme == "https" else 8123)
-        except ValueError:  # quotes what it takes for the port: perhaps a part of a password
+            address = HttpAddress.parse(url, _PORTS)
+        except UrlError as error:
             raise InvalidOptionError(
-                "the address cannot be read: http://user:password@host:8123/database, where "
-                "/ ? # @ : of a user or password are written as %2F %3F %23 %40 %3A"
+                "ClickHouse is reached by HTTP, http://user:password@host:8123/database, and its "
+                f"address cannot be used: {error}"
             ) from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidOptionError(
-                "ClickHouse is reached by HTTP: http://user:password@host:8123/database",
-                got=f"{parts.scheme or '?'}://{parts.hostname or '?'}",
-            )
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        given = dict(parse_qsl(address.query.reveal()))
+        user, password = given.pop("user", ""), given.pop("password", "")
         self.on_statement: Callable[[str], None] | None = None
         self.attempts = attempts
-        self.database = unquote(parts.path.strip("/")) or "default"
+        self.database = unquote(address.path.reveal().strip("/")) or "default"
         self.prefix = "headwater-"
-        self.compression = None if _is_here(parts.hostname) else "zstd"
-        self._address = f"{parts.scheme}://{host}:{port}/"
-        self._user = unquote(parts.username or "")
-        self._password = unquote(parts.password or "")
-        self._settings = {**dict(parse_qsl(parts.query)), **(settings or {})}
+        self.compression = None if _is_here(address.host) else "zstd"
+        self._server = f"{address.scheme}://{host}:{address.port}/"
+        self._user = address.user or Secret(user)
+        self._password = address.password or Secret(password)
+        self._settings = {**given, **(settings or {})}
         self._pool: urllib3.PoolManager | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -241,25 +240,24 @@ class ClickHouseClient:
                     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
                 ],
             )
-        headers = {"X-ClickHouse-User": self._user, "X-ClickHouse-Key": self._password}
-        headers = {name: value for name, value in headers.items() if value}
         query = dict(fields) if body is None else {**fields, "query": sql}
         try:
             answer = self._pool.request(
                 "POST",
-                f"{self._address}?{urlencode(query)}",
+                f"{self._server}?{urlencode(query)}",
                 body=sql.encode() if body is None else body,
-                headers=headers,
+                headers=self._login(),
                 redirect=False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._lost(type(error).__name__) from error
+            # without the cause: its frames hold the password, and some tools print what they hold
+            raise self._lost(type(error).__name__) from None
         if answer.length_remaining is None and not answer.chunked:
             raise self._lost("the answer ended inside its headers")  # which Python does not notice
         code = int(answer.headers.get("X-ClickHouse-Exception-Code") or 0)
         if answer.status == 200 and not code:
             return bytes(answer.data)
-        reason = answer.data[:600].decode(errors="replace").strip()
+        reason = hide(answer.data[:600].decode(errors="replace").strip(), (self._password,))
         if code == _THROWN and f"DB::Exception: {FENCED}: " in reason:
             raise ClickHouseWriterError(
                 "another writer, or an operator, has taken the stream over; nothing was changed",
@@ -267,15 +265,19 @@ class ClickHouseClient:
             )
         if code in _TRANSIENT or (not code and answer.status >= 500):
             raise ClickHouseConnectionError(
-                "the server cannot do it now", server=self._address, reason=reason
+                "the server cannot do it now", server=self._server, reason=reason
             )
         raise ClickHouseServerError(
             "the server refuses a statement", number=code or answer.status, reason=reason
         )
 
+    def _login(self) -> dict[str, str]:
+        login = {"X-ClickHouse-User": self._user, "X-ClickHouse-Key": self._password}
+        return {name: one.reveal() for name, one in login.items() if one.reveal()}
+
     def _lost(self, reason: str) -> ClickHouseConnectionError:
         return ClickHouseConnectionError(
-            "the server cannot be reached, or was lost", server=self._address, reason=reason
+            "the server cannot be reached, or was lost", server=self._server, reason=reason
         )
 
 

@@ -89,6 +89,7 @@ class DuckDBTarget(SqlTarget[Session]):
         callbacks: Callbacks,
         settings: DuckDBSettings,
     ) -> None:
+        self._place = place
         super().__init__(place, tables, aggregates, callbacks, settings)
         self._memory = f":memory:{next(_MEMORIES)}"
 

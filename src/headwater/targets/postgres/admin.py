@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import psycopg
 
 from headwater.errors import CursorMoveError, PostgresLockError, SchemaFileError
+from headwater.targets.postgres.address import postgres_address
 from headwater.targets.postgres.dialect import DEFAULT_SCHEMA, POSTGRES
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.settings import PostgresSettings
@@ -30,14 +31,14 @@ class PostgresAdmin(SqlAdmin[Session]):
 
     def __init__(self, dsn: str, settings: PostgresSettings) -> None:
         super().__init__(settings)
-        self._dsn = dsn
+        self._address = postgres_address(dsn)
         self._settings = settings
 
     @contextmanager
     def _transaction(self, stream_id: str | None) -> Iterator[Session]:
         settings = self._settings
         lock = None if stream_id is None else f"{settings.schema}.{settings.table}/{stream_id}"
-        session = Session(self._dsn, lock, 0, "serializable")
+        session = Session(self._address, lock, 0, "serializable")
         try:
             session.connect()
             with session.transaction():

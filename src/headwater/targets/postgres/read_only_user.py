@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import psycopg
 
+from headwater.address import Secret
 from headwater.errors import InvalidOptionError, PostgresStatementError
+from headwater.targets.postgres.address import postgres_address
 from headwater.targets.postgres.dialect import LONGEST
 from headwater.targets.postgres.session import connect
 from headwater.targets.sql.text import compose, literal
@@ -23,10 +25,7 @@ class ReadOnlyUser:
 
     name: str
     created: bool
-    password: str | None = None
-
-    def __repr__(self) -> str:
-        return f"ReadOnlyUser({self.name!r}, created={self.created})"
+    password: Secret[str] | None = None
 
 
 def add_read_only_user(
@@ -40,7 +39,7 @@ def add_read_only_user(
     """
     if not name.strip() or len(name.encode()) > LONGEST or "\0" in name:
         raise InvalidOptionError(f"a user's name has 1 to {LONGEST} bytes", got=repr(name))
-    with connect(dsn) as connection:
+    with connect(postgres_address(dsn)) as connection:
         known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [name]).fetchone()
         made_up = secrets.token_urlsafe(24) if known is None and password is None else None
         try:
@@ -52,7 +51,7 @@ def add_read_only_user(
             raise PostgresStatementError(
                 "the user could not be created", user=name, reason=str(error).splitlines()[0]
             ) from error
-    return ReadOnlyUser(name, known is None, made_up)
+    return ReadOnlyUser(name, known is None, None if made_up is None else Secret(made_up))
 
 
 def _create(

@@ -16,11 +16,11 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 from psycopg import RawCursor
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import DeadlockDetected, SerializationFailure
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.types.string import TextLoader
 
+from headwater.address import Address
 from headwater.errors import (
     PostgresConnectionError,
     PostgresLockError,
@@ -51,13 +51,13 @@ class Session:
     """
 
     def __init__(
-        self, dsn: str, lock_name: str | None, lock_wait_s: float, isolation_level: str
+        self, address: Address, lock_name: str | None, lock_wait_s: float, isolation_level: str
     ) -> None:
         self.on_statement: Callable[[str], None] | None = None
         self.conflicted = False
         self.generation = 0  # of the connection: what is temporary belongs to one
         self.temporary = TemporaryTables(self)
-        self._dsn = dsn
+        self._address = address
         self._lock_name = lock_name
         self._lock_wait_s = lock_wait_s
         self._isolation_level = isolation_level
@@ -83,7 +83,7 @@ class Session:
         self.close()
         self._announce("CONNECT")
         self.generation += 1
-        self._connection = connect(self._dsn)
+        self._connection = connect(self._address)
         if self._lock_name is None:
             return
         if not self.wait_for("SELECT pg_try_advisory_lock($1)", [self.lock_key]):
@@ -239,7 +239,7 @@ class Session:
             self.on_statement(sql)
 
 
-def connect(dsn: str, *, name: str = "headwater") -> psycopg.Connection[Row]:
+def connect(address: Address, *, name: str = "headwater") -> psycopg.Connection[Row]:
     """Connect to a server; runs on the driver.
 
     Raises:
@@ -247,23 +247,16 @@ def connect(dsn: str, *, name: str = "headwater") -> psycopg.Connection[Row]:
     """
     try:
         connection = psycopg.connect(
-            dsn, autocommit=True, prepare_threshold=None, fallback_application_name=name
+            address.whole.reveal(),
+            autocommit=True,
+            prepare_threshold=None,
+            fallback_application_name=name,
         )
         connection.execute("SET TIME ZONE 'UTC'")
     except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
-        raise PostgresConnectionError(
-            "cannot connect", server=_shown(dsn), reason=str(error).strip().splitlines()[0]
-        ) from error
+        reason = address.hide(str(error).strip().splitlines()[0])
+        # without the cause: its frames hold the password, and some tools print what frames hold
+        raise PostgresConnectionError("cannot connect", server=address, reason=reason) from None
     for kind in ("json", "jsonb"):
         connection.adapters.register_loader(kind, TextLoader)
     return connection
-
-
-def _shown(dsn: str) -> str:
-    """Return what may be shown of an address: no password."""
-    try:
-        parts = conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:
-        return "?"
-    names = ("host", "port", "dbname", "user")
-    return " ".join(f"{name}={parts[name]}" for name in names if name in parts)

@@ -17,6 +17,7 @@ from headwater.core import BlockCursor, PipeState
 from headwater.errors import PostgresTransactionError, UntrackedTableError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
+from headwater.targets.postgres.address import postgres_address
 from headwater.targets.postgres.dialect import POSTGRES
 from headwater.targets.postgres.guard import Guard
 from headwater.targets.postgres.session import Session
@@ -98,7 +99,7 @@ class PostgresTarget(SqlTarget[Session]):
         settings: PostgresSettings,
     ) -> None:
         super().__init__(place, tables, aggregates, callbacks, settings)
-        self._dsn = str(place)
+        self._address = postgres_address(str(place))
         self._built = False
 
     def recover(self) -> PipeState:
@@ -136,7 +137,7 @@ class PostgresTarget(SqlTarget[Session]):
         self.close()
         settings, on_start = self._settings, self._callbacks.on_start
         stream = f"{settings.schema}.{settings.table}/{self._id}"
-        session = Session(self._dsn, stream, settings.lock_wait_s, settings.isolation_level)
+        session = Session(self._address, stream, settings.lock_wait_s, settings.isolation_level)
         session.on_statement = self._announce
         self._store = open_store(
             session,
@@ -188,7 +189,7 @@ class PostgresTarget(SqlTarget[Session]):
             self._store.catalog.install()
 
     def _reader(self) -> Session:
-        session = Session(self._dsn, None, 0, "repeatable read")
+        session = Session(self._address, None, 0, "repeatable read")
         session.connect()
         return session
 

@@ -111,7 +111,7 @@ class SqlTarget(ABC, Generic[Held]):
 
     def __init__(
         self,
-        place: str | Path,
+        place: str | Path,  # kept by the engine's target, which knows what of it is secret
         tables: Sequence[Table],
         aggregates: Sequence[Aggregate],
         callbacks: Callbacks,
@@ -119,7 +119,6 @@ class SqlTarget(ABC, Generic[Held]):
     ) -> None:
         self.on_statement: Callable[[str], None] | None = None
         self.on_state: Callable[[Held, str, PipeState], None] | None = None
-        self._place = place
         self._callbacks = callbacks
         self._aggregates = Aggregates(aggregates, tables)
         log = next((one.change_log for one in tables if one.change_log), None)
