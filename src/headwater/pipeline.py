@@ -30,7 +30,7 @@ from headwater.core import (
     RangeEnd,
     Span,
     batches,
-    is_behind,
+    is_stale,
     resolve_fork,
 )
 from headwater.core.messages import (
@@ -92,7 +92,7 @@ class Host(Protocol[Data]):
         ...
 
     def pause(self) -> None:
-        """Wait a little, for a replica that is behind."""
+        """Wait a little, for a replica that is behind or on another branch; then ask any."""
         ...
 
     def before_recover(self) -> None:
@@ -130,8 +130,8 @@ class Host(Protocol[Data]):
 class Pipeline(Generic[Data]):
     """One source, one target, and the host that says what happens in between.
 
-    `flush` says when to commit. `patience` bounds how often in a row a replica that is merely
-    behind is waited for. `rollback_cap` bounds the rollback chain.
+    `flush` says when to commit. `patience` bounds how often in a row a replica that is behind, or
+    contradicts finality, is waited for. `rollback_cap` bounds the rollback chain.
     """
 
     def __init__(
@@ -237,14 +237,14 @@ class Pipeline(Generic[Data]):
         self._ahead = settled
 
     def _resolve(self, previous_blocks: Sequence[BlockCursor]) -> Event:
-        """Wait for a replica that is behind; otherwise undo, the target first, then user code.
+        """Wait for a replica that is stale; otherwise undo, the target first, then user code.
 
         Batches that wait are discarded, and the committed state asks again before it is undone.
         """
         patient = self._waits < self._patience
         if self._waiting:
-            behind = patient and is_behind(self._ahead, previous_blocks)
-            return self._wait() if behind else self._discard()
+            stale = patient and is_stale(self._ahead, previous_blocks)
+            return self._wait() if stale else self._discard()
         orphaned = self._state.cursor
         found, safe = self._host.resolve_fork(self._state, previous_blocks, patient=patient)
         if found.rule is ForkRule.WAIT:

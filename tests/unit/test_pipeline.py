@@ -290,9 +290,9 @@ def test_an_event_is_seen_before_the_next_effect() -> None:
     steps = run.pipeline.steps()
     next(steps)
     assert run.calls == ["recover", "open at nothing"]
-    assert next(steps) == Committed(state("1"), 1)
+    assert next(steps) == Committed(state("0 1", "0"), 1)
     assert run.calls[-1] == "commit 1 at 1"
-    assert run.state == state("1")
+    assert run.state == state("0 1", "0")
 
 
 def test_a_batch_carries_its_own_hot_blocks_and_the_whole_state() -> None:
@@ -538,11 +538,21 @@ def test_an_error_of_the_source_leaves_the_state_untouched(
     answer: Fork | Exception, error: type[Exception]
 ) -> None:
     start = state("5 6 7", "5")
-    run = Run([answer], start=start)
+    run = Run([answer], start=start, patience=0)
     with pytest.raises(error):
         run.pipeline.run()
     assert run.state == start
     assert run.calls == ["recover", "open at 7", "read after 7", "close"]
+
+
+@pytest.mark.guarantee("FORK-6")
+def test_a_contradiction_of_finality_is_given_time_and_costs_nothing() -> None:
+    start = state("5 6 7", "5")
+    run = Run([fork("5b 6b")], [fork("5b 6b")], [blocks("8", "5")], start=start)
+    run.pipeline.run()
+    assert run.rows == "8"
+    assert run.calls.count("pause") == 2
+    assert not [call for call in run.calls if "roll_back" in call]
 
 
 def test_a_fork_before_any_block_is_an_error() -> None:
@@ -678,6 +688,6 @@ def test_a_reading_is_closed_by_an_error_at_once_and_not_when_the_error_is_forgo
 
 
 def test_a_lagging_replica_before_a_state_without_history_is_a_coded_error() -> None:
-    run = Run([fork("5 6")], start=PipeState(cursors("7")[0]))
+    run = Run(*[[fork("5 6")]] * 6, start=PipeState(cursors("7")[0]))
     with pytest.raises(HeadwaterError):
         run.pipeline.run()

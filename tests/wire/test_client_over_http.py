@@ -909,6 +909,49 @@ def test_replicas_on_two_branches_agree_in_the_end() -> None:
         assert rig.seen(RolledBack) > 0
 
 
+def finality_rules_out_a_branch(portal: PortalServer, rig: Rig) -> str:
+    """Let the chain fork and become final above the fork; return the tip that was orphaned."""
+    orphaned = rig.to_head().state.cursor
+    portal.fork(depth=4, length=6)
+    rig.to_head()
+    final = portal.finalize(38).cursor  # the orphaned tip is 39
+    rig.until(lambda event: event.state.finalized == final)
+    assert orphaned is not None
+    return str(orphaned.hash)
+
+
+@pytest.mark.guarantee("FORK-6")
+def test_a_replica_on_a_branch_that_finality_ruled_out_is_given_time() -> None:
+    """A 409 of it is no reason to end: other replicas hold the chain that we hold."""
+    with (
+        simulated_portal(
+            SEED, blocks=40, finality_depth=12, replicas=2, behind=Behind.CONFLICT
+        ) as portal,
+        Rig(portal) as rig,
+    ):
+        portal.sim.replicas[1].freeze(finality_rules_out_a_branch(portal, rig))
+        undone = rig.seen(RolledBack)
+        for _ in range(5):
+            portal.extend(2)
+            rig.to_head().check()
+        assert rig.seen(Waited) > 0
+        assert rig.seen(RolledBack) == undone
+
+
+@pytest.mark.guarantee("FORK-4")
+@pytest.mark.guarantee("FORK-6")
+def test_a_contradiction_of_finality_that_persists_is_an_error_and_nothing_was_changed() -> None:
+    with (
+        simulated_portal(SEED, blocks=40, finality_depth=12, behind=Behind.CONFLICT) as portal,
+        Rig(portal, patience=3) as rig,
+    ):
+        portal.sim.replicas[0].freeze(finality_rules_out_a_branch(portal, rig))
+        before, rows, undone = rig.state, rig.rows, rig.seen(RolledBack)
+        rig.fails("E1003")
+        assert rig.seen(Waited) == 3
+        assert (rig.state, rig.rows, rig.seen(RolledBack)) == (before, rows, undone)
+
+
 def test_replicas_that_disagree_on_finality_never_lower_it() -> None:
     with simulated_portal(SEED, blocks=40, finality_depth=12, replicas=4) as portal:
         for index, shown in enumerate(

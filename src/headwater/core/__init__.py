@@ -9,8 +9,9 @@ from headwater.core.flush import Flush, FlushRules, Pending
 from headwater.core.fork import (
     ForkResolution,
     ForkRule,
+    contradicting_block,
     find_rollback_index,
-    is_behind,
+    is_stale,
     resolve_fork,
 )
 from headwater.core.messages import (
@@ -88,12 +89,13 @@ __all__ = [
     "believed_head",
     "block_count",
     "clip_ranges",
+    "contradicting_block",
     "cut_batches",
     "even_partitions",
     "final_number",
     "find_rollback_index",
     "hot_cursors",
-    "is_behind",
+    "is_stale",
     "merge_ranges",
     "parse_ranges",
     "resolve_fork",

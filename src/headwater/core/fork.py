@@ -23,7 +23,7 @@ class ForkRule(StrEnum):
     MATCH = "match"  # the highest local cursor that the sample holds
     WATERMARK = "watermark"  # the sample lies below finality: a lagging replica
     DESCEND = "descend"  # no common block in the sample: go below it and ask again
-    WAIT = "wait"  # the replica is behind, not forked: ask again before undoing anything
+    WAIT = "wait"  # the replica is behind, or contradicts finality: ask again, change nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,14 @@ def resolve_fork(
 ) -> ForkResolution:
     """Decide where a 409 sends us, given the portal's sample of its chain, in any order.
 
-    With `patient`, a replica that is merely behind gives `ForkRule.WAIT`; the loop waits, asks
-    again, and after a bounded number of times calls with `patient=False` to get a rollback.
+    With `patient`, a replica that is merely behind, or whose chain cannot be ours, gives
+    `ForkRule.WAIT`: another replica may answer next. The loop waits, asks again, and after a
+    bounded number of times calls with `patient=False` to get a rollback or an error.
 
     Raises:
         EmptyForkSampleError: the sample is empty.
-        ForkCursorMissingError: the sample contradicts finality, or nothing is left to go back to.
+        ForkCursorMissingError: out of patience, and the sample contradicts finality, or nothing is
+            left to go back to.
         LaggingPortalError: out of patience with a portal that ends below our final cursor.
     """
     sample = frozenset(previous_blocks)
@@ -76,13 +78,13 @@ def resolve_fork(
     cursor = state.cursor
     if cursor is None:
         raise ForkCursorMissingError("the portal sent a fork before any block was committed")
+    wait = ForkResolution(cursor, ForkRule.WAIT)
+    if patient and is_stale(state, sample):
+        return wait
     _refuse_contradiction(state, sample)
 
     lowest = min(block.number for block in sample)
     highest = max(block.number for block in sample)
-    if patient and is_behind(state, sample):
-        return ForkResolution(cursor, ForkRule.WAIT)
-
     lower = [block for block in state.landing_points() if block.number < cursor.number]
     for block in reversed(lower):
         if block in sample:
@@ -95,6 +97,8 @@ def resolve_fork(
         return ForkResolution(lower[0], rule)
     if lower and highest < lower[0].number:
         return ForkResolution(lower[0], ForkRule.DESCEND)
+    if patient:
+        return wait
     if highest < cursor.number and state.is_final(cursor.number):
         raise LaggingPortalError(
             "the portal answers from below a final cursor", cursor=cursor, highest=highest
@@ -109,22 +113,39 @@ def resolve_fork(
 
 def _refuse_contradiction(state: PipeState, sample: frozenset[BlockCursor]) -> None:
     """Raise if the sample gives another hash to the block that we know to be final."""
+    theirs = contradicting_block(state, sample)
+    if theirs is not None:
+        raise ForkCursorMissingError(
+            "the portal contradicts a finalized block", ours=state.finalized, portal=theirs
+        )
+
+
+def contradicting_block(
+    state: PipeState, previous_blocks: Iterable[BlockCursor]
+) -> BlockCursor | None:
+    """Return the block of the sample that has the number of our final block and another hash."""
     ours = state.finalized
     if ours is None:
-        return
-    for theirs in sample:
-        if theirs.number == ours.number and theirs != ours:
-            raise ForkCursorMissingError(
-                "the portal contradicts a finalized block", ours=ours, portal=theirs
-            )
+        return None
+    return next((b for b in previous_blocks if b.number == ours.number and b != ours), None)
 
 
-def is_behind(state: PipeState, previous_blocks: Iterable[BlockCursor]) -> bool:
+def is_stale(state: PipeState, previous_blocks: Iterable[BlockCursor]) -> bool:
+    """Tell whether a replica is behind, or still on a branch that finality has ruled out.
+
+    Neither says anything against our blocks, so it is worth waiting for another answer. Called by
+    what holds blocks that are not committed: the loop and the undo buffer.
+    """
+    sample = frozenset(previous_blocks)
+    return _is_behind(state, sample) or contradicting_block(state, sample) is not None
+
+
+def _is_behind(state: PipeState, sample: frozenset[BlockCursor]) -> bool:
     """Tell whether the portal holds our own chain, only shorter, or agrees with our cursor again.
 
     Entries below what we still hold cannot be compared, and do not speak against it.
     """
-    cursor, sample = state.cursor, frozenset(previous_blocks)
+    cursor = state.cursor
     if cursor is None or not sample:
         return False
     if cursor in sample:

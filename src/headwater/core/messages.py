@@ -194,7 +194,7 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """A replica is behind; it was given time instead of data being undone."""
+    """A replica is behind, or contradicts finality; it was given time and nothing was changed."""
 
     state: PipeState
 

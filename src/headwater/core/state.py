@@ -211,14 +211,17 @@ def _beginning(first: BlockHeader, head: Head) -> Chain:
     """Return what a stream that begins with a hot block can go back to if that block is orphaned.
 
     Nothing was committed at or below its parent, nor at or below the finalized block, so both are
-    places to land on.
+    places to land on. Where the portal leaves the parent's hash out, the finalized block is the
+    parent if it has the parent's number: the answer that brought the block reported it.
     """
     number = first.number - 1 if first.parent_number is None else first.parent_number
     known = first.parent_hash is not None and number >= 0
     parent = (BlockCursor(number, first.parent_hash),) if known else ()
     final = head.finalized
-    if final is None or final.hash is None or final.number >= number:
+    if final is None or final.hash is None or final.number > number:
         return parent
+    if final.number == number:
+        return parent or (final,)
     return (final, *parent)
 
 

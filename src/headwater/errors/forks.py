@@ -15,7 +15,7 @@ class ForkHandlerMissingError(
 class EmptyForkSampleError(
     ForkError,
     code="E1002",
-    fix="report it to the portal's operator; the state is untouched, so a restart is safe",
+    fix="report it to the portal's operator; this answer changed nothing, so a restart is safe",
 ):
     """The portal reported a fork (409) without naming a single block of its chain."""
 
@@ -23,8 +23,9 @@ class EmptyForkSampleError(
 class ForkCursorMissingError(
     ForkError,
     code="E1003",
-    fix="the state is untouched; check that the portal serves the same chain, then rewind to a "
-    "block you trust or start a new stream",
+    fix="final blocks are untouched, and what is stored is still one branch of the chain, up to "
+    "the cursor; check that the portal serves the same chain, then rewind to a block you trust or "
+    "start a new stream",
 ):
     """No block held locally can still be canonical without giving up finalized data."""
 
@@ -32,7 +33,8 @@ class ForkCursorMissingError(
 class LaggingPortalError(
     ForkError,
     code="E1004",
-    fix="the state is untouched; wait for the portal's replicas to catch up, or use another portal",
+    fix="final blocks are untouched; wait for the portal's replicas to catch up, or use another "
+    "portal",
     retryable=True,
 ):
     """The portal keeps answering from below a cursor that is already final."""

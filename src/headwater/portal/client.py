@@ -94,7 +94,7 @@ class PortalClient:
         self.close()
 
     def close(self) -> None:
-        """Release the connections."""
+        """Release the connections; what is asked afterwards makes new ones."""
         self._conditions.transport.close()
 
     # --- questions --------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from headwater.core import (
     ForkResolution,
     ForkRule,
     PipeState,
+    contradicting_block,
 )
 from headwater.core.callbacks import Callback
 from headwater.core.state import extend_chain
@@ -129,13 +130,16 @@ class AskUser:
     ) -> tuple[ForkResolution, PipeState]:
         """Ask once per 409; the callback may be asked again with an older sample.
 
-        A callback that names the present cursor waits for the portal to agree with it again; that
+        A replica that contradicts finality is given time first, as with other targets. A callback
+        that names the present cursor waits for the portal to agree with it again; that
         is tried as often as a replica is waited for.
         """
         if self._on_fork is None:
             raise ForkHandlerMissingError("the chain forked", cursor=state.cursor)
         if not previous_blocks:
             raise EmptyForkSampleError("the portal sent a fork without previousBlocks")
+        if patient and state.cursor and contradicting_block(state, previous_blocks):
+            return ForkResolution(state.cursor, ForkRule.WAIT), state
         ordered = sorted(previous_blocks, key=lambda block: block.number)
         safe = self._on_fork(ordered)
         if safe is None:

@@ -203,7 +203,8 @@ class Run(Host[Delivery]):
         return self._clock.monotonic()
 
     def pause(self) -> None:
-        """Wait for a replica that is behind."""
+        """Wait for a replica that is stale; a new connection may lead to another one."""
+        self._client.close()
         self._clock.sleep(WAIT_S)
 
     def uninterrupted(self) -> AbstractContextManager[object]:
@@ -246,7 +247,7 @@ class Run(Host[Delivery]):
                 event.state.cursor, event.blocks,
             )  # fmt: skip
         if isinstance(event, Waited):
-            logger.info("replica.behind id=%s at=%s", self._stream.id, event.state.cursor)
+            logger.info("replica.stale id=%s at=%s", self._stream.id, event.state.cursor)
 
     @property
     def progress(self) -> Progress | None:

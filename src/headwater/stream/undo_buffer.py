@@ -26,7 +26,7 @@ from headwater.core import (
     RangeEnd,
     Span,
     believed_head,
-    is_behind,
+    is_stale,
 )
 from headwater.core.undo_buffer import newest_number
 from headwater.pipeline import Answers, Said, Source
@@ -134,7 +134,7 @@ class UndoBuffer:
         if not now.held:
             yield Fork(tuple(previous_blocks))
             return
-        if self._waits < self._patience and is_behind(now.ahead, previous_blocks):
+        if self._waits < self._patience and is_stale(now.ahead, previous_blocks):
             self._waits += 1
             self._pause()
             yield AtHead(Head())

@@ -11,6 +11,7 @@ from headwater.core import (
     batches,
     cut_batches,
     hot_cursors,
+    resolve_fork,
 )
 from headwater.core.state import cap_chain, extend_chain, prune_chain
 from headwater.errors import BlockOrderError, HotBatchError, RewindError
@@ -156,6 +157,21 @@ class TestBeginning:
     )
     def test_without_a_parent_there_is_none(self, header: BlockHeader) -> None:
         assert PipeState().advance([header], head()).rollback_chain == (header.cursor,)
+
+    @pytest.mark.parametrize("parent", [None, 6], ids=["number unknown", "number known"])
+    @pytest.mark.parametrize(("final", "landing"), [("6", "6 7"), ("4", "4 7"), ("6b", "6b 7")])
+    def test_the_finalized_block_stands_in_for_a_parent_whose_hash_is_left_out(
+        self, parent: int | None, final: str, landing: str
+    ) -> None:
+        first = PipeState().advance([BlockHeader(7, "h7", None, parent)], head(final))
+        assert first.landing_points() == cursors(landing)
+        assert first.finalized == cursors(final)[0]
+        sample = cursors(f"{final} 7b")
+        assert resolve_fork(first, sample).safe_cursor == cursors(final)[0]
+
+    def test_a_parent_that_contradicts_finality_stays_the_place_to_land_on(self) -> None:
+        first = PipeState().advance([BlockHeader(7, "h7", "h6")], head("6b"))
+        assert first.landing_points() == cursors("6 7")
 
     def test_what_was_read_by_depth_alone_cannot_be_undone(self) -> None:
         many = [BlockHeader(7, "h7", "h6"), BlockHeader(8, "h8", "h7")]
