@@ -10,9 +10,6 @@ TARGET ?=
 REPLAY ?=
 
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup
-CORE   := tests/unit/core tests/unit/test_*.py tests/unit/portal/test_source.py \
-          tests/property/test_core_properties.py tests/property/test_span_properties.py \
-          tests/spark/test_partitions.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test fast cover sim fuzz bench wheel lock clean
@@ -36,9 +33,8 @@ check: setup ## Lint, types, layers, docs
 	@$(BIN)/python scripts/check_docs.py
 
 test: setup ## Run all tests; core must keep 100 % branch coverage
-	@$(PYTEST)
-	@$(BIN)/pytest --quiet -p no:cacheprovider $(CORE) --cov=headwater.core --cov-branch \
-	  --cov-report=term-missing:skip-covered --cov-fail-under=100
+	@$(PYTEST) --cov=headwater.core --cov-branch --cov-report=term-missing:skip-covered \
+	  --cov-fail-under=100
 
 fast: setup ## Run the tests that need no Spark and no database server: while you write code
 	@$(PYTEST) tests/test_tidy.py tests/unit tests/property tests/wire tests/simulation

@@ -1,4 +1,4 @@
-"""Settings shared by all tests: hypothesis profiles, and one worker for all that needs Spark."""
+"""Settings shared by all tests: hypothesis profiles, cheap JVMs, and which tests cover the core."""
 
 from __future__ import annotations
 
@@ -29,7 +29,20 @@ if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and disk_usage(MEMORY).free > 
     # files of tests in memory: most of what DuckDB's tests wait for is a disk that syncs
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
-SPARK_FOLDERS = {"spark", "demo", "docs"}
+# Spark's JVMs live for seconds or minutes here: a compiler that optimizes for hours, and threads
+# that collect garbage beside two busy cores, cost more than they save.
+for variable in ("SPARK_LAUNCHER_OPTS", "SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
+    os.environ.setdefault(variable, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+ROOT = Path(__file__).parent
+CORE = (
+    "unit/core/*",
+    "unit/test_*.py",
+    "unit/portal/test_source.py",
+    "property/test_core_properties.py",
+    "property/test_span_properties.py",
+    "spark/test_partitions.py",
+)
 
 
 @pytest.fixture(scope="session")
@@ -42,11 +55,14 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that start a JVM on one worker: two at a time would only slow each other down."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Measure the coverage of the core by its own tests, where nothing but the core is measured."""
+    if config.getoption("cov_source", None) != ["headwater.core"]:
+        return
     for item in items:
-        if SPARK_FOLDERS & set(Path(item.path).parts):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        path = Path(item.path).relative_to(ROOT)
+        if not any(path.match(pattern) for pattern in CORE):
+            item.add_marker("no_cover")
 
 
 def pytest_report_header() -> str:
