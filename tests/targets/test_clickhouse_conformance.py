@@ -28,7 +28,7 @@ class TestClickHouseTarget(TargetConformance):
     shares = False  # shown with a stream column, in test_clickhouse
     exclusive = False  # there are no locks; a second writer is noticed, see test_clickhouse
     keyless = False
-    side_tables = True
+    side_tables = keeps_config = True
     side_walks = 1
     engine = "CollapsingMergeTree"
     walks = 3

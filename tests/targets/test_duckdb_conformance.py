@@ -14,7 +14,7 @@ from headwater.testing.conformance import TargetConformance, apply_changes
 
 @pytest.mark.guarantee("STATE-2")
 class TestDuckDBTarget(TargetConformance):
-    side_tables = True
+    side_tables = keeps_config = True
     types: dict[str, str] | None = None
 
     @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from headwater.targets import Delivery, MemoryStore, MemoryTarget
+from headwater.targets.frames import to_arrow
 from headwater.testing.conformance import TargetConformance
 
 
@@ -27,7 +28,7 @@ class TestMemoryTarget(TargetConformance):
             row
             for batch in self.store.committed.batches
             if table in batch.data.data
-            for row in batch.data.data[table].to_pylist()
+            for row in to_arrow(batch.data.data[table]).to_pylist()
         ]
 
 

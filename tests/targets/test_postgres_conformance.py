@@ -14,7 +14,7 @@ from tests.targets.postgres_places import NEWEST, OTHER, database, empty
 
 @pytest.mark.guarantee("STATE-2")
 class TestPostgresTarget(TargetConformance):
-    side_tables = True
+    side_tables = keeps_config = True
     keyless = False  # a table without a primary key is refused at the start
     version: ClassVar[int] = NEWEST
     types: ClassVar[dict[str, str] | None] = None

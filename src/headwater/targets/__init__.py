@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headwater.core.codec import dump_state, load_state
 from headwater.errors import MissingExtraError
 from headwater.targets.contract import (
     Capabilities,
@@ -67,7 +68,9 @@ __all__ = [
     "aggregate",
     "clickhouse_target",
     "duckdb_target",
+    "dump_state",
     "history_target",
+    "load_state",
     "postgres_target",
     "table",
 ]

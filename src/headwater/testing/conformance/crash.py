@@ -96,7 +96,7 @@ def run_crashing(suite: TargetConformance, script: Script, clock: Clock) -> None
         rig.check()
     suite.watch_io(rig.target, lambda: None)
     rig.check()
-    assert suite.reopen(rig) == rig.state
+    suite.restart(rig)
     rig.target.close()
 
 
@@ -153,7 +153,7 @@ def _follow(rig: Rig, step: Callable[[Rig], None], state: PipeState) -> None:
     real, rig.target = rig.target, _Ignores()
     step(rig)
     rig.target = real
-    assert state == rig.state, f"{state} was never committed"
+    assert state == rig.state, f"a crash: recover() returned {state}, which was never committed"
 
 
 def _watched(suite: TargetConformance, tick: Callable[[], None]) -> Target[Delivery]:

@@ -41,11 +41,15 @@ LARGEST = 2**256 - 1  # 78 digits
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One call of a callback: `insert`, `upsert` or `delete` with some rows."""
+    """One call of a callback: `insert`, `upsert` or `delete` with some rows.
+
+    `frame` is what a target gets instead of an Arrow table of the rows.
+    """
 
     kind: str
     table: str
     rows: tuple[Row, ...]
+    frame: Any = None
 
 
 def log(block: int, *values: object) -> Change:
@@ -83,8 +87,23 @@ def plain(*notes: str) -> Change:
     return Change("insert", PLAIN, tuple({"note": note, "value": None} for note in notes))
 
 
-def frame_of(change: Change) -> pa.Table:
+class CountedFrame:
+    """A frame as a stream hands it out: not an Arrow table, but something with `toArrow()`."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self.reads = 0
+        self._rows = rows
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 - as a DataFrame has it
+        """Return the rows, and count."""
+        self.reads += 1
+        return self._rows
+
+
+def frame_of(change: Change) -> Any:
     """Return the rows of a change as a frame."""
+    if change.frame is not None:
+        return change.frame
     schema = SCHEMAS[change.table]
     if change.kind == "delete":
         schema = pa.schema([schema.field(name) for name in KEY])
@@ -132,6 +151,18 @@ class Contents:
 def in_order(rows: Any) -> list[Row]:
     """Sort rows by their content: a table has no order."""
     return sorted((dict(row) for row in rows), key=lambda row: repr(sorted(row.items())))
+
+
+def difference(held: Sequence[Row], expected: Sequence[Row]) -> str:
+    """Say which rows are missing, and which should not be there."""
+    lacking, extra = list(expected), []
+    for row in held:
+        if row in lacking:
+            lacking.remove(row)
+        else:
+            extra.append(row)
+    found = ((lacking, "missing"), (extra, "that should not be there"))
+    return "; ".join(f"{len(rows)} rows {what}: {rows[0]} …" for rows, what in found if rows)
 
 
 class Model:
@@ -244,10 +275,17 @@ class Rig:
         self.model.roll_back(state)
 
     def check(self) -> None:
-        """Compare every table."""
+        """Compare every table with the model.
+
+        Raises:
+            AssertionError: a row is missing, or one is there that should not be.
+        """
         for table in self._tables:
             held, expected = in_order(self._read_rows(table)), self.model.contents.rows(table)
-            assert held == expected, f"{table} at {self.state.cursor}: {held} is not {expected}"
+            if held != expected:
+                cursor = self.state.cursor
+                at = "before the first block" if cursor is None else f"at block {cursor.number}"
+                raise AssertionError(f"table {table!r} {at}: {difference(held, expected)}")
 
     def _head(self, final: int, branch: str) -> Head:
         """Return a head that calls our own block of this number final, if we hold one."""

@@ -158,7 +158,9 @@ class SideTablePromises:
         tables: dict[str, Rows] = {}
         for table in TABLES:
             rows = target.read_side_table(table.name)
-            assert rows.schema == table.columns
+            assert rows.schema == table.columns, (
+                f"{table.name}: {rows.schema} is not {table.columns}"
+            )
             keys = [(row["block_number"], row["ordinal"]) for row in rows.to_pylist()]
             assert keys == sorted(keys), "not in the order of keys"
             tables[table.name] = dict(zip(keys, rows.to_pylist(), strict=True))
@@ -167,7 +169,8 @@ class SideTablePromises:
     def do(self, target: Any, step: Step) -> SideModel:
         """Do a step, and compare."""
         step.call(target)
-        assert self.held(target) == step.after
+        held = self.held(target)
+        assert held == step.after, f"side tables hold {held}, expected {step.after}"
         return step.after
 
     @needs("side_tables")

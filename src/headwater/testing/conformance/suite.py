@@ -7,18 +7,21 @@
 
 A target that cannot do everything says so in class attributes; tests that need more are not there
 then, rather than skipped. Targets with callbacks are made with `on_data=apply_changes`; the others
-are given the rows to insert as `Delivery.data`. Tables are described in `model`: `log`
-is append-only, `balances` has the key (owner, token), `plain` has no key.
+are given the rows to insert as `Delivery.data`. Tables are described in `model`: `log` is
+append-only, `balances` has the key (owner, token), `plain` has no key. docs/custom-targets.md is
+the guide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from headwater.core import PipeState
 from headwater.errors import HeadwaterError
-from headwater.targets.contract import Delivery, Target
+from headwater.stream.owned import check_target
+from headwater.targets.contract import Capabilities, Delivery, StoredConfig, Target
 from headwater.testing.conformance.crash import (
     PreparesTwice,
     Script,
@@ -31,11 +34,13 @@ from headwater.testing.conformance.model import (
     LOG,
     PLAIN,
     Change,
+    CountedFrame,
     Rig,
     Row,
     apply_changes,
     balance,
     delete,
+    frame_of,
     insert,
     log,
     needs,
@@ -58,6 +63,7 @@ class TargetConformance(SideTablePromises):
     shares: ClassVar[bool] = True  # two streams may write one place, and one table with a key
     exclusive: ClassVar[bool] = True  # a second writer of one stream is refused
     watches_io: ClassVar[bool] = True  # `watch_io` works
+    keeps_config: ClassVar[bool] = False  # capabilities.config is there
     walks: ClassVar[int] = 12  # how many random scenarios
     first_seed: ClassVar[int] = 1
 
@@ -73,19 +79,19 @@ class TargetConformance(SideTablePromises):
 
     def make_target(self, stream_id: str) -> Target[Delivery]:
         """Return a target on the current place, bound to this id, not opened yet."""
-        raise NotImplementedError
+        raise NotImplementedError("make_target: return a target that is not opened yet")
 
     def read_rows(self, table: str) -> list[Row]:
         """Return the committed rows; an empty list while the table does not exist."""
-        raise NotImplementedError
+        raise NotImplementedError("read_rows: return the committed rows of a table")
 
     def fresh(self) -> None:
         """Move to an empty place."""
-        raise NotImplementedError
+        raise NotImplementedError("fresh: move to an empty place")
 
     def watch_io(self, target: Any, hook: Callable[[], None]) -> None:
         """Have `hook` called before each step of I/O of this target. It may raise `Crash`."""
-        raise NotImplementedError
+        raise NotImplementedError("watch_io: call the hook at each step, or watches_io = False")
 
     def crash(self, target: Any) -> None:
         """Let go of a target whose process has died, as the operating system would."""
@@ -103,7 +109,8 @@ class TargetConformance(SideTablePromises):
         if fresh:
             self.fresh()
         target = self.make_target(stream_id)
-        assert target.recover() == PipeState()
+        state = target.recover()
+        assert state == PipeState(), f"an empty place: recover() returned {state}"
         return Rig(target, self.read_rows, self.tables)
 
     def reopen(self, rig: Rig, stream_id: str = "one") -> PipeState:
@@ -111,6 +118,61 @@ class TargetConformance(SideTablePromises):
         self.crash(rig.target)
         rig.target = self.make_target(stream_id)
         return rig.target.recover()
+
+    def restart(self, rig: Rig, stream_id: str = "one") -> None:
+        """Let the process die and start again; the new one must recover what was committed."""
+        state = self.reopen(rig, stream_id)
+        assert state == rig.state, (
+            f"after a restart recover() returned {state}; the last commit stored {rig.state}"
+        )
+
+    # --- what is declared -------------------------------------------------------------------------
+
+    def test_the_target_has_the_contract_and_declares_what_it_can_do(self) -> None:
+        """Capabilities never change, and those that the test class names are there."""
+        self.fresh()
+        target = self.make_target("one")
+        check_target(target)
+        before = target.capabilities
+        assert isinstance(before, Capabilities), f"capabilities is {before!r}"
+        target.recover()
+        assert target.capabilities == before, "capabilities changed when the target recovered"
+        for name, wanted in (("side_tables", self.side_tables), ("config", self.keeps_config)):
+            declared = getattr(before, name) is not None
+            assert declared or not wanted, f"the test class expects {name}, capabilities has none"
+        target.close()
+
+    def test_a_frame_is_read_once_unless_the_target_rereads(self) -> None:
+        """A stream keeps the rows of executors for a second reading only if `rereads` says so."""
+        rig = self.start()
+        change = log(1, "a", "b")
+        frame = CountedFrame(frame_of(change))
+        rig.block(1, replace(change, frame=frame), final=1)
+        assert frame.reads <= 1 or rig.target.capabilities.rereads, (
+            f"a commit read its frame {frame.reads} times; declare Capabilities(rereads=True)"
+        )
+        rig.check()
+        rig.target.close()
+
+    @needs("keeps_config")
+    def test_the_definition_of_a_stream_is_kept_and_replaced(self) -> None:
+        """It survives a restart, commits and forks."""
+        rig = self.start()
+        assert self.stored_config(rig).read() is None, "an empty place holds a definition"
+        for text in ("first", "second ü ' {}"):
+            self.stored_config(rig).write(text)
+            for number in (1, 2):
+                rig.block(number, log(number, number))
+            self.restart(rig)
+            rig.roll_back(0)
+            assert self.stored_config(rig).read() == text
+        rig.target.close()
+
+    def stored_config(self, rig: Rig) -> StoredConfig:
+        """Return where the definition of the rig's stream is kept."""
+        config = rig.target.capabilities.config
+        assert config is not None, "keeps_config is set, but capabilities.config is None"
+        return config.stored_config()
 
     # --- commit, recover, settle ------------------------------------------------------------------
 
@@ -128,7 +190,7 @@ class TargetConformance(SideTablePromises):
             rig.block(number, log(number, number * 10, LARGEST), final=2)
             rig.check()
             assert rig.target.recover() == rig.state
-        assert self.reopen(rig) == rig.state
+        self.restart(rig)
         rig.check()
         rig.target.close()
 
@@ -150,10 +212,10 @@ class TargetConformance(SideTablePromises):
         rig.settle(3)
         assert rig.state.finalized is not None
         assert rig.state.finalized.number == 3
-        assert self.reopen(rig) == rig.state
+        self.restart(rig)
         rig.roll_back(3)
         rig.check()
-        assert self.reopen(rig) == rig.state
+        self.restart(rig)
         rig.target.close()
 
     # --- rollback ---------------------------------------------------------------------------------
@@ -167,7 +229,7 @@ class TargetConformance(SideTablePromises):
         rig.check()
         rig.target.roll_back(rig.state)
         rig.check()
-        assert self.reopen(rig) == rig.state
+        self.restart(rig)
         rig.target.roll_back(rig.state)
         rig.check()
         for number in range(5, 9):
@@ -184,7 +246,7 @@ class TargetConformance(SideTablePromises):
         for number in (8, 6, 5):
             rig.roll_back(number)
             rig.check()
-            assert self.reopen(rig) == rig.state
+            self.restart(rig)
         assert rig.state.finalized is not None
         assert rig.state.finalized.number == 5
         rig.target.close()
@@ -200,10 +262,10 @@ class TargetConformance(SideTablePromises):
         assert rig.state.finalized is not None
         assert rig.state.finalized.number == 0
         rig.block(3, log(3, "b"), branch="b")  # a lagging replica reports nothing
-        assert self.reopen(rig) == rig.state
+        self.restart(rig)
         rig.roll_back(0)
         rig.check()
-        assert self.reopen(rig) == rig.state
+        self.restart(rig)
         rig.target.close()
 
     def test_a_stream_can_lose_its_first_block(self) -> None:
@@ -213,7 +275,7 @@ class TargetConformance(SideTablePromises):
         rig.block(11, *self.everything(11), final=7)
         rig.roll_back(9)
         rig.check()
-        assert self.reopen(rig) == rig.state
+        self.restart(rig)
         rig.block(10, log(10, "b"), branch="b", final=7)
         rig.check()
         rig.target.close()
@@ -224,11 +286,11 @@ class TargetConformance(SideTablePromises):
         rig.block(1, *self.everything(1), final=1)
         rig.flush([(number, self.everything(number)) for number in range(2, 7)])
         rig.check()
-        assert self.reopen(rig) == rig.state
+        self.restart(rig)
         for number in (5, 3, 2):
             rig.roll_back(number)
             rig.check()
-            assert self.reopen(rig) == rig.state
+            self.restart(rig)
         rig.flush([(number, self.everything(number)) for number in (3, 4)], branch="b")
         rig.check()
         rig.roll_back(1)
@@ -239,12 +301,12 @@ class TargetConformance(SideTablePromises):
         """The first commit holds several hot blocks, and a fork replaces all of them."""
         rig = self.start()
         rig.flush([(number, self.everything(number)) for number in (10, 11, 12)], final=7)
-        assert self.reopen(rig) == rig.state
+        self.restart(rig)
         rig.roll_back(11)
         rig.check()
         rig.roll_back(9)
         rig.check()
-        assert self.reopen(rig) == rig.state
+        self.restart(rig)
         rig.target.close()
 
     def test_finality_that_moves_while_batches_wait_is_stored_with_them(self) -> None:
@@ -255,7 +317,7 @@ class TargetConformance(SideTablePromises):
             rig.flush([(one, self.everything(one)) for one in blocks], settled=settled)
             assert rig.state.finalized is not None
             assert rig.state.finalized.number == settled
-            assert self.reopen(rig) == rig.state
+            self.restart(rig)
             rig.check()
         rig.roll_back(10)
         rig.check()
@@ -270,7 +332,7 @@ class TargetConformance(SideTablePromises):
         rig.block(1, upsert(balance("a", "t", 1)), final=1)
         rig.flush([(2, [upsert(balance("a", "t", 2))]), (3, [upsert(balance("a", "t", 3))])])
         rig.check()
-        assert self.reopen(rig) == rig.state
+        self.restart(rig)
         rig.roll_back(2)
         rig.check()
         rig.roll_back(1)
@@ -301,7 +363,7 @@ class TargetConformance(SideTablePromises):
         rig.block(3, upsert(balance("a", "t", 0), balance("b", "t", None, "null")))
         rig.roll_back(2)
         rig.check()
-        assert self.reopen(rig) == rig.state
+        self.restart(rig)
         rig.target.close()
 
     @needs("upserts", "deletes")
@@ -359,8 +421,8 @@ class TargetConformance(SideTablePromises):
             one.block(number, upsert(balance(f"one {number % 2}", "t", number)), final=1)
             two.block(number, upsert(balance(f"two {number % 2}", "t", number)), final=1)
         one.roll_back(2)
-        assert self.reopen(two, "two") == two.state
-        assert self.reopen(one, "one") == one.state
+        self.restart(two, "two")
+        self.restart(one, "one")
         expected = [*one.model.contents.rows(BALANCES), *two.model.contents.rows(BALANCES)]
         assert sorted(map(repr, self.read_rows(BALANCES))) == sorted(map(repr, expected))
         one.target.close()
@@ -377,7 +439,7 @@ class TargetConformance(SideTablePromises):
             second.recover()
         except HeadwaterError as error:
             refused = error
-        assert refused is not None, "two writers of one stream were let in"
+        assert refused is not None, "a second writer of one stream recovered; it must be refused"
         rig.block(2, log(2, 2))
         rig.check()
         rig.target.close()
@@ -389,7 +451,7 @@ class TargetConformance(SideTablePromises):
         """CASE-8 and CASE-9: in a commit, a settlement, a rollback, a recovery."""
         script = self.script()
         total = crash_everywhere(lambda clock: run_crashing(self, script, clock))
-        assert total > len(script), "nothing was watched"
+        assert total > len(script), "watch_io never called its hook"
 
     def test_a_crash_between_any_two_calls_loses_nothing(self) -> None:
         """The process dies after each call in turn."""
@@ -399,7 +461,7 @@ class TargetConformance(SideTablePromises):
             for index, step in enumerate(script):
                 step(rig)
                 if index == last:
-                    assert self.reopen(rig) == rig.state
+                    self.restart(rig)
                 rig.check()
             rig.target.close()
 

@@ -63,7 +63,7 @@ class RandomWalk:
                 case "fork":
                     self._fork()
                 case "crash":
-                    assert self._suite.reopen(self.rig) == self.rig.state
+                    self._suite.restart(self.rig)
                 case _:
                     self._read()
             self.rig.check()
