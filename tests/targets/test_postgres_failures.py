@@ -158,14 +158,25 @@ def _final(number: int) -> Head:
     return Head(BlockCursor(number, f"h{number}"))
 
 
-@pytest.mark.parametrize("cut_at", [b"BEGIN", b"COPY", b"PGCOPY", b"INSERT INTO", b"pg_locks"])
+@pytest.mark.parametrize(
+    ("cut_at", "block"),
+    [
+        (b"BEGIN", 2),
+        (b"COPY", 2),
+        (b"PGCOPY", 2),
+        (b'INSERT INTO "public"."sync" (id', 1),  # prepared: its text is sent once
+        (b'[{"number":2', 2),  # what it is executed with
+        (b"pg_locks", 1),
+    ],
+)
 def test_a_connection_that_breaks_anywhere_is_made_again(
-    stream: Start, proxy: Proxy, cut_at: bytes
+    stream: Start, proxy: Proxy, cut_at: bytes, block: int
 ) -> None:
     s = stream(at=proxy.dsn, lock_wait_s=5)
-    s.do(1, insert(1))
-    proxy.cut_at = cut_at
-    s.do(2, insert(2))
+    for number in (1, 2):
+        if number == block:
+            proxy.cut_at = cut_at
+        s.do(number, insert(number))
     assert proxy.cuts == 1
     assert s.rows("SELECT k FROM t ORDER BY k") == [{"k": 1}, {"k": 2}]
     s.fork(1)

@@ -156,7 +156,9 @@ class DuckDBTarget(SqlTarget[Session]):
             self._store.undo.forget()
             raise
 
-    def _change(self, work: Callable[[], object], state: PipeState) -> None:
+    def _change(
+        self, work: Callable[[], object], state: PipeState, first: Scope | None = None
+    ) -> None:
         with self._changing(self._opened()):
             work()
         self._state = state

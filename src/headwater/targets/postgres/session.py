@@ -32,6 +32,7 @@ from headwater.targets.postgres.transfer import TemporaryTables
 from headwater.targets.sql.text import Fragment, compose
 
 POLL_S = 0.05
+ON_REQUEST = 2**31 - 1  # statements are prepared where the code says so, and only there
 IDENTITY = Fragment("pg_current_xact_id_if_assigned()::text")
 # whether this connection holds the lock whose key is the parameter $1
 HOLDS = Fragment(
@@ -249,7 +250,7 @@ def connect(address: Address, *, name: str = "headwater") -> psycopg.Connection[
         connection = psycopg.connect(
             address.whole.reveal(),
             autocommit=True,
-            prepare_threshold=None,
+            prepare_threshold=ON_REQUEST,
             fallback_application_name=name,
         )
         connection.execute("SET TIME ZONE 'UTC'")

@@ -155,6 +155,7 @@ class PostgresTarget(SqlTarget[Session]):
             prepare=self._install,
         )
         self._staging = Staging(settings.relay_port)
+        self._guard = Guard(session, self._store, settings.sync, self._id)
         try:
             session.connect()
             with session.transaction(isolation_level="read committed"):
@@ -195,7 +196,9 @@ class PostgresTarget(SqlTarget[Session]):
 
     # --- changing ---------------------------------------------------------------------------------
 
-    def _change(self, work: Callable[[], Newest | None], state: PipeState) -> None:
+    def _change(
+        self, work: Callable[[], Newest | None], state: PipeState, first: Scope | None = None
+    ) -> None:
         """Do something in one transaction with the state; again where that can help."""
 
         def begin() -> Newest | None:
@@ -203,7 +206,7 @@ class PostgresTarget(SqlTarget[Session]):
             return work()
 
         try:
-            self._transactions.apply(begin)
+            self._transactions.apply(begin, first)
         except Exception:
             self._staging.clear()
             raise
@@ -231,17 +234,10 @@ class PostgresTarget(SqlTarget[Session]):
         if scope.hot and not self._built:
             self._store.catalog.build_all()
             self._built = True
-        if scope.hot or session.begun:
-            session.rows(
-                "SELECT set_config('sqd.snapshot_enabled', $1, true), "
-                "set_config('sqd.snapshot_block_number', $2, true)",
-                ["true" if scope.hot else "false", str(scope.block)],
-                prepare=True,
-            )
-        sync = self._settings.sync
-        own = (sync, sync.suffixed("__tables"), *self._store.side.names)
+        if not self._transactions.captures(scope) and (scope.hot or session.begun):
+            self._transactions.capture(scope)
         yield Tx(session, self._store, self._staging, scope)
-        Guard(session, self._store.catalog, own, self._id).check(scope)
+        self._guard.check(scope)
 
     def _tx(self) -> Tx:
         return Tx(self._opened(), self._store)
@@ -249,6 +245,7 @@ class PostgresTarget(SqlTarget[Session]):
     def _forget(self) -> None:
         """Trust nothing that was remembered of a transaction that failed."""
         self._store.catalog.forget()
+        self._guard.forget()
         self._built = not self._settings.defer_indexes
 
 

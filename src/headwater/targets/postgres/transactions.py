@@ -18,6 +18,7 @@ from headwater.errors import (
     PostgresStatementError,
     PostgresTransactionError,
 )
+from headwater.targets.contract import Scope
 from headwater.targets.postgres.session import Session
 from headwater.targets.sql.state import Newest, SyncTable, read_newest
 from headwater.targets.sql.text import compose
@@ -59,10 +60,29 @@ class Transactions:
         self._forget = forget
         self._prepare = prepare
         self._written: list[Newest | None] = []
+        self._first: Scope | None = None
+        self._scope: Scope | None = None
 
-    def apply(self, work: Work) -> None:
-        """Do the work in one transaction; it returns the row that is the newest afterwards."""
-        self._written = []
+    def captures(self, scope: Scope) -> bool:
+        """Tell whether capture is set for this batch, or will be when the transaction begins."""
+        return scope == (self._scope if self._session.begun else self._first)
+
+    def capture(self, scope: Scope) -> None:
+        """Have triggers keep what a batch changes, if a fork may undo it."""
+        self._session.rows(
+            "SELECT set_config('sqd.snapshot_enabled', $1, true), "
+            "set_config('sqd.snapshot_block_number', $2, true)",
+            _capture(scope),
+            prepare=True,
+        )
+        self._scope = scope
+
+    def apply(self, work: Work, first: Scope | None = None) -> None:
+        """Do the work in one transaction; it returns the row that is the newest afterwards.
+
+        `first` is the batch that it writes first, if any: the transaction begins with its capture.
+        """
+        self._written, self._first = [], first
         failures = restarts = 0
         while True:
             try:
@@ -102,17 +122,19 @@ class Transactions:
         return newest == self._written[-1] and newest != self.stored
 
     def _prologue(self) -> None:
-        """Take the lock that the Pipes SDK takes too, switch capture off, compare the state."""
+        """Take the lock that the Pipes SDK takes too, set capture, compare the state."""
+        self._scope = self._first
         ((mine, identity, *row),) = self._session.rows(
             compose(
                 "SELECT turn.mine, turn.identity, newest.* FROM (SELECT pg_try_advisory_xact_lock("
                 "hashtext($1)::bigint) AS mine, pg_current_xact_id()::text AS identity, "
-                "set_config('sqd.snapshot_enabled', 'false', true), "
+                "set_config('sqd.snapshot_enabled', $2, true), "
+                "set_config('sqd.snapshot_block_number', $3, true), "
                 "set_config('sqd.snapshot_id', $1, true)) AS turn "
                 "LEFT JOIN ({newest}) AS newest ON true",
                 newest=self._sync.newest_query(),
             ),
-            [self._id],
+            [self._id, *_capture(self._first)],
             prepare=True,
         )
         self._session.remember(identity)
@@ -139,3 +161,9 @@ class Transactions:
                 "the connection was lost", attempts=failures, reason=error
             ) from error
         raise error
+
+
+def _capture(scope: Scope | None) -> list[str]:
+    """Return what the triggers read: whether they keep anything, and for which block."""
+    hot = scope is not None and scope.hot
+    return ["true" if hot else "false", str(scope.block) if scope is not None else ""]

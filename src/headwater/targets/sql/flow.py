@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -158,14 +159,15 @@ class SqlTarget(ABC, Generic[Held]):
         """Write the batches and their state in one transaction."""
         session = self._opened()
 
+        states = [self._state, *(batch.state for batch in batches[:-1]), state]
+        scopes = [Scope.between(*pair) for pair in pairwise(states)] if batches else []
+
         def write() -> Newest | None:
-            newest, before = None, self._state
-            for index, batch in enumerate(batches, 1):
-                after = state if index == len(batches) else batch.state
-                self._write(batch.data, Scope.between(before, after))
+            newest = None
+            for batch, scope, pair in zip(batches, scopes, pairwise(states), strict=False):
+                self._write(batch.data, scope)
                 self._store.side.write(batch.data.side)
-                newest = self._store.sync.append(after, before)
-                before = after
+                newest = self._store.sync.append(pair[1], pair[0])
             if not batches:
                 newest = self._store.sync.settle(state)
             if self.on_state is not None:
@@ -174,7 +176,7 @@ class SqlTarget(ABC, Generic[Held]):
                 self._prune(state)
             return newest
 
-        self._change_whole(write, state)
+        self._change_whole(write, state, scopes[0] if scopes else None)
         self._commits += 1
 
     def roll_back(self, state: PipeState) -> None:
@@ -235,10 +237,12 @@ class SqlTarget(ABC, Generic[Held]):
             self._store.undo.restore(layouts, number)
         return self._newest()
 
-    def _change_whole(self, work: Callable[[], Newest | None], state: PipeState) -> None:
+    def _change_whole(
+        self, work: Callable[[], Newest | None], state: PipeState, first: Scope | None = None
+    ) -> None:
         """Do something in one transaction; if a callback has ended it, undo what that left."""
         try:
-            self._change(work, state)
+            self._change(work, state, first)
         except self.ended as error:
             try:
                 self._change(self._undo_leftovers, self._state)
@@ -328,8 +332,10 @@ class SqlTarget(ABC, Generic[Held]):
     # --- what each database does in its own way ---------------------------------------------------
 
     @abstractmethod
-    def _change(self, work: Callable[[], Newest | None], state: PipeState) -> None:
-        """Do something in one transaction that leads to a state."""
+    def _change(
+        self, work: Callable[[], Newest | None], state: PipeState, first: Scope | None = None
+    ) -> None:
+        """Do something in one transaction that leads to a state; `first` it writes that batch."""
 
     @abstractmethod
     def _look(self, work: Callable[[], Found]) -> Found:

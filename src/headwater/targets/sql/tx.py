@@ -77,7 +77,8 @@ class BaseTx(ABC, Generic[Held, Laid]):
                     source=rows.query,
                     key=layout.key,
                     action=Fragment(f"UPDATE SET {assign}" if rest else "NOTHING"),
-                )
+                ),
+                prepare=True,
             )
 
     def delete(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
@@ -103,7 +104,8 @@ class BaseTx(ABC, Generic[Held, Laid]):
                         table=layout.name,
                         source=found.query,
                         same=equal(wanted, "old", "new"),
-                    )
+                    ),
+                    prepare=True,
                 )
 
     def prepare(
