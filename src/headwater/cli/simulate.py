@@ -103,6 +103,7 @@ def _watch(console: Console, server: PortalServer, seconds: float | None) -> Non
         with Live(_table(server), console=console, refresh_per_second=4) as display:
             while _wait(end, 0.25):
                 display.update(_table(server))
+            display.update(_table(server))  # how it ends stays on the screen
         return
     shown = ""
     while True:

@@ -31,7 +31,7 @@ from headwater.cli.demo.tables import (
     read_rows,
     top_tokens,
 )
-from headwater.cli.demo.view import View, open_view
+from headwater.cli.demo.view import PlainView, open_view
 from headwater.decode import evm
 from headwater.decode.evm.abi import parse_event
 from headwater.errors import InvalidOptionError
@@ -157,7 +157,7 @@ def _drawing_of_chain(chain: ChainSim, story: Story) -> Drawing:
         )
 
 
-def _show_top_tokens(view: View, target: DuckDBTarget) -> None:
+def _show_top_tokens(view: PlainView, target: DuckDBTarget) -> None:
     rows = [
         [one["address"], f"{one['transfers']:,}", str(one["senders"]), f"{one['middle']:.3g}"]
         for one in top_tokens(target, _TOP)
@@ -252,7 +252,7 @@ class Watcher:
     """
 
     def __init__(
-        self, story: Story, view: View, target: DuckDBTarget, head: Callable[[], int | None]
+        self, story: Story, view: PlainView, target: DuckDBTarget, head: Callable[[], int | None]
     ) -> None:
         self.on_head: Callable[[], None] = lambda: None
         self.is_over: Callable[[], bool] = lambda: False

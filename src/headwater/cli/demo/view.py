@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from time import monotonic
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -27,44 +26,8 @@ _SHOWN_FORKS = 6
 _BAR = 40
 
 
-class View(Protocol):
-    """Where the demo is shown."""
-
-    def __enter__(self) -> View: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def phase(self, title: str, sentence: str) -> None:
-        """Say that something new begins, and what it is."""
-        ...
-
-    def say(self, text: str) -> None:
-        """Tell of one event."""
-        ...
-
-    def refresh(self) -> None:
-        """The story has moved on."""
-        ...
-
-    def table(self, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Show the result of a query."""
-        ...
-
-    def summary(self, good: bool, facts: Sequence[tuple[str, str]]) -> None:
-        """Show what came of it all, after everything else."""
-        ...
-
-
-def open_view(story: Story) -> View:
-    """Return the view that suits standard output."""
-    console = Console(soft_wrap=True)
-    if sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal:
-        return TerminalView(story, Console())
-    return PlainView(story)
-
-
 class PlainView:
-    """Lines of text without control codes, for pipes, files and CI."""
+    """Lines of text without control codes, for pipes, files and CI: what every view shows."""
 
     def __init__(self, story: Story) -> None:
         self._story = story
@@ -78,16 +41,16 @@ class PlainView:
         sys.stdout.flush()
 
     def phase(self, title: str, sentence: str) -> None:
-        """Print a heading and its sentence."""
+        """Say that something new begins, and what it is."""
         self._print(f"\n== {title}\n   {sentence}")
         self._next = 0.0
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Tell of one event."""
         self._print(f"   {text}")
 
     def refresh(self) -> None:
-        """Print where the story stands, now and then."""
+        """Show, now and then, where the story stands. Called when it has moved on."""
         line = _status(self._story)
         if line and line != self._last and monotonic() >= self._next:
             self._print(f"   {line}")
@@ -95,7 +58,7 @@ class PlainView:
             self._next = monotonic() + _EVERY_S
 
     def table(self, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Print the rows in columns."""
+        """Show the result of a query."""
         lines = [list(headings), *(list(row) for row in rows)]
         widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
         self._print(f"\n   {title}")
@@ -107,7 +70,7 @@ class PlainView:
             self._print("     " + "  ".join(cells))
 
     def summary(self, good: bool, facts: Sequence[tuple[str, str]]) -> None:
-        """Print one line per fact."""
+        """Show what came of it all, after everything else."""
         width = max(len(name) for name, _ in facts)
         self._print(f"\n== {_verdict(good)}")
         for name, value in facts:
@@ -118,11 +81,11 @@ class PlainView:
         sys.stdout.flush()
 
 
-class TerminalView:
+class TerminalView(PlainView):
     """A display that is drawn again four times a second, below the lines that stay."""
 
     def __init__(self, story: Story, console: Console) -> None:
-        self._story = story
+        super().__init__(story)
         self._console = console
         self._spinner = Spinner("dots", style="cyan")
         self._live = Live(
@@ -148,7 +111,7 @@ class TerminalView:
         self._console.print(Padding(Text(text, style=style), (0, 0, 0, 2)))
 
     def refresh(self) -> None:
-        """Nothing to do: the display looks by itself."""
+        """Do nothing: the display looks by itself."""
 
     def table(self, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print the rows as a table."""
@@ -188,10 +151,9 @@ class TerminalView:
     def _bar(self, story: Story) -> RenderableType:
         done, total = story.history()
         line = Table.grid(padding=(0, 2))
-        pulse = not done
         line.add_row(
             "  history",
-            ProgressBar(total=total, completed=done, width=_BAR, pulse=pulse),
+            ProgressBar(total=total, completed=done, width=_BAR, pulse=not done),
             f"{done:,} of {total:,} blocks",
             _left(story),
         )
@@ -218,6 +180,14 @@ class TerminalView:
                 style="not bold",
             )
         return Padding(Group(table, forks), (0, 0, 0, 2))
+
+
+def open_view(story: Story) -> PlainView:
+    """Return the view that suits standard output."""
+    console = Console(soft_wrap=True)
+    if sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal:
+        return TerminalView(story, Console())
+    return PlainView(story)
 
 
 def _status(story: Story) -> str:

@@ -11,6 +11,8 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.errors import InvalidOptionError
 
@@ -37,12 +39,39 @@ def check_on_error(on_error: object) -> None:
         raise InvalidOptionError("on_error is 'raise' or 'skip'", got=repr(on_error))
 
 
-def refuse(bad: Mask, reason: str, owners: Rows | None = None) -> None:
+def refuse(bad: Mask | pa.BooleanArray, reason: str, owners: Rows | None = None) -> None:
     """Stop if any element is bad; `owners` are the rows that elements of a nested value are of.
+
+    Null is not bad.
 
     Raises:
         MalformedRowsError: some are; it holds their rows.
     """
+    if not isinstance(bad, np.ndarray):
+        bad = pc.fill_null(bad, False).to_numpy(zero_copy_only=False)
     if bad.any():
         elements = np.flatnonzero(bad)
         raise MalformedRowsError(elements if owners is None else owners[elements], reason)
+
+
+def refuse_unless_utf8(column: pa.Array, where: str, owners: Rows) -> None:
+    """Stop if the bytes of some texts are not UTF-8; of a string or binary column.
+
+    Raises:
+        MalformedRowsError: some are not; it holds their rows.
+    """
+    try:
+        column.view(pa.string()).validate(full=True)
+    except pa.ArrowInvalid:
+        texts = column.cast(pa.binary()).to_pylist()
+        bad = np.array([text is not None and not _is_utf8(text) for text in texts])
+        refuse(bad, f"{where} is not UTF-8", owners)
+        raise
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -78,7 +78,7 @@ def refuse_absent(batch: pa.RecordBatch, field: Field) -> None:
     """
     missing = absent(batch, field)
     if missing is not None:
-        refuse(missing.to_numpy(zero_copy_only=False), f"{field.name} is absent")
+        refuse(missing, f"{field.name} is absent")
 
 
 def absent(batch: pa.RecordBatch, field: Field) -> pa.BooleanArray | None:

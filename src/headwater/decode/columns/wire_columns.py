@@ -60,8 +60,7 @@ def required(batch: pa.RecordBatch, field: Field) -> pa.Array:
         MalformedRowsError: some rows lack it, or have one of the wrong kind.
     """
     column = batch.column(field.wire)
-    missing = pc.is_null(column).to_numpy(zero_copy_only=False)
-    refuse(missing, f"{field.name} is absent")
+    refuse(pc.is_null(column), f"{field.name} is absent")
     return convert(field, column)
 
 
@@ -157,8 +156,7 @@ def _natural(column: pa.Array, field: Field, owners: Rows) -> pa.Array:
     """Return numbers, none of which may be negative."""
     least = pc.min(column).as_py()
     if least is not None and least < 0:
-        bad = pc.fill_null(pc.less(column, 0), False).to_numpy(zero_copy_only=False)
-        refuse(bad, f"{field.name} is negative", owners)
+        refuse(pc.less(column, 0), f"{field.name} is negative", owners)
     return column
 
 
@@ -192,11 +190,8 @@ def as_decimals(column: pa.Array, where: str) -> pa.Decimal128Array:
     """
     if pa.types.is_floating(column.type):
         return exact_decimals(column, where)
-    long = pc.fill_null(pc.greater(pc.binary_length(pc.utf8_ltrim(column, "-")), 38), False)
-    refuse(
-        long.to_numpy(zero_copy_only=False),
-        f"{where} has more than 38 digits, but is asked for as a decimal",
-    )
+    long = pc.greater(pc.binary_length(pc.utf8_ltrim(column, "-")), 38)
+    refuse(long, f"{where} has more than 38 digits, but is asked for as a decimal")
     return column.cast(DECIMAL)
 
 
@@ -208,8 +203,7 @@ def decode_hex(column: pa.Array, where: str, owners: Rows) -> pa.BinaryArray:
     """
     starts, ends, text = text_parts(column)
     if pa.types.is_string(column.type):
-        has_prefix = pc.starts_with(column, "0x").to_numpy(zero_copy_only=False)
-        refuse(~has_prefix, f"{where} does not begin with 0x", owners)
+        refuse(pc.invert(pc.starts_with(column, "0x")), f"{where} does not begin with 0x", owners)
         column = drop_first_bytes(column.cast(pa.binary()), 2)
         starts, ends, text = text_parts(column)
     refuse((ends - starts) % 2 != 0, f"{where} has an odd number of hex digits", owners)
@@ -294,28 +288,20 @@ def _cast_numbers(column: pa.Array, kind: pa.DataType, where: str, owners: Rows)
     except pa.ArrowInvalid:
         limit = 2**31
         bad = pc.or_(pc.greater_equal(column, limit), pc.less(column, -limit))
-        refuse(pc.fill_null(bad, False).to_numpy(zero_copy_only=False), f"{where} is too large",
-               owners)  # fmt: skip
+        refuse(bad, f"{where} is too large", owners)
         raise
 
 
 def _cast_decimals(column: pa.StringArray, kind: pa.DataType, where: str, owners: Rows) -> pa.Array:
-    is_integer = pc.fill_null(pc.match_substring_regex(column, _INTEGER), True)
-    refuse(
-        ~is_integer.to_numpy(zero_copy_only=False),
-        f"{where} is no integer of at most 38 digits",
-        owners,
-    )
+    other = pc.invert(pc.match_substring_regex(column, _INTEGER))
+    refuse(other, f"{where} is no integer of at most 38 digits", owners)
     numbers = column.cast(DECIMAL)
     try:
         return numbers.cast(kind)
     except pa.ArrowInvalid:
-        limit = pa.scalar(2**63, DECIMAL)
-        bad = pc.or_(
-            pc.greater_equal(numbers, limit), pc.less(numbers, pa.scalar(-(2**63), DECIMAL))
-        )
-        refuse(pc.fill_null(bad, False).to_numpy(zero_copy_only=False), f"{where} is too large",
-               owners)  # fmt: skip
+        least, limit = pa.scalar(-(2**63), DECIMAL), pa.scalar(2**63, DECIMAL)
+        bad = pc.or_(pc.greater_equal(numbers, limit), pc.less(numbers, least))
+        refuse(bad, f"{where} is too large", owners)
         raise
 
 
@@ -334,7 +320,7 @@ def times(field: Field, column: pa.Int64Array, owners: Rows) -> pa.TimestampArra
     outside = pc.or_(pc.less(column, 0), pc.greater(column, LAST_MICROSECOND // tick))
     outside = pc.fill_null(outside, False)
     if field.presence is not Presence.OPTIONAL:
-        refuse(outside.to_numpy(zero_copy_only=False), f"{field.name} is no time", owners)
+        refuse(outside, f"{field.name} is no time", owners)
     known = pc.if_else(outside, None, column)
     return pc.multiply(known, tick).cast(TIMESTAMP)
 

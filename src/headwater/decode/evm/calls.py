@@ -164,8 +164,8 @@ class CallsOutput:
         columns.append(success)
         digits = _digits(batch.column(data.wire), "input")
         sighash = self.function.sighash[2:].encode()
-        own = pc.starts_with(digits, sighash)
-        refuse(~own.to_numpy(zero_copy_only=False), "input does not begin with the sighash")
+        other = pc.invert(pc.starts_with(digits, sighash))
+        refuse(other, "input does not begin with the sighash")
         if self.function.inputs:
             inputs = drop_first_bytes(digits, _SIGHASH_DIGITS)
             columns += Payload(inputs, "input").decode(self.function.inputs)
@@ -223,5 +223,5 @@ def _base(source: Source) -> tuple[pa.Field, ...]:
 def _digits(column: pa.StringArray, what: str) -> pa.BinaryArray:
     """Return hex text without its 0x."""
     has_prefix = pc.fill_null(pc.starts_with(column, "0x"), False)
-    refuse(~has_prefix.to_numpy(zero_copy_only=False), f"{what} is absent or has no 0x")
+    refuse(pc.invert(has_prefix), f"{what} is absent or has no 0x")
     return drop_first_bytes(column.cast(pa.binary()), 2)

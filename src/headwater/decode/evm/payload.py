@@ -22,7 +22,12 @@ import pyarrow as pa
 
 from headwater.decode.columns.hex_text import bytes_of, hex_mask, is_lower_hex, numbers_of
 from headwater.decode.columns.integers import DIGITS, ONE, PARTS, ZEROS, WordText, decode_integers
-from headwater.decode.columns.malformed import MalformedRowsError, Rows, refuse
+from headwater.decode.columns.malformed import (
+    MalformedRowsError,
+    Rows,
+    refuse,
+    refuse_unless_utf8,
+)
 from headwater.decode.columns.wire_columns import fixed_width_array
 from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.types import (
@@ -177,7 +182,7 @@ class Payload:
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(bytes_of(digits))]
         column = pa.Array.from_buffers(arrow_type(abi_type), len(heads), buffers)
         if abi_type.kind is Kind.STRING:
-            _check_utf8(column, frame.owners, where)
+            refuse_unless_utf8(column, where, frame.owners)
         return column
 
     def _cut(self, starts: Positions, ends: Positions) -> npt.NDArray[np.uint8]:
@@ -231,24 +236,6 @@ class Payload:
 
 
 _NO_BYTES = np.zeros(0, np.uint8)
-
-
-def _check_utf8(column: pa.StringArray, owners: Rows, where: str) -> None:
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        texts = column.cast(pa.binary()).to_pylist()
-        bad = np.array([not _is_utf8(text) for text in texts])
-        refuse(bad, f"{where} is not UTF-8", owners)
-        raise
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 _ADDRESS_DIGITS = 40

@@ -19,7 +19,6 @@ from headwater.core import BlockRange, RangeSpec
 from headwater.decode.columns.integers import DECIMAL
 from headwater.decode.columns.malformed import MalformedRowsError, OnError, refuse
 from headwater.decode.columns.row_filter import (
-    has_prefix,
     keep_rows,
     refuse_missing_filter_fields,
     select_rows,
@@ -31,7 +30,7 @@ from headwater.decode.solana.data_layout import DataLayout
 from headwater.decode.solana.instructions import (
     LOG_FIELDS,
     decode_args,
-    decode_selection,
+    decode_own,
     explain_item,
     item_columns,
     layout_columns,
@@ -109,19 +108,14 @@ class AnchorEventsOutput:
 
     def _columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
         message = batch.column("message")
-        refuse(pc.is_null(message).to_numpy(zero_copy_only=False), "message is absent")
+        refuse(pc.is_null(message), "message is absent")
         data = _decode_messages(message.to_pylist())
-        own = has_prefix(data, [self.layout.discriminator])
-        rows = np.flatnonzero(own.to_numpy(zero_copy_only=False))
-        if len(rows) < batch.num_rows:
-            batch, data = batch.filter(own), data.filter(own)
-        return decode_selection(rows, lambda: self._own_columns(batch, data))
+        return decode_own(batch, data, self.layout.discriminator, self._own_columns)
 
     def _own_columns(self, batch: pa.RecordBatch, data: pa.BinaryArray) -> list[pa.Array]:
         refuse_missing_filter_fields(batch, SOLANA, self.query.filters[0])
         if self.committed_only:
-            unknown = pc.is_null(batch.column("isCommitted"))
-            refuse(unknown.to_numpy(zero_copy_only=False), "its transaction is absent")
+            refuse(pc.is_null(batch.column("isCommitted")), "its transaction is absent")
         fields = decode_args(self.layout, data, self.decimals)
         return [*item_columns(batch, LOG_FIELDS), *fields]
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 from headwater.decode.columns.base58 import encode_base58
 from headwater.decode.columns.decimal_text import format_integers, negate
 from headwater.decode.columns.integers import DECIMAL
-from headwater.decode.columns.malformed import Rows, refuse
+from headwater.decode.columns.malformed import Rows, refuse, refuse_unless_utf8
 from headwater.decode.columns.wire_columns import fixed_width_array, spread, text_parts
 from headwater.errors import LayoutError
 
@@ -329,8 +329,7 @@ class BorshReader:
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.data[flat])]
         column = pa.Array.from_buffers(pa.binary(), len(at), buffers)
         if arrow_type(borsh) == pa.string():
-            bad = [not _is_utf8(text) for text in column.to_pylist()]
-            refuse(np.array(bad, bool), f"{where} is not UTF-8", owners)
+            refuse_unless_utf8(column, where, owners)
             column = column.cast(pa.string())
         return column, at + lengths
 
@@ -443,11 +442,3 @@ def _struct(columns: list[pa.Array], kind: pa.DataType, rows: int) -> pa.StructA
     if not columns:
         return pa.array([{}] * rows, kind)
     return pa.StructArray.from_arrays(columns, fields=list(kind))
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -157,13 +157,9 @@ class InstructionsOutput:
 
     def _columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
         texts = batch.column("data")
-        refuse(pc.is_null(texts).to_numpy(zero_copy_only=False), "data is absent")
+        refuse(pc.is_null(texts), "data is absent")
         data = decode_base58(texts, np.arange(batch.num_rows, dtype=np.int64))
-        own = has_prefix(data, [self.layout.discriminator])
-        rows = np.flatnonzero(own.to_numpy(zero_copy_only=False))
-        if len(rows) < batch.num_rows:
-            batch, data = batch.filter(own), data.filter(own)
-        return decode_selection(rows, lambda: self._own_columns(batch, data))
+        return decode_own(batch, data, self.layout.discriminator, self._own_columns)
 
     def _own_columns(self, batch: pa.RecordBatch, data: pa.BinaryArray) -> list[pa.Array]:
         refuse_missing_filter_fields(batch, SOLANA, self._own_filter)
@@ -205,11 +201,23 @@ def decode_args(
     ]
 
 
-def decode_selection(rows: np.ndarray[tuple[int], np.dtype[np.int64]],
-            decode: Callable[[], list[pa.Array]]) -> list[pa.Array]:  # fmt: skip
-    """Decode a selection; rows of errors are those of the batch that it was selected from."""
+def decode_own(
+    batch: pa.RecordBatch,
+    data: pa.BinaryArray,
+    discriminator: bytes,
+    decode: Callable[[pa.RecordBatch, pa.BinaryArray], list[pa.Array]],
+) -> list[pa.Array]:
+    """Decode the rows whose data begins with the discriminator.
+
+    Raises:
+        MalformedRowsError: some cannot be decoded; it holds their rows of the whole batch.
+    """
+    own = has_prefix(data, [discriminator])
+    rows = np.flatnonzero(own.to_numpy(zero_copy_only=False))
+    if len(rows) < batch.num_rows:
+        batch, data = batch.filter(own), data.filter(own)
     try:
-        return decode()
+        return decode(batch, data)
     except MalformedRowsError as error:
         raise MalformedRowsError(rows[error.rows], error.reason) from None
 

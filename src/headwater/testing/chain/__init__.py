@@ -1,1 +1,1 @@
-"""A simulated chain: its tree of blocks, their names, and who takes part in it."""
+"""A simulated chain: its tree of blocks, their contents, its accounts and contracts."""

@@ -1,4 +1,4 @@
-"""A chain that moves by itself: for demonstrations, and for tests that want a moving target."""
+"""A chain that grows and forks by itself: for demonstrations, and for tests of the head."""
 
 from __future__ import annotations
 

@@ -173,6 +173,16 @@ class SideTablePromises:
         assert held == step.after, f"side tables hold {held}, expected {step.after}"
         return step.after
 
+    def side_blocks(self, last: int, final: int | None = None) -> tuple[Any, SideModel]:
+        """Commit blocks to an empty place; each is final, or all up to `final` are."""
+        self.fresh()
+        target, _ = self.open_side()
+        model = SideModel()
+        for number in range(1, last + 1):
+            at = number if final is None else final
+            model = self.do(target, block(model, number, final=at))
+        return target, model
+
     @needs("side_tables")
     def test_side_rows_come_with_their_batch_and_survive_a_restart(self) -> None:
         """In their types, and exactly."""
@@ -190,11 +200,7 @@ class SideTablePromises:
     @needs("side_tables")
     def test_side_rows_are_read_from_a_key_up_to_a_block_and_so_many(self) -> None:
         """Any combination, also where no row has that key."""
-        self.fresh()
-        target, _ = self.open_side()
-        model = SideModel()
-        for number in range(1, 7):
-            model = self.do(target, block(model, number, final=number))
+        target, model = self.side_blocks(6)
         keys = sorted(model.tables["notes"])
         for after in (None, (0, 0), keys[2], (3, -1), (3, 10**9), keys[-1]):
             for up_to in (None, 0, 3, 6):
@@ -214,11 +220,7 @@ class SideTablePromises:
     @needs("side_tables")
     def test_a_fork_takes_side_rows_away_and_others_come(self) -> None:
         """Also when it is repeated, and after a restart."""
-        self.fresh()
-        target, _ = self.open_side()
-        model = SideModel()
-        for number in range(1, 8):
-            model = self.do(target, block(model, number, final=2))
+        target, model = self.side_blocks(7, final=2)
         undo = roll_back(model, 4)
         model = self.do(target, undo)
         self.do(target, undo)
@@ -231,11 +233,7 @@ class SideTablePromises:
     @needs("side_tables")
     def test_settled_side_rows_are_gone_and_moved_in_one_step(self) -> None:
         """Settling again changes nothing."""
-        self.fresh()
-        target, _ = self.open_side()
-        model = SideModel()
-        for number in range(1, 8):
-            model = self.do(target, block(model, number, final=number))
+        target, model = self.side_blocks(7)
         keys = sorted(model.tables["notes"])
         for key in (keys[3], (4, -1), keys[-2]):
             step = settle(model, key)
@@ -249,11 +247,7 @@ class SideTablePromises:
     @needs("side_tables")
     def test_rows_of_one_table_can_be_rewritten_in_one_step(self) -> None:
         """They are removed first, then added."""
-        self.fresh()
-        target, _ = self.open_side()
-        model = SideModel()
-        for number in range(1, 5):
-            model = self.do(target, block(model, number, final=number))
+        target, model = self.side_blocks(4)
         keys = sorted(model.tables["notes"])
         kept = {key: model.tables["notes"][key] for key in keys[::2]}
         for _ in range(2):
@@ -264,11 +258,7 @@ class SideTablePromises:
     @needs("side_tables")
     def test_a_fork_undoes_side_rows_that_this_run_has_not_asked_for(self) -> None:
         """A stream may run without a part of it for a while."""
-        self.fresh()
-        target, _ = self.open_side()
-        model = SideModel()
-        for number in range(1, 6):
-            model = self.do(target, block(model, number, final=1))
+        target, model = self.side_blocks(5, final=1)
         self.crash(target)
         target, state = self.open_side(tables=[])
         assert state == model.state

@@ -1,4 +1,4 @@
-"""A random walk of a target along a simulated chain that grows, forks, finalizes and loses power.
+"""A random walk of a target along a simulated chain that grows, forks and finalizes, with crashes.
 
 What a block changes follows from its hash, so a replay changes the same. After every step all
 tables are compared with the model, and now and then the process dies and recovers.

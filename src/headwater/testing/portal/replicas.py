@@ -1,4 +1,4 @@
-"""Several servers behind one address, each with its own idea of where the chain ends.
+"""Several servers behind one address, each with a head of its own.
 
 A public portal is a set of replicas. One may be seconds behind, one may still hold a branch that
 the others gave up, one may be an archive whose finality is hours old; consecutive requests of one

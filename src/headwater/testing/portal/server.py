@@ -236,7 +236,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(int(length))
         if not portal.admits(self.headers.get("authorization")):
-            self._send_text(401, "who are you?", {"www-authenticate": 'Basic realm="portal"'})
+            self._send_text(
+                401, "credentials are needed", {"www-authenticate": 'Basic realm="portal"'}
+            )
             return
         area, _, rest = self.path.lstrip("/").partition("/")
         if area == "control":
