@@ -128,6 +128,7 @@ CHILD = """
 import os, signal, sys
 from headwater import evm, portal_stream
 from headwater.pipeline import Settled
+from headwater.spark import local_session
 from headwater.targets import duckdb_target
 
 url, path, far, head = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -138,7 +139,7 @@ def on_event(event):
 
 portal_stream(
     id="transfers", portal=url, outputs={"transfers": evm.events("erc20.Transfer", range=0)},
-    far=far, first_span=60, poll_interval_s=0.01,
+    far=far, first_span=60, poll_interval_s=0.01, spark=local_session() if far < head else None,
 ).pipe_to(duckdb_target(path), on_event=on_event)
 """
 

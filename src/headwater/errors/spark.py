@@ -60,3 +60,13 @@ class RelayError(
     retryable=True,
 ):
     """An executor could not connect to the driver to send its rows."""
+
+
+class SparkStartError(
+    SparkError,
+    code="E5007",
+    fix="look at what Java has written above; most often memory is short (set "
+    "spark.driver.memory), or JAVA_HOME and SPARK_HOME do not fit this version of Spark",
+    retryable=True,
+):
+    """Spark was started on this machine, and its Java process has ended before it was ready."""

@@ -8,7 +8,7 @@ Runs on the driver. It keeps no position; the state it is given is the only one.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from headwater.core import (
     Answer,
@@ -42,7 +42,8 @@ class PortalSource:
     Spans are handed out while the finalized head is `far` blocks ahead; without `far` there are
     none. `watch` is a query without filters: it is used where no output wants blocks but a fork
     could still orphan what is committed, in a gap between ranges and once after the last one. With
-    `finalized` only final blocks are read.
+    `finalized` only final blocks are read. While `executors_ready` says no, blocks are read here,
+    however far behind.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class PortalSource:
         limits: SpanLimits = SpanLimits(),  # noqa: B008 - immutable
         finalized: bool = False,
         clock: Clock | None = None,
+        executors_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self._client = client
         self._plan = tuple(plan)
@@ -63,6 +65,7 @@ class PortalSource:
         self._far = far
         self._finalized = finalized
         self._clock = clock or SystemClock()
+        self._executors_ready = executors_ready
         self._size = SpanSize(first_span, limits)
         self._estimates: dict[int, float] = {}
         self._checked: BlockCursor | None = None
@@ -83,7 +86,10 @@ class PortalSource:
         if left is not None and (state.cursor is None or state.is_final(state.cursor.number)):
             final = self._client.finalized_head(attempts=None)
             if final is not None and final.number - left.from_block >= self._far:
-                return self._spans(state, left, final, self._far)
+                if self._executors_ready():
+                    return self._spans(state, left, final, self._far)
+                reading = self._blocks(state)
+                return None if reading is None else self._until_ready(reading)
         reading = self._blocks(state)
         return None if reading is None else _until_far(reading, self._far)
 
@@ -100,6 +106,13 @@ class PortalSource:
     def query_at(self, number: int) -> StreamQuery:
         """Return what is asked of the span that begins with this block."""
         return next(query for block_range, query in self._plan if number in block_range)
+
+    def _until_ready(self, reading: Generator[Answer, None, None]) -> Generator[Answer, None, None]:
+        """Read block by block until executors are ready: then spans are quicker."""
+        for answer in reading:
+            yield answer
+            if isinstance(answer, Blocks) and self._executors_ready():
+                return
 
     # --- near the head ----------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ behind it executors fetch and decode in parallel (`read_span`).
 from headwater.spark.datasource import register
 from headwater.spark.executors import ExecutorRows
 from headwater.spark.frames import Frame, SpanFrame, frames, spark_schema
+from headwater.spark.jvm import Java, find_java
 from headwater.spark.parts import SpanReport
-from headwater.spark.session import Java, active_session, find_java, local_session, warm_up
+from headwater.spark.session import active_session, local_session, warm_up
 from headwater.spark.spans import Span, read_span
 
 __all__ = [

@@ -22,9 +22,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark import TaskContext
+from pyspark import SparkContext, TaskContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
@@ -91,11 +91,14 @@ class ExecutorRows(Protocol):
 class _Rows:
     """What both kinds of rows do in the same way."""
 
-    session: SparkSession
+    @property
+    def context(self) -> SparkContext:
+        """Where jobs run."""
+        raise NotImplementedError
 
     def relay(self, port: int = 0) -> Relay:
         """Return a relay at the address by which executors know the driver."""
-        conf = self.session.sparkContext.getConf()
+        conf = self.context.getConf()
         host = conf.get("spark.driver.host", "127.0.0.1")
         bind = conf.get("spark.driver.bindAddress", host)
         return Relay(host or "", bind or "", port or int(conf.get(RELAY_PORT, "0") or 0))
@@ -120,6 +123,11 @@ class DataFrameRows(_Rows):
     def __init__(self, frame: DataFrame) -> None:
         self._frame = frame
         self.session = frame.sparkSession
+
+    @property
+    def context(self) -> SparkContext:
+        """The context of the DataFrame's session."""
+        return self.session.sparkContext
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -150,17 +158,22 @@ class SpanRows(_Rows):
 
     def __init__(
         self,
-        session: SparkSession,
+        context: SparkContext,
         reader: PartReader,
         parts: Sequence[BlockRange],
         check: Callable[[Sequence[str]], None],
         names: tuple[str, ...] | None = None,
     ) -> None:
-        self.session = session
+        self._context = context
         self._reader = reader
         self._parts = parts
         self._check = check
         self._names = names
+
+    @property
+    def context(self) -> SparkContext:
+        """Where jobs run."""
+        return self._context
 
     @property
     def schema(self) -> pa.Schema:
@@ -175,15 +188,14 @@ class SpanRows(_Rows):
 
     def select(self, names: Sequence[str]) -> SpanRows:
         """Return the same rows with fewer columns."""
-        return SpanRows(self.session, self._reader, self._parts, self._check, tuple(names))
+        return SpanRows(self.context, self._reader, self._parts, self._check, tuple(names))
 
     def run(self, function: PartFunction, schema: pa.Schema) -> pa.Table:
         """Read each part and call a function with its batches, in one task; compare the parts."""
         parts = [Part(index, blocks) for index, blocks in enumerate(self._parts)]
         task = _PartTask(self._reader, function, schema, self._names)
         with coded_failures():
-            context = self.session.sparkContext
-            found = context.parallelize(parts, len(parts)).mapPartitions(task).collect()
+            found = self.context.parallelize(parts, len(parts)).mapPartitions(task).collect()
         self._check([receipt for receipt, _ in found])
         tables = [pa.ipc.open_stream(made).read_all() for _, made in found]
         return pa.concat_tables([schema.empty_table(), *tables])

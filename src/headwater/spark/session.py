@@ -9,22 +9,18 @@ the user's and is used as it is.
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from headwater.errors import JavaMissingError
+from headwater.spark.jvm import JvmProcess, find_java
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _GIB = 1 << 30
@@ -43,6 +39,9 @@ SETTINGS = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 
+making = threading.RLock()
+"""Is held while a session is made here: half of one must not be taken for a session."""
+
 
 def local_session(app: str = "headwater", **conf: object) -> SparkSession:
     """Return the session that is active, unchanged, or make one for this machine.
@@ -52,20 +51,42 @@ def local_session(app: str = "headwater", **conf: object) -> SparkSession:
 
     Raises:
         JavaMissingError: there is no session yet, and no Java to make one with.
+        SparkStartError: Spark does not start.
     """
-    active = active_session()
-    if active is not None:
-        return active
+    with making:
+        active = active_session()
+        if active is not None:
+            return active
+        with _own_interrupt_handler():
+            make_context(app, _texts(conf))
+            return SparkSession.builder.getOrCreate()
+
+
+def make_context(
+    app: str,
+    conf: dict[str, str],
+    on_process: Callable[[JvmProcess], None] = lambda process: None,
+) -> SparkContext:
+    """Start Spark on this machine; `on_process` is told of the Java process once it runs.
+
+    Called on the driver, in any thread, under the lock `making`.
+    """
     find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {**SETTINGS, "spark.driver.memory": _driver_memory(), **_texts(conf)}
+    settings = {
+        **SETTINGS,
+        "spark.app.name": app,
+        "spark.driver.memory": _driver_memory(),
+        **conf,
+    }
     options = settings.get("spark.driver.extraJavaOptions", "")
     settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING} {options}"
-    builder = SparkSession.builder.appName(app)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    with _own_interrupt_handler():
-        return builder.getOrCreate()
+    gateway = None
+    if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        process = JvmProcess(settings)
+        on_process(process)
+        gateway = process.connect()
+    return SparkContext(conf=SparkConf().setAll(list(settings.items())), gateway=gateway)
 
 
 @contextmanager
@@ -83,11 +104,15 @@ def _own_interrupt_handler() -> Iterator[None]:
 
 
 def active_session() -> SparkSession | None:
-    """Return the session that exists in this process, Headwater's or the user's."""
-    active = SparkSession.getActiveSession()
-    if active is None and SparkContext._active_spark_context is not None:
-        active = SparkSession.builder.getOrCreate()  # without settings: the default one, unchanged
-    return active
+    """Return the session that exists in this process, Headwater's or the user's.
+
+    One that is being made in another thread is waited for.
+    """
+    with making:
+        active = SparkSession.getActiveSession()
+        if active is None and SparkContext._active_spark_context is not None:
+            active = SparkSession.builder.getOrCreate()  # without settings: as it is
+        return active
 
 
 def warm_up(spark: SparkSession) -> None:
@@ -113,62 +138,3 @@ def _driver_memory() -> str:
     """Take a quarter of the machine, from 1 to 8 GiB: the rest is for Python and the databases."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"{min(8, max(1, total // 4 // _GIB))}g"
-
-
-MINIMUM = 17
-
-_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-_PATIENCE_S = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Java:
-    """A Java runtime that Spark can use."""
-
-    executable: Path
-    version: int
-
-
-def find_java(environment: Mapping[str, str] | None = None) -> Java:
-    """Return the Java that Spark would start. Called on the driver before a session is made.
-
-    `environment` stands in for `os.environ`.
-
-    Raises:
-        JavaMissingError: there is none, it does not run, or it is older than 17.
-    """
-    variables = os.environ if environment is None else environment
-    executable, place = _locate(variables)
-    version = _ask_version(executable, place)
-    if version < MINIMUM:
-        raise JavaMissingError(
-            f"Spark needs Java {MINIMUM} or newer, and {place} is older", version=version
-        )
-    return Java(executable, version)
-
-
-def _locate(variables: Mapping[str, str]) -> tuple[Path, str]:
-    home = variables.get("JAVA_HOME")
-    if home:
-        return Path(home, "bin", "java"), f"JAVA_HOME ({home})"
-    found = shutil.which("java", path=variables.get("PATH", ""))
-    if found is None:
-        raise JavaMissingError("Spark needs Java, and there is none on the PATH")
-    return Path(found), f"java on the PATH ({found})"
-
-
-def _ask_version(executable: Path, place: str) -> int:
-    try:
-        answer = subprocess.run(
-            [executable, "-version"],
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise JavaMissingError(f"{place} cannot be run: {type(error).__name__}") from error
-    found = _VERSION.search(answer.stderr + answer.stdout)
-    if answer.returncode != 0 or found is None:
-        raise JavaMissingError(f"{place} is not a Java runtime", exit_code=answer.returncode)
-    return int(found[1])

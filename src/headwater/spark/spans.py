@@ -42,6 +42,7 @@ from headwater.spark.parts import (
     combined_column,
     sum_receipts,
 )
+from headwater.spark.startup import SparkOfRun
 
 _RECEIPT = RECEIPT_COLUMN.name
 
@@ -58,7 +59,7 @@ class Span:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: SparkOfRun,
         reader: PartReader,
         outputs: Mapping[str, Output],
         parts: Sequence[BlockRange],
@@ -98,7 +99,9 @@ class Span:
         """Have executors read the range, unless they did, and keep its rows. Runs a Spark job."""
         if self._kept is None:
             reader = replace(self._reader, with_receipts=True)
-            rows = load_parts(self._spark, reader, self.parts).persist(StorageLevel.MEMORY_AND_DISK)
+            rows = load_parts(self._spark.session, reader, self.parts).persist(
+                StorageLevel.MEMORY_AND_DISK
+            )
             try:
                 with coded_failures():
                     found = rows.where(F.col(_RECEIPT).isNotNull()).select(_RECEIPT).toArrow()
@@ -120,7 +123,7 @@ class Span:
     def executor_rows(self, name: str) -> ExecutorRows:
         """Return the rows of an output where they lie: to be read, or kept."""
         if self._kept is None and len(self._outputs) == 1:
-            return SpanRows(self._spark, self._reader, self.parts, self._compare)
+            return SpanRows(self._spark.context, self._reader, self.parts, self._compare)
         return DataFrameRows(self.dataframe(name))
 
     def release(self) -> None:
@@ -142,7 +145,7 @@ class Span:
 
 
 def read_span(
-    spark: SparkSession,
+    spark: SparkSession | SparkOfRun,
     portal: str | HttpAddress,
     outputs: Mapping[str, Output],
     ranges: Mapping[str, Sequence[BlockRange]],
@@ -160,7 +163,8 @@ def read_span(
 
     Called by the loop on the driver, for ranges that are final to their end: what is not final yet
     is waited for. `query` is the union of what the outputs ask for there, `ranges` the resolved
-    ranges of each. Tasks that are tried again give the same rows.
+    ranges of each. Tasks that are tried again give the same rows. No session is made unless a
+    DataFrame is wanted.
 
     `densities` is what was measured of the range; without it `samples` short requests measure it,
     unless `partitions` is 1; 0 for none.
@@ -171,6 +175,7 @@ def read_span(
         ColumnTypeError: an output has a column that Spark cannot hold.
         HeadwaterError: the portal refuses the query.
     """
+    spark = spark if isinstance(spark, SparkOfRun) else SparkOfRun(spark)
     block_count(block_range)  # a range without an end is refused before anything is asked
     reader = PartReader(
         address=portal_address(portal),
@@ -189,7 +194,7 @@ def read_span(
             query,
             block_range,
             partitions=partitions,
-            cores=spark.sparkContext.defaultParallelism,
+            cores=spark.context.defaultParallelism,
             samples=samples,
             densities=densities,
         )

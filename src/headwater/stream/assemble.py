@@ -23,6 +23,7 @@ from headwater.query import Query
 from headwater.spark.frames import frames
 from headwater.spark.parts import SpanReport
 from headwater.spark.spans import Span, read_span
+from headwater.spark.startup import SparkOfRun
 from headwater.stream.context import (
     BatchContext,
     BatchCounts,
@@ -81,7 +82,7 @@ class Assembler:
         steps: Sequence[Step],
         plan: Plan,
         dataset: Dataset | None,
-        spark: Callable[[], SparkSession],
+        spark: SparkOfRun,
         clock: Clock,
         backfill: Flush,
         factories: Factories | None,
@@ -122,7 +123,7 @@ class Assembler:
             info = BatchInfo(_blocks(batch), partial(_span_counts, span), partial(_known, span))
         else:
             decoded = self._decode(batch, batch.data)
-            made = frames(decoded.tables, self._spark)
+            made = frames(decoded.tables, self._session)
             counts = partial(_head_counts, decoded, sum(map(len, batch.data)))
             info = BatchInfo(_blocks(batch), counts, counts)
         ctx = self._context(batch, info)
@@ -148,6 +149,9 @@ class Assembler:
         if report is not None:
             self._on_span(span.block_range, report.bytes_read, sum(report.rows.values()))
 
+    def _session(self) -> SparkSession:
+        return self._spark.session
+
     def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
         if self._factories is not None:
             return self._factories.decode(self._outputs, batch, self._plan.ranges)
@@ -165,7 +169,7 @@ class Assembler:
             ranges, densities = self._plan.ranges, ()  # what is asked for is another query
             outputs, query = self._factories.prepare_span(outputs, batch, ranges, query)
         span = read_span(
-            self._spark(),
+            self._spark,
             self._portal,
             outputs,
             self._plan.ranges,

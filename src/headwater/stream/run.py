@@ -41,6 +41,7 @@ from headwater.portal import Clock, Dataset, PortalClient, PortalSource
 from headwater.query import Query, merge_queries, plan_requests
 from headwater.spark.frames import Frame
 from headwater.spark.spans import read_span
+from headwater.spark.startup import SparkOfRun
 from headwater.stream.assemble import Assembler, Plan
 from headwater.stream.config import compare_config
 from headwater.stream.context import BatchContext, Progress, StartInfo
@@ -55,7 +56,6 @@ from headwater.targets.frames import bounded_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
 
     from headwater.stream.stream import PortalStream
 
@@ -96,6 +96,7 @@ class Run(Host[Delivery]):
         self._extensions = Extensions([make(stream.id) for make in stream.extensions])
         self._shared = bool(stream.extensions) or target.capabilities.rereads
         self._factories = self._make_factories()
+        self._spark = SparkOfRun(stream.spark)
         self._source: Source | None = None
         self._spans: PortalSource | None = None
         self._assembler: Assembler | None = None
@@ -122,7 +123,7 @@ class Run(Host[Delivery]):
             stream.steps,
             plan,
             dataset,
-            self._session,
+            self._spark,
             self._clock,
             stream.flush.backfill,
             self._factories,
@@ -215,6 +216,7 @@ class Run(Host[Delivery]):
         """Tell the transformers that the run is over, all of them, and release what is held."""
         if self._assembler is not None:
             self._assembler.release()
+        self._spark.close()
         steps, self._started = list(self._stream.steps) if self._started else [], False
         stop_all([self._extensions, *steps])
 
@@ -268,6 +270,7 @@ class Run(Host[Delivery]):
             far=reading.far,
             first_span=reading.first_span,
             limits=reading.spans,
+            executors_ready=self._spark.is_ready,
         )
         depth = 0 if self._finalized else self._stream.undo_buffer
         cap = reading.rollback_cap
@@ -349,10 +352,10 @@ class Run(Host[Delivery]):
         block_range: BlockRange,
     ) -> Iterator[tuple[str, pa.Table]]:
         """Let executors read the creations of factories; they arrive in bounded tables."""
-        session, portal = self._session(), self._stream.portal
+        portal = self._stream.portal
         reading = self._stream.reading
         with read_span(
-            session,
+            self._spark,
             portal,
             outputs,
             ranges,
@@ -364,14 +367,6 @@ class Run(Host[Delivery]):
             for name, frame in span.frames.items():
                 for rows in bounded_tables(frame):
                     yield name, rows.cast(outputs[name].schema)
-
-    def _session(self) -> SparkSession:
-        """Return the user's session, or a local one made when it is first needed."""
-        if self._stream.spark is not None:
-            return self._stream.spark
-        from headwater.spark.session import local_session
-
-        return local_session()
 
 
 def _facts(batch: Batch[Delivery]) -> BatchFacts:

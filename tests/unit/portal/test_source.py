@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -16,6 +17,7 @@ from headwater.core import (
     Density,
     Head,
     PipeState,
+    RangeEnd,
     Span,
     SpanLimits,
     SpanSize,
@@ -32,12 +34,16 @@ class Setup:
     """A chain of 300 blocks, final up to 280, and a source that reads it."""
 
     def __init__(
-        self, *ranges: BlockRange, far: int = 100, limits: SpanLimits | None = None
+        self,
+        *ranges: BlockRange,
+        far: int = 100,
+        limits: SpanLimits | None = None,
+        executors_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self.chain = ChainSim(3)
         self.chain.grow(300)
         self.chain.finalize(280)
-        self.portal = PortalSim(self.chain)
+        self.portal = PortalSim(self.chain, blocks_per_answer=20)
         self.clock = VirtualClock()
         client = PortalClient(
             SimTransport(self.portal, self.clock),
@@ -54,6 +60,7 @@ class Setup:
             far=far,
             first_span=60,
             limits=limits or SpanLimits(),
+            executors_ready=executors_ready,
         )
 
     def state(self, number: int, *, final: bool) -> PipeState:
@@ -89,6 +96,39 @@ def test_a_hot_block_is_never_followed_by_a_span() -> None:
     assert isinstance(next(answers), Blocks)
     assert setup.portal.ledger[-1].route == "stream"
     assert setup.portal.ledger[-1].parent_block_hash == setup.chain.canonical(99, 99)[0].hash
+
+
+def read_here(block_range: BlockRange) -> list[int]:
+    """Return the blocks that arrive if executors are never ready."""
+    answers = Setup(block_range, executors_ready=lambda: False).source.read(PipeState()) or ()
+    return [h.number for one in answers if isinstance(one, Blocks) for h in one.headers]
+
+
+def test_until_executors_are_ready_blocks_are_read_here_and_a_span_follows_them() -> None:
+    """The seam lies at the cursor: no block is left out, and none comes twice."""
+    asked: list[bool] = []
+
+    def ready() -> bool:
+        asked.append(len(asked) > 3)
+        return asked[-1]
+
+    setup = Setup(executors_ready=ready)
+    state, numbers = PipeState(), []
+    for answer in setup.source.read(state) or ():
+        assert isinstance(answer, Blocks)
+        state = state.advance(answer.headers, answer.head)
+        numbers += [one.number for one in answer.headers]
+    assert asked == [False, False, False, False, True]
+    assert numbers == read_here(BlockRange(0, numbers[-1]))
+    assert numbers[-1] < 180
+    assert spans(setup, state)[0].startswith(f"{numbers[-1] + 1}..")
+
+
+def test_a_range_that_ends_before_executors_are_ready_is_read_to_its_end() -> None:
+    setup = Setup(BlockRange(0, 150), executors_ready=lambda: False)
+    answers = list(setup.source.read(PipeState()) or ())
+    assert isinstance(answers[-1], RangeEnd)
+    assert read_here(BlockRange(0, 150))[-1] == 150
 
 
 def test_near_the_head_blocks_are_read_one_after_the_other() -> None:

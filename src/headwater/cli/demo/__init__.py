@@ -69,7 +69,7 @@ def demo(
             )
     from headwater.cli.demo.run import run_on_portal, run_simulated
     from headwater.cli.demo.tables import Places, make_room
-    from headwater.spark.session import find_java
+    from headwater.spark.jvm import find_java
 
     find_java()
     places = Places(out)

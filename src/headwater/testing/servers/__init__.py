@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyspark
 
-from headwater.spark.session import find_java
+from headwater.spark.jvm import find_java
 from headwater.testing.servers.clickhouse import ClickHouseServer, clickhouse_server
 from headwater.testing.servers.postgres import postgres_server, postgres_versions
 

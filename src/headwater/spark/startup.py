@@ -1,0 +1,170 @@
+"""The Spark of one run, which starts in the background while the driver reads by itself.
+
+Spark takes seconds to start, and the first blocks of a backfill need it no more than those at the
+head. So a run asks whether executors are ready before it leaves a span to them, and reads near the
+cursor itself until they are. A session that the user gave, or that is active, is ready at once. A
+Spark that was started here and never used ends with the run, whether it had come up or not.
+
+Runs on the driver: `SparkOfRun` in the run's thread, the start in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from threading import Event, Lock, Thread
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from headwater.spark.jvm import JvmProcess
+from headwater.spark.session import active_session, local_session, make_context, making
+
+logger = logging.getLogger("headwater.spark")
+
+APP = "headwater"
+
+
+class SparkOfRun:
+    """Where a run gets its session and its context from. `given` is the user's session."""
+
+    def __init__(self, given: SparkSession | None) -> None:
+        self._given = given
+        self._start: _Start | None = None
+
+    def is_ready(self) -> bool:
+        """Tell whether executors could begin now; if there is no Spark, have one start.
+
+        A start that failed counts as ready: who asks for the session then gets the error.
+        """
+        if self._given is not None:
+            return True
+        if self._start is not None:
+            return self._start.ended.is_set()
+        if not making.acquire(blocking=False):
+            return False  # another thread makes one, which will be active
+        try:
+            if SparkContext._active_spark_context is not None:
+                return True
+            self._start = _Start()
+        finally:
+            making.release()
+        return False
+
+    @property
+    def context(self) -> SparkContext:
+        """The context, waited for if it starts; this does not make a session of it.
+
+        Raises:
+            HeadwaterError: Spark does not start.
+        """
+        if self._given is not None:
+            return self._given.sparkContext
+        self._wait()
+        active = SparkContext._active_spark_context
+        return self.session.sparkContext if active is None else active
+
+    @property
+    def session(self) -> SparkSession:
+        """The session, made when it is first asked for.
+
+        Raises:
+            HeadwaterError: Spark does not start.
+        """
+        if self._given is not None:
+            return self._given
+        self._wait()
+        return active_session() or local_session(APP)
+
+    def close(self) -> None:
+        """End a Spark that was started here and never used. Does not wait for it."""
+        if self._start is not None:
+            self._start.give_up()
+            self._start = None
+
+    def _wait(self) -> None:
+        """Wait for the start that was begun here, or by another run of this process."""
+        if self._start is not None:
+            self._start.take()
+        elif _Start.newest is not None:
+            _Start.newest.share()
+
+
+class _Start:
+    """One start of a local Spark, in a thread of its own, and its end if no run has used it."""
+
+    newest: _Start | None = None
+
+    def __init__(self) -> None:
+        self.ended = Event()
+        self._lock = Lock()
+        self._decided = Event()
+        self._wanted = True
+        self._process: JvmProcess | None = None
+        self._error: BaseException | None = None
+        _Start.newest = self
+        self._thread = Thread(target=self._run, name="headwater-spark", daemon=True)
+        self._thread.start()
+
+    def take(self) -> None:
+        """Wait until Spark is there, to use it; raise what went wrong."""
+        self.share()
+        if self._error is not None:
+            raise self._error
+
+    def share(self) -> None:
+        """Wait until Spark is there, to use it; or until it is gone, if its run has given it up."""
+        with self._lock:
+            self._decided.set()
+        self.ended.wait()
+        if not self._wanted:
+            self._thread.join()
+
+    def give_up(self) -> None:
+        """Have Spark end, unless it was used. Called when the run that began it ends."""
+        with self._lock:
+            if self._decided.is_set():
+                return
+            self._wanted = False
+            self._decided.set()
+        if self._process is not None and not self.ended.is_set():
+            self._process.end()
+
+    def _run(self) -> None:
+        with making:
+            try:
+                context = make_context(APP, {}, self._note)
+                context.parallelize([0], 1).map(int).collect()  # Python workers are there too
+            except BaseException as error:  # noqa: BLE001 - raised where Spark is asked for
+                self._error = error
+                self._forget()
+        self.ended.set()
+        self._decided.wait()
+        if not self._wanted and self._error is None:
+            with making:
+                self._stop(context)
+        if not self._wanted:
+            logger.info("spark.unused: it ends with the stream")
+
+    def _note(self, process: JvmProcess) -> None:
+        self._process = process
+        if not self._wanted:
+            process.end()
+
+    def _stop(self, context: SparkContext) -> None:
+        """Stop what no run has used, unless other code has made a session of it meanwhile."""
+        used = SparkSession._instantiatedSession is not None
+        if used or SparkContext._active_spark_context is not context:
+            return
+        with suppress(Exception):  # the process is ended in any case
+            context.stop()
+        self._forget()
+
+    def _forget(self) -> None:
+        """End the process, and leave nothing that would make Spark use it again."""
+        if self._process is None or SparkContext._active_spark_context is not None:
+            return
+        self._process.end()
+        self._process.wait()
+        SparkContext._gateway = None
+        SparkContext._jvm = None

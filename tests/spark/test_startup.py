@@ -1,0 +1,136 @@
+"""Spark that starts while the driver reads: executors take over, and what nothing uses ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.targets import duckdb_target
+from headwater.testing import simulated_portal
+from tests.spark.conftest import LAST
+from tests.stream.truth import COLUMNS, transfers
+
+PROGRAM = """
+import json, os, signal, sys
+from headwater import evm, portal_stream
+from headwater.errors import HeadwaterError
+from headwater.pipeline import Committed
+from headwater.spark import startup
+from headwater.targets import duckdb_target
+
+url, path, last, wait = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "wait"
+reached = []
+before = signal.getsignal(signal.SIGINT)
+
+def on_event(event):
+    if isinstance(event, Committed):
+        reached.append(event.state.cursor.number)
+        if wait and len(reached) == 1:
+            assert startup._Start.newest.ended.wait(100)
+
+error = None
+try:
+    portal_stream(
+        id="transfers", portal=url, far=20, first_span=100,
+        outputs={"transfers": evm.events("erc20.Transfer", range=(0, last))},
+    ).pipe_to(duckdb_target(path), on_event=on_event)
+except HeadwaterError as raised:
+    error = raised.code
+start = startup._Start.newest
+if not wait:
+    start._thread.join(60)
+process = start._process
+print(json.dumps({
+    "reached": reached, "error": error,
+    "gone": process is None or process.process.poll() is not None,
+    "handler": signal.getsignal(signal.SIGINT) is before,
+}), flush=True)
+"""
+
+
+def rows_of(path: Path) -> list[tuple[Any, ...]]:
+    found = duckdb_target(path).query(f"SELECT {COLUMNS} FROM transfers ORDER BY 1, 3")
+    return [tuple(row.values()) for row in found.to_pylist()]
+
+
+def run(
+    path: Path, url: str, last: int, mode: str, java_home: Path | None = None
+) -> dict[str, Any]:
+    """Run a stream in a process that has no Spark yet; return what it says of itself."""
+    environment = dict(os.environ)
+    if java_home is not None:
+        environment["JAVA_HOME"] = str(java_home)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, url, str(path), str(last), mode],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def fake_java(folder: Path, otherwise: str) -> Path:
+    """Make a Java that knows its version and does something else when Spark is to run in it."""
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = -version ]; then echo \'openjdk version "17.0.1"\' >&2; exit 0; fi\n'
+        f"{otherwise}\n"
+    )
+    java.chmod(0o755)
+    return folder
+
+
+def test_the_driver_reads_until_executors_take_over_and_the_rows_are_those_of_the_chain(
+    tmp_path: Path,
+) -> None:
+    with simulated_portal(seed=7, blocks=LAST + 21, blocks_per_answer=10) as portal:
+        told = run(tmp_path / "a.duckdb", portal.url, LAST, "wait")
+        assert told["error"] is None
+        assert told["reached"][0] == 9  # read here
+        assert told["reached"][1] == 109  # a span
+        assert told["reached"][-1] == LAST
+        assert told["handler"]
+        truth = transfers(portal.chain, portal.chain.canonical(0, LAST))
+        assert rows_of(tmp_path / "a.duckdb") == truth
+
+
+def test_a_stream_that_ends_before_spark_is_up_waits_for_nothing_and_leaves_no_process(
+    tmp_path: Path,
+) -> None:
+    java = fake_java(tmp_path / "java", "exec sleep 1000")
+    with simulated_portal(seed=7, blocks=80, blocks_per_answer=10) as portal:
+        told = run(tmp_path / "a.duckdb", portal.url, 59, "end", java)
+        assert told["error"] is None
+        assert told["reached"] == [9, 19, 29, 39, 49, 59]
+        assert told["gone"]
+        truth = transfers(portal.chain, portal.chain.canonical(0, 59))
+        assert rows_of(tmp_path / "a.duckdb") == truth
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "code"), [("echo no memory >&2; exit 3", "E5007"), (None, "E5001")]
+)
+def test_a_spark_that_does_not_start_is_named_and_what_was_committed_stays(
+    otherwise: str | None, code: str, tmp_path: Path
+) -> None:
+    home = tmp_path / "java"
+    if otherwise is not None:
+        fake_java(home, otherwise)
+    with simulated_portal(seed=7, blocks=80, blocks_per_answer=10) as portal:
+        told = run(tmp_path / "a.duckdb", portal.url, 59, "wait", home)
+        assert told["error"] == code
+        assert told["reached"] == [9]
+        assert told["gone"]
+        truth = transfers(portal.chain, portal.chain.canonical(0, 9))
+        assert rows_of(tmp_path / "a.duckdb") == truth
