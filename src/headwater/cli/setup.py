@@ -22,8 +22,7 @@ SIDE_TABLES = (CHILDREN, DEAD_LETTERS)
 def setup(
     target: Target,
     schema: Annotated[
-        Path | None,
-        typer.Option("--schema", help="Tables to create: a .sql, .json or .toml file."),
+        Path | None, typer.Option("--schema", help="Tables to create: a .sql, .json or .toml file.")
     ] = None,
     reader: Annotated[
         str | None,
@@ -34,8 +33,7 @@ def setup(
         typer.Option("--outbox", help="An outbox of on_finalized; may be repeated."),
     ] = None,
     change_log: Annotated[
-        bool,
-        typer.Option("--change-log", help="Also the tables of a history_target."),
+        bool, typer.Option("--change-log", help="Also the tables of a history_target.")
     ] = False,
     state_schema: StateSchema = None,
     state_table: StateTable = "sync",

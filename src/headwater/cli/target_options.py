@@ -20,8 +20,7 @@ Target = Annotated[
 StateSchema = Annotated[
     str | None,
     typer.Option(
-        "--state-schema",
-        help="Schema of the state (ClickHouse: its database), if not the default.",
+        "--state-schema", help="Schema of the state (ClickHouse: its database), if not the default."
     ),
 ]
 StateTable = Annotated[str, typer.Option("--state-table", help="Table of the state.")]

@@ -94,11 +94,7 @@ def dead_letters(target: Any, stream_id: str) -> list[DeadLetter]:
 
 
 def replay_dead_letters(
-    target: Any,
-    stream_id: str,
-    *,
-    name: str | None = None,
-    keys: Collection[str] | None = None,
+    target: Any, stream_id: str, *, name: str | None = None, keys: Collection[str] | None = None
 ) -> int:
     """Put dead letters back into their outboxes, and return how many.
 

@@ -116,11 +116,7 @@ class Kafka:
         while True:
             try:
                 self._producer.produce(
-                    self._topic,
-                    value,
-                    self._key(message),
-                    on_delivery=confirmed,
-                    headers=headers,
+                    self._topic, value, self._key(message), on_delivery=confirmed, headers=headers
                 )
             except BufferError:
                 if self._producer.flush(self._timeout_s):  # full: room comes with confirmations

@@ -160,9 +160,7 @@ def _parse_event_entry(entry: Mapping[str, object]) -> ParsedEvent:
     if not isinstance(inputs, list):
         raise SignatureError("'inputs' of an ABI entry is a list", event=name)
     return ParsedEvent(
-        name,
-        parse_parameters(inputs, f"{name}.inputs"),
-        entry.get("anonymous") is True,
+        name, parse_parameters(inputs, f"{name}.inputs"), entry.get("anonymous") is True
     )
 
 

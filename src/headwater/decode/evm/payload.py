@@ -22,12 +22,7 @@ import pyarrow as pa
 
 from headwater.decode.columns.hex_text import bytes_of, hex_mask, is_lower_hex, numbers_of
 from headwater.decode.columns.integers import DIGITS, ONE, PARTS, ZEROS, WordText, decode_integers
-from headwater.decode.columns.malformed import (
-    MalformedRowsError,
-    Rows,
-    refuse,
-    refuse_unless_utf8,
-)
+from headwater.decode.columns.malformed import MalformedRowsError, Rows, refuse, refuse_unless_utf8
 from headwater.decode.columns.wire_columns import fixed_width_array
 from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.types import (

@@ -97,11 +97,7 @@ def header_columns(headers: Sequence[Header], counts: npt.NDArray[np.int64]) -> 
     times = pa.array([header.timestamp for header in headers], TIMESTAMP)
     hashes = pa.array([header.hash for header in headers], pa.string())
     which = pa.array(np.repeat(np.arange(len(headers), dtype=np.int32), counts))
-    return [
-        pa.array(np.repeat(numbers, counts)),
-        hashes.take(which),
-        times.take(which),
-    ]
+    return [pa.array(np.repeat(numbers, counts)), hashes.take(which), times.take(which)]
 
 
 def refuse_repeated_keys(

@@ -18,11 +18,7 @@ import pyarrow.compute as pc
 from headwater.core import BlockRange, RangeSpec
 from headwater.decode.columns.integers import DECIMAL
 from headwater.decode.columns.malformed import MalformedRowsError, OnError, refuse
-from headwater.decode.columns.row_filter import (
-    keep_rows,
-    refuse_missing_filter_fields,
-    select_rows,
-)
+from headwater.decode.columns.row_filter import keep_rows, refuse_missing_filter_fields, select_rows
 from headwater.decode.lines.entities import Entities
 from headwater.decode.output import DecodedRows, decode_rows
 from headwater.decode.solana.borsh import arrow_type

@@ -45,11 +45,7 @@ INSTRUCTION_FIELDS = (
     pa.field("program_id", pa.string()),
     pa.field("is_committed", pa.bool_()),
 )
-LOG_FIELDS = (
-    *INSTRUCTION_FIELDS[:5],
-    pa.field("log_index", pa.int32()),
-    *INSTRUCTION_FIELDS[5:],
-)
+LOG_FIELDS = (*INSTRUCTION_FIELDS[:5], pa.field("log_index", pa.int32()), *INSTRUCTION_FIELDS[5:])
 
 
 _FIELDS = {

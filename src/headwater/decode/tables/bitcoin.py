@@ -16,19 +16,9 @@ from collections.abc import Iterable
 from typing import Unpack
 
 from headwater.decode.tables.raw_table import Fields, TableOutput, make_table
-from headwater.query.networks.bitcoin import (
-    BitcoinInputs,
-    BitcoinOutputs,
-    BitcoinQuery,
-)
+from headwater.query.networks.bitcoin import BitcoinInputs, BitcoinOutputs, BitcoinQuery
 
-__all__ = [
-    "TableOutput",
-    "blocks",
-    "inputs",
-    "outputs",
-    "transactions",
-]
+__all__ = ["TableOutput", "blocks", "inputs", "outputs", "transactions"]
 
 
 def blocks(

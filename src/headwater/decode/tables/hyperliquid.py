@@ -15,16 +15,9 @@ from collections.abc import Iterable
 from typing import Unpack
 
 from headwater.decode.tables.raw_table import Fields, TableOutput, make_table
-from headwater.query.networks.hyperliquid import (
-    HyperliquidFills,
-    HyperliquidQuery,
-)
+from headwater.query.networks.hyperliquid import HyperliquidFills, HyperliquidQuery
 
-__all__ = [
-    "TableOutput",
-    "blocks",
-    "fills",
-]
+__all__ = ["TableOutput", "blocks", "fills"]
 
 
 def blocks(*, fields: Fields = None, range: object = None) -> TableOutput:

@@ -85,12 +85,7 @@ BITCOIN = Network(
         Entity("output", "outputs", _OUTPUT, key=("transactionIndex", "outputIndex")),
     ),
     (
-        Family(
-            "transactions",
-            "transaction",
-            (),
-            related(inputs="input", outputs="output"),
-        ),
+        Family("transactions", "transaction", (), related(inputs="input", outputs="output")),
         Family(
             "inputs",
             "input",

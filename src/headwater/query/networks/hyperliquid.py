@@ -47,10 +47,7 @@ _FILL = (
 
 HYPERLIQUID = Network(
     "hyperliquidFills",
-    (
-        header(_BLOCK),
-        Entity("fill", "fills", _FILL, key=("fillIndex",)),
-    ),
+    (header(_BLOCK), Entity("fill", "fills", _FILL, key=("fillIndex",))),
     (
         Family(
             "fills",

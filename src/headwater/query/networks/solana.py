@@ -132,10 +132,7 @@ _TRANSACTIONS = Family(
 _LOGS = Family(
     "logs",
     "log",
-    (
-        *_pubkeys("programId"),
-        Condition("kind", ValueKind.CHOICE, choices=("log", "data", "other")),
-    ),
+    (*_pubkeys("programId"), Condition("kind", ValueKind.CHOICE, choices=("log", "data", "other"))),
     related(transaction="transaction", instruction="instruction"),
 )
 

@@ -204,10 +204,7 @@ class Rig:
     """A target and its model, moved together. `read_rows` reads what the target has committed."""
 
     def __init__(
-        self,
-        target: Target[Delivery],
-        read_rows: Callable[[str], list[Row]],
-        tables: Sequence[str],
+        self, target: Target[Delivery], read_rows: Callable[[str], list[Row]], tables: Sequence[str]
     ) -> None:
         self.target = target
         self.model = Model()

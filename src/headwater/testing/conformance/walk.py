@@ -22,15 +22,7 @@ from headwater.core import (
 )
 from headwater.targets.contract import Delivery
 from headwater.testing.chain.tree import ChainSim, SimBlock
-from headwater.testing.conformance.model import (
-    LARGEST,
-    Change,
-    balance,
-    delete,
-    log,
-    plain,
-    upsert,
-)
+from headwater.testing.conformance.model import LARGEST, Change, balance, delete, log, plain, upsert
 
 if TYPE_CHECKING:
     from headwater.testing.conformance.suite import TargetConformance

@@ -91,10 +91,7 @@ class PortalSim:
         self._encodings = tuple(encodings)
         self._cuts = chunk_bytes
         rules = StreamRules(
-            Behind(behind),
-            conflict_before_no_content,
-            finalized_stream_conflicts,
-            no_content_delay,
+            Behind(behind), conflict_before_no_content, finalized_stream_conflicts, no_content_delay
         )
         self._planner = StreamPlanner(chain, rules, cache_bytes)
 

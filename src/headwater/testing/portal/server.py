@@ -105,10 +105,7 @@ class PortalServer:
     def start(self) -> PortalServer:
         """Start serving, and the live chain if there is one."""
         self._thread = Thread(
-            target=self._server.serve_forever,
-            args=(0.02,),
-            name="headwater-portal",
-            daemon=True,
+            target=self._server.serve_forever, args=(0.02,), name="headwater-portal", daemon=True
         )
         self._thread.start()
         if self.live is not None:

@@ -175,7 +175,7 @@ HYPERLIQUID = Surface(
             ),
             columns("text", "user", "coin", "dir", "cloid", "feeToken", "builder"),
             {},
-        ),
+        )
     },
 )
 
@@ -221,10 +221,7 @@ SUBSTRATE = Surface(
             is_asked=False,
         ),
         "calls": Family(
-            "call",
-            _CALL,
-            columns("text", "name"),
-            _OF_A_CALL | related(BELOW, subcalls="calls"),
+            "call", _CALL, columns("text", "name"), _OF_A_CALL | related(BELOW, subcalls="calls")
         ),
         "events": Family("event", _EVENT, columns("text", "name"), _OF_AN_EVENT),
         "evmLogs": _event(

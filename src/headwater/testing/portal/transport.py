@@ -22,9 +22,7 @@ class VirtualClock:
     """
 
     def __init__(
-        self,
-        start: float = 1_750_000_000.0,
-        on_sleep: Callable[[float], object] | None = None,
+        self, start: float = 1_750_000_000.0, on_sleep: Callable[[float], object] | None = None
     ) -> None:
         self.sleeps: list[float] = []
         self.on_sleep = on_sleep

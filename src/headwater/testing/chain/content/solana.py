@@ -246,12 +246,7 @@ def _opening_balances(
 
 
 def _lamport_row(index: int, account: str, before: int, after: int) -> Row:
-    return {
-        "transactionIndex": index,
-        "account": account,
-        "pre": str(before),
-        "post": str(after),
-    }
+    return {"transactionIndex": index, "account": account, "pre": str(before), "post": str(after)}
 
 
 def _side(side: str, mint: str, owner: str, amount: int | None) -> Row:

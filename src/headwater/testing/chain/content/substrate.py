@@ -127,12 +127,7 @@ def _extrinsic(rows: Rows, draw: Draw, signer: str | None, failed: bool) -> None
 
 
 def _call(
-    rows: Rows,
-    index: int,
-    address: list[int],
-    name: str,
-    args: Row,
-    failed: bool = False,
+    rows: Rows, index: int, address: list[int], name: str, args: Row, failed: bool = False
 ) -> None:
     rows["calls"].append(
         {
