@@ -118,14 +118,6 @@ def _first_present(present: Mask, begins: Codes, ends: Codes) -> Codes:
     return np.where(firsts < ends, firsts, begins)
 
 
-def _put(texts: pa.Array, places: Codes, new: pa.Array) -> pa.Array:
-    if not len(places):
-        return texts
-    mask = np.zeros(len(texts), np.bool_)
-    mask[places] = True
-    return pc.replace_with_mask(texts, pa.array(mask), new)
-
-
 def _name_codes(names: pa.Array) -> tuple[Codes, pa.Array]:
     """Return codes that ascend with the names, so that the result does not depend on the batch."""
     codes, known = codes_of(names)
@@ -144,13 +136,12 @@ def _operation_codes(operations: pa.Array) -> Codes:
 
 def _without_sub(values: pa.Array, operations: Codes) -> tuple[pa.Array, Codes]:
     """Turn subtractions into additions of the negative number."""
-    places = np.flatnonzero(operations == SUB)
-    if not len(places):
+    mask = operations == SUB
+    if not mask.any():
         return values, operations
-    old = canonical(values.take(pa.array(places)))
+    old = canonical(values.filter(pa.array(mask)))
     minus = pc.starts_with(old, "-")
     bare = pc.utf8_slice_codeunits(old, 1)
     new = pc.if_else(minus, bare, pc.binary_join_element_wise("-", old, ""))
-    zero = pc.equal(old, "0")
-    values = _put(values, places, pc.if_else(zero, old, new))
-    return values, np.where(operations == SUB, ADD, operations)
+    new = pc.if_else(pc.equal(old, "0"), old, new)
+    return pc.replace_with_mask(values, pa.array(mask), new), np.where(mask, ADD, operations)

@@ -61,19 +61,12 @@ def text_column(column: pa.ChunkedArray | pa.Array, name: str) -> pa.Array:
         return array.cast(pa.string())
     if pa.types.is_decimal(kind):
         return _without_exponents(array)
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or _is_fixed_binary(kind):
-        return pa.array([text_of(one) for one in array.to_pylist()], pa.string())
     if pa.types.is_timestamp(kind):
-        return pa.array([text_of(one) for one in _microseconds(array).to_pylist()], pa.string())
+        array = array.cast(pa.timestamp("us", kind.tz))
+        return pa.array([text_of(one) for one in array.to_pylist()], pa.string())
+    if kind in (pa.binary(), pa.large_binary()) or pa.types.is_fixed_size_binary(kind):
+        return pa.array([text_of(one) for one in array.to_pylist()], pa.string())
     raise ChangeFormError("a column of this type has no exact text", column=name, type=kind)
-
-
-def _is_fixed_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_binary(kind))
-
-
-def _microseconds(array: pa.Array) -> pa.Array:
-    return array.cast(pa.timestamp("us", array.type.tz))
 
 
 def _instant(moment: datetime) -> str:

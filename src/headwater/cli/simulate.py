@@ -30,7 +30,7 @@ def simulate(
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes any free one.")] = 0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same chain.")] = 0,
     network: Annotated[Network, typer.Option(help="What kind of chain.")] = Network.EVM,
-    blocks: Annotated[int, typer.Option(min=1, help="Blocks of history to begin with.")] = 1000,
+    blocks: Annotated[int, typer.Option(min=1, help="Blocks to begin with.")] = 1000,
     interval: Annotated[float, typer.Option(min=0.001, help="Seconds between blocks.")] = 1.0,
     fork_rate: Annotated[
         float, typer.Option(min=0, max=1, help="Chance that a step forks instead of adding.")

@@ -15,7 +15,7 @@ _USDC = "0xa0b86991c6218b36c1d19d4a2e9eb0ce3606eb48"
 
 def demo(
     blocks: Annotated[
-        int, typer.Option(min=50, help="Blocks of history that the simulated chain begins with.")
+        int, typer.Option(min=50, help="Blocks that the simulated chain begins with.")
     ] = 5000,
     seconds: Annotated[
         float, typer.Option(min=1, help="How long to follow the head afterwards.")
@@ -45,7 +45,7 @@ def demo(
 ) -> None:
     """See it work: Spark, DuckDB and a chain that forks, in less than a minute.
 
-    A simulated blockchain is started on this machine. A real pipeline reads its history with Spark
+    A simulated blockchain is started on this machine. A real pipeline reads its blocks with Spark
     into a DuckDB file, then follows its head block by block. The chain replaces some of its newest
     blocks on the way, as real chains do; the tables follow. At the end every row is compared with
     the chain, and a picture shows what was undone.

@@ -83,7 +83,7 @@ def run_simulated(places: Places, *, blocks: int, seconds: float, seed: int, por
         view = stack.enter_context(open_view(story))
         view.phase(
             "1/4 A chain to read",
-            f"A simulated blockchain with {blocks:,} blocks of history is served on this machine, "
+            f"A simulated blockchain of {blocks:,} blocks is served on this machine, "
             f"by the protocol of the real ones: {server.url}",
         )
         stack.enter_context(_spark(places.spark_log))
@@ -93,7 +93,7 @@ def run_simulated(places: Places, *, blocks: int, seconds: float, seed: int, por
         watcher.is_over = lambda: mover.finished.is_set() and story.cursor == chain.head.cursor
         view.phase(
             "2/4 Backfill",
-            "Spark reads the history in parallel, decodes two kinds of events from one fetch, and "
+            "Spark reads past blocks in parallel, decodes two kinds of events from one fetch, and "
             "fills two tables of a DuckDB file.",
         )
         story.begin_backfill()
@@ -125,7 +125,7 @@ def run_simulated(places: Places, *, blocks: int, seconds: float, seed: int, por
 
 
 def _simulated_stream(url: str, blocks: int) -> PortalStream:
-    """Define the stream as a user would; history is cut small, so that the bar moves."""
+    """Define the stream as a user would; spans are small, so that the bar moves."""
     return portal_stream(
         id=STREAM_ID,
         portal=url,

@@ -15,7 +15,7 @@ class Stage(Enum):
     """What the demo is doing."""
 
     STARTING = "starting Spark"
-    BACKFILL = "reading history"
+    BACKFILL = "reading past blocks"
     FOLLOWING = "following the head"
     CHECKING = "checking"
 
@@ -38,7 +38,7 @@ class Undone:
 class Story:
     """Where the pipeline stands, and how it got there.
 
-    `goal` is the last block of history. `held` are the hot blocks that the tables hold, ascending;
+    `goal` is the last block of the backfill. `held` are the hot blocks in the tables, ascending;
     `orphaned` the ones that were undone, fork by fork, each with the block below them first.
     """
 
@@ -79,20 +79,20 @@ class Story:
 
     @property
     def is_at_goal(self) -> bool:
-        """Whether history is read."""
+        """Whether the backfill has reached its last block."""
         return self.cursor is not None and self.cursor.number >= self.goal
 
-    def history(self) -> tuple[int, int]:
-        """How many blocks of history are read, and how many there are."""
+    def backfilled(self) -> tuple[int, int]:
+        """How many blocks of the backfill are read, and how many there are."""
         done = 0 if self.cursor is None else min(self.cursor.number, self.goal) + 1
         return done, self.goal + 1
 
     def seconds_left(self) -> float | None:
-        """Estimate when history is read; None while nothing is known.
+        """Estimate when the backfill ends; None while nothing is known.
 
         The first batch is not counted: it pays for warming up.
         """
-        done, total = self.history()
+        done, total = self.backfilled()
         if not self._warm or done <= self._warm[1]:
             return None
         since, first = self._warm
@@ -135,7 +135,7 @@ class Story:
         self._highest = max(self._highest, last.number)
         self._moved = monotonic()
         if self._warm is None:
-            self._warm = self._moved, self.history()[0]
+            self._warm = self._moved, self.backfilled()[0]
         if last.number > self.goal - 20:
             self.held.append(last)
 
@@ -156,7 +156,7 @@ def describe_fork(fork: Undone, number: int) -> str:
 def describe_backfill(story: Story) -> str:
     """Tell how the backfill went."""
     rows = ", ".join(f"{name} {count:,}" for name, count in story.rows.items())
-    done, _ = story.history()
+    done, _ = story.backfilled()
     seconds = story.backfill_took
     return f"{done:,} blocks in {seconds:.1f} s ({done / seconds:,.0f} per second); rows: {rows}"
 

@@ -149,10 +149,10 @@ class TerminalView(PlainView):
         return Group("", self._spinner)
 
     def _bar(self, story: Story) -> RenderableType:
-        done, total = story.history()
+        done, total = story.backfilled()
         line = Table.grid(padding=(0, 2))
         line.add_row(
-            "  history",
+            "  backfill",
             ProgressBar(total=total, completed=done, width=_BAR, pulse=not done),
             f"{done:,} of {total:,} blocks",
             _left(story),
@@ -193,7 +193,7 @@ def open_view(story: Story) -> PlainView:
 def _status(story: Story) -> str:
     """Return where the story stands, in one line."""
     if story.stage is Stage.BACKFILL:
-        done, total = story.history()
+        done, total = story.backfilled()
         return f"{done:,} of {total:,} blocks ({100 * done // total} %) {_left(story)}".rstrip()
     if story.stage is not Stage.FOLLOWING or story.cursor is None:
         return ""

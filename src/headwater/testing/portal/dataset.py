@@ -30,7 +30,7 @@ from headwater.testing.portal.answer import (
 from headwater.testing.portal.ledger import Exchange, Ledger
 from headwater.testing.portal.replicas import Balance, ReplicaSet, View
 from headwater.testing.portal.select import BadRequest
-from headwater.testing.portal.stream_plan import Behind, StreamPlanner, StreamRequest, StreamRules
+from headwater.testing.portal.stream_plan import Behind, StreamPlanner, StreamRules
 
 
 class PortalSim:
@@ -69,7 +69,8 @@ class PortalSim:
         no_content_delay: float = 0.0,
         cache_bytes: int = 512 * 1024 * 1024,
     ) -> None:
-        low, high = _pair(blocks_per_answer)
+        per_answer = blocks_per_answer
+        low, high = (per_answer, per_answer) if isinstance(per_answer, int) else per_answer
         if not 1 <= low <= high or sample_size < 1:
             raise InvalidOptionError(
                 "blocks_per_answer and sample_size must be 1 or more, pairs ascending",
@@ -134,7 +135,7 @@ class PortalSim:
             query = self._planner.parse(request.body)
         except BadRequest as error:
             return asked, _text(route, 400, str(error), view)
-        asked = _asked(sequence, route, query)
+        asked = Asked(sequence, route, query.from_block, query.to_block, query.parent_hash)
         return asked, self._planner.plan(route, query, view, dice.randint(*self._limits))
 
     def _look_up(self, route: str, search: str, view: View) -> Draft:
@@ -218,19 +219,11 @@ class PortalSim:
         )
 
 
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else value
-
-
 def _is_lookup(route: str) -> bool:
     if route in ("metadata", "head", "finalized-head"):
         return True
     parts = route.split("/")
     return len(parts) == 3 and parts[::2] == ["timestamps", "block"] and parts[1].isdecimal()
-
-
-def _asked(sequence: int, route: str, query: StreamRequest) -> Asked:
-    return Asked(sequence, route, query.from_block, query.to_block, query.parent_hash)
 
 
 def _text(route: str, status: int, text: str, view: View) -> Draft:

@@ -7,6 +7,7 @@ drawn in one order always, so that a seed means the same chain for ever.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, ClassVar
@@ -80,11 +81,18 @@ class WholeContent(BlockContent):
         return rows
 
 
-def transaction_keys(seed: int, block: SimBlock, settings: ContentSettings) -> list[str]:
+def transaction_keys(
+    seed: int,
+    block: SimBlock,
+    settings: ContentSettings,
+    more: Sequence[str] = (),
+    salt: str | None = None,
+) -> list[str]:
     """Return a key for each transaction, in block order: some by the block, some by its height.
 
     Those of the height are in every block that ever stands there, mostly at another place: a real
-    chain includes again what a replaced block held.
+    chain includes again what a replaced block held. `more` are keys of this block alone; `salt`
+    orders them all, by default the hash.
     """
     average, share = settings.transactions_per_block, settings.recurring_share
     own, recurring = f"{seed}/{block.hash}", f"{seed}/{block.number}"
@@ -93,5 +101,5 @@ def transaction_keys(seed: int, block: SimBlock, settings: ContentSettings) -> l
         for name, part in ((own, average * (1 - share)), (recurring, average * share))
         for index in range(Draw(name, "count").count(part))
     ]
-    salt = block.hash.encode()
-    return sorted(keys, key=lambda key: blake2b(key.encode() + salt).digest())
+    suffix = block.hash if salt is None else salt
+    return sorted([*keys, *more], key=lambda key: blake2b((key + suffix).encode()).digest())

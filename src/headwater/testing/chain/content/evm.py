@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Any
 
 from headwater.testing.chain.content import evm_scenes as scenes
-from headwater.testing.chain.content.block import BlockContent, Row
+from headwater.testing.chain.content.block import BlockContent, Row, transaction_keys
 from headwater.testing.chain.content.evm_scenes import TRANSFER, Frame, Scene
 from headwater.testing.chain.population import ContentSettings, Draw, Pair, Population
 
@@ -106,32 +106,24 @@ class EvmContent(BlockContent):
 
     @cached_property
     def _state_diffs(self) -> list[Row]:
-        changes = StateChanges(f"{self._seed}/{self._block.hash}")
+        diffs = StateDiffs(f"{self._seed}/{self._block.hash}")
         for index, tx in enumerate(self._txs):
-            changes.apply(index, tx.scene, tx.gas_used, tx.nonce)
-        return changes.rows
+            diffs.apply(index, tx.scene, tx.gas_used, tx.nonce)
+        return diffs.rows
 
     @property
     def _producer(self) -> str:
         return Draw(self._seed, self._block.hash, "producer").pick(self._people.producers)
 
     def _named(self) -> list[tuple[str, int | None]]:
-        """Return what names each transaction, in block order, and the pool that it announces.
-
-        Recurring ones are named by the height, all others by the block; the order is the block's.
-        """
-        block, average = self._block, self._settings.transactions_per_block
-        share = self._settings.recurring_share
-        own = Draw(self._seed, block.hash, "count").count(average * (1 - share))
-        recurring = Draw(self._seed, block.number, "count").count(average * share)
-        keys: list[tuple[str, int | None]] = []
-        keys += [(f"{self._seed}/{block.hash}/{index}", None) for index in range(own)]
-        keys += [(f"{self._seed}/{block.number}/{index}", None) for index in range(recurring)]
+        """Return what names each transaction, in block order, and the pool that it announces."""
         announced = self._since_start - 1
-        if average and 0 <= announced < len(self._people.pairs):
-            keys.append((f"{self._seed}/pair/{announced}", announced))
-        salt = block.hash.encode()[:32]
-        return sorted(keys, key=lambda key: blake2b(key[0].encode() + salt).digest())
+        pair = f"{self._seed}/pair/{announced}"
+        is_time = 0 <= announced < len(self._people.pairs)
+        more = [pair] if is_time and self._settings.transactions_per_block else []
+        salt = self._block.hash[:32]
+        keys = transaction_keys(self._seed, self._block, self._settings, more, salt)
+        return [(key, announced if key == pair else None) for key in keys]
 
     def _transaction(self, key: str, announced: int | None) -> _Transaction:
         draw, people = Draw(key), self._people
@@ -317,7 +309,7 @@ def _pool_trade(
     scene.events += scenes.swap_events(people.router, pair, sender, sold, bought, forward=True)
 
 
-class StateChanges:
+class StateDiffs:
     """The state differences that a block's transactions make, in order.
 
     Balances, nonces, code and token storage are followed through the transactions; the kind of a
