@@ -36,7 +36,7 @@ from headwater.targets.clickhouse import (
     clickhouse_target,
     table,
 )
-from headwater.targets.clickhouse.sql import TableName, quote
+from headwater.targets.clickhouse.sql import TableName, parse_name, quote
 from tests.targets.clickhouse_places import Stream, database
 
 LARGEST = 2**256 - 1
@@ -367,8 +367,8 @@ def test_mistakes_in_declarations_are_named() -> None:
         clickhouse_target("http://localhost", on_data=insert_all)
     for name in ("a.b.c", "", "a.", "`a`b", "a..b"):
         with pytest.raises(ClickHouseTableNameError):
-            TableName.parse(name, "default")
-    assert TableName.parse('"a.b".`c``'.replace("``", "`"), "x") == TableName("a.b", "c")
+            parse_name(name, "default")
+    assert parse_name('"a.b".`c``'.replace("``", "`"), "x") == TableName("a.b", "c")
 
 
 def test_a_server_that_is_not_there_is_a_coded_error_without_the_password() -> None:

@@ -11,13 +11,13 @@ import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headwater.effects.message import COLUMNS, Message, message_rows
-from headwater.errors import DeadLetterError
-from headwater.targets.contract import SideTable
+from headwater.errors import DeadLetterError, InvalidOptionError
+from headwater.targets.contract import Delivery, KeepsSideTables, SideTable, Target
 
 if TYPE_CHECKING:
     from headwater.effects.courier import Dead
@@ -79,22 +79,25 @@ def dead_letter_rows(name: str, dead: Sequence[Dead], now: float) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=DEAD_LETTERS.columns)
 
 
-def dead_letters(target: Any, stream_id: str) -> list[DeadLetter]:
+def dead_letters(target: Target[Delivery], stream_id: str) -> list[DeadLetter]:
     """Return the dead letters of a stream, oldest block first.
 
     The target is opened and closed; no other process may write the stream meanwhile.
     """
     target.bind(stream_id)
     try:
-        target.open_side_tables([DEAD_LETTERS])
-        target.recover()
-        return read_dead_letters(stream_id, target.read_side_table(DEAD_LETTERS.name))
+        side = _opened(target)
+        return read_dead_letters(stream_id, side.read_side_table(DEAD_LETTERS.name))
     finally:
         target.close()
 
 
 def replay_dead_letters(
-    target: Any, stream_id: str, *, name: str | None = None, keys: Collection[str] | None = None
+    target: Target[Delivery],
+    stream_id: str,
+    *,
+    name: str | None = None,
+    keys: Collection[str] | None = None,
 ) -> int:
     """Put dead letters back into their outboxes, and return how many.
 
@@ -107,9 +110,8 @@ def replay_dead_letters(
     """
     target.bind(stream_id)
     try:
-        target.open_side_tables([DEAD_LETTERS])
-        target.recover()
-        rows = target.read_side_table(DEAD_LETTERS.name)
+        side = _opened(target)
+        rows = side.read_side_table(DEAD_LETTERS.name)
         found = read_dead_letters(stream_id, rows)
         unknown = sorted(set(keys or ()) - {one.message.key for one in found})
         if unknown:
@@ -124,15 +126,14 @@ def replay_dead_letters(
         if not back:
             return 0
         names = sorted({one.name for one in back})
-        target.open_side_tables([DEAD_LETTERS, *(outbox_table(one) for one in names)])
-        target.recover()
+        side = _opened(target, *map(outbox_table, names))
         moved = {
             outbox_table(one).name: message_rows([it.message for it in back if it.name == one])
             for one in names
         }
         kept = rows.filter(pa.array([not wanted for wanted in chosen]))
         last = rows.slice(rows.num_rows - 1).to_pylist()[0]
-        target.settle_side_rows(
+        side.settle_side_rows(
             DEAD_LETTERS.name,
             (last["block_number"], last["ordinal"]),
             {DEAD_LETTERS.name: kept, **moved},
@@ -162,6 +163,18 @@ def read_dead_letters(stream_id: str, rows: pa.Table) -> list[DeadLetter]:
         )
         for row in rows.to_pylist()
     ]
+
+
+def _opened(target: Target[Delivery], *outboxes: SideTable) -> KeepsSideTables:
+    """Open a target's dead letters and outboxes."""
+    side = target.capabilities.side_tables
+    if side is None:
+        raise InvalidOptionError(
+            "this target keeps no side tables, and so no dead letters", got=type(target).__name__
+        )
+    side.open_side_tables([DEAD_LETTERS, *outboxes])
+    target.recover()
+    return side
 
 
 def _ordinal(name: str, key: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,6 +13,13 @@ from headwater.targets.contract import SideTable
 STREAM = "stream_id"
 KEY = ("block_number", "ordinal")
 PREFIX = "headwater_"
+
+
+class SideStatus(NamedTuple):
+    """How many rows a side table holds of a stream, and the oldest block of them."""
+
+    rows: int
+    oldest: int | None
 
 
 def stored_id(state_table: str, stream_id: str) -> str:

@@ -287,7 +287,10 @@ def test_rows_that_the_stream_keeps_for_itself_go_with_their_batch(place: Place)
         [("block_number", pa.int64()), ("ordinal", pa.int64()), ("note", pa.string())]
     )
     target = place.target(TRANSFER)
-    target.open_side_tables([SideTable("notes", schema)])
+    side, config = target.capabilities.side_tables, target.capabilities.config
+    assert side is not None
+    assert config is not None
+    side.open_side_tables([SideTable("notes", schema)])
     stream = Stream(target)
     for number in (1, 2):
         batch = stream.batch(number, change(number).toArrow(), stream.state, final=1, branch="a")
@@ -296,13 +299,13 @@ def test_rows_that_the_stream_keeps_for_itself_go_with_their_batch(place: Place)
         delivery = Delivery(batch.data.data, None, side)
         target.commit([target.prepare_batch(batch.with_data(delivery))], batch.state)
         stream.state = batch.state
-    assert target.read_side_table("notes").num_rows == 2
+    assert side.read_side_table("notes").num_rows == 2
     stream.fork(1)
-    assert target.read_side_table("notes")["block_number"].to_pylist() == [1]
-    target.settle_side_rows("notes", (1, 0), {})
-    assert target.read_side_table("notes").num_rows == 0
-    target.stored_config().write("told")
-    assert target.stored_config().read() == "told"
+    assert side.read_side_table("notes")["block_number"].to_pylist() == [1]
+    side.settle_side_rows("notes", (1, 0), {})
+    assert side.read_side_table("notes").num_rows == 0
+    config.stored_config().write("told")
+    assert config.stored_config().read() == "told"
 
 
 @pytest.mark.guarantee("CASE-29")

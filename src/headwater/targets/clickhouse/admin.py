@@ -33,18 +33,18 @@ from headwater.targets.admin import (
 )
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.config_table import ConfigTable
 from headwater.targets.clickhouse.layout import Family, Layout, read_layout
 from headwater.targets.clickhouse.lease import Lease
-from headwater.targets.clickhouse.prepare import exists, prepare_place
+from headwater.targets.clickhouse.prepare import prepare_place
 from headwater.targets.clickhouse.settings import ClickHouseSettings, Table
-from headwater.targets.clickhouse.side_tables import SideTables
-from headwater.targets.clickhouse.sql import DELETED, Fragment, TableName, compose
+from headwater.targets.clickhouse.side_tables import LeasedConfig, SideTables, exists
+from headwater.targets.clickhouse.sql import DELETED, TableName, compose
 from headwater.targets.clickhouse.sync_table import SyncTable
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.contract import SideTable
 from headwater.targets.schema_file import SchemaFile
 from headwater.targets.side_rows import PREFIX
+from headwater.targets.sql.text import Fragment
 
 _UNDO = {
     Family.COLLAPSING: COLLAPSING,
@@ -153,7 +153,7 @@ class ClickHouseAdmin:
                 self._forget_tables(held, "NOT startsWith(name, {prefix:String})")
             held.lease.renew(is_new=True)  # a start may find no state from here on
             held.sync.replace(PipeState())
-            ConfigTable(client, self._sync.database, held.lease).remove()
+            LeasedConfig(client, self._sync.database, held.lease).remove()
             self._side(client, held.lease).forget()
             for layout in held.layouts:
                 if not keep_data or layout.name.name.startswith(PREFIX):

@@ -21,8 +21,9 @@ from headwater.targets.clickhouse.ddl import create_index, create_table, create_
 from headwater.targets.clickhouse.layout import Layout, read_layout
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table
-from headwater.targets.clickhouse.sql import Fragment, TableName, compose
+from headwater.targets.clickhouse.sql import TableName, compose, parse_name
 from headwater.targets.side_rows import PREFIX
+from headwater.targets.sql.text import Fragment
 
 logger = logging.getLogger("headwater.targets.clickhouse")
 
@@ -45,7 +46,7 @@ class Catalog:
         self._id = lease.stream_id
         self._registry = registry
         self._database = registry.database
-        self._declared = {TableName.parse(one.name, self._database): one for one in declared}
+        self._declared = {parse_name(one.name, self._database): one for one in declared}
         self._automatic = automatic
         self._managed = managed
         self._layouts: dict[TableName, Layout] = {}
@@ -63,7 +64,7 @@ class Catalog:
 
     def parse(self, text: str) -> TableName:
         """Read the name of a table."""
-        return TableName.parse(text, self._database)
+        return parse_name(text, self._database)
 
     def declare(self, table: Table) -> None:
         """Add a table to those that were declared."""

@@ -17,7 +17,8 @@ import secrets
 from collections.abc import Callable
 
 from headwater.targets.clickhouse.client import FENCED, ClickHouseClient
-from headwater.targets.clickhouse.sql import Fragment, TableName, compose, literal
+from headwater.targets.clickhouse.sql import TableName, compose, literal
+from headwater.targets.sql.text import Fragment
 
 FORMER_LIMIT = 1 << 32  # epochs of the first release are counted from 1
 _NEW = "new-"

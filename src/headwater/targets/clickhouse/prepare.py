@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from headwater.errors import ClickHouseServerError, SchemaFileError
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.config_table import ConfigTable
 from headwater.targets.clickhouse.ddl import create_table, create_view
 from headwater.targets.clickhouse.layout import read_layout
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import table
-from headwater.targets.clickhouse.side_tables import SideTables
-from headwater.targets.clickhouse.sql import TableName
+from headwater.targets.clickhouse.side_tables import LeasedConfig, SideTables
+from headwater.targets.clickhouse.sql import TableName, parse_name
 from headwater.targets.clickhouse.sync_table import SyncTable
 from headwater.targets.clickhouse.writer import Attempts
 from headwater.targets.contract import SideTable
@@ -39,7 +38,7 @@ def prepare_place(
     fails stays.
     """
     asked = [
-        (TableName.parse(one.name, sync.database), table(one.name, order_by=one.key,
+        (parse_name(one.name, sync.database), table(one.name, order_by=one.key,
                                                          types=one.types), one.schema)
         for one in schema.tables
     ]  # fmt: skip
@@ -57,7 +56,7 @@ def prepare_place(
     Catalog(client, lease, sync.suffixed("__tables"), (), automatic=False, managed=True).create()
     Attempts(client, sync.suffixed("__attempts")).create()
     side.create(side_tables)
-    ConfigTable(client, sync.database, lease).create()
+    LeasedConfig(client, sync.database, lease).create()
     for name, declared, columns in asked:
         with _explained(f"{name} cannot be created; what was created before it stays"):
             create_table(client, name, declared, columns)
@@ -67,16 +66,6 @@ def prepare_place(
     _run_all(client, sync.database, statements)
     created = _all_tables(client) - before
     return sorted(one.name if one.database == sync.database else str(one) for one in created)
-
-
-def exists(client: ClickHouseClient, name: TableName) -> bool:
-    """Tell whether there is a table."""
-    found = client.rows(
-        "SELECT count() AS n FROM system.tables "
-        "WHERE database = {database:String} AND name = {name:String}",
-        {"database": name.database, "name": name.name},
-    )
-    return bool(found[0]["n"])
 
 
 def _run_all(client: ClickHouseClient, database: str, statements: Sequence[str]) -> None:

@@ -1,16 +1,19 @@
-"""Rows that the stream keeps for itself, in `headwater_<name>` next to the state.
+"""What a stream keeps for itself on a ClickHouse server: its configuration, and its side tables.
 
-They are tables like any other: written with their batch, taken back with it. Streams share them;
-a column says whose a row is. A settlement changes several tables, so what it is to do is noted
-first; one that a crash interrupted is completed by the next start. Runs on the driver.
+Side tables are tables like any other: written with their batch, taken back with it. A settlement
+changes several tables, so what it is to do is noted first; one that a crash interrupted is
+completed by the next start. Runs on the driver.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -19,27 +22,116 @@ from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.ddl import create_table
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table, table
-from headwater.targets.clickhouse.sql import Fragment, TableName, compose, into
+from headwater.targets.clickhouse.sql import DELETED, TableName, compose, into
 from headwater.targets.clickhouse.store import Store
 from headwater.targets.contract import SideTable
-from headwater.targets.side_rows import KEY, PREFIX, STREAM, check_side_table, side_rows
+from headwater.targets.side_rows import KEY, PREFIX, STREAM, side_rows
+from headwater.targets.sql import text
+from headwater.targets.sql.side_tables import ConfigTable, StoredSideTables
+from headwater.targets.sql.text import Fragment, QualifiedName
 
 _NOTE = {"id": "String", "name": "String", "document": "String", "sign": "Int8"}
 _OWN = "stream_id = {stream:String}"
 
 
-class SideTables:
+class Statements:
+    """A client as code uses it that is written for SQL databases too: parameters are `$1`."""
+
+    on_statement: Callable[[str], None] | None = None
+
+    def __init__(self, client: ClickHouseClient) -> None:
+        self._client = client
+
+    def run(self, sql: str, params: Sequence[object] = (), *, prepare: bool = False) -> None:
+        """Run a statement for its effect; one that may run twice without harm."""
+        self._client.run(*_named(sql, params), settings=DELETED)
+
+    def rows(
+        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False
+    ) -> list[tuple[Any, ...]]:
+        """Run a query and return its rows."""
+        return [tuple(one.values()) for one in self._client.rows(*_named(sql, params))]
+
+    def arrow(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+        """Run a query and return a table."""
+        return self._client.query(*_named(sql, params))
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Do nothing: there are no transactions."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._client.close()
+
+
+class ServerLookup:
+    """Where ClickHouse says which tables there are."""
+
+    name_type: ClassVar[type[QualifiedName]] = TableName
+    text: ClassVar[str] = "String"
+
+    def exists(self, session: Any, name: QualifiedName) -> bool:
+        """Tell whether there is a table of this name."""
+        found = session.rows(
+            "SELECT count() FROM system.tables WHERE database = $1 AND name = $2",
+            [name.schema, name.name],
+        )
+        return bool(found[0][0])
+
+    def columns_of(self, session: Any, schema: str, prefix: str) -> list[tuple[str, str, str]]:
+        """Return table, column and type of all tables whose name begins with a prefix."""
+        found: list[tuple[str, str, str]] = session.rows(
+            "SELECT table, name, type FROM system.columns WHERE database = $1 "
+            "AND startsWith(table, $2) ORDER BY table, position",
+            [schema, prefix],
+        )
+        return found
+
+
+LOOKUP = ServerLookup()
+
+
+def exists(client: ClickHouseClient, name: TableName) -> bool:
+    """Tell whether there is a table."""
+    return LOOKUP.exists(Statements(client), name)
+
+
+class LeasedConfig(ConfigTable):
+    """What one stream asked for; the newest version counts."""
+
+    creates = (
+        "CREATE TABLE IF NOT EXISTS {config} (stream_id String, config String, "
+        "version UInt64) ENGINE = ReplacingMergeTree(version) ORDER BY stream_id"
+    )
+    reads = "SELECT config FROM {config} WHERE stream_id = $1 ORDER BY version DESC LIMIT 1"
+    writes = (
+        "INSERT INTO {config} SELECT $1, $2, "
+        "(SELECT max(version) + 1 FROM {config} WHERE stream_id = $1) WHERE {condition}"
+    )
+    removes = "DELETE FROM {config} WHERE stream_id = $1 AND {condition}"
+
+    def __init__(self, client: ClickHouseClient, database: str, lease: Lease) -> None:
+        super().__init__(Statements(client), LOOKUP, database, lease.stream_id)
+        self._lease = lease
+
+    def _statement(self, sql: str) -> Fragment:
+        return text.compose(sql, config=self._name, condition=self._lease.condition)
+
+
+class SideTables(StoredSideTables):
     """The side tables of one stream. `notes` is the table in which settlements are noted."""
+
+    final = Fragment("FINAL")
 
     def __init__(
         self, client: ClickHouseClient, catalog: Catalog, notes: TableName, lease: Lease
     ) -> None:
+        super().__init__(Statements(client), LOOKUP, notes.database, lease.stream_id)
         self._client = client
         self._catalog = catalog
         self._notes = notes
         self._lease = lease
-        self._id = lease.stream_id
-        self._tables: dict[str, SideTable] = {}
 
     def complete(self, store: Store) -> None:
         """Complete a settlement that was interrupted. Called at every start."""
@@ -59,8 +151,9 @@ class SideTables:
         for one in tables:
             declared = _declaration(one.name)
             self._catalog.declare(declared)
-            create_table(self._client, self._name(one.name), declared, one.columns)
-            self._tables[one.name] = check_side_table(one)
+            self.know(one)
+            name = self._catalog.parse(declared.name)
+            create_table(self._client, name, declared, one.columns)
 
     def forget(self) -> None:
         """Strike out settlements that were interrupted: the stream begins anew."""
@@ -72,36 +165,6 @@ class SideTables:
         """Insert the rows of a batch."""
         for name, rows in side.items():
             store.insert(_declaration(name).name, side_rows(self._tables[name], rows))
-
-    def read(
-        self,
-        name: str,
-        after: tuple[int, int] | None,
-        up_to_block: int | None,
-        limit: int | None,
-    ) -> pa.Table:
-        """Return the stream's rows in the order of their keys."""
-        params: dict[str, object] = {"stream": self._id}
-        where = _OWN
-        if after is not None:
-            where += " AND (block_number, ordinal) > ({block:Int64}, {ordinal:Int64})"
-            params |= {"block": after[0], "ordinal": after[1]}
-        if up_to_block is not None:
-            where += " AND block_number <= {last:Int64}"
-            params["last"] = up_to_block
-        schema = self._tables[name].columns
-        found = self._client.query(
-            compose(
-                "SELECT <names> FROM <table> FINAL WHERE <where> ORDER BY block_number, ordinal "
-                "<limit>",
-                names=schema.names,
-                table=self._name(name),
-                where=Fragment(where),
-                limit=Fragment("" if limit is None else f"LIMIT {int(limit)}"),
-            ),
-            params,
-        )
-        return found.cast(schema)
 
     def settle(
         self, store: Store, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
@@ -168,8 +231,12 @@ class SideTables:
         target = into(str(self._notes), _NOTE, self._lease.condition)
         self._client.insert(target, frame, f"{name}/{sign}")
 
-    def _name(self, name: str) -> TableName:
-        return self._catalog.parse(_declaration(name).name)
+
+def _named(sql: str, params: Sequence[object]) -> tuple[str, dict[str, object]]:
+    """Return a statement and its parameters as ClickHouse reads them: with names and types."""
+    kinds = ["Int64" if isinstance(one, int) else "String" for one in params]
+    named = re.sub(r"\$(\d+)", lambda at: f"{{p{at[1]}:{kinds[int(at[1]) - 1]}}}", sql)
+    return named, {f"p{place}": one for place, one in enumerate(params, 1)}
 
 
 def _declaration(name: str) -> Table:

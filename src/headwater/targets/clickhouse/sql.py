@@ -7,10 +7,10 @@ parameters (`{n:UInt64}`), which the server reads itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from headwater.errors import ClickHouseTableNameError
+from headwater.targets.sql.text import Fragment, Part, QualifiedName
 
 _PART = re.compile(r'`((?:[^`\\]|\\.)+)`|"((?:[^"\\]|\\.)+)"|([^`".]+)')
 DELETED = {  # settings: the answer comes when rows are gone, and conditions are not asked later
@@ -20,12 +20,6 @@ DELETED = {  # settings: the answer comes when rows are gone, and conditions are
 }
 _GAP = re.compile(r"<(\w+)>")
 _ESCAPES = str.maketrans({"\\": "\\\\", "`": "\\`", "'": "\\'"})
-
-
-class Fragment(str):
-    """SQL text that is already complete; anything else that fills a gap is quoted."""
-
-    __slots__ = ()
 
 
 def quote(identifier: str) -> str:
@@ -43,37 +37,41 @@ def columns(names: Iterable[str]) -> Fragment:
     return Fragment(", ".join(map(quote, names)))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TableName:
+class TableName(QualifiedName):
     """A table in a database; written into a statement it is quoted."""
 
-    database: str
-    name: str
+    __slots__ = ()
 
-    @classmethod
-    def parse(cls, text: str, database: str) -> TableName:
-        """Read `name` or `database.name`; parts in backticks or double quotes are literal."""
-        parts: list[str] = []
-        end = 0
-        while match := _PART.match(text, end):
-            quoted = match[1] or match[2]
-            parts.append(re.sub(r"\\(.)", r"\1", quoted) if quoted else match[3])
-            end = match.end() + 1
-            if text[match.end() : end] != ".":
-                break
-        if end != len(text) + 1 or not 1 <= len(parts) <= 2:
-            raise ClickHouseTableNameError("not a name of a table", got=repr(text))
-        return cls(parts[0] if len(parts) == 2 else database, parts[-1])
+    @property
+    def database(self) -> str:
+        """The database that holds the table."""
+        return self.schema
 
-    def suffixed(self, suffix: str) -> TableName:
-        """Return the name of something that belongs to this table."""
-        return TableName(self.database, self.name + suffix)
+    @property
+    def quoted(self) -> str:
+        """The name as it stands in a statement."""
+        return f"{quote(self.schema)}.{quote(self.name)}"
 
     def __str__(self) -> str:
-        return f"{quote(self.database)}.{quote(self.name)}"
+        return self.quoted
 
 
-def compose(template: str, **parts: TableName | Sequence[str] | str) -> Fragment:
+def parse_name(text: str, database: str) -> TableName:
+    """Read `name` or `database.name`; parts in backticks or double quotes are literal."""
+    parts: list[str] = []
+    end = 0
+    while match := _PART.match(text, end):
+        quoted = match[1] or match[2]
+        parts.append(re.sub(r"\\(.)", r"\1", quoted) if quoted else match[3])
+        end = match.end() + 1
+        if text[match.end() : end] != ".":
+            break
+    if end != len(text) + 1 or not 1 <= len(parts) <= 2:
+        raise ClickHouseTableNameError("not a name of a table", got=repr(text))
+    return TableName(parts[0] if len(parts) == 2 else database, parts[-1])
+
+
+def compose(template: str, **parts: Part) -> Fragment:
     """Fill the gaps of a statement: names are quoted, fragments stay as they are."""
     return Fragment(_GAP.sub(lambda gap: _write(parts[gap[1]]), template))
 
@@ -89,9 +87,9 @@ def into(table: str, kinds: Mapping[str, str], condition: str) -> str:
     )
 
 
-def _write(part: TableName | Sequence[str] | str) -> str:
+def _write(part: Part) -> str:
     if isinstance(part, Fragment):
         return part
-    if isinstance(part, TableName):
-        return str(part)
+    if isinstance(part, QualifiedName):
+        return part.quoted
     return quote(part) if isinstance(part, str) else columns(part)

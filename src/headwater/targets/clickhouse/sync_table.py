@@ -29,7 +29,6 @@ from headwater.targets.clickhouse.client import ClickHouseClient, every_row
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.sql import TableName, columns, compose, into
 
-LEGACY_ID = "stream"
 CLEAN_EVERY = 25
 _COLUMNS = {
     "id": "String",
@@ -62,9 +61,9 @@ class SyncTable:
             "ENGINE = CollapsingMergeTree(sign) ORDER BY (timestamp, id)"
         )
 
-    def adopt_legacy(self) -> bool:
+    def adopt_legacy(self, legacy_id: str) -> bool:
         """Take over the rows that were kept before streams had ids, once: if there are no own."""
-        if self._count(self.stream_id) or not self._count(LEGACY_ID):
+        if self._count(self.stream_id) or not self._count(legacy_id):
             return False
         self._client.run(
             compose(
@@ -75,7 +74,7 @@ class SyncTable:
                 columns=columns(_COLUMNS),
                 condition=self._lease.epoch_condition,
             ),
-            {"own": self.stream_id, "legacy": LEGACY_ID},
+            {"own": self.stream_id, "legacy": legacy_id},
             settings=every_row(),
         )
         return True

@@ -15,31 +15,33 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, PipeState
-from headwater.core.callbacks import Callback, NamedCallback
+from headwater.core.callbacks import NamedCallback
 from headwater.errors import (
     ClickHouseConnectionError,
-    InvalidOptionError,
     RollbackHandlerMissingError,
     StateMissingError,
 )
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.config_table import ConfigTable
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import ClickHouseSettings, Table, table
-from headwater.targets.clickhouse.side_tables import SideTables
+from headwater.targets.clickhouse.side_tables import LeasedConfig, SideTables
 from headwater.targets.clickhouse.sql import TableName
 from headwater.targets.clickhouse.store import Inserts, Params, Store
-from headwater.targets.clickhouse.sync_table import LEGACY_ID, SyncTable
+from headwater.targets.clickhouse.sync_table import SyncTable
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, TryAgain
-from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable
+from headwater.targets.contract import Delivery, Scope, SideTable
+from headwater.targets.database import (
+    Callbacks,
+    DatabaseTarget,
+    Found,
+    OnData,
+    OnRollback,
+    OnStart,
+)
 from headwater.targets.tables import TableOptions, declare_tables
 
-Data = Mapping[str, Any]
-OnData = Callable[[Store, Data], object] | Callable[[Store, Data, Any], object]
-OnStart = Callable[[Store], object]
-OnRollback = Callable[..., object]
 ROLLBACK_ARGUMENTS = ("type", "store", "cursor", "safe_cursor")
 
 logger = logging.getLogger("headwater.targets.clickhouse")
@@ -49,11 +51,11 @@ def clickhouse_target(
     client_or_url: ClickHouseClient | str,
     *,
     tables: Iterable[str | TableOptions | Table] | None = None,
-    on_data: OnData | None = None,
-    on_start: OnStart | None = None,
-    on_rollback: OnRollback | None = None,
-    on_before_rollback: OnRollback | None = None,
-    on_after_rollback: OnRollback | None = None,
+    on_data: OnData[Store] | None = None,
+    on_start: OnStart[Store] | None = None,
+    on_rollback: Callable[..., object] | None = None,
+    on_before_rollback: OnRollback[Store] | None = None,
+    on_after_rollback: OnRollback[Store] | None = None,
     settings: ClickHouseSettings | None = None,
 ) -> ClickHouseTarget:
     """Write a stream to ClickHouse.
@@ -81,69 +83,40 @@ def clickhouse_target(
     undo = (on_rollback, on_before_rollback, on_after_rollback)
     if on_data is not None and tables is None and not any(undo):
         raise RollbackHandlerMissingError("on_data is given, but nothing that undoes a fork")
+    callbacks = Callbacks.check(
+        on_data, on_start, on_before_rollback, on_after_rollback, writer="store"
+    )
+    declared = None if tables is None else declare_tables(tables, Table, table)
     return ClickHouseTarget(
-        client_or_url,
-        None if tables is None else declare_tables(tables, Table, table),
-        on_data,
-        on_start,
-        on_rollback,
-        settings or ClickHouseSettings(),
-        on_before_rollback,
-        on_after_rollback,
+        client_or_url, declared, callbacks, on_rollback, settings or ClickHouseSettings()
     )
 
 
-class ClickHouseTarget:
-    """Made by `clickhouse_target`. All calls come from one thread; it may be opened again.
+class ClickHouseTarget(DatabaseTarget):
+    """Made by `clickhouse_target`."""
 
-    `on_statement` is called with each statement before it is sent.
-    """
+    _is_open = False
 
     def __init__(
         self,
         client_or_url: ClickHouseClient | str,
         tables: Sequence[Table] | None,
-        on_data: OnData | None,
-        on_start: OnStart | None,
-        on_rollback: OnRollback | None,
+        callbacks: Callbacks,
+        on_rollback: Callable[..., object] | None,
         settings: ClickHouseSettings,
-        on_before_rollback: OnRollback | None = None,
-        on_after_rollback: OnRollback | None = None,
     ) -> None:
-        self.on_statement: Callable[[str], None] | None = None
+        super().__init__(callbacks, settings.id)
         given = client_or_url
         self._client = ClickHouseClient(given) if isinstance(given, str) else given.copy()
         self._client.attempts = settings.attempts
         self._tables = tables
-        self._on_data = Callback.optional("on_data", on_data, "store, data", "store, data, ctx")
-        self._on_start = Callback.optional("on_start", on_start, "store")
         self._on_rollback = (
             None
             if on_rollback is None
             else NamedCallback("on_rollback", on_rollback, ROLLBACK_ARGUMENTS)
         )
-        self._before_rollback = Callback.optional(
-            "on_before_rollback", on_before_rollback, "store, cursor"
-        )
-        self._after_rollback = Callback.optional(
-            "on_after_rollback", on_after_rollback, "store, cursor"
-        )
         self._settings = settings
-        self._id = settings.id or LEGACY_ID
-        self._state = PipeState()
-        self._is_open = self._is_started = False
-        self._dirty = False
-
-    @property
-    def capabilities(self) -> Capabilities[Delivery]:
-        """It keeps side tables and the configuration."""
-        return Capabilities(side_tables=self, config=self)
-
-    def bind(self, stream_id: str) -> None:
-        """Take the stream's id, unless the settings name another."""
-        if self._is_open:
-            raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)
-        self._id = self._settings.id or stream_id
+        self._is_started = self._dirty = False
 
     def recover(self) -> PipeState:
         """Return the stored state, after removing what lies above its cursor.
@@ -211,26 +184,15 @@ class ClickHouseTarget:
         """Create the side tables that are missing."""
         if not self._is_open:
             self._open()
-        self._side.create(tables)
-
-    def read_side_table(
-        self,
-        name: str,
-        *,
-        after: tuple[int, int] | None = None,
-        up_to_block: int | None = None,
-        limit: int | None = None,
-    ) -> pa.Table:
-        """Return rows of this stream in the order of their keys."""
-        return self._side.read(name, after, up_to_block, limit)
+        self._own_rows.create(tables)
 
     def settle_side_rows(
         self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
     ) -> None:
         """Add rows to side tables, then remove this stream's rows up to a key."""
-        self._side.settle(self._store(), name, up_to, moved)
+        self._own_rows.settle(self._store(), name, up_to, moved)
 
-    def stored_config(self) -> ConfigTable:
+    def stored_config(self) -> LeasedConfig:
         """Return where the definition of this stream is kept."""
         if not self._is_open:
             self._open()
@@ -248,8 +210,7 @@ class ClickHouseTarget:
 
     def _load(self) -> PipeState:
         """Read the state, and make the tables agree with it. The lease was just begun."""
-        if self._settings.id is None and self._id != LEGACY_ID and self._sync.adopt_legacy():
-            logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
+        self._adopt(self._sync.adopt_legacy)
         state = self._sync.load()
         if state.cursor is None and not self._lease.is_new:
             raise StateMissingError(
@@ -260,10 +221,10 @@ class ClickHouseTarget:
         self._state = state
         self._catalog.resumed = state.cursor is not None
         self._inserts.begin(secrets.token_hex(8))
-        if self._on_start is not None and not self._is_started:
-            self._on_start(self._store())
+        if self._callbacks.on_start is not None and not self._is_started:
+            self._callbacks.on_start(self._store())
         self._is_started = True
-        self._side.complete(self._store())
+        self._own_rows.complete(self._store())
         self._repair(state)
         self._lease.check()
         self._dirty = False
@@ -283,22 +244,22 @@ class ClickHouseTarget:
         attempts = Attempts(client, sync.suffixed("__attempts"))
         self._inserts = Inserts(client, attempts, lease, settings.insert_rows)
         self._undo = Undo(client, lease)
-        self._config = ConfigTable(client, sync.database, lease)
+        self._config = LeasedConfig(client, sync.database, lease)
         self._catalog = Catalog(
             client,
             lease,
             sync.suffixed("__tables"),
             self._tables or (),
-            automatic=self._on_data is None,
-            managed=self._on_data is None or self._tables is not None,
+            automatic=self._callbacks.on_data is None,
+            managed=self._callbacks.on_data is None or self._tables is not None,
         )
-        self._side = SideTables(client, self._catalog, sync.suffixed("__settlements"), lease)
+        self._own_rows = SideTables(client, self._catalog, sync.suffixed("__settlements"), lease)
         client.create_database(sync.database)
         self._sync.create()
         self._catalog.create()
         self._lease.create()
         attempts.create()
-        self._side.create(())
+        self._own_rows.create(())
         self._is_open = True
 
     @property
@@ -322,8 +283,8 @@ class ClickHouseTarget:
         """Remove every row above the cursor, and begin a new generation of tokens."""
         self._inserts.begin(secrets.token_hex(8))
         number, hook = state.number, hook and state.cursor is not None
-        if hook and self._before_rollback is not None:
-            self._before_rollback(self._store(), state.cursor)
+        if hook and self._callbacks.before_rollback is not None:
+            self._callbacks.before_rollback(self._store(), state.cursor)
         for layout in self._catalog.tracked():
             removed = self._undo.above(layout, number)
             if removed:
@@ -336,8 +297,8 @@ class ClickHouseTarget:
                 cursor=orphaned or state.cursor,
                 safe_cursor=state.cursor,
             )
-        if hook and self._after_rollback is not None:
-            self._after_rollback(self._store(), state.cursor)
+        if hook and self._callbacks.after_rollback is not None:
+            self._callbacks.after_rollback(self._store(), state.cursor)
 
     def _write_all(self, batches: Sequence[Batch[Delivery]], states: Sequence[PipeState]) -> None:
         before = self._state
@@ -348,13 +309,18 @@ class ClickHouseTarget:
     def _write(self, delivery: Delivery, before: PipeState, after: PipeState) -> None:
         store = self._store(Scope.between(before, after))
         data: Mapping[str, Any] = delivery.data
-        if self._on_data is None:
+        if self._callbacks.on_data is None:
             for name, frame in data.items():
                 store.insert(f"`{name}`" if "." in name else name, frame)
         else:
-            self._on_data(store, data, delivery.ctx)
-        self._side.write(store, delivery.side)
+            self._callbacks.on_data(store, data, delivery.ctx)
+        self._own_rows.write(store, delivery.side)
 
-    def _announce(self, sql: str) -> None:
-        if self.on_statement is not None:
-            self.on_statement(sql)
+    @property
+    def _side(self) -> SideTables:
+        return self._own_rows
+
+    def _look(self, work: Callable[[], Found]) -> Found:
+        if not self._is_open:
+            self._open()
+        return work()

@@ -9,7 +9,8 @@ from headwater.errors import ClickHouseServerError
 from headwater.targets.clickhouse.client import ClickHouseClient, every_row
 from headwater.targets.clickhouse.layout import Family, Layout
 from headwater.targets.clickhouse.lease import Lease
-from headwater.targets.clickhouse.sql import DELETED, Fragment, columns, compose
+from headwater.targets.clickhouse.sql import DELETED, columns, compose
+from headwater.targets.sql.text import Fragment
 
 logger = logging.getLogger("headwater.targets.clickhouse")
 

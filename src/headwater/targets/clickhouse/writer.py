@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.piece import pieces_of
-from headwater.targets.clickhouse.sql import Fragment, TableName, compose
+from headwater.targets.clickhouse.sql import TableName, compose
 from headwater.targets.clickhouse.transfer import Transfer
+from headwater.targets.sql.text import Fragment
 
 if TYPE_CHECKING:
     from headwater.spark.executors import ExecutorRows

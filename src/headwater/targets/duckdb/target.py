@@ -7,29 +7,25 @@ crash leaves nothing behind, because what is not committed does not exist.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from headwater.core import BlockCursor, PipeState
-from headwater.errors import DuckDBTransactionError, UndeclaredTableError
+from headwater.core import PipeState
+from headwater.errors import DuckDBTransactionError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
+from headwater.targets.database import Callbacks, Found, OnData, OnRollback, OnStart
 from headwater.targets.duckdb.dialect import DUCKDB
 from headwater.targets.duckdb.session import Session, open_session
 from headwater.targets.duckdb.settings import DuckDBSettings
 from headwater.targets.duckdb.store import DuckDBStore, open_store
 from headwater.targets.duckdb.tx import Tx
 from headwater.targets.sql.aggregates import Aggregate
-from headwater.targets.sql.flow import Callbacks, Found, SqlTarget
-from headwater.targets.sql.settings import Table, table
-from headwater.targets.tables import TableOptions, declare_tables
-
-Data = Mapping[str, Any]
-OnData = Callable[[Tx, Data], object] | Callable[[Tx, Data, Any], object]
-OnStart = Callable[[Tx], None]
-OnRollback = Callable[[Tx, BlockCursor | None], None]
+from headwater.targets.sql.flow import SqlTarget
+from headwater.targets.sql.settings import Table
+from headwater.targets.tables import TableOptions
 
 _MEMORIES = itertools.count(1)
 
@@ -38,11 +34,11 @@ def duckdb_target(
     path: str | Path,
     *,
     tables: Iterable[str | TableOptions | Table] | None = None,
-    on_data: OnData | None = None,
+    on_data: OnData[Tx] | None = None,
     aggregates: Iterable[Aggregate] = (),
-    on_start: OnStart | None = None,
-    on_before_rollback: OnRollback | None = None,
-    on_after_rollback: OnRollback | None = None,
+    on_start: OnStart[Tx] | None = None,
+    on_before_rollback: OnRollback[Tx] | None = None,
+    on_after_rollback: OnRollback[Tx] | None = None,
     settings: DuckDBSettings | None = None,
 ) -> DuckDBTarget:
     """Write a stream to a DuckDB file.
@@ -61,11 +57,8 @@ def duckdb_target(
         settings: the stream id, where the state is kept, for how long undo data is.
     """
     check_address(path, "duckdb")
-    if on_data is not None and tables is None:
-        raise UndeclaredTableError("on_data is given, but not the tables that it writes")
-    declared = [DUCKDB.declare(one) for one in declare_tables(tables or (), Table, table)]
     callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
-    return DuckDBTarget(path, declared, tuple(aggregates), callbacks, settings or DuckDBSettings())
+    return DuckDBTarget(path, tables, aggregates, callbacks, settings)
 
 
 class DuckDBTarget(SqlTarget[Session]):
@@ -81,17 +74,10 @@ class DuckDBTarget(SqlTarget[Session]):
     _settings: DuckDBSettings
     ended = DuckDBTransactionError
 
-    def __init__(
-        self,
-        place: str | Path,
-        tables: Sequence[Table],
-        aggregates: Sequence[Aggregate],
-        callbacks: Callbacks,
-        settings: DuckDBSettings,
-    ) -> None:
-        self._place = place
-        super().__init__(place, tables, aggregates, callbacks, settings)
-        self._memory = f":memory:{next(_MEMORIES)}"
+    @cached_property
+    def _memory(self) -> str:
+        """The key of a database in memory, which no other target has."""
+        return f":memory:{next(_MEMORIES)}"
 
     def recover(self) -> PipeState:
         """Open the file and return the committed state. Transactions leave nothing to repair, but

@@ -6,10 +6,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
 
+from headwater.address import Address
 from headwater.errors import (
     InvalidOptionError,
     PostgresAppendOnlyError,
@@ -19,6 +21,7 @@ from headwater.errors import (
     TableMismatchError,
     UntrackedTableError,
 )
+from headwater.targets.postgres.address import postgres_address
 from headwater.targets.postgres.encode import encoder
 from headwater.targets.postgres.layout import Layout, read_layout
 from headwater.targets.postgres.session import Session
@@ -76,6 +79,10 @@ class PostgresDialect(Dialect[Session]):
     claim_note = "deferred BOOLEAN NOT NULL"
     claim_order = Fragment("table_schema, table_name")
     same_table = Fragment("table_schema = $1 AND table_name = $2")
+
+    def locate(self, place: str | Path) -> Address:
+        """Return the address with its password out of sight."""
+        return postgres_address(str(place))
 
     def column_type(self, field: pa.Field) -> str:
         """Return the type of a column that holds the values of a field."""

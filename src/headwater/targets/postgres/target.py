@@ -7,17 +7,14 @@ stream's lock is taken again first, so nothing of the old connection can still b
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
-from headwater.core import BlockCursor, PipeState
-from headwater.errors import PostgresTransactionError, UntrackedTableError
+from headwater.core import PipeState
+from headwater.errors import PostgresTransactionError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
-from headwater.targets.postgres.address import postgres_address
+from headwater.targets.database import Callbacks, Found, OnData, OnRollback, OnStart
 from headwater.targets.postgres.dialect import POSTGRES
 from headwater.targets.postgres.guard import Guard
 from headwater.targets.postgres.session import Session
@@ -27,28 +24,21 @@ from headwater.targets.postgres.store import PostgresStore, open_store
 from headwater.targets.postgres.transactions import Transactions
 from headwater.targets.postgres.tx import Tx
 from headwater.targets.sql.aggregates import Aggregate
-from headwater.targets.sql.flow import Callbacks, Found, SqlTarget
-from headwater.targets.sql.settings import Table, table
-from headwater.targets.sql.state import LEGACY_ID, Newest
-from headwater.targets.tables import TableOptions, declare_tables
-
-Data = Mapping[str, Any]
-OnData = Callable[[Tx, Data], object] | Callable[[Tx, Data, Any], object]
-OnStart = Callable[[Tx], object]
-OnRollback = Callable[[Tx, BlockCursor | None], object]
-
-logger = logging.getLogger("headwater.targets.postgres")
+from headwater.targets.sql.flow import SqlTarget
+from headwater.targets.sql.settings import Table
+from headwater.targets.sql.state import Newest
+from headwater.targets.tables import TableOptions
 
 
 def postgres_target(
     dsn: str,
     *,
     tables: Iterable[str | TableOptions | Table] | None = None,
-    on_data: OnData | None = None,
+    on_data: OnData[Tx] | None = None,
     aggregates: Iterable[Aggregate] = (),
-    on_start: OnStart | None = None,
-    on_before_rollback: OnRollback | None = None,
-    on_after_rollback: OnRollback | None = None,
+    on_start: OnStart[Tx] | None = None,
+    on_before_rollback: OnRollback[Tx] | None = None,
+    on_after_rollback: OnRollback[Tx] | None = None,
     settings: PostgresSettings | None = None,
 ) -> PostgresTarget:
     """Write a stream to PostgreSQL.
@@ -68,13 +58,8 @@ def postgres_target(
         settings: the stream id, where the state is kept, how transactions run.
     """
     check_address(dsn, "postgres")
-    if on_data is not None and tables is None:
-        raise UntrackedTableError("on_data is given, but not the tables that it writes")
-    declared = [POSTGRES.declare(one) for one in declare_tables(tables or (), Table, table)]
     callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
-    return PostgresTarget(
-        dsn, declared, tuple(aggregates), callbacks, settings or PostgresSettings()
-    )
+    return PostgresTarget(dsn, tables, aggregates, callbacks, settings)
 
 
 class PostgresTarget(SqlTarget[Session]):
@@ -89,18 +74,7 @@ class PostgresTarget(SqlTarget[Session]):
     _store: PostgresStore
     _settings: PostgresSettings
     ended = PostgresTransactionError
-
-    def __init__(
-        self,
-        place: str | Path,
-        tables: Sequence[Table],
-        aggregates: Sequence[Aggregate],
-        callbacks: Callbacks,
-        settings: PostgresSettings,
-    ) -> None:
-        super().__init__(place, tables, aggregates, callbacks, settings)
-        self._address = postgres_address(str(place))
-        self._built = False
+    _built = False
 
     def recover(self) -> PipeState:
         """Connect and return the committed state. Transactions leave nothing to repair, but the
@@ -137,7 +111,7 @@ class PostgresTarget(SqlTarget[Session]):
         self.close()
         settings, on_start = self._settings, self._callbacks.on_start
         stream = f"{settings.schema}.{settings.table}/{self._id}"
-        session = Session(self._address, stream, settings.lock_wait_s, settings.isolation_level)
+        session = Session(self._place, stream, settings.lock_wait_s, settings.isolation_level)
         session.on_statement = self._announce
         self._store = open_store(
             session,
@@ -163,12 +137,7 @@ class PostgresTarget(SqlTarget[Session]):
                 self._store.sync.create()
                 self._store.catalog.create()
                 self._store.side.create(self._side_tables)
-                if (
-                    settings.id is None
-                    and self._id != LEGACY_ID
-                    and self._store.sync.adopt_legacy()
-                ):
-                    logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
+                self._adopt(self._store.sync.adopt_legacy)
                 if on_start is not None:
                     session.remember()
                     tx = Tx(session, self._store)
@@ -190,7 +159,7 @@ class PostgresTarget(SqlTarget[Session]):
             self._store.catalog.install()
 
     def _reader(self) -> Session:
-        session = Session(self._address, None, 0, "repeatable read")
+        session = Session(self._place, None, 0, "repeatable read")
         session.connect()
         return session
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import pyarrow as pa
@@ -53,6 +54,21 @@ class Session(Protocol):
 Held = TypeVar("Held", bound=Session)
 
 
+class Lookup(Protocol):
+    """Where a database says which tables there are; ClickHouse has one too."""
+
+    name_type: ClassVar[type[QualifiedName]]
+    text: ClassVar[str]
+
+    def exists(self, session: Any, name: QualifiedName) -> bool:
+        """Tell whether there is a table of this name."""
+        ...
+
+    def columns_of(self, session: Any, schema: str, prefix: str) -> list[tuple[str, str, str]]:
+        """Return table, column and type of all tables whose name begins with a prefix."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Errors:
     """The error that each database raises for the same mistake: codes have bands."""
@@ -82,6 +98,10 @@ class Dialect(ABC, Generic[Held]):
     change_index: ClassVar[tuple[str, ...]]  # the columns by which its rows are found
     numbers_changes: ClassVar[bool] = False  # the target makes those ids, not the database
     same_table: ClassVar[Fragment]  # the claims of table `$1`, `$2`
+
+    def locate(self, place: str | Path) -> Any:
+        """Return the place of a database as it is kept, with what of it is secret out of sight."""
+        return place
 
     def name(self, text: str) -> QualifiedName:
         """Read a table's name as users write it."""

@@ -7,10 +7,10 @@ and how a database is opened, is up to the targets that derive from this one.
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -18,50 +18,25 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import pyarrow as pa
 
 from headwater.core import Batch, PipeState
-from headwater.core.callbacks import Callback
-from headwater.errors import HeadwaterError, InvalidOptionError, StateMissingError
-from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
+from headwater.errors import HeadwaterError, StateMissingError
+from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable
+from headwater.targets.database import Callbacks, DatabaseTarget
 from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.aggregates.declaration import Aggregate
 from headwater.targets.sql.aggregates.writer import Aggregates
 from headwater.targets.sql.catalog import Catalog, Undo
 from headwater.targets.sql.dialect import Dialect, Session
 from headwater.targets.sql.merge.merger import Merger
-from headwater.targets.sql.settings import StateSettings, Table
-from headwater.targets.sql.state import ConfigTable, Newest, SideTables, SyncTable
+from headwater.targets.sql.settings import StateSettings, Table, table
+from headwater.targets.sql.side_tables import ConfigTable, SideTables
+from headwater.targets.sql.state import Newest, SyncTable
 from headwater.targets.sql.undo import KEPT, UndoLog
+from headwater.targets.tables import TableOptions, declare_tables
 
 PRUNE_EVERY = 25
 _BELOW_ALL = -1  # of all blocks
 Held = TypeVar("Held", bound=Session)
-Found = TypeVar("Found")
 logger = logging.getLogger("headwater.targets")
-
-
-@dataclass(frozen=True, slots=True)
-class Callbacks:
-    """The user's functions, all called with a `tx` inside a transaction."""
-
-    on_data: Callback | None
-    on_start: Callback | None
-    before_rollback: Callback | None
-    after_rollback: Callback | None
-
-    @classmethod
-    def check(
-        cls,
-        on_data: Callable[..., object] | None,
-        on_start: Callable[..., object] | None,
-        on_before_rollback: Callable[..., object] | None,
-        on_after_rollback: Callable[..., object] | None,
-    ) -> Callbacks:
-        """Return them; refuse what takes other arguments, and what is asynchronous."""
-        return cls(
-            Callback.optional("on_data", on_data, "tx, data", "tx, data, ctx"),
-            Callback.optional("on_start", on_start, "tx"),
-            Callback.optional("on_before_rollback", on_before_rollback, "tx, cursor"),
-            Callback.optional("on_after_rollback", on_after_rollback, "tx, cursor"),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +72,11 @@ class Store:
         )
 
 
-class SqlTarget(ABC, Generic[Held]):
-    """Commits and undoes batches. All calls come from one thread; it may be opened again.
+class SqlTarget(DatabaseTarget, Generic[Held]):
+    """Commits and undoes batches.
 
-    `on_statement` is called with each statement before it runs, for tests and logs; `on_state`
-    with each state that a commit or a rollback stores, inside its transaction, for targets built on
-    this one: the session, the stream's id and the state.
+    `on_state` is called with each state that a commit or a rollback stores, inside its transaction,
+    for targets built on this one: the session, the stream's id and the state.
     """
 
     dialect: ClassVar[Dialect[Any]]
@@ -112,44 +86,37 @@ class SqlTarget(ABC, Generic[Held]):
 
     def __init__(
         self,
-        place: str | Path,  # kept by the engine's target, which knows what of it is secret
-        tables: Sequence[Table],
-        aggregates: Sequence[Aggregate],
+        place: str | Path,
+        tables: Iterable[str | TableOptions | Table] | None,
+        aggregates: Iterable[Aggregate],
         callbacks: Callbacks,
-        settings: StateSettings,
+        settings: StateSettings | None,
     ) -> None:
-        self.on_statement: Callable[[str], None] | None = None
+        self._settings = settings or self.settings_type()
+        super().__init__(callbacks, self._settings.id)
+        if callbacks.on_data is not None and tables is None:
+            raise self.dialect.errors.undeclared(
+                "on_data is given, but not the tables that it writes"
+            )
+        declared = [self.dialect.declare(one) for one in declare_tables(tables or (), Table, table)]
         self.on_state: Callable[[Held, str, PipeState], None] | None = None
-        self._callbacks = callbacks
-        self._aggregates = Aggregates(aggregates, tables)
-        log = next((one.change_log for one in tables if one.change_log), None)
-        self._tables = (*tables, *self._aggregates.tables(self.dialect, log))
-        self._settings = settings
-        self._id = settings.id or "stream"
+        self._place = self.dialect.locate(place)
+        self._aggregates = Aggregates(tuple(aggregates), declared)
+        log = next((one.change_log for one in declared if one.change_log), None)
+        self._tables = (*declared, *self._aggregates.tables(self.dialect, log))
         self._commits = 0
-        self._state = PipeState()
         self._session: Held | None = None
         self._side_tables: tuple[SideTable, ...] = ()
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
         """It keeps side tables and the configuration; aggregates read frames a second time."""
-        return Capabilities(
-            rereads=bool(self._aggregates),
-            side_tables=self,
-            config=self,
-        )
+        return replace(super().capabilities, rereads=bool(self._aggregates))
 
     @property
     def aggregated(self) -> set[str]:
         """The outputs that aggregates sum up."""
         return self._aggregates.sources
-
-    def bind(self, stream_id: str) -> None:
-        """Take the stream's id, unless the settings name another."""
-        if self._session is not None:
-            raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)
-        self._id = self._settings.id or stream_id
 
     @abstractmethod
     def recover(self) -> PipeState:
@@ -256,25 +223,10 @@ class SqlTarget(ABC, Generic[Held]):
         if session is not None:
             session.close()
 
-    @abstractmethod
-    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
-        """Create the side tables that are missing."""
-
-    def stored_config(self) -> StoredConfig:
+    def stored_config(self) -> ConfigTable:
         """Return where the text of this stream's configuration is kept."""
         self._opened()
         return self._store.config
-
-    def read_side_table(
-        self,
-        name: str,
-        *,
-        after: tuple[int, int] | None = None,
-        up_to_block: int | None = None,
-        limit: int | None = None,
-    ) -> pa.Table:
-        """Return committed rows of this stream in the order of their keys."""
-        return self._look(lambda: self._store.side.read(name, after, up_to_block, limit))
 
     def settle_side_rows(
         self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
@@ -325,9 +277,13 @@ class SqlTarget(ABC, Generic[Held]):
         for layout in self._store.catalog.undoable():
             self._store.undo.prune(layout, number)
 
-    def _announce(self, sql: str) -> None:
-        if self.on_statement is not None:
-            self.on_statement(sql)
+    @property
+    def _is_open(self) -> bool:
+        return self._session is not None
+
+    @property
+    def _side(self) -> SideTables:
+        return self._store.side
 
     # --- what each database does in its own way ---------------------------------------------------
 
@@ -336,10 +292,6 @@ class SqlTarget(ABC, Generic[Held]):
         self, work: Callable[[], Newest | None], state: PipeState, first: Scope | None = None
     ) -> None:
         """Do something in one transaction that leads to a state; `first` it writes that batch."""
-
-    @abstractmethod
-    def _look(self, work: Callable[[], Found]) -> Found:
-        """Read something that is committed."""
 
     @abstractmethod
     def _batch(self, scope: Scope) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""What is kept of a stream beside its rows: the state, what it asked for, rows of its own.
+"""What is kept of a stream beside its rows: the state, and where its cursor is shown.
 
 All of it runs on the driver, inside the transaction that writes the data. Streams share the tables;
 each sees its own rows alone.
@@ -6,10 +6,7 @@ each sees its own rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-import pyarrow as pa
 
 from headwater.core import PipeState
 from headwater.core.codec import (
@@ -24,19 +21,9 @@ from headwater.core.codec import (
 )
 from headwater.core.cursor import BlockCursor
 from headwater.errors import RewindError
-from headwater.targets.contract import SideTable
-from headwater.targets.side_rows import (
-    KEY,
-    PREFIX,
-    STREAM,
-    check_side_table,
-    side_rows,
-    with_stream,
-)
 from headwater.targets.sql.dialect import Dialect, Session
-from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, literal, quote
+from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal
 
-LEGACY_ID = "stream"
 CURSORS = "cursors"
 _COMMENTS = {
     "id": "The stream that committed this batch",
@@ -221,7 +208,7 @@ class SyncTable:
                     [dump_chain(kept), self._id, current],
                 )
 
-    def adopt_legacy(self) -> bool:
+    def adopt_legacy(self, legacy_id: str) -> bool:
         """Take over the rows that were kept before streams had ids, once: if there are no own."""
         return bool(
             self._session.rows(
@@ -230,7 +217,7 @@ class SyncTable:
                     "(SELECT 1 FROM {sync} AS own WHERE own.id = $1) RETURNING id",
                     sync=self._name,
                 ),
-                [self._id, LEGACY_ID],
+                [self._id, legacy_id],
             )
         )
 
@@ -301,197 +288,3 @@ class CursorTable:
             [stream_id, dump_cursor(cursor), cursor.number, cursor.hash or ""],
             prepare=True,
         )
-
-
-class ConfigTable:
-    """What one stream asked for, in table `headwater_config`.
-
-    A table of its own: the Pipes SDK shares table `sync`, and reads all of its columns.
-    """
-
-    def __init__(
-        self, session: Session, dialect: Dialect[Any], schema: str, stream_id: str
-    ) -> None:
-        self._session = session
-        self._dialect = dialect
-        self._name = dialect.name_type(schema, "headwater_config")
-        self._id = stream_id
-
-    def create(self) -> None:
-        """Create the table if it is not there. Another user may have made it, with more rights."""
-        if not self._dialect.exists(self._session, self._name):
-            self._session.run(
-                compose(
-                    "CREATE TABLE IF NOT EXISTS {config} "
-                    "(stream_id {text} PRIMARY KEY, config {text} NOT NULL)",
-                    config=self._name,
-                    text=Fragment(self._dialect.text),
-                )
-            )
-
-    def read(self) -> str | None:
-        """Return what is stored; None if nothing is."""
-        if not self._dialect.exists(self._session, self._name):
-            return None
-        rows = self._session.rows(
-            compose("SELECT config FROM {config} WHERE stream_id = $1", config=self._name),
-            [self._id],
-        )
-        return rows[0][0] if rows else None
-
-    def write(self, text: str) -> None:
-        """Replace it, in a transaction of its own."""
-        with self._session.transaction():
-            self.create()
-            self._session.run(
-                compose(
-                    "INSERT INTO {config} VALUES ($1, $2) "
-                    "ON CONFLICT (stream_id) DO UPDATE SET config = excluded.config",
-                    config=self._name,
-                ),
-                [self._id, text],
-            )
-
-    def remove(self) -> None:
-        """Forget it. Called inside a transaction."""
-        if self._dialect.exists(self._session, self._name):
-            self._session.run(
-                compose("DELETE FROM {config} WHERE stream_id = $1", config=self._name), [self._id]
-            )
-
-
-class SideTables:
-    """The rows of one stream in tables `headwater_<name>`: what the stream keeps for itself.
-
-    Also tables that this run has not asked for are undone: a stream may run without a part of it
-    for a while.
-    """
-
-    def __init__(
-        self, session: Session, dialect: Dialect[Any], schema: str, stream_id: str
-    ) -> None:
-        self._session = session
-        self._dialect = dialect
-        self._schema = schema
-        self._id = stream_id
-        self._tables: dict[str, SideTable] = {}
-
-    @property
-    def names(self) -> list[QualifiedName]:
-        """The tables that this stream writes."""
-        return [self._name(name) for name in self._tables]
-
-    def create(self, tables: Sequence[SideTable]) -> None:
-        """Create what is missing, and refuse tables of other columns."""
-        held = self._held() if tables else {}
-        for table in tables:
-            self._tables[table.name] = check_side_table(table)
-            name = self._name(table.name)
-            fields = [pa.field(STREAM, pa.string()), *table.columns]
-            wanted = {field.name: self._dialect.column_type(field) for field in fields}
-            if name.name not in held:
-                self._create(name, wanted)
-            elif held[name.name] != wanted:
-                raise self._dialect.errors.table(
-                    "a table of the stream's own has other columns",
-                    table=name,
-                    wanted=wanted,
-                    found=held[name.name],
-                )
-
-    def write(self, rows: Mapping[str, Any]) -> None:
-        """Add the rows of a batch."""
-        for name, frame in rows.items():
-            self._add(name, frame, only_new=False)
-
-    def remove_above(self, number: int) -> None:
-        """Take out what blocks above a number brought, in every side table that there is."""
-        for table, held in self._held().items():
-            if list(held)[:3] == [STREAM, *KEY]:
-                self._session.run(
-                    compose(
-                        "DELETE FROM {table} WHERE stream_id = $1 AND block_number > $2",
-                        table=QualifiedName(self._schema, table),
-                    ),
-                    [self._id, number],
-                )
-
-    def held(self) -> list[str]:
-        """Return the side tables that hold rows of this stream."""
-        return [
-            table
-            for table, columns in self._held().items()
-            if list(columns)[:3] == [STREAM, *KEY]
-            and self._session.rows(
-                compose(
-                    "SELECT 1 FROM {table} WHERE stream_id = $1 LIMIT 1",
-                    table=QualifiedName(self._schema, table),
-                ),
-                [self._id],
-            )
-        ]
-
-    def read(
-        self,
-        name: str,
-        after: tuple[int, int] | None,
-        up_to_block: int | None,
-        limit: int | None,
-    ) -> pa.Table:
-        """Return rows in the order of their keys."""
-        table = self._tables[name]
-        conditions, params = ["stream_id = $1"], list[object]([self._id])
-        if after is not None:
-            conditions.append("(block_number, ordinal) > ($2, $3)")
-            params += after
-        if up_to_block is not None:
-            params.append(up_to_block)
-            conditions.append(f"block_number <= ${len(params)}")
-        found = self._session.arrow(
-            compose(
-                "SELECT {names} FROM {table} WHERE {conditions} "
-                "ORDER BY block_number, ordinal {limit}",
-                names=table.columns.names,
-                table=self._name(name),
-                conditions=Fragment(" AND ".join(conditions)),
-                limit=Fragment("" if limit is None else f"LIMIT {int(limit)}"),
-            ),
-            params,
-        )
-        return found.cast(table.columns)
-
-    def settle(self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]) -> None:
-        """Remove rows up to a key, then add rows; those whose key is there stay as they are."""
-        self._session.run(
-            compose(
-                "DELETE FROM {table} WHERE stream_id = $1 AND (block_number, ordinal) <= ($2, $3)",
-                table=self._name(name),
-            ),
-            [self._id, *up_to],
-        )
-        for other, rows in moved.items():
-            self._add(other, rows, only_new=True)
-
-    def _add(self, name: str, frame: Any, *, only_new: bool) -> None:
-        rows = with_stream(self._id, side_rows(self._tables[name], frame))
-        if rows.num_rows:
-            self._dialect.append(self._session, self._name(name), rows, only_new=only_new)
-
-    def _name(self, name: str) -> QualifiedName:
-        kind = self._dialect.name_type
-        return kind(self._schema, kind.fitted(name, prefix=PREFIX))
-
-    def _create(self, name: QualifiedName, types: Mapping[str, str]) -> None:
-        self._dialect.make_schema(self._session, self._schema)
-        parts = [f"{quote(column)} {kind}" for column, kind in types.items()]
-        parts.append(f"PRIMARY KEY ({columns([STREAM, *KEY])})")
-        self._session.run(
-            compose("CREATE TABLE {table} ({parts})", table=name, parts=Fragment(", ".join(parts)))
-        )
-
-    def _held(self) -> dict[str, dict[str, str]]:
-        """Return the columns with their types of all tables whose name begins like a side table."""
-        found: dict[str, dict[str, str]] = {}
-        for table, column, kind in self._dialect.columns_of(self._session, self._schema, PREFIX):
-            found.setdefault(table, {})[column] = kind
-        return found

@@ -101,6 +101,11 @@ class QualifiedName:
         parts = (self.schema, self.name)
         return ".".join(quote(one) if set('".') & set(one) else one for one in parts)
 
+    @property
+    def quoted(self) -> str:
+        """The name as it stands in a statement."""
+        return f"{quote(self.schema)}.{quote(self.name)}"
+
     def __str__(self) -> str:
         return self.name if self.schema == self.default_schema else f"{self.schema}.{self.name}"
 
@@ -130,5 +135,5 @@ def _write(part: Part) -> str:
     if isinstance(part, Fragment):
         return part
     if isinstance(part, QualifiedName):
-        return f"{quote(part.schema)}.{quote(part.name)}"
+        return part.quoted
     return quote(part) if isinstance(part, str) else columns(part)

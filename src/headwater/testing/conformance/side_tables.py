@@ -99,7 +99,7 @@ def settle(model: SideModel, up_to: Key) -> Step:
     rows = {"moved": frame_of(MOVED, moved)}
 
     def call(target: Any) -> None:
-        target.settle_side_rows("notes", up_to, rows)
+        target.capabilities.side_tables.settle_side_rows("notes", up_to, rows)
 
     return Step(call, replace(model, tables=tables))
 
@@ -157,7 +157,7 @@ class SideTablePromises:
         """Return what a target holds."""
         tables: dict[str, Rows] = {}
         for table in TABLES:
-            rows = target.read_side_table(table.name)
+            rows = target.capabilities.side_tables.read_side_table(table.name)
             assert rows.schema == table.columns, (
                 f"{table.name}: {rows.schema} is not {table.columns}"
             )
@@ -205,7 +205,7 @@ class SideTablePromises:
         for after in (None, (0, 0), keys[2], (3, -1), (3, 10**9), keys[-1]):
             for up_to in (None, 0, 3, 6):
                 for limit in (None, 1, 3):
-                    found = target.read_side_table(
+                    found = target.capabilities.side_tables.read_side_table(
                         "notes", after=after, up_to_block=up_to, limit=limit
                     )
                     expected = [
@@ -251,7 +251,9 @@ class SideTablePromises:
         keys = sorted(model.tables["notes"])
         kept = {key: model.tables["notes"][key] for key in keys[::2]}
         for _ in range(2):
-            target.settle_side_rows("notes", keys[-1], {"notes": frame_of(NOTES, kept)})
+            target.capabilities.side_tables.settle_side_rows(
+                "notes", keys[-1], {"notes": frame_of(NOTES, kept)}
+            )
             assert self.held(target).tables["notes"] == kept
         target.close()
 
@@ -298,7 +300,9 @@ class SideTablePromises:
         target = self.make_target("one")
         self.watch_io(target, clock.tick)
         script: list[Callable[[SideModel], Step]] = [
-            lambda model: Step(lambda target: target.open_side_tables(TABLES), model),
+            lambda model: Step(
+                lambda target: target.capabilities.side_tables.open_side_tables(TABLES), model
+            ),
             lambda model: Step(lambda target: target.recover(), model),
             *(lambda model, n=n: block(model, n, final=1) for n in (1, 2, 3)),
             lambda model: roll_back(model, 1),

@@ -8,8 +8,8 @@ transaction that also changes the tables and stores the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,12 @@ from headwater.errors import (
     MissingExtraError,
 )
 from headwater.targets.admin import check_address, kind_of
-from headwater.targets.contract import Capabilities, Delivery, SideTable, StoredConfig
+from headwater.targets.contract import Capabilities, Delivery
+from headwater.targets.database import Callbacks
 from headwater.targets.frames import executor_rows
 from headwater.targets.sql.aggregates.declaration import Aggregate
 from headwater.targets.sql.change_log.store import Hooks, Names, Work
-from headwater.targets.sql.flow import Callbacks, SqlTarget
+from headwater.targets.sql.flow import SqlTarget
 from headwater.targets.sql.state import CURSORS
 from headwater.targets.sql.undo import CHANGE_LOG
 
@@ -82,8 +83,8 @@ def history_target(
             f"this database takes {made.settings_type.__name__}", got=type(given).__name__
         )
     hooks = Hooks(made.dialect, names, given.schema)
-    callbacks = Callbacks.check(hooks.on_data, hooks.on_start, None, None)
-    return HistoryTarget(made(place, hooks.tables(), tuple(aggregates), callbacks, given), hooks)
+    callbacks = Callbacks.check(hooks.on_data, hooks.on_start)
+    return HistoryTarget(made(place, hooks.tables(), aggregates, callbacks, given), hooks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +119,8 @@ class HistoryTarget:
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
-        """Side tables and the configuration are kept; changes are folded where they lie."""
-        return Capabilities(
-            rereads=self._inner.capabilities.rereads,
-            side_tables=self,
-            config=self,
-            prepare_batch=self.prepare_batch,
-        )
+        """Those of the database's own target; changes are folded where they lie."""
+        return replace(self._inner.capabilities, prepare_batch=self.prepare_batch)
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""
@@ -190,31 +186,6 @@ class HistoryTarget:
     def close(self) -> None:
         """Let go of the database. What was not committed is gone."""
         self._inner.close()
-
-    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
-        """Create what is missing of what the stream keeps for itself."""
-        self._inner.open_side_tables(tables)
-
-    def read_side_table(
-        self,
-        name: str,
-        *,
-        after: tuple[int, int] | None = None,
-        up_to_block: int | None = None,
-        limit: int | None = None,
-    ) -> pa.Table:
-        """Return committed rows that the stream keeps for itself."""
-        return self._inner.read_side_table(name, after=after, up_to_block=up_to_block, limit=limit)
-
-    def settle_side_rows(
-        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
-    ) -> None:
-        """Remove rows that the stream keeps for itself, and add others, in one step."""
-        self._inner.settle_side_rows(name, up_to, moved)
-
-    def stored_config(self) -> StoredConfig:
-        """Return what is kept of the stream's configuration, beside its state."""
-        return self._inner.stored_config()
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Read what is committed."""

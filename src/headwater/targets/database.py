@@ -1,0 +1,134 @@
+"""What targets on a database share: callbacks, the stream's id, what the stream keeps for itself.
+
+`SqlTarget` and `ClickHouseTarget` derive from `DatabaseTarget`. All of it runs on the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
+
+from headwater.core import BlockCursor, PipeState
+from headwater.core.callbacks import Callback
+from headwater.errors import InvalidOptionError
+from headwater.targets.contract import Capabilities, Delivery, SideTable, StoredConfig
+from headwater.targets.sql.side_tables import StoredSideTables
+
+LEGACY_ID = "stream"  # of a stream that has none; the Pipes SDK's
+Data = Mapping[str, Any]
+Writer = TypeVar("Writer")  # what callbacks write with: a `Tx`, or ClickHouse's `Store`
+OnData = Callable[[Writer, Data], object] | Callable[[Writer, Data, Any], object]
+OnStart = Callable[[Writer], object]
+OnRollback = Callable[[Writer, BlockCursor | None], object]
+Found = TypeVar("Found")
+logger = logging.getLogger("headwater.targets")
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """The user's functions. The first argument of each is what they write with."""
+
+    on_data: Callback | None = None
+    on_start: Callback | None = None
+    before_rollback: Callback | None = None
+    after_rollback: Callback | None = None
+
+    @classmethod
+    def check(
+        cls,
+        on_data: Callable[..., object] | None,
+        on_start: Callable[..., object] | None,
+        on_before_rollback: Callable[..., object] | None = None,
+        on_after_rollback: Callable[..., object] | None = None,
+        *,
+        writer: str = "tx",
+    ) -> Self:
+        """Return them; refuse what takes other arguments, and what is asynchronous."""
+        data, cursor = f"{writer}, data", f"{writer}, cursor"
+        return cls(
+            Callback.optional("on_data", on_data, data, f"{data}, ctx"),
+            Callback.optional("on_start", on_start, writer),
+            Callback.optional("on_before_rollback", on_before_rollback, cursor),
+            Callback.optional("on_after_rollback", on_after_rollback, cursor),
+        )
+
+
+class DatabaseTarget(ABC):
+    """A target that keeps its state in the database it writes.
+
+    All calls come from one thread; it may be opened again after `close`. `on_statement` is called
+    with each statement before it runs, for tests and logs.
+    """
+
+    def __init__(self, callbacks: Callbacks, given_id: str | None) -> None:
+        self.on_statement: Callable[[str], None] | None = None
+        self._callbacks = callbacks
+        self._given_id = given_id
+        self._id = given_id or LEGACY_ID
+        self._state = PipeState()
+
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        """It keeps side tables and the configuration."""
+        return Capabilities(side_tables=self, config=self)
+
+    def bind(self, stream_id: str) -> None:
+        """Take the stream's id, unless the settings name another."""
+        if self._is_open:
+            raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)
+        self._id = self._given_id or stream_id
+
+    def read_side_table(
+        self,
+        name: str,
+        *,
+        after: tuple[int, int] | None = None,
+        up_to_block: int | None = None,
+        limit: int | None = None,
+    ) -> pa.Table:
+        """Return committed rows of this stream in the order of their keys."""
+        return self._look(lambda: self._side.read(name, after, up_to_block, limit))
+
+    def _adopt(self, adopt: Callable[[str], bool]) -> None:
+        """Take over, once, the state that was kept before streams had ids."""
+        if self._given_id is None and self._id != LEGACY_ID and adopt(LEGACY_ID):
+            logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
+
+    def _announce(self, sql: str) -> None:
+        if self.on_statement is not None:
+            self.on_statement(sql)
+
+    # --- what each database does in its own way ---------------------------------------------------
+
+    @abstractmethod
+    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
+        """Open the database, and create the side tables that are missing."""
+
+    @abstractmethod
+    def settle_side_rows(
+        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
+    ) -> None:
+        """Remove this stream's rows up to a key, then add those that moved."""
+
+    @abstractmethod
+    def stored_config(self) -> StoredConfig:
+        """Return where the text of this stream's configuration is kept."""
+
+    @property
+    @abstractmethod
+    def _is_open(self) -> bool:
+        """Whether the database is open, under the stream's id."""
+
+    @property
+    @abstractmethod
+    def _side(self) -> StoredSideTables:
+        """The side tables of the database, which is open."""
+
+    @abstractmethod
+    def _look(self, work: Callable[[], Found]) -> Found:
+        """Open the database if need be, and read something that is committed."""
