@@ -14,6 +14,7 @@ from headwater.cli import app
 from headwater.core import Flush
 from headwater.effects import Message, dead_letters, webhook
 from headwater.errors import (
+    CursorMoveError,
     DeadLetterError,
     DeliveryRefusedError,
     InvalidOptionError,
@@ -232,8 +233,10 @@ def test_a_stream_without_an_outbox_has_nothing_to_show(
     stream_of(portal, (0, 5)).pipe_to(duckdb_target(path))
     shown = CliRunner().invoke(app, ["outbox", "show", str(path), "--id", "transfers"])
     assert shown.output.strip() == "0 dead letters"
-    missing = CliRunner().invoke(app, ["outbox", "show", str(tmp_path / "no"), "--id", "x"])
-    assert isinstance(missing.exception, InvalidOptionError)
+    for place, stream_id in ((path, "x"), (tmp_path / "no", "transfers")):
+        for command in ("show", "replay"):
+            missing = CliRunner().invoke(app, ["outbox", command, str(place), "--id", stream_id])
+            assert isinstance(missing.exception, CursorMoveError), missing.output
 
 
 def test_what_cannot_work_is_refused_before_anything_is_written(

@@ -16,10 +16,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
+import pyarrow as pa
+
 from headwater.core import BlockCursor, PipeState
 from headwater.errors import CursorMoveError, InvalidOptionError, MissingExtraError
-from headwater.targets.contract import SideTable
+from headwater.targets.contract import Delivery, SideTable, Target
 from headwater.targets.schema_file import SchemaFile
+from headwater.targets.side_rows import SideStatus
 
 APPEND_ONLY = "append_only"
 COLLAPSING, REPLACING, DELETION = "collapsing", "replacing", "deletion"  # of ClickHouse's engines
@@ -100,6 +103,18 @@ class Admin(Protocol):
 
     def reset(self, stream_id: str, *, force: bool = False, keep_data: bool = False) -> None:
         """Forget a stream; its tables are emptied, unless others write them too."""
+        ...
+
+    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
+        """Return how much each side table holds of a stream; takes no lock."""
+        ...
+
+    def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
+        """Return a stream's rows of a side table that exists; takes no lock."""
+        ...
+
+    def target(self, stream_id: str) -> Target[Delivery]:
+        """Return a target, not opened yet, that writes nothing but the stream's side tables."""
         ...
 
     def setup(

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
 
 from headwater.core import PipeState
 from headwater.errors import (
@@ -40,10 +42,12 @@ from headwater.targets.clickhouse.settings import ClickHouseSettings, Table
 from headwater.targets.clickhouse.side_tables import LeasedConfig, SideTables, exists
 from headwater.targets.clickhouse.sql import DELETED, TableName, compose
 from headwater.targets.clickhouse.sync_table import SyncTable
+from headwater.targets.clickhouse.target import ClickHouseTarget
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.contract import SideTable
+from headwater.targets.database import Callbacks
 from headwater.targets.schema_file import SchemaFile
-from headwater.targets.side_rows import PREFIX
+from headwater.targets.side_rows import PREFIX, SideStatus
 from headwater.targets.sql.text import Fragment
 
 _UNDO = {
@@ -160,6 +164,24 @@ class ClickHouseAdmin:
                     held.empty(layout)
             self._forget_tables(held)
             self._make_sure(stream_id, held.sync.is_empty)
+
+    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
+        """Return how much each side table holds of a stream."""
+        find_stream(self.streams(), stream_id)
+        with self._connected() as client:
+            return self._side(client, self._lease(client, stream_id)).status()
+
+    def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
+        """Return a stream's rows of a side table."""
+        with self._connected() as client:
+            return self._side(client, self._lease(client, stream_id)).read(table)
+
+    def target(self, stream_id: str) -> ClickHouseTarget:
+        """Return a target for the stream's side tables; it leaves the user's tables alone."""
+        find_stream(self.streams(), stream_id)
+        callbacks = Callbacks.check(lambda store, data: None, None, writer="store")
+        own = replace(self._settings, id=stream_id)
+        return ClickHouseTarget(self._client, None, callbacks, None, own)
 
     def setup(
         self,

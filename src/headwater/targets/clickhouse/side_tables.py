@@ -25,7 +25,7 @@ from headwater.targets.clickhouse.settings import Table, table
 from headwater.targets.clickhouse.sql import DELETED, TableName, compose, into
 from headwater.targets.clickhouse.store import Store
 from headwater.targets.contract import SideTable
-from headwater.targets.side_rows import KEY, PREFIX, STREAM, side_rows
+from headwater.targets.side_rows import KEY, PREFIX, STREAM, check_side_table, side_rows
 from headwater.targets.sql import text
 from headwater.targets.sql.side_tables import ConfigTable, StoredSideTables
 from headwater.targets.sql.text import Fragment, QualifiedName
@@ -151,7 +151,7 @@ class SideTables(StoredSideTables):
         for one in tables:
             declared = _declaration(one.name)
             self._catalog.declare(declared)
-            self.know(one)
+            self._tables[one.name] = check_side_table(one)
             name = self._catalog.parse(declared.name)
             create_table(self._client, name, declared, one.columns)
 

@@ -18,6 +18,7 @@ from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, DUCKDB
 from headwater.targets.duckdb.session import Session, open_session
 from headwater.targets.duckdb.settings import DuckDBSettings
 from headwater.targets.duckdb.store import open_store
+from headwater.targets.duckdb.target import DuckDBTarget
 from headwater.targets.sql.admin import SqlAdmin
 from headwater.targets.sql.flow import Store
 from headwater.targets.sql.text import QualifiedName, compose
@@ -33,22 +34,19 @@ class DuckDBAdmin(SqlAdmin[Session]):
     """Administers one file."""
 
     dialect = DUCKDB
-
-    def __init__(self, path: str | Path, settings: DuckDBSettings) -> None:
-        super().__init__(settings)
-        self._path = path
-        self._settings = settings
+    target_type = DuckDBTarget
+    _settings: DuckDBSettings
 
     def streams(self) -> list[StreamStatus]:
         """Return all streams of the file."""
-        if not Path(self._path).exists():
-            raise CursorMoveError("there is no such file", path=self._path)
+        if not Path(self._place).exists():
+            raise CursorMoveError("there is no such file", path=self._place)
         return super().streams()
 
     @contextmanager
     def _transaction(self, stream_id: str | None) -> Iterator[Session]:
         stream = None if stream_id is None else (*self._sync.folded, stream_id)
-        session = open_session(self._path, self._settings.config, stream, "admin")
+        session = open_session(self._place, self._settings.config, stream, "admin")
         try:
             with session.transaction():
                 yield session

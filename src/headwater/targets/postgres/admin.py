@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import psycopg
 
 from headwater.errors import CursorMoveError, PostgresLockError, SchemaFileError
-from headwater.targets.postgres.address import postgres_address
 from headwater.targets.postgres.dialect import DEFAULT_SCHEMA, POSTGRES
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.settings import PostgresSettings
 from headwater.targets.postgres.statements import refuse_transaction_control
 from headwater.targets.postgres.store import open_store
+from headwater.targets.postgres.target import PostgresTarget
 from headwater.targets.sql.admin import SqlAdmin
 from headwater.targets.sql.flow import Store
 from headwater.targets.sql.text import Fragment, QualifiedName, compose
@@ -28,17 +28,14 @@ class PostgresAdmin(SqlAdmin[Session]):
     """Administers one database."""
 
     dialect = POSTGRES
-
-    def __init__(self, dsn: str, settings: PostgresSettings) -> None:
-        super().__init__(settings)
-        self._address = postgres_address(dsn)
-        self._settings = settings
+    target_type = PostgresTarget
+    _settings: PostgresSettings
 
     @contextmanager
     def _transaction(self, stream_id: str | None) -> Iterator[Session]:
         settings = self._settings
         lock = None if stream_id is None else f"{settings.schema}.{settings.table}/{stream_id}"
-        session = Session(self._address, lock, 0, "serializable")
+        session = Session(self._place, lock, 0, "serializable")
         try:
             session.connect()
             with session.transaction():

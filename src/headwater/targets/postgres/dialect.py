@@ -80,9 +80,9 @@ class PostgresDialect(Dialect[Session]):
     claim_order = Fragment("table_schema, table_name")
     same_table = Fragment("table_schema = $1 AND table_name = $2")
 
-    def locate(self, place: str | Path) -> Address:
+    def locate(self, place: str | Path | Address) -> Address:
         """Return the address with its password out of sight."""
-        return postgres_address(str(place))
+        return postgres_address(str(place) if isinstance(place, Path) else place)
 
     def column_type(self, field: pa.Field) -> str:
         """Return the type of a column that holds the values of a field."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
+
+import pyarrow as pa
 
 from headwater.core import PipeState
 from headwater.targets.admin import (
@@ -18,11 +21,14 @@ from headwater.targets.admin import (
     plan_move,
 )
 from headwater.targets.contract import SideTable
+from headwater.targets.database import Callbacks
 from headwater.targets.schema_file import SchemaFile
+from headwater.targets.side_rows import SideStatus
 from headwater.targets.sql.catalog import Undo
 from headwater.targets.sql.dialect import Dialect, Session
-from headwater.targets.sql.flow import Store
-from headwater.targets.sql.settings import StateSettings, table
+from headwater.targets.sql.flow import SqlTarget, Store
+from headwater.targets.sql.settings import StateSettings
+from headwater.targets.sql.settings import table as declare
 from headwater.targets.sql.state import CURSORS, CursorTable
 from headwater.targets.sql.text import QualifiedName, compose
 from headwater.targets.sql.undo import CHANGE_LOG, EVERY_BLOCK, ChangeLog
@@ -34,8 +40,11 @@ class SqlAdmin(ABC, Generic[Held]):
     """Administers one database; runs in a process of its own, beside no stream that writes."""
 
     dialect: ClassVar[Dialect[Any]]
+    target_type: ClassVar[type[SqlTarget[Any]]]
 
-    def __init__(self, settings: StateSettings) -> None:
+    def __init__(self, place: str, settings: StateSettings) -> None:
+        self._place = self.dialect.locate(place)
+        self._settings = settings
         self._sync = settings.sync
         self._claims = self._sync.suffixed("__tables")
 
@@ -90,6 +99,23 @@ class SqlAdmin(ABC, Generic[Held]):
             stored.config.remove()
             stored.sync.roll_back(PipeState())
 
+    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
+        """Return how much each side table holds of a stream."""
+        find_stream(self.streams(), stream_id)
+        with self._transaction(None) as session:
+            return self._store(session, stream_id).side.status()
+
+    def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
+        """Return a stream's rows of a side table."""
+        with self._transaction(None) as session:
+            return self._store(session, stream_id).side.read(table)
+
+    def target(self, stream_id: str) -> SqlTarget[Any]:
+        """Return a target for the stream's side tables: no table of the user's is declared."""
+        find_stream(self.streams(), stream_id)
+        own = replace(self._settings, id=stream_id)
+        return self.target_type(self._place, (), (), Callbacks(), own)
+
     def setup(
         self,
         schema: SchemaFile,
@@ -112,7 +138,7 @@ class SqlAdmin(ABC, Generic[Held]):
                 ChangeLog(self.dialect, self._beside(CHANGE_LOG)).create(session)
                 CursorTable(self.dialect, self._beside(CURSORS)).create(session)
             for one in schema.tables:
-                declared = self.dialect.declare(table(one.name, key=one.key, types=one.types))
+                declared = self.dialect.declare(declare(one.name, key=one.key, types=one.types))
                 if not self.dialect.exists(session, declared.name):
                     stored.catalog.create_table(declared, one.schema, None)
             if schema.sql.strip():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
+from headwater.address import Address
 from headwater.errors import HeadwaterError
 from headwater.targets.sql.settings import Table, table
 from headwater.targets.sql.text import Fragment, QualifiedName
@@ -99,7 +100,7 @@ class Dialect(ABC, Generic[Held]):
     numbers_changes: ClassVar[bool] = False  # the target makes those ids, not the database
     same_table: ClassVar[Fragment]  # the claims of table `$1`, `$2`
 
-    def locate(self, place: str | Path) -> Any:
+    def locate(self, place: str | Path | Address) -> Any:
         """Return the place of a database as it is kept, with what of it is secret out of sight."""
         return place
 

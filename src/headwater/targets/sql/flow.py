@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import pyarrow as pa
 
+from headwater.address import Address
 from headwater.core import Batch, PipeState
 from headwater.errors import HeadwaterError, StateMissingError
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable
@@ -86,7 +87,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
 
     def __init__(
         self,
-        place: str | Path,
+        place: str | Path | Address,
         tables: Iterable[str | TableOptions | Table] | None,
         aggregates: Iterable[Aggregate],
         callbacks: Callbacks,

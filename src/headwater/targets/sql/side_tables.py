@@ -91,10 +91,6 @@ class StoredSideTables:
         self._id = stream_id
         self._tables: dict[str, SideTable] = {}
 
-    def know(self, table: SideTable) -> None:
-        """Read and write a side table from now on. Nothing is created."""
-        self._tables[table.name] = check_side_table(table)
-
     def held(self) -> list[str]:
         """Return the side tables that hold rows of this stream."""
         sql = "SELECT 1 FROM {table} WHERE stream_id = $1 LIMIT 1"
@@ -114,13 +110,14 @@ class StoredSideTables:
 
     def read(
         self,
-        name: str,
-        after: tuple[int, int] | None,
-        up_to_block: int | None,
-        limit: int | None,
+        table: str | SideTable,
+        after: tuple[int, int] | None = None,
+        up_to_block: int | None = None,
+        limit: int | None = None,
     ) -> pa.Table:
-        """Return rows in the order of their keys."""
-        schema = self._tables[name].columns
+        """Return rows in the order of their keys; of a table by its name, it was created before."""
+        table = self._tables[table] if isinstance(table, str) else table
+        schema = table.columns
         conditions, params = ["stream_id = $1"], list[object]([self._id])
         if after is not None:
             conditions.append("(block_number, ordinal) > ($2, $3)")
@@ -133,7 +130,7 @@ class StoredSideTables:
                 "SELECT {names} FROM {table} {final} WHERE {conditions} "
                 "ORDER BY block_number, ordinal {limit}",
                 names=schema.names,
-                table=self._name(name),
+                table=self._name(table.name),
                 final=self.final,
                 conditions=Fragment(" AND ".join(conditions)),
                 limit=Fragment("" if limit is None else f"LIMIT {int(limit)}"),
@@ -185,7 +182,7 @@ class SideTables(StoredSideTables):
         """Create what is missing, and refuse tables of other columns."""
         held = self._held() if tables else {}
         for table in tables:
-            self.know(table)
+            self._tables[table.name] = check_side_table(table)
             name = self._name(table.name)
             fields = [pa.field(STREAM, pa.string()), *table.columns]
             wanted = {field.name: self._dialect.column_type(field) for field in fields}
