@@ -287,10 +287,10 @@ def test_rows_that_the_stream_keeps_for_itself_go_with_their_batch(place: Place)
         [("block_number", pa.int64()), ("ordinal", pa.int64()), ("note", pa.string())]
     )
     target = place.target(TRANSFER)
-    side, config = target.capabilities.side_tables, target.capabilities.config
-    assert side is not None
+    stored, config = target.capabilities.side_tables, target.capabilities.config
+    assert stored is not None
     assert config is not None
-    side.open_side_tables([SideTable("notes", schema)])
+    stored.open_side_tables([SideTable("notes", schema)])
     stream = Stream(target)
     for number in (1, 2):
         batch = stream.batch(number, change(number).toArrow(), stream.state, final=1, branch="a")
@@ -299,11 +299,11 @@ def test_rows_that_the_stream_keeps_for_itself_go_with_their_batch(place: Place)
         delivery = Delivery(batch.data.data, None, side)
         target.commit([target.prepare_batch(batch.with_data(delivery))], batch.state)
         stream.state = batch.state
-    assert side.read_side_table("notes").num_rows == 2
+    assert stored.read_side_table("notes").num_rows == 2
     stream.fork(1)
-    assert side.read_side_table("notes")["block_number"].to_pylist() == [1]
-    side.settle_side_rows("notes", (1, 0), {})
-    assert side.read_side_table("notes").num_rows == 0
+    assert stored.read_side_table("notes")["block_number"].to_pylist() == [1]
+    stored.settle_side_rows("notes", (1, 0), {})
+    assert stored.read_side_table("notes").num_rows == 0
     config.stored_config().write("told")
     assert config.stored_config().read() == "told"
 
