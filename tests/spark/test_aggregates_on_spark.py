@@ -7,9 +7,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.targets.sql.aggregates import aggregate
-from headwater.targets.sql.aggregates.columns import find_columns
 from headwater.targets.sql.aggregates.declaration import plan_aggregates
 from headwater.targets.sql.aggregates.deltas import compute_delta
+from headwater.targets.sql.aggregates.writer import find_columns
 
 LARGEST = 2**256 - 1
 

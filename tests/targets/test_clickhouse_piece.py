@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from headwater.errors import ClickHouseRowsError
 from headwater.targets.clickhouse import ClickHouseClient
-from headwater.targets.clickhouse.piece import Piece, pieces_of
-from headwater.targets.clickhouse.transfer import Transfer
+from headwater.targets.clickhouse.transfer import Piece, Transfer, pieces_of
 from tests.targets.clickhouse_places import database
 
 TYPES = {"block_number": "Int64", "n": "Int64", "sender": "Nullable(FixedString(2))"}

@@ -17,8 +17,14 @@ from headwater.errors import (
     ClickHouseUndeclaredError,
 )
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.ddl import create_index, create_table, create_view, prepare_undo
-from headwater.targets.clickhouse.layout import Layout, read_layout
+from headwater.targets.clickhouse.layout import (
+    Layout,
+    create_index,
+    create_table,
+    create_view,
+    prepare_undo,
+    read_layout,
+)
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table
 from headwater.targets.clickhouse.sql import TableName, compose, parse_name

@@ -1,4 +1,4 @@
-"""A table as it is on the server: its engine, its columns, and how rows are taken back."""
+"""A table on the server: its engine, its columns, how rows are taken back; and creating one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+import pyarrow as pa
+
 from headwater.errors import (
     ClickHouseBlockColumnError,
     ClickHouseTableError,
     DistributedTableError,
 )
-from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.client import ClickHouseClient, ignoring_refusal
 from headwater.targets.clickhouse.settings import BLOCK_COLUMN, Table
-from headwater.targets.clickhouse.sql import TableName
-from headwater.targets.clickhouse.types import bare
+from headwater.targets.clickhouse.sql import TableName, columns, compose, quote
+from headwater.targets.clickhouse.types import bare, column_type, nullable
 
 _ENGINE = re.compile(r"(?:Shared)?(?:Replicated)?(\w*?)MergeTree")
 _INTEGERS = re.compile(r"U?Int(16|32|64)")
@@ -30,6 +32,17 @@ SELECT engine, engine_full, sorting_key, create_table_query,
    WHERE database = {database:String} AND name = concat({name:String}, '_live')) AS shown
 FROM system.tables WHERE database = {database:String} AND name = {name:String}
 """
+
+
+WINDOW = 1000
+INDEX = "_sqd_rollback_idx"
+_IDENTITY = ("transaction_index", "trace_address", "instruction_address", "log_index")
+_COMPLETE = frozenset(_IDENTITY[1:])
+_MARKS = {
+    "CollapsingMergeTree": {"sign": "Int8 DEFAULT 1"},
+    "ReplacingMergeTree": {"version": "UInt64", "is_deleted": "UInt8"},
+    "MergeTree": {},
+}
 
 
 class Family(Enum):
@@ -95,7 +108,7 @@ def read_layout(client: ClickHouseClient, name: TableName, declared: Table | Non
         declared.block_column if declared else BLOCK_COLUMN,
         declared.stream_column if declared else None,
         _deduplicates(engine, definition, found[0]["window"]),
-        "_sqd_rollback_idx" in found[0]["create_table_query"],
+        INDEX in found[0]["create_table_query"],
         bool(found[0]["shown"]),
     )
     if declared is not None:
@@ -154,3 +167,90 @@ def _deduplicates(engine: str, definition: str, default: str) -> bool:
         return match is None or int(match[1]) > 0
     match = re.search(rf"\b{_WINDOW} = (\d+)", definition)
     return int(match[1] if match else default) > 0
+
+
+# --- creating -------------------------------------------------------------------------------------
+
+
+def create_table(
+    client: ClickHouseClient, name: TableName, declared: Table, schema: pa.Schema
+) -> None:
+    """Create a table for frames of this schema."""
+    order = _order(declared, schema)
+    kinds = {} if declared.stream_column is None else {
+        declared.stream_column: "LowCardinality(String)"
+    }  # fmt: skip
+    if declared.block_column not in schema.names:
+        kinds[declared.block_column] = "Int64"
+    nullable_key = False
+    for one in schema:
+        kind = declared.types.get(one.name) or column_type(one)
+        keyed = one.name in (declared.block_column, *declared.order_by, *_IDENTITY)
+        if keyed:
+            kind = re.sub(r"Nullable\((\w+)\)", r"\1", kind)
+        elif one.name not in declared.types and one.nullable:
+            kind = nullable(kind)
+            nullable_key = nullable_key or one.name in order
+        kinds[one.name] = kind
+    marks = _MARKS[declared.engine]
+    kinds |= {mark: kind for mark, kind in marks.items() if mark not in kinds}
+    settings = f"non_replicated_deduplication_window = {WINDOW}"
+    settings += ", allow_nullable_key = 1" if nullable_key else ""
+    lines = [f"{quote(column)} {kind}" for column, kind in kinds.items()]
+    lines.append(f"INDEX {INDEX} {quote(declared.block_column)} TYPE minmax GRANULARITY 1")
+    partition = f"PARTITION BY {declared.partition_by} " if declared.partition_by else ""
+    begin = order[: 1 + bool(declared.stream_column)]
+    client.run(
+        f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(lines)}) "
+        f"ENGINE = {declared.engine}({columns(marks)}) {partition}"
+        f"PRIMARY KEY ({columns(begin)}) ORDER BY ({columns(order)}) SETTINGS {settings}"
+    )
+
+
+def create_view(client: ClickHouseClient, layout: Layout) -> None:
+    """Create the view of the rows that count, unless something of its name is there."""
+    if layout.family is Family.OTHER or layout.has_view:
+        return
+    client.run(
+        compose(
+            "CREATE VIEW IF NOT EXISTS <view> AS SELECT <shown> FROM <table> FINAL",
+            view=layout.name.suffixed("_live"),
+            shown=[one for one in layout.columns if one not in layout.marks],
+            table=layout.name,
+        )
+    )
+
+
+def prepare_undo(client: ClickHouseClient, layout: Layout) -> None:
+    """Give a table that existed what makes undo fast and retries safe, if we may change it."""
+    if not layout.indexed:
+        create_index(client, layout)
+    if not layout.deduplicates:
+        with ignoring_refusal():
+            client.run(
+                f"ALTER TABLE {layout.name} "
+                f"MODIFY SETTING non_replicated_deduplication_window = {WINDOW}"
+            )
+
+
+def create_index(client: ClickHouseClient, layout: Layout) -> None:
+    """Create the index by block that undo needs to be fast, if we may change the table."""
+    with ignoring_refusal():
+        client.run(
+            f"ALTER TABLE {layout.name} ADD INDEX IF NOT EXISTS {INDEX} "
+            f"{quote(layout.block_column)} TYPE minmax GRANULARITY 1"
+        )
+        client.run(f"ALTER TABLE {layout.name} MATERIALIZE INDEX {INDEX}")
+
+
+def _order(declared: Table, schema: pa.Schema) -> list[str]:
+    """Return the sorting key: the stream, the block, then what tells the rows of a block apart."""
+    begin = [declared.stream_column] if declared.stream_column else []
+    begin.append(declared.block_column)
+    if declared.order_by:
+        rest = list(declared.order_by)
+    elif _COMPLETE.intersection(schema.names):
+        rest = [one for one in _IDENTITY if one in schema.names]
+    else:
+        rest = [one.name for one in schema if not pa.types.is_nested(one.type)]
+    return begin + [one for one in rest if one not in begin]

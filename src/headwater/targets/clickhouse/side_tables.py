@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.ddl import create_table
+from headwater.targets.clickhouse.layout import create_table
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table, table
 from headwater.targets.clickhouse.sql import DELETED, TableName, compose, into

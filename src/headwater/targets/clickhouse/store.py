@@ -14,8 +14,7 @@ import pyarrow as pa
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.lease import Lease
-from headwater.targets.clickhouse.piece import Piece
-from headwater.targets.clickhouse.transfer import Transfer, plan_transfer
+from headwater.targets.clickhouse.transfer import Piece, Transfer, plan_transfer
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, Writer, insert_distributed
 from headwater.targets.contract import Scope

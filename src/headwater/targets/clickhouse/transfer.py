@@ -1,14 +1,18 @@
-"""How the rows of a frame get into a table: columns fitted, marks added, nothing lost on the way.
+"""How the rows of a frame get into a table: columns fitted, marks added, cut into pieces.
 
-A plan is made on the driver and may be carried out on executors; it pickles.
+A plan is made on the driver, and carried out there near the head or by executors; it pickles. A
+piece holds the rows of one insert: the body of the request, mostly compressed, and not the rows.
+Only the columns that tell rows apart are kept until it is whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.errors import ClickHouseRowsError, ClickHouseTableError
 from headwater.targets.clickhouse.layout import Family, Layout
@@ -16,6 +20,9 @@ from headwater.targets.clickhouse.sql import into
 from headwater.targets.clickhouse.types import fit
 from headwater.targets.contract import Scope
 from headwater.targets.frames import block_range
+
+PIECE_BYTES = 128 << 20  # of rows as they come
+_STEP_ROWS, _STEP_BYTES = 32_768, 8 << 20  # fewer at a time cost more than their own work
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +109,130 @@ def plan_transfer(
         None if scope is None else (scope.after + 1, scope.block),
         layout.deduplicates,
     )
+
+
+class Piece:
+    """Takes rows until it is sealed; then its body can be sent any number of times."""
+
+    def __init__(self, transfer: Transfer, compression: str | None) -> None:
+        self.rows = 0
+        self.size = 0
+        self._transfer = transfer
+        self._options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+        self._keys = _Keys(transfer)
+        self._sink = pa.BufferOutputStream()
+        self._writer: pa.RecordBatchStreamWriter | None = None
+
+    def add(self, rows: pa.Table) -> None:
+        """Take rows that follow those before them.
+
+        Raises:
+            ClickHouseRowsError: a block number is not one of the batch's.
+            ClickHouseTableError: a value would change on its way into the column.
+        """
+        fitted = self._transfer.apply(rows)
+        self._keys.add(rows)
+        if self._writer is None:
+            self._writer = pa.ipc.new_stream(self._sink, fitted.schema, options=self._options)
+        self._writer.write_table(fitted)
+        self.rows, self.size = self.rows + rows.num_rows, self.size + rows.nbytes
+
+    def seal(self) -> pa.Buffer:
+        """Return the body of the insert.
+
+        Raises:
+            ClickHouseRowsError: the engine would merge some of the rows into one.
+        """
+        self._keys.check()
+        if self._writer is not None:
+            self._writer.close()
+        return self._sink.getvalue()
+
+
+def pieces_of(
+    batches: Iterable[pa.RecordBatch], transfer: Transfer, limit: int, compression: str | None
+) -> Iterator[tuple[pa.Buffer, int]]:
+    """Cut the rows of a partition into bodies and their rows; always after the same rows."""
+    piece = Piece(transfer, compression)
+    for rows in _steps(batches, min(limit, _STEP_ROWS)):
+        while rows.num_rows:
+            room = limit - piece.rows
+            part, rows = rows.slice(0, room), rows.slice(room)
+            piece.add(part)
+            if piece.rows >= limit or piece.size >= PIECE_BYTES:
+                yield piece.seal(), piece.rows
+                piece = Piece(transfer, compression)
+    if piece.rows:
+        yield piece.seal(), piece.rows
+
+
+def _steps(batches: Iterable[pa.RecordBatch], enough: int) -> Iterator[pa.Table]:
+    """Join small batches, so that work per batch does not count."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        held.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= enough or size >= _STEP_BYTES:
+            yield pa.Table.from_batches(held).combine_chunks()
+            held, rows, size = [], 0, 0
+    if held:
+        yield pa.Table.from_batches(held).combine_chunks()
+
+
+class _Keys:
+    """The columns that tell rows apart. Mostly each row is higher than the one before."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self._names = list(transfer.unique)
+        self._table = transfer.table
+        self._held: list[pa.Table] = []
+        self._ascend = True
+
+    def add(self, rows: pa.Table) -> None:
+        """Take the keys of rows, as a copy: the rows themselves are let go."""
+        if not self._names or not rows.num_rows:
+            return
+        keys = pa.table({name: _copied(_groupable(rows.column(name))) for name in self._names})
+        if self._ascend:
+            last = self._held[-1].slice(self._held[-1].num_rows - 1) if self._held else None
+            self._ascend = _ascend(keys if last is None else pa.concat_tables([last, keys]))
+        self._held.append(keys)
+
+    def check(self) -> None:
+        """Refuse rows that the engine would merge into one."""
+        if self._ascend:
+            return
+        keys = pa.concat_tables(self._held)
+        if keys.group_by(self._names).aggregate([]).num_rows < keys.num_rows:
+            raise ClickHouseRowsError(
+                "rows of a frame agree in all columns of ORDER BY, and would become one",
+                table=self._table,
+                order_by=self._names,
+            )
+
+
+def _ascend(keys: pa.Table) -> bool:
+    """Tell whether each row is higher than the one before."""
+    higher: Any = None
+    equal: Any = None
+    for column in keys.columns:
+        before, after = column.slice(0, len(column) - 1), column.slice(1)
+        more = pc.less(before, after)
+        higher = more if equal is None else pc.or_(higher, pc.and_(equal, more))
+        same = pc.equal(before, after)
+        equal = same if equal is None else pc.and_(equal, same)
+    return bool(pc.all(pc.fill_null(higher, False)).as_py())
+
+
+def _groupable(column: Any) -> Any:
+    """Return values that can be told apart in groups: lists become text."""
+    if pa.types.is_list(column.type):
+        texts = column.cast(pa.list_(pa.string()))
+        return pc.binary_join(texts, ",")
+    return column
+
+
+def _copied(column: Any) -> pa.Array:
+    """Return the values in memory of their own."""
+    return pa.concat_arrays([*column.chunks, pa.nulls(0, column.type)])

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.piece import pieces_of
 from headwater.targets.clickhouse.sql import TableName, compose
-from headwater.targets.clickhouse.transfer import Transfer
+from headwater.targets.clickhouse.transfer import Transfer, pieces_of
 from headwater.targets.sql.text import Fragment
 
 if TYPE_CHECKING:

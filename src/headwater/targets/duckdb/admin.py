@@ -16,8 +16,7 @@ from headwater.errors import CursorMoveError, SchemaFileError
 from headwater.targets.admin import StreamStatus
 from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, DUCKDB
 from headwater.targets.duckdb.session import Session, open_session
-from headwater.targets.duckdb.settings import DuckDBSettings
-from headwater.targets.duckdb.store import open_store
+from headwater.targets.duckdb.store import DuckDBSettings, open_store
 from headwater.targets.duckdb.target import DuckDBTarget
 from headwater.targets.sql.admin import SqlAdmin
 from headwater.targets.sql.flow import Store

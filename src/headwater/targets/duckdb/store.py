@@ -1,18 +1,35 @@
-"""What is kept of one stream in a DuckDB file."""
+"""What is kept of one stream in a DuckDB file, and where."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from headwater.targets.duckdb.dialect import DUCKDB
+from headwater.errors import RetentionError
+from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, DUCKDB, TableName
 from headwater.targets.duckdb.merge import DuckDBMerger
 from headwater.targets.duckdb.session import Session
-from headwater.targets.duckdb.settings import DuckDBSettings
 from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.sql.catalog import Catalog, Layout
 from headwater.targets.sql.flow import Store
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.settings import StateSettings, Table
+
+
+@dataclass(frozen=True, slots=True)
+class DuckDBSettings(StateSettings):
+    """Where and under which id the state is kept.
+
+    `id` overrides the stream's own. Undo data is kept for `unfinalized_blocks_retention` blocks
+    below the finalized one. `config` is passed to DuckDB (`{"memory_limit": "2GB"}`); it
+    may hold keys, so no text shows it.
+    """
+
+    schema: str = DEFAULT_SCHEMA
+    config: Mapping[str, str | bool | int | float | list[str]] = field(
+        default_factory=dict, repr=False
+    )
+    name_type = TableName
+    retention_error = RetentionError
 
 
 class DuckDBCatalog(Catalog[Session, Layout]):

@@ -19,8 +19,7 @@ from headwater.targets.contract import Scope, SideTable
 from headwater.targets.database import Callbacks, Found, OnData, OnRollback, OnStart
 from headwater.targets.duckdb.dialect import DUCKDB
 from headwater.targets.duckdb.session import Session, open_session
-from headwater.targets.duckdb.settings import DuckDBSettings
-from headwater.targets.duckdb.store import DuckDBStore, open_store
+from headwater.targets.duckdb.store import DuckDBSettings, DuckDBStore, open_store
 from headwater.targets.duckdb.tx import Tx
 from headwater.targets.sql.aggregates import Aggregate
 from headwater.targets.sql.flow import SqlTarget

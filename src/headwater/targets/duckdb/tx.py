@@ -1,7 +1,9 @@
 """What `on_data` writes DuckDB with: rows straight from Arrow, and SQL that says what it changes.
 
 DuckDB has no triggers, so these methods keep the undo data themselves, and only while a fork can
-still strike.
+still strike. The tables that SQL of the user's changes are read from its text before it runs: a
+guard against accidents, which reads words, not grammar. Writes inside a `WITH` count, whatever
+DuckDB calls the statement, and so do those that `EXPLAIN ANALYZE` runs.
 """
 
 from __future__ import annotations
@@ -21,18 +23,24 @@ from headwater.errors import (
     UntraceableWriteError,
 )
 from headwater.targets.contract import Scope
-from headwater.targets.duckdb.dialect import DUCKDB, TableName
+from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, DUCKDB, TableName
 from headwater.targets.duckdb.session import Session
-from headwater.targets.duckdb.statements import ALLOWED, READING, changed_tables
 from headwater.targets.duckdb.store import DuckDBStore
 from headwater.targets.duckdb.types import INTEGER_TYPES, check_integers, scannable
 from headwater.targets.frames import block_range, bounded_tables, to_arrow
 from headwater.targets.sql.catalog import Layout, Undo
 from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, equal, quote
-from headwater.targets.sql.tokens import STANDARD
+from headwater.targets.sql.tokens import STANDARD, Token, shortened
 from headwater.targets.sql.tx import BaseTx, Source
 
 Rows = Source[Layout]
+
+
+READING = {"SELECT", "EXPLAIN", "MULTI", "RELATION"}
+ALLOWED = READING | {"INSERT", "UPDATE", "DELETE", "MERGE_INTO", "CREATE", "DROP", "ALTER", "COPY"}
+ALLOWED |= {"SET", "VARIABLE_SET"}
+_DROPPABLE = {"TABLE", "VIEW", "INDEX", "MACRO", "FUNCTION", "SEQUENCE", "TYPE"}
+_FILLERS = {"ONLY", "IF", "NOT", "EXISTS", "TABLE"}
 
 
 class Tx(BaseTx[Session, Layout]):
@@ -280,3 +288,76 @@ def _refused_keys(layout: Layout) -> Iterator[None]:
     except duckdb.ConstraintException as error:
         reason = str(error).splitlines()[0]
         raise TableKeyError("the table refuses a row", table=layout.name, reason=reason) from error
+
+
+# --- what a statement changes ---------------------------------------------------------------------
+
+
+def changed_tables(sql: str) -> list[QualifiedName]:
+    """Return the tables that one statement writes, alters or drops, in the order of mention."""
+    tokens = STANDARD.tokens(sql)
+    words = [one.text for one in tokens]
+    found: list[QualifiedName] = []
+    for index, word in enumerate(words):
+        start = _target(words, index, word)
+        if start is not None:
+            name = _name(tokens, start)
+            if name is None:
+                raise UntraceableWriteError(
+                    "cannot tell which table this changes", sql=shortened(sql)
+                )
+            found.append(name)
+    return found
+
+
+def _target(tokens: Sequence[str], index: int, word: str) -> int | None:
+    """Return where the name of the changed table begins, if this word begins a change."""
+    after = [*tokens[index + 1 : index + 8], *[""] * 7]
+    before = tokens[index - 1] if index else ""
+    match word:
+        case "INSERT" if "INTO" in after[:3] and before != "THEN":
+            return index + 2 + after.index("INTO")
+        case "UPDATE" if before not in ("DO", "THEN", "FOR", "ON", ".") and after[0] not in "(,)":
+            return index + 1 + (after[0] == "ONLY")
+        case "DELETE" if after[0] == "FROM":
+            return index + 2
+        case "MERGE" if after[0] == "INTO":
+            return index + 2
+        case "TRUNCATE" if index == 0 or before in ("ANALYZE", "EXPLAIN"):
+            return _skip_fillers(tokens, index + 1)
+    return _first_word_target(tokens, word, after) if index == 0 else None
+
+
+def _first_word_target(tokens: Sequence[str], word: str, after: Sequence[str]) -> int | None:
+    match word:
+        case "COPY" if after[0] != "(" and "FROM" in tokens:
+            return 1
+        case "ALTER" if after[0] == "TABLE":
+            return _skip_fillers(tokens, 1)
+        case "DROP":
+            if after[0] not in _DROPPABLE or "CASCADE" in tokens or "," in tokens:
+                raise UntraceableWriteError(
+                    "drop one table at a time, and nothing that contains tables",
+                    sql=shortened(" ".join(tokens)),
+                )
+            return _skip_fillers(tokens, 1) if after[0] == "TABLE" else None
+        case "CREATE" if list(after[:3]) == ["OR", "REPLACE", "TABLE"]:
+            return _skip_fillers(tokens, 3)
+    return None
+
+
+def _skip_fillers(tokens: Sequence[str], start: int) -> int:
+    while start < len(tokens) and tokens[start] in _FILLERS:
+        start += 1
+    return start
+
+
+def _name(tokens: Sequence[Token], start: int) -> TableName | None:
+    """Read up to three parts with dots; the last two are schema and table."""
+    parts: list[str] = []
+    while start < len(tokens) and tokens[start].is_name:
+        parts.append(tokens[start].name)
+        if start + 1 >= len(tokens) or tokens[start + 1].text != ".":
+            return TableName(parts[-2] if len(parts) > 1 else DEFAULT_SCHEMA, parts[-1])
+        start += 2
+    return None

@@ -10,10 +10,9 @@ import psycopg
 from headwater.errors import CursorMoveError, PostgresLockError, SchemaFileError
 from headwater.targets.postgres.dialect import DEFAULT_SCHEMA, POSTGRES
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.settings import PostgresSettings
-from headwater.targets.postgres.statements import refuse_transaction_control
-from headwater.targets.postgres.store import open_store
+from headwater.targets.postgres.store import PostgresSettings, open_store
 from headwater.targets.postgres.target import PostgresTarget
+from headwater.targets.postgres.tx import refuse_transaction_control
 from headwater.targets.sql.admin import SqlAdmin
 from headwater.targets.sql.flow import Store
 from headwater.targets.sql.text import Fragment, QualifiedName, compose

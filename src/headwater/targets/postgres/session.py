@@ -27,8 +27,8 @@ from headwater.errors import (
     PostgresStatementError,
     PostgresTransactionError,
 )
-from headwater.targets.postgres.statements import to_table
 from headwater.targets.postgres.transfer import TemporaryTables
+from headwater.targets.postgres.types import to_table
 from headwater.targets.sql.text import Fragment, compose
 
 POLL_S = 0.05

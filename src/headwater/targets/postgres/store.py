@@ -1,18 +1,56 @@
-"""What is kept of one stream in PostgreSQL."""
+"""What is kept of one stream in PostgreSQL, and where."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headwater.errors import InvalidOptionError, PostgresRetentionError
 from headwater.targets.postgres.catalog import PostgresCatalog
+from headwater.targets.postgres.dialect import DEFAULT_SCHEMA, TableName
 from headwater.targets.postgres.merge import PostgresMerger
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.settings import PostgresSettings
 from headwater.targets.postgres.triggers import Triggers
 from headwater.targets.postgres.undo import PostgresUndoLog
 from headwater.targets.sql.flow import Store
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.settings import StateSettings, Table
+
+ISOLATION_LEVELS = ("serializable", "repeatable read", "read committed")
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSettings(StateSettings):
+    """Where and under which id the state is kept, and how transactions run.
+
+    `id` overrides the stream's own. Undo data is kept for `unfinalized_blocks_retention` blocks
+    below the finalized one. A transaction that meets a conflict or loses its connection is tried
+    `attempts` times. `lock_wait_s` is how long a writer waits for the one before it to be gone.
+    With `defer_indexes`, tables that the target creates get their keys and indexes when the stream
+    first comes near the head, or when a write needs them. Executors send their rows to the driver,
+    to `relay_port`, or to any free port if it is 0.
+    """
+
+    schema: str = DEFAULT_SCHEMA
+    isolation_level: str = "serializable"
+    attempts: int = 8
+    lock_wait_s: float = 5.0
+    defer_indexes: bool = False
+    relay_port: int = 0
+    name_type = TableName
+    retention_error = PostgresRetentionError
+
+    def __post_init__(self) -> None:
+        StateSettings.__post_init__(self)
+        if self.isolation_level not in ISOLATION_LEVELS:
+            raise InvalidOptionError(
+                "no such isolation level", got=self.isolation_level, known=ISOLATION_LEVELS
+            )
+        if self.attempts < 1 or self.lock_wait_s < 0:
+            raise InvalidOptionError(
+                "attempts must be 1 or more, lock_wait_s not negative",
+                attempts=self.attempts,
+                lock_wait_s=self.lock_wait_s,
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,8 @@ from headwater.targets.database import Callbacks, Found, OnData, OnRollback, OnS
 from headwater.targets.postgres.dialect import POSTGRES
 from headwater.targets.postgres.guard import Guard
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.settings import PostgresSettings
 from headwater.targets.postgres.staging import Staging
-from headwater.targets.postgres.store import PostgresStore, open_store
+from headwater.targets.postgres.store import PostgresSettings, PostgresStore, open_store
 from headwater.targets.postgres.transactions import Transactions
 from headwater.targets.postgres.tx import Tx
 from headwater.targets.sql.aggregates import Aggregate

@@ -27,17 +27,16 @@ from headwater.targets.postgres.dialect import POSTGRES
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.staging import Distributed, Staging
-from headwater.targets.postgres.statements import (
-    may_change_tables,
-    refuse_transaction_control,
-    to_table,
-)
 from headwater.targets.postgres.store import PostgresStore
 from headwater.targets.postgres.transfer import copy_in, missing_keys, plan_transfer, repeated_keys
 from headwater.targets.postgres.triggers import APPEND_ONLY, REFUSED
-from headwater.targets.postgres.types import find_nul
+from headwater.targets.postgres.types import find_nul, to_table
 from headwater.targets.sql.text import Fragment, QualifiedName, compose
+from headwater.targets.sql.tokens import STANDARD, shortened
 from headwater.targets.sql.tx import BaseTx, Source
+
+_ENDS = {"COMMIT", "END", "ABORT", "ROLLBACK", "BEGIN", "START"}
+_DDL = {"CREATE", "ALTER", "DROP", "ATTACH", "DETACH"}
 
 
 class Tx(BaseTx[Session, Layout]):
@@ -197,3 +196,20 @@ def _coded(
                 table=layout.name, column=column, reason=reason,
             ) from error  # fmt: skip
         raise
+
+
+def refuse_transaction_control(sql: str, where: str = "inside on_data") -> None:
+    """Refuse SQL that would begin or end a transaction; savepoints are free."""
+    statements = [[one.text for one in each] for each in STANDARD.statements(sql)]
+    if any("ATOMIC" in words for words in statements):
+        return  # the body of a function, whose END ends nothing else
+    for words in statements:
+        two = words[:2]
+        ends = words[0] in _ENDS and not ("ROLLBACK" in two and "TO" in words[:3])
+        if ends or two == ["PREPARE", "TRANSACTION"]:
+            raise PostgresStatementError(f"{words[0]} is not allowed {where}", sql=shortened(sql))
+
+
+def may_change_tables(sql: str) -> bool:
+    """Tell whether SQL may create or alter tables, so that what is known of them is stale."""
+    return any(one.text in _DDL for one in STANDARD.tokens(sql))

@@ -1,4 +1,4 @@
-"""The aggregates of a target: which tables they need, and that each batch adds to them.
+"""The aggregates of a target: their tables and columns, and that each batch adds to them.
 
 Their rows are merged like changes, under the table's undo log, whatever its form.
 """
@@ -6,7 +6,7 @@ Their rows are merged like changes, under the table's undo log, whatever its for
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 
 from headwater.changes.model import one_array
 from headwater.changes.values import one_spelling
+from headwater.errors import AggregateError
 from headwater.targets.contract import Scope
-from headwater.targets.sql.aggregates.columns import Columns, find_columns
+from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.sql.aggregates.declaration import Aggregate, Plan, plan_aggregates
-from headwater.targets.sql.aggregates.deltas import compute_delta, reduce_delta
+from headwater.targets.sql.aggregates.deltas import check_column, compute_delta, reduce_delta
 from headwater.targets.sql.dialect import Dialect
 from headwater.targets.sql.merge.changes import (
     ADD,
@@ -115,3 +116,91 @@ def _with_integers(shape: Shape, columns: Columns) -> Shape:
         if name in columns.long and one.kind == "decimal"
     }
     return replace(shape, columns={**shape.columns, **changed})
+
+
+_TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of an aggregate's table.
+
+    `schema` has their Arrow types, numbers of any length as text; `wide` are those numbers, `long`
+    the sums of integers that are at most 64 bits long; `numeric` says which columns are computed
+    with as numbers.
+    """
+
+    schema: pa.Schema
+    wide: frozenset[str]
+    long: frozenset[str]
+    numeric: Mapping[str, bool]
+
+
+def find_columns(plan: Plan, data: Mapping[str, Any]) -> Columns:
+    """Return the columns of a table, as the outputs of a batch call for them.
+
+    Raises:
+        AggregateError: an output or a column is missing, or has a type that cannot be summed up.
+    """
+    schemas = {part.source: _schema(part.source, data) for part in plan.parts}
+    fields: dict[str, pa.Field] = {}
+    wide, long, numeric = set[str](), set[str](), dict[str, bool]()
+    first = plan.parts[0]
+    for name in plan.key:
+        source = check_column(schemas[first.source], first, first.keys[name])
+        fields[name] = pa.field(name, source.type, nullable=False)
+    for part in plan.parts:
+        for one in part.measures:
+            if isinstance(one.source, int):
+                kind = pa.int64()
+            else:
+                kind = check_column(schemas[part.source], part, one.source).type
+            numeric[one.column] = one.operation != "last" and _is_number(kind)
+            if one.operation != "last" and not numeric[one.column]:
+                _refuse(part.table, one.column, one.operation, kind)
+            if numeric[one.column] and _is_wide(kind):
+                wide.add(one.column)
+            elif one.operation == "add" and isinstance(one.source, str):
+                if pa.types.is_integer(kind):
+                    long.add(one.column)
+                else:
+                    kind = pa.decimal128(38, kind.scale)
+            fields.setdefault(one.column, pa.field(one.column, kind))
+    for name in wide | long:
+        fields[name] = pa.field(name, pa.string())
+    return Columns(
+        pa.schema(list(fields.values())), frozenset(wide), frozenset(long - wide), numeric
+    )
+
+
+def _schema(source: str, data: Mapping[str, Any]) -> pa.Schema:
+    if source not in data:
+        raise AggregateError(
+            "there is no such output", output=source, known=", ".join(data) or "none"
+        )
+    frame = data[source]
+    rows = executor_rows(frame)
+    return to_arrow(frame).schema if rows is None else rows.schema
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind) or kind in _TEXTS)
+
+
+def _is_wide(kind: pa.DataType) -> bool:
+    """Tell whether numbers of a type may have more digits than a database's own integers."""
+    whole = pa.types.is_decimal(kind) and kind.scale == 0
+    return bool(kind in _TEXTS or whole)
+
+
+def _refuse(table: str, column: str, operation: str, kind: pa.DataType) -> None:
+    """Refuse a sum of what is no number, and an extreme of what has no order, or is not exact."""
+    ordered = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    if operation == "add" or not ordered:
+        raise AggregateError(
+            "values of this type cannot be summed up exactly",
+            table=table,
+            column=column,
+            operation=operation,
+            type=kind,
+        )
