@@ -1,6 +1,7 @@
 """What is particular to DuckDB: names, types, SQL, sharing, retention, processes."""
 
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.errors import (
     AppendOnlyError,
+    DuckDBDiskFullError,
     DuckDBFileError,
     DuckDBTransactionError,
     HeadwaterError,
@@ -748,3 +750,28 @@ def test_a_row_of_state_does_not_name_blocks_whose_undo_data_was_pruned(tmp_path
     oldest = target.recover().landing_points()[0].number
     target.close()
     assert oldest == 28  # the 26th commit, of block 30, pruned what lies below its own chain
+
+
+def test_a_full_disk_is_a_coded_error_and_leaves_the_batch_before(tmp_path: Path) -> None:
+    """The limit of file sizes stands for a disk without room: writing fails as it does there."""
+    path = tmp_path / "full.duckdb"
+
+    def fill(tx: Tx, data: Any) -> None:
+        tx.insert("t", pa.table({"k": list(range(data["from"], data["to"]))}))
+
+    target = duckdb_target(path, tables=[table("t", key=["k"])], on_data=fill)
+    stream = Stream(target)
+    stream.block(1, {"from": 0, "to": 10})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(DuckDBDiskFullError, match=r"E2510.*File too large"):
+            stream.block(2, {"from": 10, "to": 1_000_000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    target.close()
+    stream = Stream(target)
+    assert stream.state.number == 1
+    stream.block(2, {"from": 10, "to": 20})
+    assert stream.rows("SELECT count(*) AS n FROM t") == [{"n": 20}]
+    target.close()

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from headwater.core import BlockCursor, Head, PipeState
-from headwater.errors import PostgresConnectionError, PostgresLockError
+from headwater.errors import PostgresConnectionError, PostgresDiskFullError, PostgresLockError
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, Tx, postgres_target, table
 from tests.targets.postgres_places import Stream, database
 
@@ -372,3 +373,102 @@ def test_a_process_that_is_killed_leaves_data_and_cursor_equal(dsn: str) -> None
         assert numbers == list(range(1, number + 1))
         assert s.rows("SELECT * FROM t") == [{"k": 1, "v": str(number)}]
         target.close()
+
+
+# --- opening, and disks without room --------------------------------------------------------------
+
+
+def test_a_connection_lost_at_any_statement_of_the_opening_is_made_again(dsn: str) -> None:
+    """A restart of the server while a stream starts: recover returns the state all the same."""
+    first = Stream(_target(dsn), dsn)
+    first.do(1, insert(1))
+    first.do(2, insert(2))
+    first.target.close()
+    said: list[str] = []
+    counting = _target(dsn)
+    counting.on_statement = said.append
+    assert counting.recover() == first.state
+    counting.close()
+    places = range(1, len(said))  # not before the first connection
+    assert len(places) > 10
+    for place in places:
+        target, cuts = _target(dsn), list[str]()
+        target.on_statement = partial(_cut_once, dsn, iter(range(place)), cuts)
+        assert target.recover() == first.state, said[place]
+        assert cuts == [said[place]]
+        target.close()
+
+
+def test_a_connection_that_is_lost_at_every_opening_is_a_coded_error(dsn: str) -> None:
+    target, connections = _target(dsn, attempts=3), list[str]()
+
+    def cut(sql: str) -> None:
+        if sql == "CONNECT":
+            connections.append(sql)
+        elif "CREATE TABLE" in sql:
+            _end_connections(dsn)
+
+    target.on_statement = cut
+    with pytest.raises(PostgresConnectionError, match=r"E2101.*lost"):
+        target.recover()
+    assert len(connections) == 3
+    target.on_statement = None
+    assert target.recover() == PipeState()
+    target.close()
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_full_disk_is_waited_for_and_then_a_coded_error(stream: Start, times: int) -> None:
+    """The server says 53100 in the middle of a batch; nothing of that batch is left."""
+    s = stream(attempts=2)
+    s.do(1, insert(1))
+    failures = iter(range(times))
+
+    def fill(tx: Tx) -> None:
+        tx.insert("t", rows(2))
+        if next(failures, None) is not None:
+            tx.execute("DO $$BEGIN RAISE 'no space left' USING ERRCODE = 'disk_full'; END$$")
+
+    if times == 1:
+        s.do(2, fill)
+        assert s.rows("SELECT k FROM t ORDER BY k") == [{"k": 1}, {"k": 2}]
+        return
+    with pytest.raises(PostgresDiskFullError, match=r"E2115.*no space left"):
+        s.do(2, fill)
+    assert s.rows("SELECT k FROM t") == [{"k": 1}]
+    s.do(2, insert(2))
+
+
+def test_a_full_disk_while_a_target_opens_is_a_coded_error(dsn: str) -> None:
+    target = postgres_target(
+        dsn,
+        on_start=lambda tx: tx.execute("DO $$BEGIN RAISE 'full' USING ERRCODE = '53100'; END$$"),
+        settings=PostgresSettings(id="s", attempts=1),
+    )
+    with pytest.raises(PostgresDiskFullError, match="E2115"):
+        target.recover()
+    target.close()
+
+
+def _target(dsn: str, **settings: Any) -> PostgresTarget:
+    return postgres_target(
+        dsn,
+        tables=[table("t", key=["k"])],
+        on_data=lambda tx, data: data["do"](tx),
+        settings=PostgresSettings(id="s", **settings),
+    )
+
+
+def _cut_once(dsn: str, left: Iterator[int], cuts: list[str], sql: str) -> None:
+    """Let some statements pass, then end the connection before one of them."""
+    if next(left, None) is None and not cuts:
+        cuts.append(sql)
+        _end_connections(dsn)
+
+
+def _end_connections(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )

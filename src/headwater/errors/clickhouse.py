@@ -109,3 +109,13 @@ class ClickHouseWriterError(
     retryable=True,
 ):
     """Another writer has started the stream, or an operator has moved its cursor."""
+
+
+class ClickHouseDiskFullError(
+    TargetError,
+    code="E2017",
+    fix="free space on the server's disks, or add some, then start the stream again; rows of a "
+    "batch that was not committed are removed at the start",
+    retryable=True,
+):
+    """The server's disks stayed full for all attempts at a statement."""

@@ -80,3 +80,13 @@ class DuckDBTransactionError(
     "final blocks stay and are written once more",
 ):
     """A callback has ended the target's transaction."""
+
+
+class DuckDBDiskFullError(
+    TargetError,
+    code="E2510",
+    fix="free space on the disk of the file, or move the file to a larger one, then start the "
+    "stream again; nothing of the batch was committed",
+    retryable=True,
+):
+    """The disk, a quota or a limit of file sizes leaves no room for the file or its log."""

@@ -95,3 +95,13 @@ class PostgresTransactionError(
     "start, those of final blocks stay and are written once more",
 ):
     """A callback has ended the target's transaction or released the stream's lock."""
+
+
+class PostgresDiskFullError(
+    TargetError,
+    code="E2115",
+    fix="free space on the server, or add some, then start the stream again; nothing of the batch "
+    "was committed, and it is written again",
+    retryable=True,
+):
+    """The server's disk stayed full for all attempts at a transaction."""

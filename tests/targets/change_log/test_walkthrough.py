@@ -8,6 +8,16 @@ from tests.targets.change_log.places import Place
 TRANSFER = (
     'CREATE TABLE transfer (id varchar PRIMARY KEY, "from" varchar, "to" varchar, value bigint)'
 )
+HISTORY = """
+CREATE TABLE substreams_history (
+    id           SERIAL PRIMARY KEY,
+    op           char,           -- Operation type: 'I' (Insert), 'U' (Update), 'D' (Delete)
+    table_name   text,           -- Full table name including schema
+    pk           text,           -- Primary key as JSON object
+    prev_value   text,           -- Previous row data as JSON (for updates/deletes)
+    block_num    bigint          -- Block number when operation occurred
+);
+"""
 KEY = '{"id":"tx1"}'
 ROW_1000 = '{"id":"tx1","from":"alice","to":"bob","value":1000}'
 ROW_1500 = '{"id":"tx1","from":"alice","to":"bob","value":1500}'
@@ -17,9 +27,17 @@ def transfer(value: int) -> dict[str, object]:
     return {"id": "tx1", "from": "alice", "to": "bob", "value": value}
 
 
+def make_sinks_history(place: Place) -> None:
+    """Run the seed's statement as it is written; to DuckDB the type SERIAL is told first."""
+    place.sql(HISTORY if place.kind == "postgres" else f"CREATE TYPE serial AS INTEGER; {HISTORY}")
+
+
 @pytest.mark.guarantee("CHANGE-1")
-def test_the_walkthrough_step_by_step(place: Place) -> None:
+@pytest.mark.parametrize("history", ["ours", "the sink's"])
+def test_the_walkthrough_step_by_step(place: Place, history: str) -> None:
     place.sql(TRANSFER)
+    if history == "the sink's":
+        make_sinks_history(place)
     stream = place.stream("transfer")
     name = f"{place.schema}.transfer"
     inserted = ("I", name, KEY, None, 100)
@@ -107,3 +125,28 @@ def test_the_names_of_its_own_tables_are_yours(place: Place) -> None:
     stream.block(1, Changes(block=1).insert("transfer", "tx1", value=1), final=0)
     assert len(stream.rows('SELECT * FROM "My History"')) == 1
     assert len(stream.rows('SELECT * FROM "my.cursors"')) == 1
+
+
+def test_a_history_of_the_sink_gets_wide_ids_and_keeps_its_rows(place: Place) -> None:
+    """The sink can go on writing it; rows of no stream are neither undone nor forgotten."""
+    place.sql(TRANSFER)
+    make_sinks_history(place)
+    row = "('I', 'public.transfer', '{\"id\":\"theirs\"}', 5)"
+    insert = "INSERT INTO substreams_history (op, table_name, pk, block_num) VALUES"
+    own = "INSERT INTO substreams_history (id, op, table_name, pk, block_num) VALUES (1,"
+    place.sql(f"{insert} {row}" if place.kind == "postgres" else f"{own} {row[1:]}")
+    stream = place.stream("transfer", id="one")
+    stream.block(1, Changes(block=1).insert("transfer", "tx1", value=1), final=0)
+    stream.block(2, Changes(block=2).update("transfer", "tx1", value=2), final=0)
+    stream.fork(1)
+    query = "SELECT block_num, stream_id FROM substreams_history ORDER BY id"
+    theirs, ours = {"block_num": 5, "stream_id": ""}, {"block_num": 1, "stream_id": "one"}
+    assert stream.rows(query) == [theirs, ours]
+    stream.target.close()
+    if place.kind == "postgres":
+        place.sql(f"SELECT setval('substreams_history_id_seq', {2**31}); {insert} {row}")
+    stream = place.stream("transfer", id="one")
+    stream.block(2, Changes(block=2).update("transfer", "tx1", value=3), final=2)
+    assert [one["stream_id"] for one in stream.rows(query) if one["stream_id"]] == []
+    assert len(stream.rows(query)) == (2 if place.kind == "postgres" else 1)
+    assert [one["value"] for one in stream.rows("SELECT value FROM transfer")] == [3]

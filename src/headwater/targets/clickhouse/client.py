@@ -23,6 +23,7 @@ import urllib3
 from headwater.address import HttpAddress, Secret, UrlError, hide
 from headwater.errors import (
     ClickHouseConnectionError,
+    ClickHouseDiskFullError,
     ClickHouseServerError,
     ClickHouseWriterError,
     InvalidOptionError,
@@ -30,7 +31,7 @@ from headwater.errors import (
 from headwater.targets.clickhouse.sql import literal, quote
 
 FENCED = "headwater"  # what a refusal says that comes from a condition of ours
-_THROWN = 395  # the number of such a refusal
+_THROWN, _DISK_FULL = 395, 243  # the numbers of such a refusal, and of a disk without room
 TIMEOUT_S = 3600.0  # of a statement; a dead connection is noticed earlier
 _TRANSIENT = frozenset(
     {3, 159, 164, 202, 203, 209, 210, 225, 236, 241, 242, 252, 285, 319, 394, 999}
@@ -223,7 +224,7 @@ class ClickHouseClient:
                 if attempt and kill:
                     self._post(_kill(f"query_id = {literal(query_id)}"), None, self._settings)
                 return self._post(sql, body, fields)
-            except ClickHouseConnectionError:
+            except (ClickHouseConnectionError, ClickHouseDiskFullError):
                 if attempt + 1 == attempts:
                     raise
                 time.sleep(_WAITS_S[min(attempt, len(_WAITS_S) - 1)])
@@ -262,6 +263,10 @@ class ClickHouseClient:
             raise ClickHouseWriterError(
                 "another writer, or an operator, has taken the stream over; nothing was changed",
                 reason=reason.split(f"{FENCED}: ")[1].split(":")[0],
+            )
+        if code == _DISK_FULL:
+            raise ClickHouseDiskFullError(
+                "the server's disk is full", server=self._server, reason=reason
             )
         if code in _TRANSIENT or (not code and answer.status >= 500):
             raise ClickHouseConnectionError(

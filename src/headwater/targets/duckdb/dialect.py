@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -186,6 +187,23 @@ class DuckDBDialect(Dialect[Session]):
                 for one in layout.stored
             )
         )
+
+    def widen_change_log(
+        self, session: Session, log: QualifiedName, create: Callable[[], None]
+    ) -> None:
+        """Create the log anew, and copy its rows: DuckDB changes no column of a primary key."""
+        old = log.suffixed("_before")
+        session.run(compose("ALTER TABLE {log} RENAME TO {old}", log=log, old=old.name))
+        create()
+        session.run(
+            compose(
+                "INSERT INTO {log} BY NAME SELECT COLUMNS(c -> c <> 'stream_id'), '' AS stream_id "
+                "FROM {old}",
+                log=log,
+                old=old,
+            )
+        )
+        session.run(compose("DROP TABLE {old}", old=old))
 
     def append(
         self, session: Session, name: QualifiedName, rows: pa.Table, *, only_new: bool = False

@@ -17,9 +17,10 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from headwater.errors import DuckDBFileError, StreamInUseError
+from headwater.errors import DuckDBDiskFullError, DuckDBFileError, StreamInUseError
 
 MEMORY = ":memory:"
+_FULL = ("No space left on device", "Disk quota exceeded", "File too large")  # the system's words
 _OPEN: dict[str, SharedFile] = {}
 _GUARD = Lock()
 _NUMBERS = itertools.count(1)
@@ -94,8 +95,12 @@ class Session:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit everything inside, or nothing."""
-        with self._file.turn:
+        """Commit everything inside, or nothing.
+
+        Raises:
+            DuckDBDiskFullError: there is no room for it; DuckDB may want the file opened again.
+        """
+        with self._file.turn, _room(self._file.key):
             self.run("BEGIN TRANSACTION")
             try:
                 yield
@@ -142,6 +147,18 @@ def open_session(
         if stream is not None:
             file.streams.add(stream)
     return session
+
+
+@contextmanager
+def _room(path: str) -> Iterator[None]:
+    """Give a full disk its code."""
+    try:
+        yield
+    except duckdb.Error as error:
+        if not any(one in str(error) for one in _FULL):
+            raise
+        reason = str(error).splitlines()[0]
+        raise DuckDBDiskFullError("no room is left", path=path, reason=reason) from error
 
 
 def _connect(path: str | Path, config: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -207,6 +207,21 @@ class PostgresDialect(Dialect[Session]):
                 [stream_id, layout.name.full, names],
             )
         )
+
+    def widen_change_log(
+        self, session: Session, log: QualifiedName, create: Callable[[], None]
+    ) -> None:
+        """Change the table in place, so that the sink can go on writing it."""
+        sql = (
+            "ALTER TABLE {log} ALTER COLUMN id TYPE BIGINT, "
+            "ADD COLUMN IF NOT EXISTS stream_id TEXT NOT NULL DEFAULT ''; "
+            "CREATE INDEX ON {log} ({columns})"
+        )
+        session.run(compose(sql, log=log, columns=self.change_index))
+        query = "SELECT pg_get_serial_sequence($1, 'id')"
+        ((sequence,),) = session.rows(query, [compose("{log}", log=log)])
+        if sequence is not None:
+            session.run(f"ALTER SEQUENCE {sequence} AS BIGINT")
 
     def append(
         self, session: Session, name: QualifiedName, rows: pa.Table, *, only_new: bool = False

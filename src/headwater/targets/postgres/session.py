@@ -16,13 +16,14 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 from psycopg import RawCursor
-from psycopg.errors import DeadlockDetected, SerializationFailure
+from psycopg.errors import DeadlockDetected, DiskFull, SerializationFailure
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.types.string import TextLoader
 
 from headwater.address import Address
 from headwater.errors import (
     PostgresConnectionError,
+    PostgresDiskFullError,
     PostgresLockError,
     PostgresStatementError,
     PostgresTransactionError,
@@ -43,19 +44,27 @@ Row = tuple[Any, ...]
 Chunk = bytes | memoryview
 
 
+class Interrupted(Exception):  # noqa: N818 - what was interrupted may be tried again
+    """A connection was lost, or a disk full, in the middle of something; `coded` says it."""
+
+    def __init__(self, coded: Exception) -> None:
+        super().__init__(str(coded))
+        self.coded = coded
+
+
 class Session:
     """A connection that can be lost and made again. Runs on the driver, in one thread.
 
     `on_statement` is called before each statement, for tests and logs. After a failure `lost`
     tells whether the connection is gone, `conflicted` whether PostgreSQL wants the transaction to
-    be tried again; anything else is an error of its own.
+    be tried again, `full` whether its disk is; anything else is an error of its own.
     """
 
     def __init__(
         self, address: Address, lock_name: str | None, lock_wait_s: float, isolation_level: str
     ) -> None:
         self.on_statement: Callable[[str], None] | None = None
-        self.conflicted = False
+        self.conflicted = self.full = False
         self.generation = 0  # of the connection: what is temporary belongs to one
         self.temporary = TemporaryTables(self)
         self._address = address
@@ -148,7 +157,7 @@ class Session:
         self, prologue: Callable[[], None] | None = None, *, isolation_level: str | None = None
     ) -> Iterator[None]:
         """Commit everything inside, or nothing. `prologue` runs right after it has begun."""
-        self.conflicted = False
+        self.conflicted = self.full = False
 
         def begin() -> None:
             self._execute(f"BEGIN ISOLATION LEVEL {isolation_level or self._isolation_level}")
@@ -168,6 +177,32 @@ class Session:
             raise
         finally:
             self._begin, self._inside = None, False
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Tell what may be tried again from what is wrong.
+
+        Raises:
+            Interrupted: the connection was lost, or the disk is full.
+        """
+        try:
+            yield
+        except psycopg.Error as error:
+            if self.lost or self.full:
+                raise Interrupted(self.coded(error)) from error
+            raise
+
+    def coded(self, error: Exception, **facts: object) -> Exception:
+        """Return a failure that its time is up for, with its code: a lost connection, a full disk.
+
+        Anything else is returned as it is.
+        """
+        reason = self._address.hide(str(error).strip().partition("\n")[0])
+        if self.full:
+            return PostgresDiskFullError("the server's disk is full", **facts, reason=reason)
+        if self.lost and not isinstance(error, PostgresConnectionError):
+            return PostgresConnectionError("the connection was lost", **facts, reason=reason)
+        return error
 
     def remember(self, identity: str | None = None) -> None:
         """Note which transaction this is; callbacks may run in it from now on."""
@@ -233,6 +268,9 @@ class Session:
             yield
         except (SerializationFailure, DeadlockDetected):
             self.conflicted = True
+            raise
+        except DiskFull:
+            self.full = True
             raise
 
     def _announce(self, sql: str) -> None:

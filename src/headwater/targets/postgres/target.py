@@ -7,26 +7,30 @@ stream's lock is taken again first, so nothing of the old connection can still b
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from headwater.core import PipeState
-from headwater.errors import PostgresTransactionError
+from headwater.errors import PostgresConnectionError, PostgresTransactionError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
 from headwater.targets.database import Callbacks, Found, OnData, OnRollback, OnStart
 from headwater.targets.postgres.dialect import POSTGRES
 from headwater.targets.postgres.guard import Guard
-from headwater.targets.postgres.session import Session
+from headwater.targets.postgres.session import Interrupted, Session
 from headwater.targets.postgres.staging import Staging
 from headwater.targets.postgres.store import PostgresSettings, PostgresStore, open_store
-from headwater.targets.postgres.transactions import Transactions
+from headwater.targets.postgres.transactions import Transactions, delay_s
 from headwater.targets.postgres.tx import Tx
 from headwater.targets.sql.aggregates import Aggregate
 from headwater.targets.sql.flow import SqlTarget
 from headwater.targets.sql.settings import Table
 from headwater.targets.sql.state import Newest
 from headwater.targets.tables import TableOptions
+
+logger = logging.getLogger("headwater.targets.postgres")
 
 
 def postgres_target(
@@ -50,7 +54,8 @@ def postgres_target(
             each batch; again if the transaction has to be tried again. Left out, each output is
             inserted into the table of its own name.
         aggregates: tables that sum up outputs, made by `aggregate(...)`, after `on_data`.
-        on_start: `on_start(tx)`, called once before anything is read, in a transaction.
+        on_start: `on_start(tx)`, called before anything is read, in a transaction; again if that
+            has to be tried again.
         on_before_rollback: `on_before_rollback(tx, cursor)`, called inside the transaction that
             undoes a fork, before any table is; for what the target does not track.
         on_after_rollback: the same, after all tables were restored.
@@ -78,11 +83,16 @@ class PostgresTarget(SqlTarget[Session]):
     def recover(self) -> PipeState:
         """Connect and return the committed state. Transactions leave nothing to repair, but the
         cursor may have been moved, or a callback may have ended one: rows above the cursor go.
+
+        A connection that is lost meanwhile is made again, and all of it is done once more.
         """
+        return self._patiently(self._recover)
+
+    def _recover(self) -> PipeState:
         session = self._session
         if session is None or session.lost:
             session = self._open()
-        with session.transaction(isolation_level="repeatable read"):
+        with session.interruptible(), session.transaction(isolation_level="repeatable read"):
             self._state, self._transactions.stored = (
                 self._store.sync.load(),
                 self._store.sync.newest(),
@@ -101,14 +111,14 @@ class PostgresTarget(SqlTarget[Session]):
     def open_side_tables(self, tables: Sequence[SideTable]) -> None:
         """Connect, and create what is missing."""
         self._side_tables = tuple(tables)
-        self._open()
+        self._patiently(self._open)
 
     # --- opening ----------------------------------------------------------------------------------
 
     def _open(self) -> Session:
         """Connect, create what is missing, let the user prepare it, and install undo capture."""
         self.close()
-        settings, on_start = self._settings, self._callbacks.on_start
+        settings = self._settings
         stream = f"{settings.schema}.{settings.table}/{self._id}"
         session = Session(self._place, stream, settings.lock_wait_s, settings.isolation_level)
         session.on_statement = self._announce
@@ -130,20 +140,10 @@ class PostgresTarget(SqlTarget[Session]):
         self._staging = Staging(settings.relay_port)
         self._guard = Guard(session, self._store, settings.sync, self._id)
         try:
-            session.connect()
-            with session.transaction(isolation_level="read committed"):
-                self._store.catalog.take_turn()
-                self._store.sync.create()
-                self._store.catalog.create()
-                self._store.side.create(self._side_tables)
-                self._adopt(self._store.sync.adopt_legacy)
-                if on_start is not None:
-                    session.remember()
-                    tx = Tx(session, self._store)
-                    on_start(tx)
-                    tx.finish()
-                self._store.catalog.forget()
-                self._store.catalog.install()
+            with session.interruptible():
+                session.connect()
+                with session.transaction(isolation_level="read committed"):
+                    self._prepare(session)
         except BaseException:
             session.close()
             raise
@@ -151,6 +151,39 @@ class PostgresTarget(SqlTarget[Session]):
         self._commits = 0
         self._built = not settings.defer_indexes
         return session
+
+    def _prepare(self, session: Session) -> None:
+        """Do what every start does, in one transaction. Doing it again changes nothing."""
+        self._store.catalog.take_turn()
+        self._store.sync.create()
+        self._store.catalog.create()
+        self._store.side.create(self._side_tables)
+        self._adopt(self._store.sync.adopt_legacy)
+        if self._callbacks.on_start is not None:
+            session.remember()
+            tx = Tx(session, self._store)
+            self._callbacks.on_start(tx)
+            tx.finish()
+        self._store.catalog.forget()
+        self._store.catalog.install()
+
+    def _patiently(self, work: Callable[[], Found]) -> Found:
+        """Open the database; again if the connection is lost meanwhile, or the disk is full.
+
+        A server that cannot be reached at all is an error at once: the address may be wrong.
+        """
+        reached, failures = False, 0
+        while True:
+            try:
+                return work()
+            except (Interrupted, PostgresConnectionError) as error:
+                reached, failures = reached or isinstance(error, Interrupted), failures + 1
+                if not reached:
+                    raise
+                if failures >= self._settings.attempts:
+                    raise (error.coded if isinstance(error, Interrupted) else error) from error
+                logger.warning("open.retried id=%s attempt=%d error=%s", self._id, failures, error)
+                time.sleep(delay_s(failures))
 
     def _install(self) -> None:
         """Install capture on partitions that came since, in a transaction of its own."""

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from headwater.errors import (
-    PostgresConnectionError,
     PostgresLockError,
     PostgresStatementError,
     PostgresTransactionError,
@@ -29,6 +28,11 @@ _LOCK = "SELECT pg_try_advisory_xact_lock(hashtext($1)::bigint)"
 logger = logging.getLogger("headwater.targets.postgres")
 
 Work = Callable[[], Newest | None]
+
+
+def delay_s(failures: int) -> float:
+    """Return how long to wait after so many failures."""
+    return min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (failures - 1))
 
 
 class TryAgain(Exception):  # noqa: N818 - not an error: the batch is written once more
@@ -105,7 +109,7 @@ class Transactions:
                 failures += 1
                 self._raise_unless_worth_another(error, failures)
                 logger.warning("batch.retried id=%s attempt=%d error=%s", self._id, failures, error)
-                time.sleep(min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** (failures - 1)))
+                time.sleep(delay_s(failures))
             except BaseException:
                 self._forget()
                 raise
@@ -150,17 +154,14 @@ class Transactions:
             )
 
     def _raise_unless_worth_another(self, error: Exception, failures: int) -> None:
-        lost, conflicted = self._session.lost, self._session.conflicted
+        session = self._session
         final = isinstance(error, PostgresLockError | PostgresTransactionError)
-        if final or not (lost or conflicted):
+        if final or not (session.lost or session.conflicted or session.full):
             raise error
         if failures < self._attempts:
             return
-        if lost and not isinstance(error, PostgresConnectionError):
-            raise PostgresConnectionError(
-                "the connection was lost", attempts=failures, reason=error
-            ) from error
-        raise error
+        coded = session.coded(error, attempts=failures)
+        raise coded from (None if coded is error else error)
 
 
 def _capture(scope: Scope | None) -> list[str]:

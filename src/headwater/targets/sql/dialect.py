@@ -177,6 +177,15 @@ class Dialect(ABC, Generic[Held]):
         """Return the columns of a row that a change log has kept."""
 
     @abstractmethod
+    def widen_change_log(
+        self, session: Held, log: QualifiedName, create: Callable[[], None]
+    ) -> None:
+        """Give a change log of the Substreams sink 64-bit ids and a column for the stream.
+
+        `create` creates the log anew, where it has been moved out of the way.
+        """
+
+    @abstractmethod
     def append(
         self, session: Held, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
     ) -> None:

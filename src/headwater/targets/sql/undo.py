@@ -25,6 +25,7 @@ BLOCK = RESERVED + "block_number"
 STREAM = RESERVED + "id"
 CHANGE_LOG = "substreams_history"
 EVERY_BLOCK = 2**62  # above any
+_WIDE_ID = "a 64-bit id"
 KEPT = (Undo.KEYED, Undo.KEYLESS, Undo.CHANGE_LOG)
 
 Held = TypeVar("Held", bound=Session)
@@ -114,35 +115,49 @@ class ChangeLog(Log):
         self._name = name
 
     def create(self, session: Any) -> None:
-        """Create the table if it is not there; refuse one that is something else."""
+        """Create the table if it is not there; refuse one that is something else.
+
+        One that the Substreams sink has made, whose ids are narrow and which knows no streams, is
+        given what it lacks. Rows that it holds belong to no stream, and stay as they are.
+        """
         dialect = self._dialect
         if not dialect.exists(session, self._name):
-            session.run(
-                compose(
-                    "CREATE TABLE {log} (id {id} PRIMARY KEY, op {letter}, table_name {text}, "
-                    "pk {text}, prev_value {text}, block_num BIGINT, stream_id {text} NOT NULL)",
-                    log=self._name,
-                    id=dialect.change_id,
-                    letter=dialect.letter,
-                    text=Fragment(dialect.text),
-                )
-            )
-            session.run(
-                compose(
-                    "CREATE INDEX {index} ON {log} ({columns})",
-                    index=self._name.suffixed("_block_num").name,
-                    log=self._name,
-                    columns=dialect.change_index,
-                )
-            )
-        layout = dialect.read_table(session, self._name)
-        lacking = [one for one in self.columns if one not in layout.columns]
-        if lacking or layout.columns["id"].type.lower() != "bigint":
+            self._create(session)
+        lacking = self._lacking(session)
+        if lacking and set(lacking) <= {"stream_id", _WIDE_ID}:
+            dialect.widen_change_log(session, self._name, lambda: self._create(session))
+            lacking = self._lacking(session)
+        if lacking:
             raise TableMismatchError(
                 "this is not a change log of ours",
                 table=self._name.full,
-                lacking=", ".join(lacking) or "a 64-bit id",
+                lacking=", ".join(lacking),
             )
+
+    def _create(self, session: Any) -> None:
+        session.run(
+            compose(
+                "CREATE TABLE {log} (id {id} PRIMARY KEY, op {letter}, table_name {text}, "
+                "pk {text}, prev_value {text}, block_num BIGINT, stream_id {text} NOT NULL)",
+                log=self._name,
+                id=self._dialect.change_id,
+                letter=self._dialect.letter,
+                text=Fragment(self._dialect.text),
+            )
+        )
+        session.run(
+            compose(
+                "CREATE INDEX {index} ON {log} ({columns})",
+                index=self._name.suffixed("_block_num").name,
+                log=self._name,
+                columns=self._dialect.change_index,
+            )
+        )
+
+    def _lacking(self, session: Any) -> list[str]:
+        found = self._dialect.read_table(session, self._name).columns
+        narrow = "id" in found and found["id"].type.lower() != "bigint"
+        return [*(one for one in self.columns if one not in found), *[_WIDE_ID] * narrow]
 
     def name(self, layout: Layout) -> QualifiedName:
         """Return the one table."""
