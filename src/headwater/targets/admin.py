@@ -145,7 +145,7 @@ def open_admin(address: str, *, schema: str | None = None, table: str = "sync") 
         raise MissingExtraError(
             f"this needs the package {error.name}: pip install 'headwater[{extra}]'"
         ) from error
-    made: Admin = module.open_admin(address, schema, table)
+    made: Admin = module.ADMIN(address, schema, table)
     return made
 
 

@@ -70,13 +70,6 @@ _UNDO = {
 _SYSTEM = ("system", "information_schema", "INFORMATION_SCHEMA")
 
 
-def open_admin(url: str, database: str | None, table: str) -> ClickHouseAdmin:
-    """Return who operates on a server. Called by `headwater.targets.admin`."""
-    return ClickHouseAdmin(
-        ClickHouseClient(url), ClickHouseSettings(database=database, table=table)
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Held:
     """A stream whose earlier writers have been told to stop."""
@@ -118,11 +111,11 @@ class ClickHouseAdmin:
     `on_statement` is called with each statement before it is sent.
     """
 
-    def __init__(self, client: ClickHouseClient, settings: ClickHouseSettings) -> None:
+    def __init__(self, url: str, database: str | None, table: str) -> None:
         self.on_statement: Callable[[str], None] | None = None
-        self._client = client
-        self._settings = settings
-        self._sync = TableName(settings.database or client.database, settings.table)
+        self._client = client = ClickHouseClient(url)
+        self._settings = ClickHouseSettings(database=database, table=table)
+        self._sync = TableName(database or client.database, table)
         self._registry = self._sync.suffixed("__tables")
 
     def streams(self) -> list[StreamStatus]:
@@ -403,3 +396,6 @@ def _all_tables(client: ClickHouseClient) -> set[TableName]:
         {"system": _SYSTEM},
     )
     return {TableName(one["database"], one["name"]) for one in found}
+
+
+ADMIN = ClickHouseAdmin

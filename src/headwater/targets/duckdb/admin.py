@@ -14,25 +14,17 @@ import duckdb
 
 from headwater.errors import CursorMoveError, SchemaFileError
 from headwater.targets.admin import StreamStatus
-from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, DUCKDB
 from headwater.targets.duckdb.session import Session, open_session
-from headwater.targets.duckdb.store import DuckDBSettings, open_store
+from headwater.targets.duckdb.store import DuckDBSettings
 from headwater.targets.duckdb.target import DuckDBTarget
 from headwater.targets.sql.admin import SqlAdmin
-from headwater.targets.sql.flow import Store
 from headwater.targets.sql.text import QualifiedName, compose
 from headwater.targets.sql.tokens import STANDARD
-
-
-def open_admin(path: str, schema: str | None, table: str) -> DuckDBAdmin:
-    """Return what administers a file. Called by `headwater.targets.admin`."""
-    return DuckDBAdmin(path, DuckDBSettings(schema=schema or DEFAULT_SCHEMA, table=table))
 
 
 class DuckDBAdmin(SqlAdmin[Session]):
     """Administers one file."""
 
-    dialect = DUCKDB
     target_type = DuckDBTarget
     _settings: DuckDBSettings
 
@@ -52,9 +44,6 @@ class DuckDBAdmin(SqlAdmin[Session]):
         finally:
             session.close()
 
-    def _store(self, session: Session, stream_id: str) -> Store:
-        return open_store(session, self._settings, stream_id)
-
     def _empty(self, session: Session, names: Sequence[QualifiedName]) -> None:
         for name in reversed(names):
             session.run(compose("DELETE FROM {table}", table=name))
@@ -71,3 +60,6 @@ class DuckDBAdmin(SqlAdmin[Session]):
         except duckdb.Error as error:
             reason = str(error).splitlines()[0]
             raise SchemaFileError("a statement failed", reason=reason) from error
+
+
+ADMIN = DuckDBAdmin

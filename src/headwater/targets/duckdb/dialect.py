@@ -46,11 +46,11 @@ class DuckDBDialect(Dialect[Session]):
 
     name_type = TableName
     errors = Errors(
-        undeclared=UndeclaredTableError,
-        table=TableSchemaError,
-        key=TableKeyError,
-        append_only=AppendOnlyError,
-        statement=UntraceableWriteError,
+        UndeclaredTableError,
+        TableSchemaError,
+        TableKeyError,
+        AppendOnlyError,
+        UntraceableWriteError,
     )
     text = "VARCHAR"
     json = "JSON"
@@ -63,6 +63,10 @@ class DuckDBDialect(Dialect[Session]):
     undoes_keyless = True
     claim_note = "position INTEGER"
     claim_order = Fragment("position, table_schema, table_name")
+    all_tables = Fragment(
+        "SELECT schema_name AS table_schema, table_name FROM duckdb_tables() "
+        "WHERE database_name = current_database()"
+    )
     same_table = Fragment("lower(table_schema) = $1 AND lower(table_name) = $2")
 
     def fold(self, column: str) -> str:
@@ -95,24 +99,6 @@ class DuckDBDialect(Dialect[Session]):
         return column.type.endswith(("INT", "INTEGER"))
 
     # --- what there is ----------------------------------------------------------------------------
-
-    def tables(self, session: Session) -> set[QualifiedName]:
-        """Return all tables of the database."""
-        rows = session.rows(
-            "SELECT schema_name, table_name FROM duckdb_tables() "
-            "WHERE database_name = current_database()"
-        )
-        return {TableName(*row) for row in rows}
-
-    def exists(self, session: Session, name: QualifiedName) -> bool:
-        """Tell whether there is a table of this name."""
-        return bool(
-            session.rows(
-                "SELECT 1 FROM duckdb_tables() WHERE database_name = current_database() "
-                "AND lower(schema_name) = $1 AND lower(table_name) = $2",
-                name.folded,
-            )
-        )
 
     def read_table(self, session: Session, name: QualifiedName) -> Layout | None:
         """Read a table from DuckDB's own tables."""

@@ -34,10 +34,10 @@ def duckdb_target(
     *,
     tables: Iterable[str | TableOptions | Table] | None = None,
     on_data: OnData[Tx] | None = None,
-    aggregates: Iterable[Aggregate] = (),
     on_start: OnStart[Tx] | None = None,
     on_before_rollback: OnRollback[Tx] | None = None,
     on_after_rollback: OnRollback[Tx] | None = None,
+    aggregates: Iterable[Aggregate] = (),
     settings: DuckDBSettings | None = None,
 ) -> DuckDBTarget:
     """Write a stream to a DuckDB file.
@@ -48,11 +48,11 @@ def duckdb_target(
             children. Without `on_data`, only those that need more than their name.
         on_data: `on_data(tx, data)` or `on_data(tx, data, ctx)`, called once per batch, inside its
             transaction. Left out, each output is inserted into the table of its own name.
-        aggregates: tables that sum up outputs, made by `aggregate(...)`, after `on_data`.
         on_start: `on_start(tx)`, called once before anything is read, in a transaction.
         on_before_rollback: `on_before_rollback(tx, cursor)`, called inside the transaction that
             undoes a fork, before any table is; for what the target does not track.
         on_after_rollback: the same, after all tables were restored.
+        aggregates: tables that sum up outputs, made by `aggregate(...)`, after `on_data`.
         settings: the stream id, where the state is kept, for how long undo data is.
     """
     check_address(path, "duckdb")
@@ -69,6 +69,7 @@ class DuckDBTarget(SqlTarget[Session]):
 
     dialect = DUCKDB
     settings_type = DuckDBSettings
+    open_store = staticmethod(open_store)
     _store: DuckDBStore
     _settings: DuckDBSettings
     ended = DuckDBTransactionError

@@ -8,25 +8,17 @@ from contextlib import contextmanager
 import psycopg
 
 from headwater.errors import CursorMoveError, PostgresLockError, SchemaFileError
-from headwater.targets.postgres.dialect import DEFAULT_SCHEMA, POSTGRES
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.store import PostgresSettings, open_store
+from headwater.targets.postgres.store import PostgresSettings
 from headwater.targets.postgres.target import PostgresTarget
 from headwater.targets.postgres.tx import refuse_transaction_control
 from headwater.targets.sql.admin import SqlAdmin
-from headwater.targets.sql.flow import Store
 from headwater.targets.sql.text import Fragment, QualifiedName, compose
-
-
-def open_admin(dsn: str, schema: str | None, table: str) -> PostgresAdmin:
-    """Return what administers a database. Called by `headwater.targets.admin`."""
-    return PostgresAdmin(dsn, PostgresSettings(schema=schema or DEFAULT_SCHEMA, table=table))
 
 
 class PostgresAdmin(SqlAdmin[Session]):
     """Administers one database."""
 
-    dialect = POSTGRES
     target_type = PostgresTarget
     _settings: PostgresSettings
 
@@ -50,9 +42,6 @@ class PostgresAdmin(SqlAdmin[Session]):
         finally:
             session.close()
 
-    def _store(self, session: Session, stream_id: str) -> Store:
-        return open_store(session, self._settings, stream_id)
-
     def _empty(self, session: Session, names: Sequence[QualifiedName]) -> None:
         """Remove all rows at once: the tables may refer to each other."""
         listed = ", ".join(compose("{name}", name=name) for name in names)
@@ -72,3 +61,6 @@ class PostgresAdmin(SqlAdmin[Session]):
         except psycopg.Error as error:
             reason = str(error).splitlines()[0]
             raise SchemaFileError("a statement failed", reason=reason) from error
+
+
+ADMIN = PostgresAdmin

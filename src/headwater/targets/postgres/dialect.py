@@ -64,11 +64,11 @@ class PostgresDialect(Dialect[Session]):
 
     name_type = TableName
     errors = Errors(
-        undeclared=UntrackedTableError,
-        table=PostgresTableError,
-        key=PostgresKeyError,
-        append_only=PostgresAppendOnlyError,
-        statement=PostgresStatementError,
+        UntrackedTableError,
+        PostgresTableError,
+        PostgresKeyError,
+        PostgresAppendOnlyError,
+        PostgresStatementError,
     )
     json = "JSONB"
     bytewise = ' COLLATE "C"'
@@ -78,6 +78,11 @@ class PostgresDialect(Dialect[Session]):
     block_number = "NUMERIC"
     claim_note = "deferred BOOLEAN NOT NULL"
     claim_order = Fragment("table_schema, table_name")
+    all_tables = Fragment(  # that are not the server's own
+        "SELECT n.nspname AS table_schema, c.relname AS table_name FROM pg_class AS c "
+        "JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') "
+        "AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema'"
+    )
     same_table = Fragment("table_schema = $1 AND table_name = $2")
 
     def locate(self, place: str | Path | Address) -> Address:
@@ -104,25 +109,6 @@ class PostgresDialect(Dialect[Session]):
         return column.bare in ("smallint", "integer", "bigint", "numeric")
 
     # --- what there is ----------------------------------------------------------------------------
-
-    def tables(self, session: Session) -> set[QualifiedName]:
-        """Return all tables that are not the server's own."""
-        rows = session.rows(
-            "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n "
-            "ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') "
-            "AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema'"
-        )
-        return {TableName(*row) for row in rows}
-
-    def exists(self, session: Session, name: QualifiedName) -> bool:
-        """Tell whether there is a table of this name."""
-        return bool(
-            session.rows(
-                "SELECT 1 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
-                "WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')",
-                [name.schema, name.name],
-            )
-        )
 
     def read_table(self, session: Session, name: QualifiedName) -> Layout | None:
         """Read a table from the server's catalog."""

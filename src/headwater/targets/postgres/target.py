@@ -75,6 +75,7 @@ class PostgresTarget(SqlTarget[Session]):
 
     dialect = POSTGRES
     settings_type = PostgresSettings
+    open_store = staticmethod(open_store)
     _store: PostgresStore
     _settings: PostgresSettings
     ended = PostgresTransactionError

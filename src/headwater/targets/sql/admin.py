@@ -25,9 +25,8 @@ from headwater.targets.database import Callbacks
 from headwater.targets.schema_file import SchemaFile
 from headwater.targets.side_rows import SideStatus
 from headwater.targets.sql.catalog import Undo
-from headwater.targets.sql.dialect import Dialect, Session
+from headwater.targets.sql.dialect import Session
 from headwater.targets.sql.flow import SqlTarget, Store
-from headwater.targets.sql.settings import StateSettings
 from headwater.targets.sql.settings import table as declare
 from headwater.targets.sql.state import CURSORS, CursorTable
 from headwater.targets.sql.text import QualifiedName, compose
@@ -39,13 +38,14 @@ Held = TypeVar("Held", bound=Session)
 class SqlAdmin(ABC, Generic[Held]):
     """Administers one database; runs in a process of its own, beside no stream that writes."""
 
-    dialect: ClassVar[Dialect[Any]]
     target_type: ClassVar[type[SqlTarget[Any]]]
 
-    def __init__(self, place: str, settings: StateSettings) -> None:
+    def __init__(self, place: str, schema: str | None, table: str) -> None:
+        self.dialect = self.target_type.dialect
         self._place = self.dialect.locate(place)
-        self._settings = settings
-        self._sync = settings.sync
+        schema = schema or self.dialect.name_type.default_schema
+        self._settings = self.target_type.settings_type(schema=schema, table=table)
+        self._sync = self._settings.sync
         self._claims = self._sync.suffixed("__tables")
 
     def streams(self) -> list[StreamStatus]:
@@ -167,6 +167,10 @@ class SqlAdmin(ABC, Generic[Held]):
             if self.dialect.exists(session, name):
                 CursorTable(self.dialect, name).show(session, stream_id, state, known=True)
 
+    def _store(self, session: Held, stream_id: str) -> Store:
+        """Return what is kept of a stream. Nothing is read yet."""
+        return self.target_type.open_store(session, self._settings, stream_id)
+
     def _beside(self, name: str) -> QualifiedName:
         return type(self._sync)(self._sync.schema, name)
 
@@ -200,10 +204,6 @@ class SqlAdmin(ABC, Generic[Held]):
     @abstractmethod
     def _transaction(self, stream_id: str | None) -> AbstractContextManager[Held]:
         """Open a transaction; with an id, as the one writer of that stream."""
-
-    @abstractmethod
-    def _store(self, session: Held, stream_id: str) -> Store:
-        """Return what is kept of a stream. Nothing is read yet."""
 
     @abstractmethod
     def _empty(self, session: Held, names: Sequence[QualifiedName]) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from headwater.address import Address
 from headwater.errors import HeadwaterError
 from headwater.targets.sql.settings import Table, table
-from headwater.targets.sql.text import Fragment, QualifiedName
+from headwater.targets.sql.text import Fragment, QualifiedName, compose
 
 if TYPE_CHECKING:
     from headwater.targets.sql.catalog import Column
@@ -98,7 +98,8 @@ class Dialect(ABC, Generic[Held]):
     change_id: ClassVar[Fragment]  # the type of `id` in a change log
     change_index: ClassVar[tuple[str, ...]]  # the columns by which its rows are found
     numbers_changes: ClassVar[bool] = False  # the target makes those ids, not the database
-    same_table: ClassVar[Fragment]  # the claims of table `$1`, `$2`
+    all_tables: ClassVar[Fragment]  # the query of `table_schema` and `table_name`
+    same_table: ClassVar[Fragment]  # the rows of such a query that are of table `$1`, `$2`
 
     def locate(self, place: str | Path | Address) -> Any:
         """Return the place of a database as it is kept, with what of it is secret out of sight."""
@@ -112,6 +113,16 @@ class Dialect(ABC, Generic[Held]):
         """Return a declaration whose name and types this database can use; refuse any other."""
         declared = table(given) if isinstance(given, str) else given
         return self._checked(declared)
+
+    def tables(self, session: Held) -> set[QualifiedName]:
+        """Return all tables of the user's and ours."""
+        return {self.name_type(*row) for row in session.rows(self.all_tables)}
+
+    def exists(self, session: Held, name: QualifiedName) -> bool:
+        """Tell whether there is a table of this name."""
+        query = "SELECT 1 FROM ({all}) AS held WHERE {same}"
+        sql = compose(query, all=self.all_tables, same=self.same_table)
+        return bool(session.rows(sql, name.folded))
 
     def fold(self, column: str) -> str:
         """Return what two spellings of one column have in common."""
@@ -141,14 +152,6 @@ class Dialect(ABC, Generic[Held]):
     @abstractmethod
     def read_table(self, session: Held, name: QualifiedName) -> Any:
         """Return the layout of a table as it is now, not undone by anything; None without one."""
-
-    @abstractmethod
-    def tables(self, session: Held) -> set[QualifiedName]:
-        """Return all tables of the user's and ours."""
-
-    @abstractmethod
-    def exists(self, session: Held, name: QualifiedName) -> bool:
-        """Tell whether there is a table of this name."""
 
     @abstractmethod
     def make_schema(self, session: Held, name: str) -> None:

@@ -82,6 +82,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
 
     dialect: ClassVar[Dialect[Any]]
     settings_type: ClassVar[type[StateSettings]]
+    open_store: ClassVar[Callable[..., Store]]
     _store: Store
     ended: ClassVar[type[HeadwaterError]]  # a callback has ended the transaction
 
