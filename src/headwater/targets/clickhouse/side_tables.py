@@ -28,7 +28,7 @@ from headwater.targets.contract import SideTable
 from headwater.targets.side_rows import KEY, PREFIX, STREAM, check_side_table, side_rows
 from headwater.targets.sql import text
 from headwater.targets.sql.side_tables import ConfigTable, StoredSideTables
-from headwater.targets.sql.text import Fragment, QualifiedName
+from headwater.targets.sql.text import Fragment, Part, QualifiedName, filled
 
 _NOTE = {"id": "String", "name": "String", "document": "String", "sign": "Int8"}
 _OWN = "stream_id = {stream:String}"
@@ -42,19 +42,22 @@ class Statements:
     def __init__(self, client: ClickHouseClient) -> None:
         self._client = client
 
-    def run(self, sql: str, params: Sequence[object] = (), *, prepare: bool = False) -> None:
+    def run(
+        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
+    ) -> None:
         """Run a statement for its effect; one that may run twice without harm."""
-        self._client.run(*_named(sql, params), settings=DELETED)
+        self._client.run(*_named(filled(sql, parts), params), settings=DELETED)
 
     def rows(
-        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False
+        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
     ) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
-        return [tuple(one.values()) for one in self._client.rows(*_named(sql, params))]
+        found = self._client.rows(*_named(filled(sql, parts), params))
+        return [tuple(one.values()) for one in found]
 
-    def arrow(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+    def arrow(self, sql: str, params: Sequence[object] = (), **parts: Part) -> pa.Table:
         """Run a query and return a table."""
-        return self._client.query(*_named(sql, params))
+        return self._client.query(*_named(filled(sql, parts), params))
 
     def transaction(self) -> AbstractContextManager[None]:
         """Do nothing: there are no transactions."""

@@ -18,7 +18,7 @@ from headwater.targets.duckdb.session import Session, open_session
 from headwater.targets.duckdb.store import DuckDBSettings
 from headwater.targets.duckdb.target import DuckDBTarget
 from headwater.targets.sql.admin import SqlAdmin
-from headwater.targets.sql.text import QualifiedName, compose
+from headwater.targets.sql.text import QualifiedName
 from headwater.targets.sql.tokens import STANDARD
 
 
@@ -46,7 +46,7 @@ class DuckDBAdmin(SqlAdmin[Session]):
 
     def _empty(self, session: Session, names: Sequence[QualifiedName]) -> None:
         for name in reversed(names):
-            session.run(compose("DELETE FROM {table}", table=name))
+            session.run("DELETE FROM {table}", table=name)
 
     def _run(self, session: Session, sql: str) -> None:
         try:

@@ -128,7 +128,7 @@ class DuckDBDialect(Dialect[Session]):
 
     def make_schema(self, session: Session, name: str) -> None:
         """Create a schema if it is not there."""
-        session.run(compose("CREATE SCHEMA IF NOT EXISTS {name}", name=name))
+        session.run("CREATE SCHEMA IF NOT EXISTS {name}", name=name)
 
     def columns_of(self, session: Session, schema: str, prefix: str) -> list[tuple[str, str, str]]:
         """Return table, column and type of all tables whose name begins with a prefix."""
@@ -178,18 +178,19 @@ class DuckDBDialect(Dialect[Session]):
         self, session: Session, log: QualifiedName, create: Callable[[], None]
     ) -> None:
         """Create the log anew, and copy its rows: DuckDB changes no column of a primary key."""
-        old = log.suffixed("_before")
-        session.run(compose("ALTER TABLE {log} RENAME TO {old}", log=log, old=old.name))
+        layout, old = self.read_table(session, log), log.suffixed("_before")
+        known = layout is not None and "stream_id" in layout.columns
+        names = "id, op, table_name, pk, prev_value, block_num"
+        session.run("ALTER TABLE {log} RENAME TO {old}", log=log, old=old.name)
         create()
         session.run(
-            compose(
-                "INSERT INTO {log} BY NAME SELECT COLUMNS(c -> c <> 'stream_id'), '' AS stream_id "
-                "FROM {old}",
-                log=log,
-                old=old,
-            )
+            "INSERT INTO {log} ({names}, stream_id) SELECT {names}, {stream} FROM {old}",
+            log=log,
+            old=old,
+            names=Fragment(names),
+            stream=Fragment("coalesce(stream_id, '')" if known else "''"),
         )
-        session.run(compose("DROP TABLE {old}", old=old))
+        session.run("DROP TABLE {old}", old=old)
 
     def append(
         self, session: Session, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
@@ -197,13 +198,11 @@ class DuckDBDialect(Dialect[Session]):
         """Add rows, straight from Arrow."""
         with session.frame(rows) as view:
             session.run(
-                compose(
-                    "INSERT INTO {table} ({names}) SELECT {names} FROM {view} {conflict}",
-                    table=name,
-                    names=rows.schema.names,
-                    view=view,
-                    conflict=Fragment("ON CONFLICT DO NOTHING" if only_new else ""),
-                )
+                "INSERT INTO {table} ({names}) SELECT {names} FROM {view} {conflict}",
+                table=name,
+                names=rows.schema.names,
+                view=view,
+                conflict=Fragment("ON CONFLICT DO NOTHING" if only_new else ""),
             )
 
 

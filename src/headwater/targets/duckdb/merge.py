@@ -36,7 +36,7 @@ from headwater.targets.sql.merge.changes import (
     TableChanges,
 )
 from headwater.targets.sql.merge.merger import Loaded, Merger
-from headwater.targets.sql.text import Fragment, compose, quote
+from headwater.targets.sql.text import Fragment, quote
 
 _SMALL = re.compile(r"U?(BIGINT|INTEGER|SMALLINT|TINYINT)")
 _PLAIN_KEYS = re.compile(INTEGER_TYPES.pattern + "|VARCHAR|BOOLEAN|BLOB")
@@ -99,19 +99,15 @@ class DuckDBMerger(Merger[Session, Layout]):
             _looked_up(self._session, changes, layout),
         ):
             self._session.run(
-                compose(
-                    "CREATE OR REPLACE TEMP TABLE {name} AS SELECT s.*, {found} "
-                    "FROM (SELECT {values} FROM {view}) AS s LEFT JOIN {table} AS now ON {same} "
-                    "ORDER BY here, s.place",
-                    name=name,
-                    found=Fragment(", ".join(["now.rowid AS here", *held])),
-                    values=Fragment(
-                        ", ".join(_typed(changes, one) for one in changes.frame.schema)
-                    ),
-                    view=view,
-                    table=layout.name,
-                    same=Fragment(same),
-                )
+                "CREATE OR REPLACE TEMP TABLE {name} AS SELECT s.*, {found} "
+                "FROM (SELECT {values} FROM {view}) AS s LEFT JOIN {table} AS now ON {same} "
+                "ORDER BY here, s.place",
+                name=name,
+                found=Fragment(", ".join(["now.rowid AS here", *held])),
+                values=Fragment(", ".join(_typed(changes, one) for one in changes.frame.schema)),
+                view=view,
+                table=layout.name,
+                same=Fragment(same),
             )
         kinds = {one: column.type for one, column in layout.columns.items()}
         row = [(one, f"s.o{images.index(one)}", kinds[one]) for one in captured]

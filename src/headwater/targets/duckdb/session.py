@@ -18,6 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from headwater.errors import DuckDBDiskFullError, DuckDBFileError, StreamInUseError
+from headwater.targets.sql.text import Part, filled
 
 MEMORY = ":memory:"
 _FULL = ("No space left on device", "Disk quota exceeded", "File too large")  # the system's words
@@ -49,20 +50,21 @@ class Session:
         self._cursor = file.connection.cursor()
         self.on_statement: Callable[[str], None] | None = None
 
-    def run(self, sql: str, params: Sequence[object] = (), *, prepare: bool = False) -> None:
+    def run(
+        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
+    ) -> None:
         """Run a statement for its effect; there is no plan to keep, whatever `prepare` says."""
-        self._announce(sql)
-        self._cursor.execute(sql, list(params))
+        self._execute(filled(sql, parts), params)
 
     def rows(
-        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False
+        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
     ) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
-        self._announce(sql)
-        return self._cursor.execute(sql, list(params)).fetchall()
+        return self._execute(filled(sql, parts), params).fetchall()
 
-    def arrow(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+    def arrow(self, sql: str, params: Sequence[object] = (), **parts: Part) -> pa.Table:
         """Run a query and return a table; integers without bound come as decimal text."""
+        sql = filled(sql, parts)
         self._announce(sql)
         found = self._cursor.sql(sql, params=list(params))
         kinds = [str(kind) for kind in found.types]
@@ -120,6 +122,10 @@ class Session:
             if self._file.users == 0:
                 _OPEN.pop(self._file.key, None)
                 self._file.connection.close()
+
+    def _execute(self, sql: str, params: Sequence[object]) -> duckdb.DuckDBPyConnection:
+        self._announce(sql)
+        return self._cursor.execute(sql, list(params))
 
     def _announce(self, sql: str) -> None:
         if self.on_statement is not None:

@@ -151,12 +151,10 @@ class Tx(BaseTx[Session, Layout]):
             if block is not None:
                 self.store.undo.inserted(layout, block, found.names, found.query)
             self.session.run(
-                compose(
-                    "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new",
-                    table=layout.name,
-                    names=found.names,
-                    source=found.query,
-                )
+                "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new",
+                table=layout.name,
+                names=found.names,
+                source=found.query,
             )
 
     @contextmanager
@@ -176,12 +174,12 @@ class Tx(BaseTx[Session, Layout]):
         what = "CREATE TEMP TABLE {table} AS FROM {query}"
         for data in chain([first, second], pieces):
             with self._scanned(layout, data) as rows:
-                self.session.run(compose(what, table=table, query=rows.query))
+                self.session.run(what, table=table, query=rows.query)
                 what = "INSERT INTO {table} FROM {query}"
         whole = Source(layout, rows.names, compose("(FROM {table})", table=table))
         self._check_key(whole)
         yield whole
-        self.session.run(compose("DROP TABLE {table}", table=table))
+        self.session.run("DROP TABLE {table}", table=table)
 
     @contextmanager
     def _keys(self, layout: Layout, rows: pa.Table, wanted: Sequence[str]) -> Iterator[Rows]:
@@ -214,13 +212,11 @@ class Tx(BaseTx[Session, Layout]):
         key = rows.layout.key
         missing = " OR ".join(f"{quote(one)} IS NULL" for one in key)
         total, distinct, without = self.session.rows(
-            compose(
-                "SELECT count(*), count(DISTINCT ({key})), count(*) FILTER (WHERE {missing}) "
-                "FROM {source} AS new",
-                key=Fragment(f"row({columns(key)})"),
-                missing=Fragment(missing),
-                source=rows.query,
-            )
+            "SELECT count(*), count(DISTINCT ({key})), count(*) FILTER (WHERE {missing}) "
+            "FROM {source} AS new",
+            key=Fragment(f"row({columns(key)})"),
+            missing=Fragment(missing),
+            source=rows.query,
         )[0]
         self._refuse_keys(rows.layout, without, total - distinct)
 
@@ -259,26 +255,20 @@ class Tx(BaseTx[Session, Layout]):
             yield
             return
         before = f"__headwater_before_{name.name}"
-        self.session.run(
-            compose("CREATE TEMP TABLE {before} AS FROM {table}", before=before, table=name)
-        )
+        self.session.run("CREATE TEMP TABLE {before} AS FROM {table}", before=before, table=name)
         yield
         if append_only:
             self._check_appended(layout, before)
         else:
             self.store.undo.compared(layout, self._scope.block, before)
-        self.session.run(compose("DROP TABLE {before}", before=before))
+        self.session.run("DROP TABLE {before}", before=before)
 
     def _check_appended(self, layout: Layout, before: str) -> None:
         changes = "FROM {one} EXCEPT ALL FROM {other}"
-        gone = self.session.rows(
-            compose(f"{changes} LIMIT 1", one=before, other=layout.name),
-        )
+        gone = self.session.rows(f"{changes} LIMIT 1", one=before, other=layout.name)
         if gone:
             raise AppendOnlyError("SQL changed or removed rows", table=layout.name)
-        self._check_blocks(
-            layout, self.session.arrow(compose(changes, one=layout.name, other=before))
-        )
+        self._check_blocks(layout, self.session.arrow(changes, one=layout.name, other=before))
 
 
 @contextmanager

@@ -103,19 +103,17 @@ class DuckDBUndoLog(UndoLog[Session, Layout]):
     ) -> None:
         earliest = "ON CONFLICT DO NOTHING" if layout.undo is Undo.KEYED else ""
         self._session.run(
-            compose(
-                "INSERT INTO {log} ({names}, {operation}, {block}, {stream}) "
-                "SELECT {values}, $1, $2, $3 FROM {rows} {earliest}",
-                log=self._complete(layout),
-                names=names,
-                operation=OPERATION,
-                block=BLOCK,
-                stream=STREAM,
-                values=columns(names, prefix),
-                rows=rows,
-                earliest=Fragment(earliest),
-            ),
+            "INSERT INTO {log} ({names}, {operation}, {block}, {stream}) "
+            "SELECT {values}, $1, $2, $3 FROM {rows} {earliest}",
             [operation, block, self._id],
+            log=self._complete(layout),
+            names=names,
+            operation=OPERATION,
+            block=BLOCK,
+            stream=STREAM,
+            values=columns(names, prefix),
+            rows=rows,
+            earliest=Fragment(earliest),
         )
 
     def _complete(self, layout: Layout) -> QualifiedName:
@@ -129,11 +127,7 @@ class DuckDBUndoLog(UndoLog[Session, Layout]):
         if layout.undo is Undo.KEYED:
             parts.append(f"PRIMARY KEY ({STREAM}, {BLOCK}, {columns(layout.key)})")
         self._session.run(
-            compose(
-                "CREATE TABLE IF NOT EXISTS {log} ({parts})",
-                log=log,
-                parts=Fragment(", ".join(parts)),
-            )
+            "CREATE TABLE IF NOT EXISTS {log} ({parts})", log=log, parts=Fragment(", ".join(parts))
         )
         kept = DUCKDB.read_table(self._session, log)
         held = {} if kept is None else {one.lower(): each for one, each in kept.columns.items()}
@@ -141,12 +135,10 @@ class DuckDBUndoLog(UndoLog[Session, Layout]):
             kind, old = layout.columns[name].type, held.get(name.lower())
             if old is None:
                 self._session.run(
-                    compose(
-                        "ALTER TABLE {log} ADD COLUMN {name} {kind}",
-                        log=log,
-                        name=name,
-                        kind=Fragment(kind),
-                    )
+                    "ALTER TABLE {log} ADD COLUMN {name} {kind}",
+                    log=log,
+                    name=name,
+                    kind=Fragment(kind),
                 )
             elif old.type != kind:
                 raise TableSchemaError(
@@ -182,7 +174,7 @@ class DuckDBUndoLog(UndoLog[Session, Layout]):
         for layout, image in zip(known, images, strict=True):
             if layout.undo is not Undo.APPEND_ONLY:
                 self._bring_back(layout, image)
-                self._session.run(compose("DROP TABLE {image}", image=image))
+                self._session.run("DROP TABLE {image}", image=image)
                 self._session.run(self.log(layout).forget(layout), [self._id, number])
 
     def _read_images(self, layout: Layout, image: str, number: int) -> None:
@@ -195,44 +187,40 @@ class DuckDBUndoLog(UndoLog[Session, Layout]):
             else self.log(layout).images(self._session, layout, self._id)
         )
         self._session.run(
-            compose("CREATE OR REPLACE TEMP TABLE {image} AS {query}", image=image, query=query),
+            "CREATE OR REPLACE TEMP TABLE {image} AS {query}",
             [self._id, number],
+            image=image,
+            query=query,
         )
 
     def _take_out(self, layout: Layout, image: str, number: int) -> None:
         """Remove rows that came into being; where values may change hands, all that come back."""
         if layout.undo is Undo.APPEND_ONLY:
             self._session.run(
-                compose(
-                    "DELETE FROM {table} WHERE {block} > $1",
-                    table=layout.name,
-                    block=layout.block_column,
-                ),
+                "DELETE FROM {table} WHERE {block} > $1",
                 [number],
+                table=layout.name,
+                block=layout.block_column,
             )
         elif layout.undo is Undo.KEYLESS:
             self._session.run(
-                compose(
-                    "DELETE FROM {table} WHERE rowid IN (SELECT now.rowid FROM {table} AS now "
-                    "JOIN {image} AS net ON {same} WHERE net.{times} > 0 "
-                    "QUALIFY row_number() OVER (PARTITION BY net.{group}) <= net.{times})",
-                    table=layout.name,
-                    image=image,
-                    same=equal(layout.stored, "now", "net", nulls=True),
-                    times=TIMES,
-                    group=GROUP,
-                )
+                "DELETE FROM {table} WHERE rowid IN (SELECT now.rowid FROM {table} AS now "
+                "JOIN {image} AS net ON {same} WHERE net.{times} > 0 "
+                "QUALIFY row_number() OVER (PARTITION BY net.{group}) <= net.{times})",
+                table=layout.name,
+                image=image,
+                same=equal(layout.stored, "now", "net", nulls=True),
+                times=TIMES,
+                group=GROUP,
             )
         else:
             came = compose("old.{operation} = 'INSERT'", operation=OPERATION)
             self._session.run(
-                compose(
-                    "DELETE FROM {table} AS now USING {image} AS old WHERE {same} AND {gone}",
-                    table=layout.name,
-                    image=image,
-                    same=equal(layout.key, "now", "old"),
-                    gone=Fragment("true") if layout.unique else came,
-                )
+                "DELETE FROM {table} AS now USING {image} AS old WHERE {same} AND {gone}",
+                table=layout.name,
+                image=image,
+                same=equal(layout.key, "now", "old"),
+                gone=Fragment("true") if layout.unique else came,
             )
 
     def _bring_back(self, layout: Layout, image: str) -> None:
@@ -240,29 +228,25 @@ class DuckDBUndoLog(UndoLog[Session, Layout]):
         names = layout.stored
         if layout.undo is Undo.KEYLESS:
             self._session.run(
-                compose(
-                    "INSERT INTO {table} ({names}) SELECT {names} FROM "
-                    "(SELECT *, unnest(range(-{times})) FROM {image} WHERE {times} < 0)",
-                    table=layout.name,
-                    names=names,
-                    times=TIMES,
-                    image=image,
-                )
+                "INSERT INTO {table} ({names}) SELECT {names} FROM "
+                "(SELECT *, unnest(range(-{times})) FROM {image} WHERE {times} < 0)",
+                table=layout.name,
+                names=names,
+                times=TIMES,
+                image=image,
             )
             return
         rest = [name for name in names if name not in layout.key]
         assign = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in rest)
         self._session.run(
-            compose(
-                "INSERT INTO {table} ({names}) SELECT {names} FROM {image} AS old "
-                "WHERE {operation} <> 'INSERT' ON CONFLICT ({key}) DO {action}",
-                table=layout.name,
-                names=names,
-                image=image,
-                operation=OPERATION,
-                key=layout.key,
-                action=Fragment(f"UPDATE SET {assign}" if rest else "NOTHING"),
-            )
+            "INSERT INTO {table} ({names}) SELECT {names} FROM {image} AS old "
+            "WHERE {operation} <> 'INSERT' ON CONFLICT ({key}) DO {action}",
+            table=layout.name,
+            names=names,
+            image=image,
+            operation=OPERATION,
+            key=layout.key,
+            action=Fragment(f"UPDATE SET {assign}" if rest else "NOTHING"),
         )
 
     def _net(self, layout: Layout) -> Fragment:

@@ -46,7 +46,7 @@ class PostgresAdmin(SqlAdmin[Session]):
         """Remove all rows at once: the tables may refer to each other."""
         listed = ", ".join(compose("{name}", name=name) for name in names)
         try:
-            session.run(compose("TRUNCATE {tables}", tables=Fragment(listed)))
+            session.run("TRUNCATE {tables}", tables=Fragment(listed))
         except psycopg.Error as error:
             raise CursorMoveError(
                 "the stream's tables cannot be emptied; do it yourself, and keep the data here",

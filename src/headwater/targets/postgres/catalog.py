@@ -117,20 +117,14 @@ class PostgresCatalog(Catalog[Session, Layout]):
         declared = self.declared(layout.name)
         if layout.key:
             self._session.run(
-                compose(
-                    "ALTER TABLE {table} ADD PRIMARY KEY ({key})",
-                    table=layout.name,
-                    key=layout.key,
-                )
+                "ALTER TABLE {table} ADD PRIMARY KEY ({key})", table=layout.name, key=layout.key
             )
         self._index(declared, layout.undo)
         self._session.run(
-            compose(
-                "UPDATE {claims} SET deferred = false "
-                "WHERE id = $1 AND table_schema = $2 AND table_name = $3",
-                claims=self._claims,
-            ),
+            "UPDATE {claims} SET deferred = false "
+            "WHERE id = $1 AND table_schema = $2 AND table_name = $3",
             [self._id, layout.name.schema, layout.name.name],
+            claims=self._claims,
         )
         del self._layouts[layout.name.folded]
         rebuilt = self.layout(layout.name)
@@ -156,13 +150,11 @@ class PostgresCatalog(Catalog[Session, Layout]):
         """Store how the table is undone; one that was append-only may have images from now on."""
         if layout.undo is Undo.KEYED and self.declared(layout.name).append_only:
             changed = self._session.run(
-                compose(
-                    "UPDATE {claims} SET undo = 'keyed', key_columns = $4 WHERE {same_table} "
-                    "AND id = $3 AND undo = 'append_only'",
-                    claims=self._claims,
-                    same_table=self.dialect.same_table,
-                ),
+                "UPDATE {claims} SET undo = 'keyed', key_columns = $4 WHERE {same_table} "
+                "AND id = $3 AND undo = 'append_only'",
                 [*layout.name.folded, self._id, json.dumps(layout.key)],
+                claims=self._claims,
+                same_table=self.dialect.same_table,
             )
             if changed:
                 self._without_images.add(layout.name.folded)
@@ -177,12 +169,10 @@ class PostgresCatalog(Catalog[Session, Layout]):
 
     def _with_own_claim(self, layout: Layout) -> Layout:
         rows = self._session.rows(
-            compose(
-                "SELECT key_columns::text, deferred FROM {claims} WHERE {same_table} AND id = $3",
-                claims=self._claims,
-                same_table=self.dialect.same_table,
-            ),
+            "SELECT key_columns::text, deferred FROM {claims} WHERE {same_table} AND id = $3",
             [*layout.name.folded, self._id],
+            claims=self._claims,
+            same_table=self.dialect.same_table,
         )
         for key, deferred in rows:
             layout = self._as_claimed(layout, tuple(json.loads(key)), deferred)
@@ -210,9 +200,7 @@ class PostgresCatalog(Catalog[Session, Layout]):
     def _index(self, declared: Table, undo: Undo) -> None:
         blocks = ((declared.block_column,),) if undo is Undo.APPEND_ONLY else ()
         for names in dict.fromkeys((*blocks, *declared.indexes)):
-            self._session.run(
-                compose("CREATE INDEX ON {table} ({names})", table=declared.name, names=names)
-            )
+            self._session.run("CREATE INDEX ON {table} ({names})", table=declared.name, names=names)
 
     def _captured(self, layout: Layout) -> None:
         if layout.undo is not Undo.CHANGE_LOG:

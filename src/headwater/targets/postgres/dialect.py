@@ -117,7 +117,7 @@ class PostgresDialect(Dialect[Session]):
     def make_schema(self, session: Session, name: str) -> None:
         """Create a schema if it is not there; asking first needs no right to create one."""
         if not session.rows("SELECT 1 FROM pg_namespace WHERE nspname = $1", [name]):
-            session.run(compose("CREATE SCHEMA {name}", name=name))
+            session.run("CREATE SCHEMA {name}", name=name)
 
     def columns_of(self, session: Session, schema: str, prefix: str) -> list[tuple[str, str, str]]:
         """Return table, column and type of all tables whose name begins with a prefix."""
@@ -184,13 +184,11 @@ class PostgresDialect(Dialect[Session]):
         names = [json.dumps(one, ensure_ascii=False) + ":" for one in layout.stored]
         return bool(
             session.rows(
-                compose(
-                    "SELECT FROM {log} WHERE stream_id = $1 AND table_name = $2 "
-                    "AND EXISTS (SELECT FROM unnest($3::text[]) AS name "
-                    "WHERE strpos(prev_value, name) = 0) LIMIT 1",
-                    log=log,
-                ),
+                "SELECT FROM {log} WHERE stream_id = $1 AND table_name = $2 "
+                "AND EXISTS (SELECT FROM unnest($3::text[]) AS name "
+                "WHERE strpos(prev_value, name) = 0) LIMIT 1",
                 [stream_id, layout.name.full, names],
+                log=log,
             )
         )
 
@@ -203,7 +201,7 @@ class PostgresDialect(Dialect[Session]):
             "ADD COLUMN IF NOT EXISTS stream_id TEXT NOT NULL DEFAULT ''; "
             "CREATE INDEX ON {log} ({columns})"
         )
-        session.run(compose(sql, log=log, columns=self.change_index))
+        session.run(sql, log=log, columns=self.change_index)
         query = "SELECT pg_get_serial_sequence($1, 'id')"
         ((sequence,),) = session.rows(query, [compose("{log}", log=log)])
         if sequence is not None:
@@ -219,14 +217,11 @@ class PostgresDialect(Dialect[Session]):
             copy_in(session, name, transfer, encoded)
             return
         session.run(
-            compose(
-                "INSERT INTO {table} ({names}) SELECT {values} FROM {source} "
-                "ON CONFLICT DO NOTHING",
-                table=name,
-                names=transfer.names,
-                values=transfer.values(),
-                source=session.temporary.fill(transfer, encoded),
-            )
+            "INSERT INTO {table} ({names}) SELECT {values} FROM {source} ON CONFLICT DO NOTHING",
+            table=name,
+            names=transfer.names,
+            values=transfer.values(),
+            source=session.temporary.fill(transfer, encoded),
         )
 
 

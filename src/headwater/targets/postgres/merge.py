@@ -100,11 +100,8 @@ class PostgresMerger(Merger[Session, Layout]):
             table = self._session.temporary.fill(transfer, rows)
         if changes.frame.num_rows >= BULK:
             self._session.run(
-                compose(
-                    "ANALYZE {table} (kind, key_0); SET LOCAL jit = off; "
-                    "SET LOCAL work_mem = '64MB'",
-                    table=table,
-                )
+                "ANALYZE {table} (kind, key_0); SET LOCAL jit = off; SET LOCAL work_mem = '64MB'",
+                table=table,
             )
         key = changes.shape.key
         source = compose("(SELECT {values} FROM {table})", values=transfer.values(), table=table)
@@ -135,7 +132,7 @@ class PostgresMerger(Merger[Session, Layout]):
                 parts.append(f"{name}{at} AS ({statement}{after} RETURNING 1)")
                 after = compose(" AND (SELECT count(*) FROM {part}) >= 0", part=f"{name}{at}")
         if parts:
-            self._session.run(compose("WITH {parts} SELECT 1", parts=Fragment(",\n".join(parts))))
+            self._session.run("WITH {parts} SELECT 1", parts=Fragment(",\n".join(parts)))
 
     @contextmanager
     def _coded(self, layouts: Sequence[Layout]) -> Iterator[None]:

@@ -30,7 +30,7 @@ from headwater.errors import (
 )
 from headwater.targets.postgres.transfer import TemporaryTables
 from headwater.targets.postgres.types import to_table
-from headwater.targets.sql.text import Fragment, compose
+from headwater.targets.sql.text import Fragment, Part, compose, filled
 
 POLL_S = 0.05
 ON_REQUEST = 2**31 - 1  # statements are prepared where the code says so, and only there
@@ -126,13 +126,17 @@ class Session:
 
     # --- statements -------------------------------------------------------------------------------
 
-    def run(self, sql: str, params: Sequence[object] = (), *, prepare: bool = False) -> int:
+    def run(
+        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
+    ) -> int:
         """Run a statement for its effect; return how many rows it touched."""
-        return int(self._execute(sql, params, prepare).rowcount)
+        return int(self._execute(filled(sql, parts), params, prepare).rowcount)
 
-    def rows(self, sql: str, params: Sequence[object] = (), *, prepare: bool = False) -> list[Row]:
+    def rows(
+        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
+    ) -> list[Row]:
         """Run a statement and return its rows; none if it returns no rows at all."""
-        cursor = self._execute(sql, params, prepare)
+        cursor = self._execute(filled(sql, parts), params, prepare)
         result = cursor.pgresult  # rows may have no columns at all
         is_query = result is not None and result.status == ExecStatus.TUPLES_OK
         return cursor.fetchall() if is_query else []
@@ -141,9 +145,9 @@ class Session:
         """Run a statement and return the cursor, which has the description of the result."""
         return self._execute(sql, params, False)
 
-    def arrow(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+    def arrow(self, sql: str, params: Sequence[object] = (), **parts: Part) -> pa.Table:
         """Run a query and return a table; numbers too wide for Arrow come as decimal text."""
-        return to_table(self.result(sql, params))
+        return to_table(self.result(filled(sql, parts), params))
 
     def copy(self, sql: str, chunks: Iterable[Chunk]) -> None:
         """Feed a COPY."""

@@ -20,7 +20,6 @@ from headwater.errors import (
 from headwater.targets.contract import Scope
 from headwater.targets.postgres.session import Session
 from headwater.targets.sql.state import Newest, SyncTable, read_newest
-from headwater.targets.sql.text import compose
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 5.0
 _RESTARTS = 3
@@ -129,17 +128,15 @@ class Transactions:
         """Take the lock that the Pipes SDK takes too, set capture, compare the state."""
         self._scope = self._first
         ((mine, identity, *row),) = self._session.rows(
-            compose(
-                "SELECT turn.mine, turn.identity, newest.* FROM (SELECT pg_try_advisory_xact_lock("
-                "hashtext($1)::bigint) AS mine, pg_current_xact_id()::text AS identity, "
-                "set_config('sqd.snapshot_enabled', $2, true), "
-                "set_config('sqd.snapshot_block_number', $3, true), "
-                "set_config('sqd.snapshot_id', $1, true)) AS turn "
-                "LEFT JOIN ({newest}) AS newest ON true",
-                newest=self._sync.newest_query(),
-            ),
+            "SELECT turn.mine, turn.identity, newest.* FROM (SELECT pg_try_advisory_xact_lock("
+            "hashtext($1)::bigint) AS mine, pg_current_xact_id()::text AS identity, "
+            "set_config('sqd.snapshot_enabled', $2, true), "
+            "set_config('sqd.snapshot_block_number', $3, true), "
+            "set_config('sqd.snapshot_id', $1, true)) AS turn "
+            "LEFT JOIN ({newest}) AS newest ON true",
             [self._id, *_capture(self._first)],
             prepare=True,
+            newest=self._sync.newest_query(),
         )
         self._session.remember(identity)
         if not mine and not self._session.wait_for(_LOCK, [self._id]):

@@ -121,13 +121,11 @@ class TemporaryTables:
         if name is None:
             name = QualifiedName("pg_temp", f"headwater_{len(self._made)}")
             self._session.run(
-                compose(
-                    "DROP TABLE IF EXISTS {name}; "
-                    "CREATE TEMPORARY TABLE {bare} ({parts}) ON COMMIT DELETE ROWS",
-                    name=name,
-                    bare=name.name,
-                    parts=Fragment(transfer.column_list()),
-                )
+                "DROP TABLE IF EXISTS {name}; "
+                "CREATE TEMPORARY TABLE {bare} ({parts}) ON COMMIT DELETE ROWS",
+                name=name,
+                bare=name.name,
+                parts=Fragment(transfer.column_list()),
             )
             self._made[place] = name
         copy_in(self._session, name, transfer, rows)

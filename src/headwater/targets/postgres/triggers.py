@@ -181,9 +181,7 @@ class Triggers:
             [compose("{name}", name=relation)],
         )
         for trigger, schema, function in rows:
-            self._session.run(
-                compose("DROP TRIGGER {name} ON {table}", name=trigger, table=relation)
-            )
+            self._session.run("DROP TRIGGER {name} ON {table}", name=trigger, table=relation)
             used = self._session.rows(
                 "SELECT 1 FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid "
                 "JOIN pg_namespace AS n ON n.oid = p.pronamespace "
@@ -191,9 +189,7 @@ class Triggers:
                 [schema, function],
             )
             if not used:
-                self._session.run(
-                    compose("DROP FUNCTION {name}()", name=TableName(schema, function))
-                )
+                self._session.run("DROP FUNCTION {name}()", name=TableName(schema, function))
 
     # --- the log ----------------------------------------------------------------------------------
 
@@ -207,7 +203,7 @@ class Triggers:
             parts += [f"{STREAM} TEXT", f"{NESTED} BIGINT"]
             parts.append(f"PRIMARY KEY ({BLOCK}, {columns(layout.key)})")
             self._session.run(
-                compose("CREATE TABLE {log} ({parts})", log=log, parts=Fragment(", ".join(parts)))
+                "CREATE TABLE {log} ({parts})", log=log, parts=Fragment(", ".join(parts))
             )
             return
         held: dict[str, str] = dict(
@@ -224,7 +220,7 @@ class Triggers:
                 sql = "ALTER TABLE {log} ALTER COLUMN {name} TYPE {kind} USING {name}::{kind}"
             else:
                 continue
-            self._session.run(compose(sql, log=log, name=name, kind=Fragment(kind)))
+            self._session.run(sql, log=log, name=name, kind=Fragment(kind))
 
     def adopt(self, layout: Layout, sync: QualifiedName) -> None:
         """Take over images without a stream: they are the Pipes SDK's, which knows no others.
@@ -232,14 +228,12 @@ class Triggers:
         A stream that has no state cannot be the one that they belong to.
         """
         self._session.run(
-            compose(
-                "UPDATE {log} SET {stream} = $1 WHERE {stream} IS NULL "
-                "AND EXISTS (SELECT FROM {sync} WHERE id = $1)",
-                log=layout.name.snapshots,
-                stream=STREAM,
-                sync=sync,
-            ),
+            "UPDATE {log} SET {stream} = $1 WHERE {stream} IS NULL "
+            "AND EXISTS (SELECT FROM {sync} WHERE id = $1)",
             [self._id],
+            log=layout.name.snapshots,
+            stream=STREAM,
+            sync=sync,
         )
 
     def copy_rows(self, layout: Layout, sync: QualifiedName) -> None:
@@ -248,22 +242,20 @@ class Triggers:
         Its rows were only inserted, and carry their block.
         """
         self._session.run(
-            compose(
-                "INSERT INTO {log} ({key}, {operation}, {block}, {stream}) "
-                "SELECT {key}, 'INSERT', {at}, $1 FROM {table} WHERE {at} > "
-                "coalesce((SELECT (finalized->>'number')::bigint FROM {sync} WHERE id = $1 "
-                "ORDER BY current_number DESC LIMIT 1), "
-                "(SELECT min(current_number) FROM {sync} WHERE id = $1)) ON CONFLICT DO NOTHING",
-                log=layout.name.snapshots,
-                key=layout.key,
-                operation=OPERATION,
-                block=BLOCK,
-                stream=STREAM,
-                at=layout.block_column,
-                table=layout.name,
-                sync=sync,
-            ),
+            "INSERT INTO {log} ({key}, {operation}, {block}, {stream}) "
+            "SELECT {key}, 'INSERT', {at}, $1 FROM {table} WHERE {at} > "
+            "coalesce((SELECT (finalized->>'number')::bigint FROM {sync} WHERE id = $1 "
+            "ORDER BY current_number DESC LIMIT 1), "
+            "(SELECT min(current_number) FROM {sync} WHERE id = $1)) ON CONFLICT DO NOTHING",
             [self._id],
+            log=layout.name.snapshots,
+            key=layout.key,
+            operation=OPERATION,
+            block=BLOCK,
+            stream=STREAM,
+            at=layout.block_column,
+            table=layout.name,
+            sync=sync,
         )
 
 

@@ -103,12 +103,10 @@ class Tx(BaseTx[Session, Layout]):
                 source = self._source(layout, rows)
                 self._check_blocks(layout, rows)
                 self.session.run(
-                    compose(
-                        "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new",
-                        table=layout.name,
-                        names=transfer.names,
-                        source=source,
-                    )
+                    "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new",
+                    table=layout.name,
+                    names=transfer.names,
+                    source=source,
                 )
             elif isinstance(rows, pa.Table):
                 self._check_blocks(layout, rows)

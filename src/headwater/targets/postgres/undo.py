@@ -57,17 +57,14 @@ class PostgresUndoLog(UndoLog[Session, Layout]):
             log = layout.name.snapshots
             if not layout.shared:
                 self._session.run(
-                    compose(
-                        "UPDATE {log} SET {stream} = $2 WHERE {lacking}",
-                        log=log,
-                        stream=STREAM,
-                        lacking=lacking,
-                    ),
+                    "UPDATE {log} SET {stream} = $2 WHERE {lacking}",
                     [number, self._id],
+                    log=log,
+                    stream=STREAM,
+                    lacking=lacking,
                 )
             elif self._session.rows(
-                compose("SELECT FROM {log} WHERE {lacking} LIMIT 1", log=log, lacking=lacking),
-                [number],
+                "SELECT FROM {log} WHERE {lacking} LIMIT 1", [number], log=log, lacking=lacking
             ):
                 raise RewindError(
                     "undo data of the Pipes SDK in a table that several streams write",
@@ -88,9 +85,7 @@ class PostgresUndoLog(UndoLog[Session, Layout]):
         again = []
         for schema, table, name, enabled in rows:
             owner = TableName(schema, table)
-            self._session.run(
-                compose("ALTER TABLE {table} DISABLE TRIGGER {name}", table=owner, name=name)
-            )
+            self._session.run("ALTER TABLE {table} DISABLE TRIGGER {name}", table=owner, name=name)
             how = Fragment("ENABLE ALWAYS" if enabled == "A" else "ENABLE")
             again.append(
                 compose("ALTER TABLE {table} {how} TRIGGER {name}", table=owner, how=how, name=name)
@@ -126,9 +121,7 @@ class PostgresUndoLog(UndoLog[Session, Layout]):
         again = []
         for schema, table, name, definition in rows:
             owner = TableName(schema, table)
-            self._session.run(
-                compose("ALTER TABLE {table} DROP CONSTRAINT {name}", table=owner, name=name)
-            )
+            self._session.run("ALTER TABLE {table} DROP CONSTRAINT {name}", table=owner, name=name)
             again.append(
                 compose(
                     "ALTER TABLE {table} ADD CONSTRAINT {name} {definition}",
@@ -152,11 +145,9 @@ class PostgresUndoLog(UndoLog[Session, Layout]):
             self._session.run(f"SET LOCAL {plan} = off")
         self._session.run("SET LOCAL work_mem = '64MB'")
         self._session.run(
-            compose(
-                "WITH {parts} SELECT $1::text, $2::bigint",
-                parts=Fragment(",\n".join(parts)),
-            ),
+            "WITH {parts} SELECT $1::text, $2::bigint",
             [self._id, number],
+            parts=Fragment(",\n".join(parts)),
         )
         for plan in _PLANS:
             self._session.run(f"SET LOCAL {plan} TO DEFAULT")

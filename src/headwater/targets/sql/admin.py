@@ -92,9 +92,7 @@ class SqlAdmin(ABC, Generic[Held]):
             if own and not keep_data:
                 self._empty(session, own)
             if self.dialect.exists(session, self._claims):
-                session.run(
-                    compose("DELETE FROM {claims} WHERE id = $1", claims=self._claims), [stream_id]
-                )
+                session.run("DELETE FROM {claims} WHERE id = $1", [stream_id], claims=self._claims)
             stored.side.remove_above(-1)
             stored.config.remove()
             stored.sync.roll_back(PipeState())
@@ -178,15 +176,13 @@ class SqlAdmin(ABC, Generic[Held]):
         tables: list[TableStatus] = []
         if self.dialect.exists(session, self._claims):
             rows = session.rows(
-                compose(
-                    "SELECT table_schema, table_name, undo, (SELECT count(*) FROM {claims} AS other"
-                    " WHERE other.table_schema = own.table_schema"
-                    " AND other.table_name = own.table_name) "
-                    "FROM {claims} AS own WHERE id = $1 AND undo <> 'cursors' ORDER BY {order}",
-                    claims=self._claims,
-                    order=self.dialect.claim_order,
-                ),
+                "SELECT table_schema, table_name, undo, (SELECT count(*) FROM {claims} AS other"
+                " WHERE other.table_schema = own.table_schema"
+                " AND other.table_name = own.table_name) "
+                "FROM {claims} AS own WHERE id = $1 AND undo <> 'cursors' ORDER BY {order}",
                 [stream_id],
+                claims=self._claims,
+                order=self.dialect.claim_order,
             )
             tables = [
                 TableStatus(str(type(self._sync)(schema, name)), undo, writers > 1)

@@ -113,16 +113,14 @@ class Catalog(Generic[Held, Laid]):
         """Create the table of claims if it is not there."""
         if not self.dialect.exists(self._session, self._claims):
             self._session.run(
-                compose(
-                    "CREATE TABLE {claims} (id {text}, table_schema {text}, table_name {text}, "
-                    "undo {text} NOT NULL, key_columns {json} NOT NULL, "
-                    "block_column {text} NOT NULL, {note}, "
-                    "PRIMARY KEY (id, table_schema, table_name))",
-                    claims=self._claims,
-                    text=Fragment(self.dialect.text),
-                    json=Fragment(self.dialect.json),
-                    note=Fragment(self.dialect.claim_note),
-                )
+                "CREATE TABLE {claims} (id {text}, table_schema {text}, table_name {text}, "
+                "undo {text} NOT NULL, key_columns {json} NOT NULL, "
+                "block_column {text} NOT NULL, {note}, "
+                "PRIMARY KEY (id, table_schema, table_name))",
+                claims=self._claims,
+                text=Fragment(self.dialect.text),
+                json=Fragment(self.dialect.json),
+                note=Fragment(self.dialect.claim_note),
             )
 
     def declared(self, name: QualifiedName) -> Table:
@@ -188,14 +186,12 @@ class Catalog(Generic[Held, Laid]):
     def undoable(self) -> list[Laid]:
         """Return every table that this stream has ever claimed and that still exists."""
         rows = self._session.rows(
-            compose(
-                "SELECT table_schema, table_name, undo, key_columns::text, block_column, {note} "
-                "FROM {claims} WHERE id = $1 AND undo <> 'cursors' ORDER BY {order}",
-                claims=self._claims,
-                note=self.dialect.claim_note.split()[0],
-                order=self.dialect.claim_order,
-            ),
+            "SELECT table_schema, table_name, undo, key_columns::text, block_column, {note} "
+            "FROM {claims} WHERE id = $1 AND undo <> 'cursors' ORDER BY {order}",
             [self._id],
+            claims=self._claims,
+            note=self.dialect.claim_note.split()[0],
+            order=self.dialect.claim_order,
         )
         found = []
         for schema, table, undo, key, block_column, note in rows:
@@ -213,11 +209,9 @@ class Catalog(Generic[Held, Laid]):
     def cursor_tables(self) -> list[QualifiedName]:
         """Return the tables that show the stream's cursor."""
         rows = self._session.rows(
-            compose(
-                "SELECT table_schema, table_name FROM {claims} WHERE id = $1 AND undo = 'cursors'",
-                claims=self._claims,
-            ),
+            "SELECT table_schema, table_name FROM {claims} WHERE id = $1 AND undo = 'cursors'",
             [self._id],
+            claims=self._claims,
         )
         return [self.dialect.name_type(*row) for row in rows]
 
@@ -245,11 +239,7 @@ class Catalog(Generic[Held, Laid]):
             parts.append(f"PRIMARY KEY ({columns(key)})")
         self.dialect.make_schema(self._session, declared.name.schema)
         self._session.run(
-            compose(
-                "CREATE TABLE {table} ({parts})",
-                table=declared.name,
-                parts=Fragment(", ".join(parts)),
-            )
+            "CREATE TABLE {table} ({parts})", table=declared.name, parts=Fragment(", ".join(parts))
         )
         self._created(declared, key, undo, put_off=put_off)
 
@@ -360,9 +350,7 @@ class Catalog(Generic[Held, Laid]):
             )
         if mine is None:
             self._session.run(
-                compose(
-                    "INSERT INTO {claims} VALUES ($1, $2, $3, $4, $5, $6, $7)", claims=self._claims
-                ),
+                "INSERT INTO {claims} VALUES ($1, $2, $3, $4, $5, $6, $7)",
                 [
                     self._id,
                     layout.name.schema,
@@ -372,6 +360,7 @@ class Catalog(Generic[Held, Laid]):
                     layout.block_column,
                     self._note(layout),
                 ],
+                claims=self._claims,
             )
 
     # --- what a database may do in its own way ----------------------------------------------------

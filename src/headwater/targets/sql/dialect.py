@@ -18,28 +18,33 @@ import pyarrow as pa
 from headwater.address import Address
 from headwater.errors import HeadwaterError
 from headwater.targets.sql.settings import Table, table
-from headwater.targets.sql.text import Fragment, QualifiedName, compose
+from headwater.targets.sql.text import Fragment, Part, QualifiedName, compose
 
 if TYPE_CHECKING:
     from headwater.targets.sql.catalog import Column
 
 
 class Session(Protocol):
-    """A connection, as far as statements for both databases need it. Runs on the driver."""
+    """A connection, as far as statements for both databases need it. Runs on the driver.
+
+    `parts` fill the gaps of a statement, as `compose` does; without any it is taken as it is.
+    """
 
     on_statement: Callable[[str], None] | None
 
-    def run(self, sql: str, params: Sequence[object] = (), *, prepare: bool = False) -> object:
+    def run(
+        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
+    ) -> object:
         """Run a statement for its effect; with `prepare` the server keeps its plan."""
         ...
 
     def rows(
-        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False
+        self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
     ) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
         ...
 
-    def arrow(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
+    def arrow(self, sql: str, params: Sequence[object] = (), **parts: Part) -> pa.Table:
         """Run a query and return a table."""
         ...
 

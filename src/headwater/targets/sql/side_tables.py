@@ -95,16 +95,14 @@ class StoredSideTables:
         """Return the side tables that hold rows of this stream."""
         sql = "SELECT 1 FROM {table} WHERE stream_id = $1 LIMIT 1"
         names = self._existing()
-        return [
-            one.name for one in names if self._session.rows(compose(sql, table=one), [self._id])
-        ]
+        return [one.name for one in names if self._session.rows(sql, [self._id], table=one)]
 
     def status(self) -> dict[str, SideStatus]:
         """Return how much each side table holds of this stream."""
         sql = "SELECT count(*), min(block_number) FROM {table} {final} WHERE stream_id = $1"
         found = {}
         for name in self._existing():
-            rows = self._session.rows(compose(sql, table=name, final=self.final), [self._id])
+            rows = self._session.rows(sql, [self._id], table=name, final=self.final)
             found[name.name.removeprefix(PREFIX)] = SideStatus(*rows[0])
         return found
 
@@ -126,16 +124,14 @@ class StoredSideTables:
             params.append(up_to_block)
             conditions.append(f"block_number <= ${len(params)}")
         found = self._session.arrow(
-            compose(
-                "SELECT {names} FROM {table} {final} WHERE {conditions} "
-                "ORDER BY block_number, ordinal {limit}",
-                names=schema.names,
-                table=self._name(table.name),
-                final=self.final,
-                conditions=Fragment(" AND ".join(conditions)),
-                limit=Fragment("" if limit is None else f"LIMIT {int(limit)}"),
-            ),
+            "SELECT {names} FROM {table} {final} WHERE {conditions} "
+            "ORDER BY block_number, ordinal {limit}",
             params,
+            names=schema.names,
+            table=self._name(table.name),
+            final=self.final,
+            conditions=Fragment(" AND ".join(conditions)),
+            limit=Fragment("" if limit is None else f"LIMIT {int(limit)}"),
         )
         return found.cast(schema)
 
@@ -205,16 +201,14 @@ class SideTables(StoredSideTables):
         """Take out what blocks above a number brought, in every side table that there is."""
         sql = "DELETE FROM {table} WHERE stream_id = $1 AND block_number > $2"
         for name in self._existing():
-            self._session.run(compose(sql, table=name), [self._id, number])
+            self._session.run(sql, [self._id, number], table=name)
 
     def settle(self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]) -> None:
         """Remove rows up to a key, then add rows; those whose key is there stay as they are."""
         self._session.run(
-            compose(
-                "DELETE FROM {table} WHERE stream_id = $1 AND (block_number, ordinal) <= ($2, $3)",
-                table=self._name(name),
-            ),
+            "DELETE FROM {table} WHERE stream_id = $1 AND (block_number, ordinal) <= ($2, $3)",
             [self._id, *up_to],
+            table=self._name(name),
         )
         for other, rows in moved.items():
             self._add(other, rows, only_new=True)
@@ -229,5 +223,5 @@ class SideTables(StoredSideTables):
         parts = [f"{quote(column)} {kind}" for column, kind in types.items()]
         parts.append(f"PRIMARY KEY ({columns([STREAM, *KEY])})")
         self._session.run(
-            compose("CREATE TABLE {table} ({parts})", table=name, parts=Fragment(", ".join(parts)))
+            "CREATE TABLE {table} ({parts})", table=name, parts=Fragment(", ".join(parts))
         )

@@ -59,8 +59,7 @@ class SyncTable:
             return
         self._dialect.make_schema(self._session, self._name.schema)
         self._session.run(
-            compose(
-                """
+            """
                 CREATE TABLE {sync} (
                     id {text} NOT NULL,
                     current_number {number} NOT NULL,
@@ -71,36 +70,31 @@ class SyncTable:
                     CONSTRAINT {key} PRIMARY KEY (id, current_number)
                 )
                 """,
-                sync=self._name,
-                text=Fragment(self._dialect.text),
-                number=Fragment(self._dialect.block_number),
-                json=Fragment(self._dialect.json),
-                key=self._name.suffixed("_pk").name,
-            )
+            sync=self._name,
+            text=Fragment(self._dialect.text),
+            number=Fragment(self._dialect.block_number),
+            json=Fragment(self._dialect.json),
+            key=self._name.suffixed("_pk").name,
         )
         for column, text in _COMMENTS.items():
             self._session.run(
-                compose(
-                    "COMMENT ON COLUMN {sync}.{column} IS {text}",
-                    sync=self._name,
-                    column=column,
-                    text=literal(text),
-                )
+                "COMMENT ON COLUMN {sync}.{column} IS {text}",
+                sync=self._name,
+                column=column,
+                text=literal(text),
             )
 
     def load(self) -> PipeState:
         """Return the state that the rows stand for."""
         rows = self._session.rows(
-            compose(
-                """
+            """
                 SELECT current_number::bigint, current_hash,
                        extract(epoch FROM "current_timestamp")::bigint,
                        finalized::text, rollback_chain::text
                 FROM {sync} WHERE id = $1 ORDER BY current_number
                 """,
-                sync=self._name,
-            ),
             [self._id],
+            sync=self._name,
         )
         return fold_rows(
             SyncRow(
@@ -115,12 +109,9 @@ class SyncTable:
         """Add the row of a batch, and return it."""
         row = sync_row(state, previous)
         self._session.run(
-            compose(
-                "INSERT INTO {sync} (id, current_number, current_hash, "
-                '"current_timestamp", finalized, rollback_chain) '
-                "VALUES ($1, $2, $3, to_timestamp($4::bigint), $5, $6)",
-                sync=self._name,
-            ),
+            "INSERT INTO {sync} (id, current_number, current_hash, "
+            '"current_timestamp", finalized, rollback_chain) '
+            "VALUES ($1, $2, $3, to_timestamp($4::bigint), $5, $6)",
             [
                 self._id,
                 row.current.number,
@@ -130,6 +121,7 @@ class SyncTable:
                 dump_chain(row.rollback_chain),
             ],
             prepare=True,
+            sync=self._name,
         )
         return Newest(row.current, row.finalized)
 
@@ -139,20 +131,18 @@ class SyncTable:
         if cursor is None:
             return None
         changed = self._session.rows(
-            compose(
-                "UPDATE {sync} SET finalized = $1 WHERE id = $2 AND current_number = $3 "
-                "RETURNING id",
-                sync=self._name,
-            ),
+            "UPDATE {sync} SET finalized = $1 WHERE id = $2 AND current_number = $3 RETURNING id",
             [dump_finalized(state.finalized), self._id, cursor.number],
+            sync=self._name,
         )
         return Newest(cursor, state.finalized) if changed else self.append(state, PipeState())
 
     def roll_back(self, state: PipeState) -> Newest | None:
         """Forget the rows above the cursor. Where it has no row of its own, it gets one."""
         self._session.run(
-            compose("DELETE FROM {sync} WHERE id = $1 AND current_number > $2", sync=self._name),
+            "DELETE FROM {sync} WHERE id = $1 AND current_number > $2",
             [self._id, state.number],
+            sync=self._name,
         )
         return self.settle(state)
 
@@ -163,13 +153,11 @@ class SyncTable:
         have neither finality nor a chain; ours always have a chain.
         """
         rows = self._session.rows(
-            compose(
-                "SELECT max(current_number)::bigint FROM {sync} WHERE id = $1 "
-                "AND current_number > $2 AND coalesce(finalized::text, '{{}}') = '{{}}' "
-                "AND coalesce(rollback_chain::text, '[]') = '[]'",
-                sync=self._name,
-            ),
+            "SELECT max(current_number)::bigint FROM {sync} WHERE id = $1 "
+            "AND current_number > $2 AND coalesce(finalized::text, '{{}}') = '{{}}' "
+            "AND coalesce(rollback_chain::text, '[]') = '[]'",
             [self._id, number],
+            sync=self._name,
         )
         if rows[0][0] is not None:
             raise RewindError(
@@ -184,40 +172,34 @@ class SyncTable:
         Their undo data goes with them, so no later state may name them as a place to go back to.
         """
         self._session.run(
-            compose("DELETE FROM {sync} WHERE id = $1 AND current_number <= $2", sync=self._name),
+            "DELETE FROM {sync} WHERE id = $1 AND current_number <= $2",
             [self._id, number],
+            sync=self._name,
         )
-        several = self._session.rows(  # most rows name one block, their own
-            compose(
-                "SELECT current_number::bigint, rollback_chain::text FROM {sync} "
-                "WHERE id = $1 AND rollback_chain::text LIKE '%}}%,%{{%'",
-                sync=self._name,
-            ),
+        several = self._session.rows(
+            "SELECT current_number::bigint, rollback_chain::text FROM {sync} "
+            "WHERE id = $1 AND rollback_chain::text LIKE '%}}%,%{{%'",
             [self._id],
+            sync=self._name,
         )
         for current, text in several:
             chain = load_chain(text)
             kept = tuple(cursor for cursor in chain if cursor.number > number)
             if len(kept) < len(chain):
                 self._session.run(
-                    compose(
-                        "UPDATE {sync} SET rollback_chain = $1 "
-                        "WHERE id = $2 AND current_number = $3",
-                        sync=self._name,
-                    ),
+                    "UPDATE {sync} SET rollback_chain = $1 WHERE id = $2 AND current_number = $3",
                     [dump_chain(kept), self._id, current],
+                    sync=self._name,
                 )
 
     def adopt_legacy(self, legacy_id: str) -> bool:
         """Take over the rows that were kept before streams had ids, once: if there are no own."""
         return bool(
             self._session.rows(
-                compose(
-                    "UPDATE {sync} SET id = $1 WHERE id = $2 AND NOT EXISTS "
-                    "(SELECT 1 FROM {sync} AS own WHERE own.id = $1) RETURNING id",
-                    sync=self._name,
-                ),
+                "UPDATE {sync} SET id = $1 WHERE id = $2 AND NOT EXISTS "
+                "(SELECT 1 FROM {sync} AS own WHERE own.id = $1) RETURNING id",
                 [self._id, legacy_id],
+                sync=self._name,
             )
         )
 
@@ -254,12 +236,10 @@ class CursorTable:
         """Create the table if it is not there."""
         if not self._dialect.exists(session, self._name):
             session.run(
-                compose(
-                    "CREATE TABLE {cursors} (id {text} PRIMARY KEY, cursor {text}, "
-                    "block_num BIGINT, block_id {text})",
-                    cursors=self._name,
-                    text=Fragment(self._dialect.text),
-                )
+                "CREATE TABLE {cursors} (id {text} PRIMARY KEY, cursor {text}, "
+                "block_num BIGINT, block_id {text})",
+                cursors=self._name,
+                text=Fragment(self._dialect.text),
             )
 
     def show(
@@ -274,17 +254,13 @@ class CursorTable:
         if known and not session.rows(query, [stream_id]):
             return
         if cursor is None:
-            session.run(
-                compose("DELETE FROM {cursors} WHERE id = $1", cursors=self._name), [stream_id]
-            )
+            session.run("DELETE FROM {cursors} WHERE id = $1", [stream_id], cursors=self._name)
             return
         session.run(
-            compose(
-                "INSERT INTO {cursors} (id, cursor, block_num, block_id) VALUES ($1, $2, $3, $4) "
-                "ON CONFLICT (id) DO UPDATE SET cursor = excluded.cursor, "
-                "block_num = excluded.block_num, block_id = excluded.block_id",
-                cursors=self._name,
-            ),
+            "INSERT INTO {cursors} (id, cursor, block_num, block_id) VALUES ($1, $2, $3, $4) "
+            "ON CONFLICT (id) DO UPDATE SET cursor = excluded.cursor, "
+            "block_num = excluded.block_num, block_id = excluded.block_id",
             [stream_id, dump_cursor(cursor), cursor.number, cursor.hash or ""],
             prepare=True,
+            cursors=self._name,
         )

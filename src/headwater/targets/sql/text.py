@@ -8,7 +8,7 @@ except where a database takes none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -129,6 +129,11 @@ Part = QualifiedName | Sequence[str] | str  # what fills a gap of a statement
 def compose(template: str, **parts: Part) -> Fragment:
     """Fill the gaps of a statement: names are quoted, fragments stay as they are."""
     return Fragment(template.format_map({name: _write(part) for name, part in parts.items()}))
+
+
+def filled(sql: str, parts: Mapping[str, Part]) -> str:
+    """Return a statement whose gaps are filled; without parts it has none, and stays as it is."""
+    return compose(sql, **parts) if parts else sql
 
 
 def _write(part: Part) -> str:

@@ -18,7 +18,7 @@ from headwater.targets.contract import Scope
 from headwater.targets.sql.catalog import Layout, Undo
 from headwater.targets.sql.dialect import Dialect, Session
 from headwater.targets.sql.flow import Store
-from headwater.targets.sql.text import Fragment, QualifiedName, compose, equal, quote
+from headwater.targets.sql.text import Fragment, QualifiedName, equal, quote
 
 Held = TypeVar("Held", bound=Session)
 Laid = TypeVar("Laid", bound=Layout)
@@ -69,16 +69,14 @@ class BaseTx(ABC, Generic[Held, Laid]):
             rest = [one for one in rows.names if one not in layout.key]
             assign = ", ".join(f"{quote(one)} = excluded.{quote(one)}" for one in rest)
             self.session.run(
-                compose(
-                    "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new "
-                    "ON CONFLICT ({key}) DO {action}",
-                    table=layout.name,
-                    names=rows.names,
-                    source=rows.query,
-                    key=layout.key,
-                    action=Fragment(f"UPDATE SET {assign}" if rest else "NOTHING"),
-                ),
+                "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new "
+                "ON CONFLICT ({key}) DO {action}",
                 prepare=True,
+                table=layout.name,
+                names=rows.names,
+                source=rows.query,
+                key=layout.key,
+                action=Fragment(f"UPDATE SET {assign}" if rest else "NOTHING"),
             )
 
     def delete(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
@@ -99,13 +97,11 @@ class BaseTx(ABC, Generic[Held, Laid]):
             with self._keys(layout, rows, wanted) as found:
                 self._capture(found, wanted, "DELETE")
                 self.session.run(
-                    compose(
-                        "DELETE FROM {table} AS old USING {source} AS new WHERE {same}",
-                        table=layout.name,
-                        source=found.query,
-                        same=equal(wanted, "old", "new"),
-                    ),
+                    "DELETE FROM {table} AS old USING {source} AS new WHERE {same}",
                     prepare=True,
+                    table=layout.name,
+                    source=found.query,
+                    same=equal(wanted, "old", "new"),
                 )
 
     def prepare(

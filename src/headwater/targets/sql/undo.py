@@ -136,22 +136,18 @@ class ChangeLog(Log):
 
     def _create(self, session: Any) -> None:
         session.run(
-            compose(
-                "CREATE TABLE {log} (id {id} PRIMARY KEY, op {letter}, table_name {text}, "
-                "pk {text}, prev_value {text}, block_num BIGINT, stream_id {text} NOT NULL)",
-                log=self._name,
-                id=self._dialect.change_id,
-                letter=self._dialect.letter,
-                text=Fragment(self._dialect.text),
-            )
+            "CREATE TABLE {log} (id {id} PRIMARY KEY, op {letter}, table_name {text}, "
+            "pk {text}, prev_value {text}, block_num BIGINT, stream_id {text} NOT NULL)",
+            log=self._name,
+            id=self._dialect.change_id,
+            letter=self._dialect.letter,
+            text=Fragment(self._dialect.text),
         )
         session.run(
-            compose(
-                "CREATE INDEX {index} ON {log} ({columns})",
-                index=self._name.suffixed("_block_num").name,
-                log=self._name,
-                columns=self._dialect.change_index,
-            )
+            "CREATE INDEX {index} ON {log} ({columns})",
+            index=self._name.suffixed("_block_num").name,
+            log=self._name,
+            columns=self._dialect.change_index,
         )
 
     def _lacking(self, session: Any) -> list[str]:
@@ -206,12 +202,10 @@ class ChangeLog(Log):
     def touched(self, session: Any, stream_id: str, number: int) -> list[QualifiedName]:
         """Return the tables that a stream changed above a block, also those no longer declared."""
         rows = session.rows(
-            compose(
-                "SELECT DISTINCT table_name FROM {log} WHERE stream_id = $1 AND block_num > $2 "
-                "ORDER BY 1",
-                log=self._name,
-            ),
+            "SELECT DISTINCT table_name FROM {log} WHERE stream_id = $1 AND block_num > $2 "
+            "ORDER BY 1",
             [stream_id, number],
+            log=self._name,
         )
         return [self._dialect.name(name) for (name,) in rows]
 
@@ -281,8 +275,7 @@ class UndoLog(Capture, ABC, Generic[Held, Laid]):
             self.prune(layout, EVERY_BLOCK)
         for log in {one.block_column for one in layouts if one.undo is Undo.CHANGE_LOG}:
             self._session.run(
-                compose("DELETE FROM {log} WHERE stream_id = $1", log=self.dialect.name(log)),
-                [self._id],
+                "DELETE FROM {log} WHERE stream_id = $1", [self._id], log=self.dialect.name(log)
             )
 
     def first_id(self, layouts: Iterable[Layout]) -> int | None:
@@ -291,7 +284,7 @@ class UndoLog(Capture, ABC, Generic[Held, Laid]):
         if not logs or not self.dialect.numbers_changes:
             return None
         ((newest,),) = self._session.rows(
-            compose("SELECT max(id) FROM {log}", log=self.dialect.name(logs.pop()))
+            "SELECT max(id) FROM {log}", log=self.dialect.name(logs.pop())
         )
         return int(newest or 0) + 1
 
@@ -303,16 +296,14 @@ class UndoLog(Capture, ABC, Generic[Held, Laid]):
             log = ChangeLog(self.dialect, self.dialect.name(changes[0].layout.block_column))
             numbered = first is not None
             self._session.run(
-                compose(
-                    "INSERT INTO {log} ({id} op, table_name, pk, prev_value, block_num, stream_id) "
-                    "SELECT {place} op, table_name, pk, prev_value, block, $1::text "
-                    "FROM ({rows}) AS kept ORDER BY place",
-                    log=log.name(changes[0].layout),
-                    id=Fragment("id," if numbered else ""),
-                    place=Fragment(f"{first} + place," if numbered else ""),
-                    rows=Fragment(" UNION ALL ".join(log.rows(one, floor) for one in changes)),
-                ),
+                "INSERT INTO {log} ({id} op, table_name, pk, prev_value, block_num, stream_id) "
+                "SELECT {place} op, table_name, pk, prev_value, block, $1::text "
+                "FROM ({rows}) AS kept ORDER BY place",
                 [self._id],
+                log=log.name(changes[0].layout),
+                id=Fragment("id," if numbered else ""),
+                place=Fragment(f"{first} + place," if numbered else ""),
+                rows=Fragment(" UNION ALL ".join(log.rows(one, floor) for one in changes)),
             )
         for one in hot:
             if one.layout.undo is Undo.KEYED:

@@ -26,7 +26,7 @@ from headwater.targets.sql.dialect import Dialect, Session
 from headwater.targets.sql.merge.changes import Rounds, Shape
 from headwater.targets.sql.settings import Table
 from headwater.targets.sql.state import CURSORS, CursorTable
-from headwater.targets.sql.text import Fragment, QualifiedName, compose, quote
+from headwater.targets.sql.text import Fragment, QualifiedName, quote
 from headwater.targets.sql.undo import CHANGE_LOG, ChangeLog
 
 
@@ -133,9 +133,10 @@ class Hooks:
         """Show the cursor, and forget what became final. Called by every commit and rollback."""
         self._shown.show(session, stream_id, state)
         session.run(
-            compose("DELETE FROM {log} WHERE stream_id = $1 AND block_num <= $2", log=self.log),
+            "DELETE FROM {log} WHERE stream_id = $1 AND block_num <= $2",
             [stream_id, state.undo_floor],
             prepare=True,
+            log=self.log,
         )
 
     def _create(self, tx: Any, declared: str | TableSchema) -> None:
@@ -146,12 +147,10 @@ class Hooks:
         parts = [f"{quote(one)} {types[kind]}" for one, kind in declared.columns.items()]
         self._dialect.make_schema(tx.session, name.schema)
         tx.session.run(
-            compose(
-                "CREATE TABLE {table} ({parts}, PRIMARY KEY ({key}))",
-                table=name,
-                parts=Fragment(", ".join(parts)),
-                key=declared.key,
-            )
+            "CREATE TABLE {table} ({parts}, PRIMARY KEY ({key}))",
+            table=name,
+            parts=Fragment(", ".join(parts)),
+            key=declared.key,
         )
 
     def _unknown(self, session: Session, name: QualifiedName) -> UnknownTableError:

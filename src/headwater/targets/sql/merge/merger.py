@@ -274,14 +274,12 @@ def _refuse_spellings(session: Session, loaded: Loaded) -> None:
     if not loaded.changes.shape.ambiguous:
         return
     rows = session.rows(
-        compose(
-            "SELECT {texts} FROM {source} AS s WHERE NOT {twin} GROUP BY {keys} "
-            "HAVING count(*) > 1 LIMIT 1",
-            texts=Fragment(", ".join(f"{one}::text" for one in loaded.keys)),
-            keys=Fragment(", ".join(loaded.keys)),
-            source=loaded.source,
-            twin=kinds_in(ABSENT),
-        )
+        "SELECT {texts} FROM {source} AS s WHERE NOT {twin} GROUP BY {keys} "
+        "HAVING count(*) > 1 LIMIT 1",
+        texts=Fragment(", ".join(f"{one}::text" for one in loaded.keys)),
+        keys=Fragment(", ".join(loaded.keys)),
+        source=loaded.source,
+        twin=kinds_in(ABSENT),
     )
     for key in rows:
         raise ChangeKeyError(
@@ -296,13 +294,11 @@ def _refuse_duplicates(session: Session, loaded: Loaded) -> None:
     if TRANSIENT not in loaded.changes.kinds:
         return
     rows = session.rows(
-        compose(
-            "SELECT s.block, {keys} FROM {found} WHERE {transient} AND {here} LIMIT 1",
-            keys=Fragment(", ".join(f"{one}::text" for one in loaded.keys)),
-            found=loaded.found,
-            transient=kinds_in(TRANSIENT),
-            here=loaded.here,
-        )
+        "SELECT s.block, {keys} FROM {found} WHERE {transient} AND {here} LIMIT 1",
+        keys=Fragment(", ".join(f"{one}::text" for one in loaded.keys)),
+        found=loaded.found,
+        transient=kinds_in(TRANSIENT),
+        here=loaded.here,
     )
     for block, *key in rows:
         raise DuplicateInsertError(
