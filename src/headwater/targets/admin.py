@@ -1,9 +1,9 @@
-"""What operators do to a target outside a run: look at streams, move cursors, prepare a place.
+"""Administers a target outside a run: shows streams, moves cursors, creates tables.
 
-`open_admin(address)` returns who does it for a PostgreSQL database, a DuckDB file or a ClickHouse
-server. What a move is is decided here, the same for all; the packages carry it out in one
-transaction, under the lock that a running stream holds. ClickHouse has neither: there the state is
-stored first, and a running stream stops.
+The commands of `headwater` call `open_admin(address)`, whatever the database. This module decides
+what a move does; the databases' `admin.py` carry it out in one transaction, under the lock that a
+running stream holds. ClickHouse has neither: there the state is stored first, and a running stream
+stops.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """What is stored of one stream."""
+    """A stream as it is stored: its state and its tables."""
 
     id: str
     state: PipeState
@@ -64,7 +64,7 @@ class StreamStatus:
 
 
 class MoveKind(StrEnum):
-    """What moving a cursor does."""
+    """Kinds of moves of a cursor."""
 
     UNDO = "undo"  # to a block that a fork could go back to
     BELOW = "below"  # below what can be undone exactly
@@ -73,7 +73,7 @@ class MoveKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Where a cursor goes, and what that does."""
+    """A planned move: its kind, and the state that it leads to."""
 
     kind: MoveKind
     state: PipeState
@@ -86,9 +86,9 @@ class Move:
 
 
 class Admin(Protocol):
-    """Operates on one place. Nothing is changed while a stream is being written.
+    """Administers one place. It changes nothing of a stream that runs: the stream holds a lock.
 
-    Except on ClickHouse, which has no locks: there the stream that is being written stops.
+    ClickHouse has no locks: there a stream that runs stops (E2016).
     """
 
     def streams(self) -> list[StreamStatus]:
@@ -132,8 +132,8 @@ class Admin(Protocol):
 
 
 def open_admin(address: str, *, schema: str | None = None, table: str = "sync") -> Admin:
-    """Return who operates on a place: `postgresql://…`, libpq's `key=value` form, `http://…` of a
-    ClickHouse server, or a file.
+    """Return what administers a place: `postgresql://…`, libpq's `key=value` form, `http://…` of a
+    ClickHouse server, or a file. Nothing is opened yet.
 
     `schema` (ClickHouse: the database) and `table` say where the state is kept, if not in the
     default place.
@@ -150,7 +150,7 @@ def open_admin(address: str, *, schema: str | None = None, table: str = "sync") 
 
 
 def kind_of(address: str) -> str:
-    """Return whose address it is: `postgres`, `clickhouse` or, a path, `duckdb`.
+    """Return which database an address names: `postgres`, `clickhouse` or, a path, `duckdb`.
 
     Raises:
         InvalidOptionError: it is an address of something else.

@@ -37,7 +37,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is being written: blocks above `after` up to `block`; `hot` if a fork may undo them."""
+    """The blocks of a batch: those above `after` up to `block`; `hot` if a fork may undo them."""
 
     block: int
     after: int

@@ -23,7 +23,7 @@ class SideStatus(NamedTuple):
 
 
 def stored_id(state_table: str, stream_id: str) -> str:
-    """Return whose rows these are: streams of one id in two tables of state are two streams."""
+    """Return the id that side rows carry: it tells streams of two tables of state apart."""
     return stream_id if state_table == "sync" else f"{state_table}/{stream_id}"
 
 

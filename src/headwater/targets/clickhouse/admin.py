@@ -1,4 +1,4 @@
-"""Operating on a ClickHouse server outside a run: the state first, then what lies above it.
+"""Administers a ClickHouse server outside a run: changes the state first, then the rows above it.
 
 There are no transactions and no locks. A change begins a new epoch, so that a stream that runs
 stops (E2016), and ends the stream's statements. What a crash in the middle leaves are rows above
@@ -106,7 +106,7 @@ class _Held:
 
 
 class ClickHouseAdmin:
-    """Operates on the streams of one table of state; runs in the operator's own process.
+    """Administers the streams of one table of state; runs in the process of the command.
 
     `on_statement` is called with each statement before it is sent.
     """
@@ -252,7 +252,7 @@ class ClickHouseAdmin:
     # --- its tables -------------------------------------------------------------------------------
 
     def _registered(self, client: ClickHouseClient) -> list[dict[str, str]]:
-        """Return who writes which table; the Pipes SDK keeps no such list."""
+        """Return which stream writes which table; the Pipes SDK keeps no such list."""
         if not exists(client, self._registry):
             return []
         return client.rows(

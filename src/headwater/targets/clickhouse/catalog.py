@@ -1,7 +1,7 @@
-"""The tables of a stream: what was declared, what exists, whose rows they hold.
+"""Knows the tables of a stream: what was declared, what exists, which stream's rows they hold.
 
-Which tables a stream has written is kept in `sync__tables`, noted before the first row is written:
-so a restart knows where a crash may have left rows, and another stream's rows are never removed.
+A stream notes a table in `sync__tables` before it writes the first row. So a restart finds the rows
+that a crash has left, and never removes the rows of another stream. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger("headwater.targets.clickhouse")
 
 
 class Catalog:
-    """What is known of the tables. `managed`: the target undoes them, so others are refused."""
+    """Caches what is known of the tables. `managed`: the target undoes them and refuses others."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Catalog:
         """Rows were taken back, with versions that are not known here."""
         self._versions.clear()
 
-    # --- whose rows -------------------------------------------------------------------------------
+    # --- owners -----------------------------------------------------------------------------------
 
     def _declaration(self, name: TableName) -> Table | None:
         """Return what was declared of a table; None where the user undoes forks."""
@@ -237,7 +237,7 @@ class Catalog:
         return bool(found[0]["headwater_count"])
 
     def _registered(self) -> list[dict[str, str]]:
-        """Return who writes which table, as it was when a table was last looked at."""
+        """Return which stream writes which table, as it was when a table was last looked at."""
         if self._written is not None:
             return self._written
         self._written = self._client.rows(compose("SELECT * FROM <all> FINAL", all=self._registry))

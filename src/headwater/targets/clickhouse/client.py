@@ -1,4 +1,4 @@
-"""ClickHouse over HTTP: statements, Arrow in and out, and what may be tried again.
+"""Speaks to ClickHouse over HTTP: sends statements and Arrow, and tries again what it may.
 
 Runs on the driver and on executors; it pickles. Every statement has an id. Before a statement that
 changes something is tried again, the server is asked to end the first try, so that two of them
@@ -148,7 +148,7 @@ class ClickHouseClient:
         `target` is what follows INSERT INTO: a table and its columns, or `into`.
 
         With a token the insert is tried again, and the server drops what it has stored already.
-        Without one a lost connection leaves a question, which is an error.
+        Without one a lost connection is an error: the rows may have been stored or not.
         """
         settings = {
             "input_format_null_as_default": "0",

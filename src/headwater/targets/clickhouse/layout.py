@@ -1,4 +1,7 @@
-"""A table on the server: its engine, its columns, how rows are taken back; and creating one."""
+"""Reads and creates tables on the server: engine, columns, the way in which rows are taken back.
+
+Runs on the driver. Creating what exists changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ _MARKS = {
 
 
 class Family(Enum):
-    """How rows are taken back: by their negative, by a newer version, by a deletion."""
+    """Ways to take rows back: by their negative, by a newer version, by a deletion."""
 
     COLLAPSING = "collapsing"
     REPLACING = "replacing"
@@ -55,7 +58,7 @@ class Family(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is known of a table. `columns` are those that rows are stored with, and their types."""
+    """A table as the server describes it. `columns` are the stored ones, with their types."""
 
     name: TableName
     family: Family

@@ -1,10 +1,10 @@
 """The lease: the server itself refuses what a writer sends after another one has taken over.
 
-ClickHouse has no locks. Every start puts down an epoch, a number above all earlier ones, and so
-does an operator who moves a cursor. Each statement that changes rows or state carries a condition:
+ClickHouse has no locks. Every start stores an epoch, a number above all earlier ones, and so does
+a command that moves a cursor. Each statement that changes rows or state carries a condition:
 its writer's epoch is the newest one, and no newer state was stored. The server evaluates it when
-the statement begins, after the statement has appeared in the list of those that run. A start puts
-down its epoch, then ends the statements of earlier epochs and waits for their end. So a statement
+the statement begins, after the statement has appeared in the list of those that run. A start stores
+its epoch, then ends the statements of earlier epochs and waits for their end. So a statement
 that still met its condition is over before anything is read or repaired, and any later one is
 refused (E2016), however long its writer was paused. Runs on the driver; executors get the text of
 the condition.

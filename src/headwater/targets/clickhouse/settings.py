@@ -1,4 +1,4 @@
-"""What a user declares: the tables that a stream writes, and where its state is kept."""
+"""Declarations of tables, and settings: where the state is kept, how often a statement is tried."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def table(
 
 @dataclass(frozen=True, slots=True)
 class ClickHouseSettings:
-    """Where and under which id the state is kept, and how patient the target is.
+    """Says where and under which id the state is kept, and how often a statement is tried.
 
     `id` overrides the stream's own; `database` is the address's, or `default`. Each stream keeps
     the newest `max_rows` rows of state. A statement that meets a lost connection or an overloaded

@@ -1,8 +1,8 @@
-"""What a stream keeps for itself on a ClickHouse server: its configuration, and its side tables.
+"""Keeps a stream's configuration and side tables on a ClickHouse server. Runs on the driver.
 
 Side tables are tables like any other: written with their batch, taken back with it. A settlement
-changes several tables, so what it is to do is noted first; one that a crash interrupted is
-completed by the next start. Runs on the driver.
+changes several tables, so the target notes first what it will do; the next start completes one
+that a crash has interrupted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OWN = "stream_id = {stream:String}"
 
 
 class Statements:
-    """A client as code uses it that is written for SQL databases too: parameters are `$1`."""
+    """Lets code that is written for SQL databases use a client: parameters are `$1`."""
 
     on_statement: Callable[[str], None] | None = None
 
@@ -69,7 +69,7 @@ class Statements:
 
 
 class ServerLookup:
-    """Where ClickHouse says which tables there are."""
+    """Asks ClickHouse which tables there are."""
 
     name_type: ClassVar[type[QualifiedName]] = TableName
     text: ClassVar[str] = "String"
@@ -101,7 +101,7 @@ def exists(client: ClickHouseClient, name: TableName) -> bool:
 
 
 class LeasedConfig(ConfigTable):
-    """What one stream asked for; the newest version counts."""
+    """Stores what one stream asked for; the newest version counts."""
 
     creates = (
         "CREATE TABLE IF NOT EXISTS {config} (stream_id String, config String, "
@@ -159,7 +159,7 @@ class SideTables(StoredSideTables):
             create_table(self._client, name, declared, one.columns)
 
     def forget(self) -> None:
-        """Strike out settlements that were interrupted: the stream begins anew."""
+        """Remove the notes of interrupted settlements: the stream begins anew."""
         self.create(())
         for note in self._noted():
             self._note(note["name"], note["document"], -1)
@@ -172,7 +172,7 @@ class SideTables(StoredSideTables):
     def settle(
         self, store: Store, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
     ) -> None:
-        """Note what is to be done, do it, and strike it out."""
+        """Note what is to be done, do it, and remove the note."""
         rows = {
             other: base64.b64encode(_packed(side_rows(self._tables[other], given))).decode()
             for other, given in moved.items()

@@ -1,4 +1,4 @@
-"""What callbacks write with: inserts, queries, and rows that are taken back.
+"""`Store`, which callbacks write with: it inserts, queries, and takes rows back.
 
 Runs on the driver; rows of a Spark DataFrame of final blocks are inserted by the executors. What a
 batch inserts counts once its cursor is stored; until then a restart removes it.
@@ -24,7 +24,7 @@ Params = Mapping[str, object]
 
 
 class Inserts:
-    """How rows get to the server: tokens that are never used twice, and how much at once.
+    """Numbers inserts: gives each a token that is never used twice.
 
     A generation is a random text. A new one begins whenever rows may have been taken back,
     because the server would drop rows that come again under a token that it knows.

@@ -1,4 +1,4 @@
-"""The stream's state in table `sync`: one row per commit, in the forms of the Pipes SDK.
+"""Stores a stream's state in table `sync`: one row per commit, in the forms of the Pipes SDK.
 
 Rows are only added. The newest one counts, by `timestamp`, which is a logical clock: never less
 than the row before it plus a millisecond, whatever the machine's clock says. A rollback is a row

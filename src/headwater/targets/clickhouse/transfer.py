@@ -1,4 +1,4 @@
-"""How the rows of a frame get into a table: columns fitted, marks added, cut into pieces.
+"""Turns the rows of a frame into inserts: fits columns, adds marks, cuts rows into pieces.
 
 A plan is made on the driver, and carried out there near the head or by executors; it pickles. A
 piece holds the rows of one insert: the body of the request, mostly compressed, and not the rows.
@@ -27,7 +27,7 @@ _STEP_ROWS, _STEP_BYTES = 32_768, 8 << 20  # fewer at a time cost more than thei
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The plan of one frame and one table."""
+    """A plan: how the columns of one frame fill those of one table."""
 
     table: str
     types: Mapping[str, str]
@@ -190,7 +190,7 @@ class _Keys:
         self._ascend = True
 
     def add(self, rows: pa.Table) -> None:
-        """Take the keys of rows, as a copy: the rows themselves are let go."""
+        """Take a copy of the keys of rows; the rows themselves are not kept."""
         if not self._names or not rows.num_rows:
             return
         keys = pa.table({name: _copied(_groupable(rows.column(name))) for name in self._names})

@@ -1,7 +1,7 @@
 """Arrow types and ClickHouse types: which column a frame's column becomes, and which it fits.
 
-A frame may be written to a column of another type as long as no value changes: what the server
-would wrap, cut or pad without a word is refused here.
+A frame may be written to a column of another type as long as no value changes. The server would
+wrap, cut or pad some values silently; those are refused here.
 """
 
 from __future__ import annotations

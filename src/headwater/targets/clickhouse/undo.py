@@ -1,4 +1,4 @@
-"""Taking rows back, each engine in its own way; safe to repeat, also after half of it was done."""
+"""Takes rows back, by the means of each engine. Safe to repeat, also after a crash halfway."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What tasks do with their rows: insert them in pieces, each of them whole or not at all.
+"""Inserts the rows of a task in pieces, each of them whole or not at all.
 
 Runs on executors, which need to reach the server. A piece has a token; the server stores what has
 the same token once, so a task that is tried again, or runs twice, adds nothing. The rows of a
 partition may come in another order the second time: then pieces differ, and a partition of several
-pieces must not be a mixture of two attempts. So each attempt of such a partition puts its name down
+pieces must not be a mixture of two attempts. So each attempt of such a partition stores its name
 first, and the driver writes the batch again if it finds two.
 """
 
@@ -35,7 +35,7 @@ class TryAgain(Exception):  # noqa: N818 - not an error: the batch is written ag
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The names that attempts put down, in a table next to the state."""
+    """Stores the names of attempts, in a table next to the state."""
 
     client: ClickHouseClient
     name: TableName

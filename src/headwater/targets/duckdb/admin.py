@@ -1,4 +1,4 @@
-"""Administering a DuckDB file outside a run.
+"""Administers a DuckDB file outside a run.
 
 DuckDB lets one process at a time open a file, so while a stream runs elsewhere not even looking is
 possible: `DuckDBFileError` says so.

@@ -1,4 +1,4 @@
-"""What is DuckDB's own: names, types, errors, where it says which tables there are."""
+"""DuckDB's dialect: its names, types and errors, and how it is asked which tables there are."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TableName(QualifiedName):
 
 
 class DuckDBDialect(Dialect[Session]):
-    """How DuckDB is spoken to."""
+    """Says what DuckDB does in its own way."""
 
     name_type = TableName
     errors = Errors(

@@ -1,4 +1,4 @@
-"""Merging changes into tables of DuckDB: a few statements per table and round.
+"""Merges changes into tables of DuckDB, by a few statements per table and round.
 
 A table's rows are looked for once, when changes are loaded: what a row holds stands beside its
 change, and statements find the row by its number. Tables that refer to others are declared after

@@ -113,7 +113,7 @@ class Session:
                 raise
 
     def close(self) -> None:
-        """Let go of the file; the last one closes it."""
+        """Release the file; the last session closes it."""
         with _GUARD:
             self._cursor.close()
             if self._stream is not None:

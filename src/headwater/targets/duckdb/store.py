@@ -1,4 +1,4 @@
-"""What is kept of one stream in a DuckDB file, and where."""
+"""Settings of a stream in a DuckDB file, and what the target keeps of the stream there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DuckDBCatalog(Catalog[Session, Layout]):
 
 @dataclass(frozen=True, slots=True)
 class DuckDBStore(Store):
-    """What is kept of one stream in a file."""
+    """All that is kept of one stream in a file."""
 
     catalog: DuckDBCatalog
     undo: DuckDBUndoLog

@@ -1,7 +1,7 @@
-"""What `on_data` writes DuckDB with: rows straight from Arrow, and SQL that says what it changes.
+"""`Tx`, which `on_data` writes DuckDB with: rows from Arrow, and SQL that says what it changes.
 
-DuckDB has no triggers, so these methods keep the undo data themselves, and only while a fork can
-still strike. The tables that SQL of the user's changes are read from its text before it runs: a
+DuckDB has no triggers, so these methods keep the undo data themselves, and only of blocks that a
+fork can undo. The tables that SQL of the user's changes are read from its text before it runs: a
 guard against accidents, which reads words, not grammar. Writes inside a `WITH` count, whatever
 DuckDB calls the statement, and so do those that `EXPLAIN ANALYZE` runs.
 """
@@ -67,8 +67,8 @@ class Tx(BaseTx[Session, Layout]):
     ) -> None:
         """Run SQL, one statement if it has parameters.
 
-        While a fork may strike, SQL may change a tracked table only if `tables` names it: then the
-        whole table is compared before and after, which is exact but costs its size.
+        While a fork may undo the block, SQL may change a tracked table only if `tables` names it.
+        Then the whole table is compared before and after, which is exact but costs its size.
         """
         self._remember()
         statements = self.session.statements(sql)

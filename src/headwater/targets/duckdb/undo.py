@@ -1,4 +1,4 @@
-"""Undo in DuckDB: it has no triggers, so what writes with it says what is about to change.
+"""Keeps and restores undo data in DuckDB, which has no triggers: callers say what they change.
 
 A keyed table keeps before-images, the earliest per row and block; of a row that did not exist it
 keeps that it was inserted. A keyless table keeps every row that came or went, which is enough,

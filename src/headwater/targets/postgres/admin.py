@@ -1,4 +1,4 @@
-"""Administering a PostgreSQL database outside a run, under the locks of stream and Pipes SDK."""
+"""Administers a PostgreSQL database outside a run, under the locks of stream and Pipes SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is PostgreSQL's own: names, types, errors, where it says which tables there are."""
+"""PostgreSQL's dialect: its names, types and errors, and how it reads rows of a change log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from headwater.targets.sql.settings import Table
 from headwater.targets.sql.text import Fragment, Part, QualifiedName, columns, compose, equal
 
 DEFAULT_SCHEMA = "public"
-LONGEST = 63  # bytes of an identifier; PostgreSQL cuts off the rest without a word
+LONGEST = 63  # bytes of an identifier; PostgreSQL cuts off the rest silently
 
 
 class TableName(QualifiedName):
@@ -60,7 +60,7 @@ class TableName(QualifiedName):
 
 
 class PostgresDialect(Dialect[Session]):
-    """How PostgreSQL is spoken to."""
+    """Says what PostgreSQL does in its own way."""
 
     name_type = TableName
     errors = Errors(

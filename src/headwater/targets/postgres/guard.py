@@ -1,4 +1,4 @@
-"""What must hold before a batch is committed: the server is asked, so no parser must be perfect.
+"""Asks the server whether a batch may be committed, so that no parser must be perfect.
 
 SQL of the user's may end the transaction, release the stream's lock, write a table that was not
 declared, drop one that a fork must be able to restore, or take off the triggers that keep what it

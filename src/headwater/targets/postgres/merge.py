@@ -1,4 +1,4 @@
-"""Merging changes into tables of PostgreSQL: one statement per round, whatever it holds.
+"""Merges changes into tables of PostgreSQL, by one statement per round.
 
 PostgreSQL checks foreign keys at the end of a statement, so parents and children may come and go in
 any order within a round. All parts of the statement see the tables as they were before it.

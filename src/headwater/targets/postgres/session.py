@@ -117,7 +117,7 @@ class Session:
         return True
 
     def close(self) -> None:
-        """Let go of the connection, and with it of the lock."""
+        """Close the connection, and release the lock with it."""
         connection, self._connection = self._connection, None
         self._begin = None
         if connection is not None:
@@ -224,7 +224,7 @@ class Session:
         if identity != self._identity:
             raise PostgresTransactionError("the transaction was ended by a callback")
         if not is_locked:
-            self.close()  # the next transaction takes the lock again, or is told who has it
+            self.close()  # the next transaction takes the lock again, or is refused
             raise PostgresTransactionError("the stream's lock was released by a callback")
 
     def _commit(self) -> None:

@@ -1,4 +1,4 @@
-"""What is kept of one stream in PostgreSQL, and where."""
+"""Settings of a stream in PostgreSQL, and what the target keeps of the stream there."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PostgresSettings(StateSettings):
 
 @dataclass(frozen=True, slots=True)
 class PostgresStore(Store):
-    """What is kept of one stream in a database."""
+    """All that is kept of one stream in a database."""
 
     catalog: PostgresCatalog
     undo: PostgresUndoLog

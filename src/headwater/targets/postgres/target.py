@@ -1,7 +1,7 @@
 """A PostgreSQL database as a target: rows, cursor, rollback chain and undo in one transaction.
 
-A crash leaves nothing behind, because what is not committed does not exist. A connection that is
-lost while COMMIT is under way leaves a question, and the state in the database answers it: the
+A crash leaves nothing behind, because what is not committed does not exist. After a connection is
+lost while COMMIT is under way, the state in the database tells whether it was committed. The
 stream's lock is taken again first, so nothing of the old connection can still be under way.
 """
 
@@ -104,7 +104,7 @@ class PostgresTarget(SqlTarget[Session]):
         return self._state
 
     def close(self) -> None:
-        """Let go of the connection. What was not committed is gone."""
+        """Close the connection. What was not committed is gone."""
         if self._session is not None:
             super().close()
             self._staging.clear()

@@ -1,4 +1,4 @@
-"""What `on_data` writes PostgreSQL with: rows by COPY, and any SQL.
+"""`Tx`, which `on_data` writes PostgreSQL with: rows by COPY, and any SQL.
 
 Undo data is kept by triggers, so any SQL may change a tracked table. Rows of a Spark DataFrame stay
 on the executors while the blocks are final. A batch that meets a conflict or loses its connection
@@ -66,7 +66,7 @@ class Tx(BaseTx[Session, Layout]):
         """Run SQL, one statement if it has parameters (`$1`, …); return how many rows it touched.
 
         Whatever it changes of tracked tables is undone by a fork, except TRUNCATE, which is
-        refused while a fork may strike.
+        refused while a fork may undo the block.
         """
         return int(self._run(sql, params).rowcount)
 

@@ -1,4 +1,4 @@
-"""How a fork is undone: one statement that puts every table back, whatever refers to what.
+"""Undoes a fork in PostgreSQL: one statement puts every table back, whatever refers to what.
 
 PostgreSQL checks foreign keys at the end of a statement. So all tables are restored in one: no
 order of tables has to be found, and cycles and references of a table to itself need no care. Per

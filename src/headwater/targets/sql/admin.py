@@ -1,4 +1,4 @@
-"""Administering a database outside a run: each change is one transaction, under a writer's lock."""
+"""Administers a database outside a run: each change is one transaction, under a writer's lock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Held = TypeVar("Held", bound=Session)
 
 
 class SqlAdmin(ABC, Generic[Held]):
-    """Administers one database; runs in a process of its own, beside no stream that writes."""
+    """Administers one database; runs in the process of the command, while the stream does not."""
 
     target_type: ClassVar[type[SqlTarget[Any]]]
 

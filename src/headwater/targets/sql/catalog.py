@@ -1,8 +1,8 @@
-"""The tables of a stream: what was declared, what exists, and how a fork undoes each.
+"""Knows the tables of a stream: what was declared, what exists, and how a fork undoes each.
 
-How a table is undone is stored beside the state, as a claim: a stream that was restarted with other
-declarations still undoes what it has written, and two streams cannot write one table in ways that
-contradict each other.
+The target stores beside the state how it undoes a table, as a claim. So a stream that was restarted
+with other declarations still undoes what it has written, and two streams cannot write one table in
+ways that contradict each other.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Session(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connection."""
         ...
 
 
@@ -61,7 +61,7 @@ Held = TypeVar("Held", bound=Session)
 
 
 class Lookup(Protocol):
-    """Where a database says which tables there are; ClickHouse has one too."""
+    """Asks a database which tables there are; ClickHouse has one too."""
 
     name_type: ClassVar[type[QualifiedName]]
     text: ClassVar[str]
@@ -87,7 +87,7 @@ class Errors:
 
 
 class Dialect(ABC, Generic[Held]):
-    """How one database is spoken to. It holds no state."""
+    """Says what one database does in its own way. It holds no state."""
 
     name_type: ClassVar[type[QualifiedName]]
     errors: ClassVar[Errors]

@@ -42,7 +42,7 @@ logger = logging.getLogger("headwater.targets")
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """What is kept of one stream in one database. Nothing is read before it is used."""
+    """All that is kept of one stream in one database. Nothing is read before it is used."""
 
     sync: SyncTable
     catalog: Catalog[Any, Any]
@@ -220,7 +220,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
             raise
 
     def close(self) -> None:
-        """Let go of the database. What was not committed is gone."""
+        """Close the database. What was not committed is gone."""
         session, self._session = self._session, None
         if session is not None:
             session.close()

@@ -1,4 +1,4 @@
-"""What a stream keeps for itself beside the state: its configuration, and its side tables.
+"""Keeps a stream's configuration and its side tables, next to the state.
 
 All of it runs on the driver; in a database with transactions, inside the one that writes the data.
 Streams share the tables; each sees its own rows alone. ClickHouse derives from these classes.
@@ -26,7 +26,7 @@ from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose
 
 
 class ConfigTable:
-    """What one stream asked for, in table `headwater_config`.
+    """Stores what one stream asked for, in table `headwater_config`.
 
     A table of its own: the Pipes SDK shares table `sync`, and reads all of its columns.
     """
@@ -77,7 +77,7 @@ class ConfigTable:
 
 
 class StoredSideTables:
-    """The rows of one stream in tables `headwater_<name>`: what the stream keeps for itself.
+    """Reads the rows that one stream keeps for itself, in tables `headwater_<name>`.
 
     `final` follows a table's name, so that only rows that count are read.
     """
@@ -157,7 +157,7 @@ class StoredSideTables:
 
 
 class SideTables(StoredSideTables):
-    """Side tables in a database with transactions.
+    """Keeps side tables in a database with transactions.
 
     Also tables that this run has not asked for are undone: a stream may run without a part of it
     for a while.

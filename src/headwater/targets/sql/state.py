@@ -1,4 +1,4 @@
-"""What is kept of a stream beside its rows: the state, and where its cursor is shown.
+"""Stores a stream's state, and shows its cursor to other programs.
 
 All of it runs on the driver, inside the transaction that writes the data. Streams share the tables;
 each sees its own rows alone.
@@ -36,14 +36,14 @@ _COMMENTS = {
 
 
 class Newest(NamedTuple):
-    """What tells one committed state from another: the newest row of a stream."""
+    """The newest row of a stream, which tells one committed state from another."""
 
     cursor: BlockCursor
     finalized: BlockCursor | None
 
 
 class SyncTable:
-    """One row per committed batch of one stream, in the forms of the Pipes SDK."""
+    """Stores one row per committed batch of one stream, in the forms of the Pipes SDK."""
 
     def __init__(
         self, session: Session, dialect: Dialect[Any], name: QualifiedName, stream_id: str
@@ -226,7 +226,7 @@ def read_newest(number: int | None, block_hash: str | None, finalized: Any) -> N
 
 
 class CursorTable:
-    """Where the cursor of each stream is shown, for other programs: one row per stream."""
+    """Shows the cursor of each stream to other programs: one row per stream."""
 
     def __init__(self, dialect: Dialect[Any], name: QualifiedName) -> None:
         self._dialect = dialect

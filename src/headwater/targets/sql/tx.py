@@ -1,4 +1,4 @@
-"""What `on_data` writes with: set-based changes of declared tables, all in one transaction.
+"""`Tx`, which `on_data` writes with: set-based changes of declared tables, in one transaction.
 
 Runs on the driver. If anything raises, the whole batch leaves no trace. Each database's `Tx` says
 how rows get where a statement can select from them, and what SQL of the user's may do.

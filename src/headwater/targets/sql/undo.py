@@ -1,4 +1,4 @@
-"""The undo log: what was there before a hot block changed it, and how it comes back.
+"""The undo log: keeps what hot blocks change, and puts it back after a fork.
 
 One engine works on two forms of the log, both real tables that other programs read and write.
 *Snapshots*: each table has `<table>__snapshots`, with its columns, the operation, the block and the

@@ -1,4 +1,4 @@
-"""What a change-log target keeps beside its tables: the log, and where the cursor is shown.
+"""Prepares and applies what a change-log target keeps beside its tables: the log, the cursor.
 
 `Hooks` are the callbacks of the database's own target: that one keeps the state, runs transactions
 and undoes forks; these prepare the tables and apply changes.
@@ -63,14 +63,14 @@ def table_name(given: str | TableSchema) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a commit does: folded changes; blocks above `floor` may be undone by a fork."""
+    """The folded changes of a commit; a fork may undo blocks above `floor`."""
 
     folded: pa.Table
     floor: int
 
 
 class Hooks:
-    """What the database's own target calls, inside its transactions.
+    """Functions that the database's own target calls, on the driver, inside its transactions.
 
     `shapes` are the tables as changes see them, by the names that changes call them.
     """

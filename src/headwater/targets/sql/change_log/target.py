@@ -89,7 +89,7 @@ def history_target(
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What the changes of a batch come to, and between which blocks they lie."""
+    """The folded changes of a batch, and the blocks between which they lie."""
 
     rows: pa.Table
     blocks: tuple[int, int] | None
@@ -184,7 +184,7 @@ class HistoryTarget:
         self._state = state
 
     def close(self) -> None:
-        """Let go of the database. What was not committed is gone."""
+        """Close the database. What was not committed is gone."""
         self._inner.close()
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:

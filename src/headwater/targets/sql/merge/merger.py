@@ -1,4 +1,4 @@
-"""Merging changes into tables, a set at a time, under the undo log.
+"""Merges changes into tables, a set at a time, under the undo log.
 
 The change log's target and aggregates write through this. A round of changes is loaded where SQL
 can select from it, what it is about to change is captured, and a few statements apply it: deletions
