@@ -28,6 +28,14 @@ from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal
 DEFAULT_SCHEMA = "main"
 _DECIMAL = re.compile(r"DECIMAL\(\d+,(\d+)\)")
 
+ERRORS = Errors(
+    undeclared=UndeclaredTableError,
+    table=TableSchemaError,
+    key=TableKeyError,
+    append_only=AppendOnlyError,
+    statement=UntraceableWriteError,
+)
+
 
 class TableName(QualifiedName):
     """A table in a schema. DuckDB compares names without regard to case, and so does `folded`."""
@@ -45,13 +53,7 @@ class DuckDBDialect(Dialect[Session]):
     """Says what DuckDB does in its own way."""
 
     name_type = TableName
-    errors = Errors(
-        UndeclaredTableError,
-        TableSchemaError,
-        TableKeyError,
-        AppendOnlyError,
-        UntraceableWriteError,
-    )
+    errors = ERRORS
     text = "VARCHAR"
     json = "JSON"
     letter = Fragment("VARCHAR")

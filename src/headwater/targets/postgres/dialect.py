@@ -35,6 +35,14 @@ from headwater.targets.sql.text import Fragment, Part, QualifiedName, columns, c
 DEFAULT_SCHEMA = "public"
 LONGEST = 63  # bytes of an identifier; PostgreSQL cuts off the rest silently
 
+ERRORS = Errors(
+    undeclared=UntrackedTableError,
+    table=PostgresTableError,
+    key=PostgresKeyError,
+    append_only=PostgresAppendOnlyError,
+    statement=PostgresStatementError,
+)
+
 
 class TableName(QualifiedName):
     """A table in a schema, taken literally: `Transfers` and `transfers` are two tables."""
@@ -63,13 +71,7 @@ class PostgresDialect(Dialect[Session]):
     """Says what PostgreSQL does in its own way."""
 
     name_type = TableName
-    errors = Errors(
-        UntrackedTableError,
-        PostgresTableError,
-        PostgresKeyError,
-        PostgresAppendOnlyError,
-        PostgresStatementError,
-    )
+    errors = ERRORS
     json = "JSONB"
     bytewise = ' COLLATE "C"'
     letter = Fragment("CHAR")
