@@ -26,7 +26,6 @@ from headwater.targets.postgres import (
     PostgresSettings,
     Tx,
     postgres_target,
-    sender,
     staging,
     table,
 )
@@ -199,7 +198,7 @@ def test_a_worker_that_is_killed_leaves_nothing_that_counts(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     """kill -9 while rows are sent, and when all are but Spark has not heard of it."""
-    marker, real, keep = tmp_path / "killed", sender.RowSender, Relay.keep
+    marker, real, keep = tmp_path / "killed", staging.RowSender, Relay.keep
     complete: list[int] = []
 
     def noted(relay: Relay, attempt: int, file: Any) -> None:
@@ -304,7 +303,7 @@ def test_strangers_and_broken_attempts_are_not_heard() -> None:
         assert arrived == [(7, b"abc")]
         relay.take([])
     assert relay.token.hex() not in repr(
-        sender.RowSender(("h", 1), relay.token, plan_transfer(pa.schema([]), None))
+        staging.RowSender(("h", 1), relay.token, plan_transfer(pa.schema([]), None))
     )
 
 

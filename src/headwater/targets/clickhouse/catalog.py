@@ -152,7 +152,7 @@ class Catalog:
         return self._versions[layout.name]
 
     def forget_versions(self) -> None:
-        """Rows were taken back, with versions that are not known here."""
+        """Read versions again: rows were taken back with versions that are not known here."""
         self._versions.clear()
 
     # --- owners -----------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ class ClickHouseClient:
         return other
 
     def close(self) -> None:
-        """Let go of the connections; the next statement opens new ones."""
+        """Close the connections; the next statement opens new ones."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.clear()
@@ -294,8 +294,8 @@ def _kill(which: str) -> str:
 def every_row() -> dict[str, str]:
     """Return settings of an insert whose rows are stored in any case, all of them.
 
-    Servers differ in whether they let it be switched off that a block like an earlier one is
-    dropped; a random token tells it apart for all of them.
+    Some servers drop a block that is like an earlier one, whatever the settings say; a random token
+    tells the two apart on all of them.
     """
     return {
         "insert_deduplicate": "0",
@@ -359,5 +359,5 @@ def _with_wide_integers(found: pa.Table, kinds: Mapping[str, str]) -> pa.Table:
 
 
 def ignoring_refusal() -> suppress:
-    """Let a refusal of the server pass: for what is better to have, but not needed."""
+    """Ignore a refusal of the server: for what is useful, but not needed."""
     return suppress(ClickHouseServerError)

@@ -73,7 +73,7 @@ class Lease:
         is_new = str(found["newest"]).startswith(_NEW)
         if not is_new and self.number < FORMER_LIMIT:
             is_new = not is_known()
-        self._put_down(self._next_number(), "1", is_new=is_new)
+        self._store_epoch(self._next_number(), "1", is_new=is_new)
 
     def renew(self, *, is_new: bool | None = None) -> None:
         """Begin another epoch unless another writer has begun: what was sent before is refused.
@@ -83,7 +83,7 @@ class Lease:
         """
         number = self._next_number()
         condition = self._newest_is(self.number, number)  # the latter if the answer was lost
-        self._put_down(number, condition, is_new=self.is_new if is_new is None else is_new)
+        self._store_epoch(number, condition, is_new=self.is_new if is_new is None else is_new)
 
     def check(self) -> None:
         """Make sure that this writer may still change the stream.
@@ -124,7 +124,7 @@ class Lease:
     def _next_number(self) -> int:
         return (self.number // FORMER_LIMIT + 1) * FORMER_LIMIT + secrets.randbits(32)
 
-    def _put_down(self, number: int, condition: str, *, is_new: bool) -> None:
+    def _store_epoch(self, number: int, condition: str, *, is_new: bool) -> None:
         """Store an epoch, and end the statements of all before it.
 
         The number is part of the statement: one that arrives twice, or late, changes nothing.

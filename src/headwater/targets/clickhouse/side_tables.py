@@ -64,7 +64,7 @@ class Statements:
         return nullcontext()
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._client.close()
 
 

@@ -142,8 +142,8 @@ class SyncTable:
     def replace(self, state: PipeState) -> None:
         """Cancel all rows, and add that of a state that has a cursor, in one step.
 
-        What earlier rows say of finality then counts no longer. Called by operators; after a lost
-        connection it is not tried again: the operator can look, and ask again.
+        What earlier rows say of finality then counts no longer. Called by commands; after a lost
+        connection it is not tried again: the command may be repeated.
         """
         held = self._client.rows(
             compose(

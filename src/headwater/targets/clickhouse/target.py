@@ -170,7 +170,7 @@ class ClickHouseTarget(DatabaseTarget):
         self._dirty = False
 
     def close(self) -> None:
-        """Let go of the connections; the caller's own client stays as it is."""
+        """Close the connections; the caller's own client stays as it is."""
         self._is_open = self._is_started = False
         self._client.close()
 
@@ -189,7 +189,7 @@ class ClickHouseTarget(DatabaseTarget):
     def settle_side_rows(
         self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
     ) -> None:
-        """Add rows to side tables, then remove this stream's rows up to a key."""
+        """Remove this stream's rows up to a key, then add rows; the next start completes it."""
         self._own_rows.settle(self._store(), name, up_to, moved)
 
     def stored_config(self) -> LeasedConfig:

@@ -28,14 +28,6 @@ from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal
 DEFAULT_SCHEMA = "main"
 _DECIMAL = re.compile(r"DECIMAL\(\d+,(\d+)\)")
 
-ERRORS = Errors(
-    undeclared=UndeclaredTableError,
-    table=TableSchemaError,
-    key=TableKeyError,
-    append_only=AppendOnlyError,
-    statement=UntraceableWriteError,
-)
-
 
 class TableName(QualifiedName):
     """A table in a schema. DuckDB compares names without regard to case, and so does `folded`."""
@@ -47,6 +39,15 @@ class TableName(QualifiedName):
     def folded(self) -> tuple[str, str]:
         """What two spellings of one table have in common."""
         return self.schema.lower(), self.name.lower()
+
+
+ERRORS = Errors(
+    undeclared=UndeclaredTableError,
+    table=TableSchemaError,
+    key=TableKeyError,
+    append_only=AppendOnlyError,
+    statement=UntraceableWriteError,
+)
 
 
 class DuckDBDialect(Dialect[Session]):

@@ -163,7 +163,7 @@ class DuckDBTarget(SqlTarget[Session]):
         return Tx(self._opened(), self._store, None)
 
     def _reader(self) -> Session:
-        """No other process could read the file meanwhile."""
+        """Share the connection of the file: no other process could read it meanwhile."""
         return open_session(self._place, self._settings.config, None, self._memory)
 
 

@@ -197,10 +197,7 @@ class Session:
             raise
 
     def coded(self, error: Exception, **facts: object) -> Exception:
-        """Return a failure that its time is up for, with its code: a lost connection, a full disk.
-
-        Anything else is returned as it is.
-        """
+        """Return the coded error of a lost connection or a full disk; any other as it is."""
         reason = self._address.hide(str(error).strip().partition("\n")[0])
         if self.full:
             return PostgresDiskFullError("the server's disk is full", **facts, reason=reason)

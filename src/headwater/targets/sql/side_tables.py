@@ -113,7 +113,7 @@ class StoredSideTables:
         up_to_block: int | None = None,
         limit: int | None = None,
     ) -> pa.Table:
-        """Return rows in the order of their keys; of a table by its name, it was created before."""
+        """Return rows in the order of their keys. A table that `create` was given may be named."""
         table = self._tables[table] if isinstance(table, str) else table
         schema = table.columns
         conditions, params = ["stream_id = $1"], list[object]([self._id])
@@ -198,7 +198,7 @@ class SideTables(StoredSideTables):
             self._add(name, frame, only_new=False)
 
     def remove_above(self, number: int) -> None:
-        """Take out what blocks above a number brought, in every side table that there is."""
+        """Remove the rows of blocks above a number, in every side table that there is."""
         sql = "DELETE FROM {table} WHERE stream_id = $1 AND block_number > $2"
         for name in self._existing():
             self._session.run(sql, [self._id, number], table=name)
