@@ -42,6 +42,9 @@ DEAD_LETTERS = SideTable(
 )
 
 
+_OF_MESSAGES = ("block_number", "block_hash", "output", "key", "payload")
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A message that was given up: of which subscription, why, after how many attempts, when."""
@@ -62,14 +65,10 @@ def dead_letter_rows(name: str, dead: Sequence[Dead], now: float) -> pa.Table:
     """Return what is stored of messages that a subscription has given up."""
     rows = [
         {
-            "block_number": one.message.block_number,
+            **{column: getattr(one.message, column) for column in _OF_MESSAGES},
             "ordinal": _ordinal(name, one.message.key),
             "name": name,
-            "output": one.message.output,
             "position": one.message.ordinal,
-            "block_hash": one.message.block_hash,
-            "key": one.message.key,
-            "payload": one.message.payload,
             "reason": one.reason,
             "attempts": one.attempts,
             "died_at": datetime.fromtimestamp(now, UTC),
@@ -145,24 +144,13 @@ def replay_dead_letters(
 
 def read_dead_letters(stream_id: str, rows: pa.Table) -> list[DeadLetter]:
     """Read dead letters from their rows."""
-    return [
-        DeadLetter(
-            row["name"],
-            Message(
-                row["key"],
-                stream_id,
-                row["output"],
-                row["block_number"],
-                row["block_hash"],
-                row["position"],
-                row["payload"],
-            ),
-            row["reason"],
-            row["attempts"],
-            row["died_at"],
-        )
-        for row in rows.to_pylist()
-    ]
+    found = []
+    for row in rows.to_pylist():
+        same = {column: row[column] for column in _OF_MESSAGES}
+        message = Message(stream=stream_id, ordinal=row["position"], **same)
+        about = (row["reason"], row["attempts"], row["died_at"])
+        found.append(DeadLetter(row["name"], message, *about))
+    return found
 
 
 def _opened(target: Target[Delivery], *outboxes: SideTable) -> KeepsSideTables:

@@ -68,18 +68,7 @@ def idempotency_key(
 
 def read_messages(stream: str, output: str, rows: pa.Table) -> list[Message]:
     """Read messages from the rows of an outbox."""
-    return [
-        Message(
-            row["key"],
-            stream,
-            output,
-            row["block_number"],
-            row["block_hash"],
-            row["ordinal"],
-            row["payload"],
-        )
-        for row in rows.to_pylist()
-    ]
+    return [Message(stream=stream, output=output, **row) for row in rows.to_pylist()]
 
 
 def message_rows(messages: Sequence[Message]) -> pa.Table:

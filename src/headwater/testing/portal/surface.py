@@ -72,31 +72,23 @@ ABOVE = "above"
 LOWEST, HIGHEST = "lowest", "highest"
 """Kinds of filter that hold one number: the lower or the upper end of a range."""
 
-TRACE_FIELDS: dict[str, tuple[str, str, str, str]] = {
-    "createFrom": ("create", "action", "from", "from"),
-    "createValue": ("create", "action", "value", "value"),
-    "createGas": ("create", "action", "gas", "gas"),
-    "createInit": ("create", "action", "init", "init"),
-    "createResultGasUsed": ("create", "result", "gasUsed", "gasUsed"),
-    "createResultCode": ("create", "result", "code", "code"),
-    "createResultAddress": ("create", "result", "address", "address"),
-    "callCallType": ("call", "action", "callType", "callType"),
-    "callType": ("call", "action", "type", "callType"),
-    "callFrom": ("call", "action", "from", "from"),
-    "callTo": ("call", "action", "to", "to"),
-    "callValue": ("call", "action", "value", "value"),
-    "callGas": ("call", "action", "gas", "gas"),
-    "callInput": ("call", "action", "input", "input"),
-    "callSighash": ("call", "action", "sighash", "sighash"),
-    "callResultGasUsed": ("call", "result", "gasUsed", "gasUsed"),
-    "callResultOutput": ("call", "result", "output", "output"),
-    "suicideAddress": ("suicide", "action", "address", "address"),
-    "suicideRefundAddress": ("suicide", "action", "refundAddress", "refundAddress"),
-    "suicideBalance": ("suicide", "action", "balance", "balance"),
-    "rewardAuthor": ("reward", "action", "author", "author"),
-    "rewardValue": ("reward", "action", "value", "value"),
-    "rewardType": ("reward", "action", "type", "type"),
+_TRACES = {
+    "create": {"action": "from value gas init", "result": "gasUsed code address"},
+    "call": {"action": "callType from to value gas input sighash", "result": "gasUsed output"},
+    "suicide": {"action": "address refundAddress balance"},
+    "reward": {"action": "author value type"},
 }
+TRACE_FIELDS = {
+    f"{kind}{part.removeprefix('action').title()}{name[0].upper()}{name[1:]}": (
+        kind,
+        part,
+        name,
+        name,
+    )
+    for kind, parts in _TRACES.items()
+    for part, names in parts.items()
+    for name in names.split()
+} | {"callType": ("call", "action", "type", "callType")}
 """Flat selection key: the trace type it is of, and the part, name and source it is sent as.
 
 `callType` is what older portals call `callCallType`; they send it as `action.type`.
