@@ -63,3 +63,11 @@ _KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., An
 def make_place(kind: str, folder: Path) -> Place:
     """Return an empty one."""
     return Place(kind, str(folder / "a.duckdb") if kind == "duckdb" else database())
+
+
+def has_effect(sql: str) -> bool:
+    """Tell whether a crash before a statement differs from one before the next statement.
+
+    A query leaves nothing: dying before it is dying after the statement that preceded it.
+    """
+    return not sql.lstrip().startswith("SELECT")

@@ -17,6 +17,7 @@ from headwater.targets.clickhouse.client import refused_as
 from headwater.testing.conformance import TargetConformance, apply_changes
 from headwater.testing.conformance.crash import Script
 from tests.targets.clickhouse_places import admin, database
+from tests.targets.places import has_effect
 
 UNKNOWN_TABLE = 60
 
@@ -64,8 +65,7 @@ class TestClickHouseTarget(TargetConformance):
         return [dict(row) for row in found.to_pylist()]
 
     def watch_io(self, target: ClickHouseTarget, hook: Callable[[], None]) -> None:
-        """Watch what changes something: dying before a query is dying after what preceded it."""
-        target.on_statement = lambda sql: None if sql.lstrip().startswith("SELECT") else hook()
+        target.on_statement = lambda sql: hook() if has_effect(sql) else None
 
 
 class TestClickHouseTargetReplacing(TestClickHouseTarget):

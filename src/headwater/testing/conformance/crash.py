@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headwater.testing.conformance.suite import TargetConformance
 
 Script = list[Callable[[Rig], None]]
+_RECOVERY_STEPS = 5
 
 
 class Clock:
@@ -73,8 +74,9 @@ def crash_everywhere(run: Callable[[Clock], None]) -> int:
 def run_crashing(suite: TargetConformance, script: Script, clock: Clock) -> None:
     """Run a script on a fresh place; die where the clock says, recover, and go on to the end.
 
-    Each recovery dies as well, twice, before it succeeds. What is recovered must be the state
-    before the interrupted call or after it, and the tables must be those of that state.
+    Each recovery dies as well before it succeeds, at one of its first steps by turns. What is
+    recovered must be the state before the interrupted call or after it, and the tables must be
+    those of that state.
     """
     suite.fresh()
     rig = Rig(_watched(suite, clock.tick), suite.read_rows, suite.tables)
@@ -86,7 +88,7 @@ def run_crashing(suite: TargetConformance, script: Script, clock: Clock) -> None
         except Crash:
             suite.crash(rig.target)
         clock.recovered()
-        state = _recover_dying(suite, rig)
+        state = _recover_dying(suite, rig, 1 + sum(clock.died[-1]) % _RECOVERY_STEPS)
         suite.watch_io(rig.target, clock.tick)
         if state == rig.state:
             rig.check()  # not committed: nothing of it is there
@@ -134,16 +136,15 @@ def _recover(rig: Rig) -> None:
     rig.target.recover()
 
 
-def _recover_dying(suite: TargetConformance, rig: Rig) -> PipeState:
-    """Recover in a new process that dies at its first step, then at its second."""
-    for crash_at in (1, 2):
-        clock = Clock({0: crash_at})
-        clock.begin_call()
-        rig.target = _watched(suite, clock.tick)
-        try:
-            return rig.target.recover()  # it takes fewer steps than that
-        except Crash:
-            suite.crash(rig.target)
+def _recover_dying(suite: TargetConformance, rig: Rig, crash_at: int) -> PipeState:
+    """Recover in a new process; the first one dies at this step of its recovery."""
+    clock = Clock({0: crash_at})
+    clock.begin_call()
+    rig.target = _watched(suite, clock.tick)
+    try:
+        return rig.target.recover()  # it takes fewer steps than that
+    except Crash:
+        suite.crash(rig.target)
     rig.target = suite.make_target("one")
     return rig.target.recover()
 
