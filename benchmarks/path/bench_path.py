@@ -93,18 +93,26 @@ def _stats() -> dict[int, tuple[int, str, float]]:
 
 
 class Memory(Thread):
-    """Samples what the processes of the program hold: the peak, in MB by kind at that moment."""
+    """Samples what the processes of the program hold: the peak, in MB by kind at that moment.
+
+    Also the CPU seconds of Python workers: no process waits for these, so they count nowhere else.
+    """
 
     def __init__(self, machine: Machine, driver: int) -> None:
         super().__init__(daemon=True)
         self.peak = dict.fromkeys(KINDS, 0.0)
+        self.workers: dict[int, float] = {}
         self._machine, self._driver = machine, driver
         self._ended = Event()
 
     def run(self) -> None:
-        while not self._ended.wait(0.5):
+        while not self._ended.wait(0.25):
             held = dict.fromkeys(KINDS, 0.0)
+            stats = _stats()
             for pid, name in self._machine.programs():
+                above = stats.get(stats.get(pid, (0, "", 0.0))[0], (0, "", 0.0))
+                if name == above[1] != "java" and stats.get(above[0], (0, ""))[1] == "java":
+                    self.workers[pid] = stats[pid][2]
                 kind = "JVM" if name == "java" else "Python workers"
                 held["driver" if pid == self._driver else kind] += _proportional_mb(pid)
             if sum(held.values()) > sum(self.peak.values()):
@@ -167,7 +175,7 @@ class Bench:
         if code or len(said) != passes:
             raise SystemExit(f"{self.kind}: exit code {code}, {len(said)} passes")
         seen = _asked(self.portal)
-        cpu, portal_cpu = _used() - cpu, seen["cpu_s"] - portal_cpu
+        cpu, portal_cpu = _used() - cpu + sum(memory.workers.values()), seen["cpu_s"] - portal_cpu
         cold = ended - began if passes == 1 else said[0]["last"] - began
         rows = [
             ("first request", f"{seen['first_at'] - began:.1f} s"),

@@ -44,6 +44,20 @@ def test_a_session_made_in_the_middle_of_a_run_leaves_the_handler_of_signals() -
     assert done.returncode == 0, done.stderr
 
 
+def test_workers_of_a_local_session_are_forked_with_all_that_tasks_import(
+    spark: SparkSession,
+) -> None:
+    def command_of_parent(_: int) -> str:
+        import os
+        from pathlib import Path
+
+        return Path(f"/proc/{os.getppid()}/cmdline").read_text()
+
+    assert str(spark.sparkContext.master).startswith("local")
+    (found,) = spark.sparkContext.parallelize([0], 1).map(command_of_parent).collect()
+    assert "headwater.spark.daemon" in found
+
+
 def test_java_is_found_where_spark_looks_for_it() -> None:
     assert find_java().version >= 17
 

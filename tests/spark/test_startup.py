@@ -18,6 +18,7 @@ from tests.stream.truth import COLUMNS, transfers
 
 PROGRAM = """
 import json, os, signal, sys
+from pyspark import SparkContext
 from headwater import evm, portal_stream
 from headwater.errors import HeadwaterError
 from headwater.pipeline import Committed
@@ -46,9 +47,11 @@ start = startup._Start.newest
 if not wait:
     start._thread.join(60)
 process = start._process
+active = SparkContext._active_spark_context
 print(json.dumps({
     "reached": reached, "error": error,
     "gone": process is None or process.process.poll() is not None,
+    "options": active and active.getConf().get("spark.driver.extraJavaOptions"),
     "handler": signal.getsignal(signal.SIGINT) is before,
 }), flush=True)
 """
@@ -101,6 +104,7 @@ def test_the_driver_reads_until_executors_take_over_and_the_rows_are_those_of_th
         assert told["reached"][1] == 109  # a span
         assert told["reached"][-1] == LAST
         assert told["handler"]
+        assert "-XX:+UseSerialGC" in told["options"]  # rows of one output never enter the JVM
         truth = transfers(portal.chain, portal.chain.canonical(0, LAST))
         assert rows_of(tmp_path / "a.duckdb") == truth
 

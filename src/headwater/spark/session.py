@@ -39,6 +39,12 @@ SETTINGS = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 
+NARROW = {
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+"""For streams whose rows never enter the JVM: it schedules tasks, and needs little for that."""
+
 making = threading.RLock()
 """Is held while a session is made here: half of one must not be taken for a session."""
 
@@ -79,6 +85,8 @@ def make_context(
         "spark.driver.memory": _driver_memory(),
         **conf,
     }
+    if settings["spark.master"].startswith("local"):
+        settings.setdefault("spark.python.daemon.module", "headwater.spark.daemon")
     options = settings.get("spark.driver.extraJavaOptions", "")
     settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING} {options}"
     gateway = None

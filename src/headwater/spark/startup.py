@@ -11,6 +11,7 @@ Runs on the driver: `SparkOfRun` in the run's thread, the start in a thread of i
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from threading import Event, Lock, Thread
 
@@ -18,7 +19,13 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from headwater.spark.jvm import JvmProcess
-from headwater.spark.session import active_session, local_session, make_context, making
+from headwater.spark.session import (
+    NARROW,
+    active_session,
+    local_session,
+    make_context,
+    making,
+)
 
 logger = logging.getLogger("headwater.spark")
 
@@ -26,10 +33,14 @@ APP = "headwater"
 
 
 class SparkOfRun:
-    """Where a run gets its session and its context from. `given` is the user's session."""
+    """Where a run gets its session and its context from. `given` is the user's session.
 
-    def __init__(self, given: SparkSession | None) -> None:
+    `narrow` says that no row of the run is expected to enter the JVM.
+    """
+
+    def __init__(self, given: SparkSession | None, *, narrow: bool = False) -> None:
         self._given = given
+        self._narrow = narrow
         self._start: _Start | None = None
 
     def is_ready(self) -> bool:
@@ -46,7 +57,7 @@ class SparkOfRun:
         try:
             if SparkContext._active_spark_context is not None:
                 return True
-            self._start = _Start()
+            self._start = _Start(NARROW if self._narrow else {})
         finally:
             making.release()
         return False
@@ -95,7 +106,8 @@ class _Start:
 
     newest: _Start | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, conf: Mapping[str, str]) -> None:
+        self._conf = dict(conf)
         self.ended = Event()
         self._lock = Lock()
         self._decided = Event()
@@ -133,7 +145,7 @@ class _Start:
     def _run(self) -> None:
         with making:
             try:
-                context = make_context(APP, {}, self._note)
+                context = make_context(APP, self._conf, self._note)
                 context.parallelize([0], 1).map(int).collect()  # Python workers are there too
             except BaseException as error:  # noqa: BLE001 - raised where Spark is asked for
                 self._error = error

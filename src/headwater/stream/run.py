@@ -96,7 +96,8 @@ class Run(Host[Delivery]):
         self._extensions = Extensions([make(stream.id) for make in stream.extensions])
         self._shared = bool(stream.extensions) or target.capabilities.rereads
         self._factories = self._make_factories()
-        self._spark = SparkOfRun(stream.spark)
+        narrow = len(stream.outputs) == 1 and not stream.steps and not self._shared
+        self._spark = SparkOfRun(stream.spark, narrow=narrow)
         self._source: Source | None = None
         self._spans: PortalSource | None = None
         self._assembler: Assembler | None = None
