@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from headwater import evm, portal_stream
 from headwater.errors import InvalidOptionError, PostgresTableError, RelayError
 from headwater.pipeline import Committed, Event, RolledBack, Settled
 from headwater.spark.executors import map_in_arrow
-from headwater.spark.relay import ATTEMPT_BYTES, RECEIVED, SIZE_BYTES, Relay
+from headwater.spark.relay import Relay
 from headwater.targets.postgres import (
     PostgresSettings,
     Tx,
@@ -29,7 +28,6 @@ from headwater.targets.postgres import (
     staging,
     table,
 )
-from headwater.targets.postgres.transfer import plan_transfer
 from headwater.testing import simulated_portal
 from tests.stream.truth import COLUMNS, transfers
 from tests.targets.postgres_places import Stream, database
@@ -279,32 +277,6 @@ def test_a_run_that_died_leaves_nothing(spark: SparkSession, dsn: str) -> None:
     s.block(9, {"rows": numbers(spark)}, final=9)
     check(s)
     s.target.close()
-
-
-def test_strangers_and_broken_attempts_are_not_heard() -> None:
-    with Relay("127.0.0.1", "127.0.0.1", 0) as relay:
-        attempt = (7).to_bytes(ATTEMPT_BYTES)
-        whole = (3).to_bytes(SIZE_BYTES) + b"abc" + bytes(SIZE_BYTES)
-        for said in (
-            bytes(32) + attempt + whole,  # another secret
-            relay.token + attempt + (3).to_bytes(SIZE_BYTES) + b"ab",  # breaks off
-            relay.token[:5],
-        ):
-            with socket.create_connection(("127.0.0.1", relay.port)) as connection:
-                connection.sendall(said)
-                connection.shutdown(socket.SHUT_WR)
-                with suppress(ConnectionResetError):
-                    assert connection.recv(1) == b""
-        with socket.create_connection(("127.0.0.1", relay.port)) as connection:
-            connection.sendall(relay.token + attempt + whole)
-            assert connection.recv(1) == RECEIVED
-        relay.end()
-        arrived = [(number, b"".join(spool.read())) for number, spool in relay.arriving()]
-        assert arrived == [(7, b"abc")]
-        relay.take([])
-    assert relay.token.hex() not in repr(
-        staging.RowSender(("h", 1), relay.token, plan_transfer(pa.schema([]), None))
-    )
 
 
 def test_a_port_that_is_taken_or_closed_is_a_coded_error(

@@ -39,6 +39,7 @@ PartFunction = Callable[[Batches, int], Batches]
 """Is called on an executor with the batches of one part and its number; it must pickle."""
 
 RELAY_PORT = "spark.headwater.relay.port"
+LOOPBACK = "127.0.0.1"
 
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -97,16 +98,22 @@ class _Rows:
         raise NotImplementedError
 
     def relay(self, port: int = 0) -> Relay:
-        """Return a relay at the address by which executors know the driver."""
+        """Return a relay at the address by which executors know the driver.
+
+        A session whose executors are all on this machine is not reached from others.
+        """
         conf = self.context.getConf()
-        host = conf.get("spark.driver.host", "127.0.0.1")
+        port = port or int(conf.get(RELAY_PORT, "0") or 0)
+        if (conf.get("spark.master", "") or "").startswith("local"):
+            return Relay(LOOPBACK, LOOPBACK, port)
+        host = conf.get("spark.driver.host", LOOPBACK)
         bind = conf.get("spark.driver.bindAddress", host)
-        return Relay(host or "", bind or "", port or int(conf.get(RELAY_PORT, "0") or 0))
+        return Relay(host or "", bind or "", port)
 
     def pieces(self: Any) -> Iterator[pa.RecordBatch]:
         """Bring the rows to the driver in small batches."""
         with self.relay() as relay:
-            sender = IpcSender(relay.address, relay.token)
+            sender = IpcSender(relay.entrance)
             attempts = self.run(sender, IpcSender.RESULT)["attempt"].to_pylist()
             spools = relay.take([one for one in attempts if one is not None])
         try:

@@ -10,14 +10,14 @@ transaction begins again with those that Spark counts. A crash leaves nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headwater.spark.relay import Relay, Spool, new_attempt, send
+from headwater.spark.relay import Entrance, Relay, Spool, new_attempt, send
 from headwater.targets.frames import block_range
 from headwater.targets.postgres.transactions import TryAgain
 from headwater.targets.postgres.transfer import Transfer
@@ -37,8 +37,7 @@ class RowSender:
     An attempt that is repeated has another number, so its rows do not mix with earlier ones.
     """
 
-    address: tuple[str, int]
-    token: bytes = field(repr=False)
+    entrance: Entrance
     transfer: Transfer
     block_column: str = ""
 
@@ -49,7 +48,7 @@ class RowSender:
         first = next(remaining, None)
         if first is not None:
             rows = self.transfer.encode(first.schema, seen.through(chain([first], remaining)))
-            send(self.address, self.token, attempt, rows)
+            send(self.entrance, attempt, rows)
         yield seen.receipt(attempt)
 
 
@@ -164,7 +163,7 @@ class Staging:
             return staged
         with rows.relay(self._port) as relay:
             publisher = None if publish is None else _Publisher(relay, publish)
-            sender = RowSender(relay.address, relay.token, transfer, block_column)
+            sender = RowSender(relay.entrance, transfer, block_column)
             try:
                 receipts = rows.run(sender, RECEIPT).to_pylist()
             except BaseException:
