@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from datetime import UTC
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from headwater import portal_stream
+from headwater import StopRequested, portal_stream
 from headwater.pipeline import Event, RolledBack, Settled
 from headwater.targets import duckdb_target
 from headwater.testing import Network, simulated_portal
@@ -38,9 +36,8 @@ def test_history_on_executors_and_the_head_give_one_table(
             events.append(event)
             if isinstance(event, Settled) and event.state.cursor == portal.chain.head.cursor:
                 if portal.chain.forks:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                else:
-                    portal.fork(5)
+                    raise StopRequested
+                portal.fork(5)
 
         portal_stream(
             id="items",

@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from headwater import evm, portal_stream
+from headwater import StopRequested, evm, portal_stream
 from headwater.errors import InvalidOptionError, PostgresTableError, RelayError
 from headwater.pipeline import Committed, Event, RolledBack, Settled
 from headwater.spark.executors import map_in_arrow
@@ -314,7 +314,7 @@ def test_a_stream_goes_from_history_to_the_head_and_through_forks(
                 if len(portal.chain.forks) < 2:
                     portal.fork(3)
                 else:
-                    os.kill(os.getpid(), signal.SIGTERM)
+                    raise StopRequested
 
         target = postgres_target(
             dsn,

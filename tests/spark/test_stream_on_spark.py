@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from headwater import evm, portal_stream
+from headwater import StopRequested, evm, portal_stream
 from headwater.errors import MalformedLineError
 from headwater.pipeline import Committed, Event, RolledBack, Settled
 from headwater.targets import duckdb_target
@@ -47,7 +46,7 @@ def run(
             if len(portal.chain.forks) < forks:
                 portal.fork(3)
             else:
-                os.kill(os.getpid(), signal.SIGTERM)
+                raise StopRequested
 
     portal_stream(
         id="transfers",
@@ -125,8 +124,8 @@ def test_an_error_of_a_task_is_the_coded_error_it_was_and_nothing_is_committed(
 
 
 CHILD = """
-import os, signal, sys
-from headwater import evm, portal_stream
+import sys
+from headwater import StopRequested, evm, portal_stream
 from headwater.pipeline import Settled
 from headwater.spark import local_session
 from headwater.targets import duckdb_target
@@ -135,7 +134,7 @@ url, path, far, head = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[
 
 def on_event(event):
     if isinstance(event, Settled) and event.state.cursor.number == head:
-        os.kill(os.getpid(), signal.SIGTERM)
+        raise StopRequested
 
 portal_stream(
     id="transfers", portal=url, outputs={"transfers": evm.events("erc20.Transfer", range=0)},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headwater import Flush, create_target
+from headwater import Flush, StopRequested, create_target
 from headwater.errors import InvalidOptionError
 from headwater.pipeline import Buffered, Committed, Discarded, Event, RolledBack, Settled
 from headwater.targets import duckdb_target
@@ -82,7 +80,7 @@ def test_forks_stops_and_flushes_leave_what_the_canonical_chain_says(
                     kept = {n: c for n, c in counter.per_block.items() if n <= cursor.number}
                     assert kept == counter.per_block
             if isinstance(event, Buffered) and dice.random() < 0.02:
-                os.kill(os.getpid(), signal.SIGTERM)
+                raise StopRequested
             if isinstance(event, Settled):
                 if dice.random() < 0.4:
                     portal.fork(dice.randint(1, 6))
@@ -91,7 +89,7 @@ def test_forks_stops_and_flushes_leave_what_the_canonical_chain_says(
                 if chain.head.number > 40:
                     chain.finalize(chain.head.number - 8)
                 if chain.head.number > 80:
-                    os.kill(os.getpid(), signal.SIGTERM)
+                    raise StopRequested
 
         while chain.head.number <= 80:
             counter.per_block.clear()

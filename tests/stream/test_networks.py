@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headwater import portal_stream
+from headwater import StopRequested, portal_stream
 from headwater.pipeline import Event, RolledBack, Settled
 from headwater.targets import duckdb_target
 from headwater.testing import Network, PortalServer, simulated_portal
@@ -41,7 +39,7 @@ def follow(portal: PortalServer, path: Path) -> list[Event]:
                 portal.fork(left.pop(0))
                 portal.finalize(portal.chain.head.number - 12)
             else:
-                os.kill(os.getpid(), signal.SIGTERM)
+                raise StopRequested
 
     portal_stream(
         id="items",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -14,6 +15,7 @@ import pytest
 
 from headwater import (
     BlockCursor,
+    StopRequested,
     create_target,
     evm,
     find_rollback_index,
@@ -73,7 +75,7 @@ class StopAtHead:
     def __call__(self, event: Event) -> None:
         self.events.append(event)
         if isinstance(event, Settled) and event.state.cursor == self.portal.chain.head.cursor:
-            os.kill(os.getpid(), signal.SIGTERM)
+            raise StopRequested
 
 
 def test_a_stream_fills_a_table_and_stops_cleanly_on_a_signal(
@@ -165,8 +167,8 @@ def test_random_forks_and_restarts_leave_what_the_canonical_chain_says(
                 )
             if isinstance(event, Settled):
                 if chain.head.number > 70 and event.state.cursor == chain.head.cursor:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                elif dice.random() < 0.5:
+                    raise StopRequested
+                if dice.random() < 0.5:
                     portal.fork(dice.randint(1, 6))
                 else:
                     portal.extend(dice.randint(1, 4))
@@ -177,7 +179,8 @@ def test_random_forks_and_restarts_leave_what_the_canonical_chain_says(
 
         reached = -1
         while reached < max(chain.head.number, 70):
-            stream_of(portal).pipe_to(target, on_event=on_event)
+            with suppress(SystemExit):
+                stream_of(portal).pipe_to(target, on_event=on_event)
             found = target.query("SELECT max(current_number) AS n FROM sync")
             reached = found.to_pylist()[0]["n"] or -1
         assert held(path) == transfers(chain, chain.canonical())

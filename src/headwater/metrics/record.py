@@ -126,6 +126,7 @@ class StreamRecord:
         self.head = Head()
         self.facts: BatchFacts | None = None
         self.error: str | None = None
+        self.activity: str | None = None
         self._meters = instruments(registry)
         self._wall = wall
         self._clock = clock
@@ -138,7 +139,7 @@ class StreamRecord:
         self._profiles: deque[tuple[float, dict[Stage, float]]] = deque(maxlen=RECENT_PROFILES)
         self._spent: dict[Stage, float] = {}
         self._total_blocks = self._total_rows = 0
-        self._fork_count = 0
+        self.fork_count = 0
         self._show()
 
     # --- told by the run --------------------------------------------------------------------------
@@ -217,6 +218,15 @@ class StreamRecord:
             self._spent[name] = self._spent.get(name, 0.0) + spent
             self._meters.stage_seconds.labels(self.id, name).observe(spent)
 
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Say what a person waits for meanwhile."""
+        before, self.activity = self.activity, what
+        try:
+            yield
+        finally:
+            self.activity = before
+
     def ended(self, error: BaseException | None = None, *, stopped: bool = False) -> None:
         """Note the end of a run."""
         with self._lock:
@@ -243,6 +253,11 @@ class StreamRecord:
         if cursor is None or not cursor.timestamp:
             return None
         return max(0.0, self._wall() - _seconds(cursor.timestamp))
+
+    @property
+    def last_fork(self) -> ForkSeen | None:
+        """The newest fork that undid committed blocks."""
+        return self._forks[-1] if self._forks else None
 
     def speed(self) -> tuple[float, float]:
         """Return blocks and rows per second over the last minute of samples."""
@@ -273,7 +288,7 @@ class StreamRecord:
                 "rows_per_second": rows_s,
                 "blocks": self._total_blocks,
                 "rows": self._total_rows,
-                "forks": self._fork_count,
+                "forks": self.fork_count,
                 "recent_blocks": [asdict(one) for one in self._blocks],
                 "recent_forks": [asdict(one) for one in self._forks],
                 "messages": [{"at": at, "text": text} for at, text in self._messages],
@@ -346,7 +361,7 @@ class StreamRecord:
         meters.sqd_forks.labels(self.id).inc()
         meters.fork_depth.labels(self.id).observe(depth)
         meters.rows_undone.labels(self.id).inc(undone)
-        self._fork_count += 1
+        self.fork_count += 1
         spent = self._spent.get("roll_back", 0.0)
         rule = event.resolution.rule.value
         now = self._wall()

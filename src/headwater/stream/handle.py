@@ -2,13 +2,17 @@
 
 While the loop waits for the portal, a stop ends it at once: a pause is cut short, and so is a
 request that waits for its answer. While the target is being changed the stop waits until the change
-is whole, so the batch in hand commits or vanishes. A second signal does not wait.
+is whole, so the batch in hand commits or vanishes. A second signal does not wait: the run breaks
+off where it is, and if that takes longer than a moment, the process ends. Either is a crash to the
+target, from which the next start recovers.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headwater.stream")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+BREAK_OFF_S = 1.5  # what a second signal leaves the run to end by itself
 RECENT = 100  # how many entries `recent_progress` has at most
 
 
@@ -41,30 +46,54 @@ class StopRequested(BaseException):
     """
 
 
+class StopNow(StopRequested):
+    """A second signal: the run breaks off wherever it is."""
+
+
 class Interrupt:
     """Turns signals and calls of `request` into `StopRequested`, at moments when that is harmless.
 
     Handlers are installed on the main thread only, and put back when the run is over. `abort` is
-    called to break off a request that waits for its answer.
+    called to break off a request that waits for its answer, `say` with what a person should know.
+    `signal` is the signal that came first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] = logger.warning) -> None:
         self.abort: Callable[[], None] = lambda: None
+        self.say = say
+        self.signal: int | None = None
         self._requested = Flag()
+        self._over = Flag()
         self._busy = False
 
     @contextmanager
     def handling(self) -> Iterator[None]:
-        """Handle signals for the duration of a run."""
+        """Handle signals for the duration of a run.
+
+        Python runs a handler once the main thread is back from C code, which may take long while a
+        database works. So a thread hears of signals as well, by the file descriptor that Python
+        writes them to at once: it answers the first, and ends the process after the second.
+        """
         if current_thread() is not main_thread():
             yield
             return
+        heard, told = socket.socketpair()
+        told.setblocking(False)
         before: dict[int, Any] = {one: signal.signal(one, self._handle) for one in SIGNALS}
+        fd = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+        Thread(target=self._listen, args=(heard,), name="headwater-signals", daemon=True).start()
         try:
             yield
         finally:
+            self._over.set()
+            signal.set_wakeup_fd(fd)
             for one, handler in before.items():
                 signal.signal(one, handler)
+            told.close()
+
+    def exit_code(self) -> int | None:
+        """Return what a program that was ended by a signal exits with; None if there was none."""
+        return None if self.signal is None else 128 + self.signal
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
@@ -97,11 +126,25 @@ class Interrupt:
             self.abort()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._requested.is_set():
-            raise KeyboardInterrupt
+        """Run in the main thread, between two of its steps."""
+        if self.signal is not None:
+            raise StopNow
+        self.signal = number
         self._requested.set()
         if not self._busy:
             raise StopRequested
+
+    def _listen(self, heard: socket.socket) -> None:
+        """Run in a thread of its own until the run is over."""
+        signals = 0
+        with heard:
+            while number := heard.recv(1):
+                signals += number[0] in SIGNALS
+                if signals == 1:
+                    self.say("stopping after this batch; press again to stop now")
+                elif signals > 1 and not self._over.wait(BREAK_OFF_S):
+                    self.say("stopped in the middle of a batch; the next start recovers")
+                    os._exit(128 + number[0])
 
 
 class StoppableClock(SystemClock):
@@ -215,13 +258,23 @@ class StreamHandle:
         try:
             self._work(self)
         except StopRequested:
-            self.record.ended(stopped=True)
-            logger.info("stream.stopped id=%s", self.id)
+            self._stopped()
+        except Exception as error:
+            if self.interrupt.signal is None:
+                self.record.ended(error)
+                raise
+            # signals reach executors, too, and what they worked at then fails
+            logger.warning("stream.broken_off id=%s error=%s", self.id, error)
+            self._stopped()
         except BaseException as error:
             self.record.ended(error)
             raise
         else:
             self.record.ended()
+
+    def _stopped(self) -> None:
+        self.record.ended(stopped=True)
+        logger.info("stream.stopped id=%s", self.id)
 
     def start(self) -> StreamHandle:
         """Run in a thread of its own."""

@@ -8,6 +8,7 @@ A stream is a value: `pipe` returns a new one, and nothing is asked of the porta
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -56,6 +57,7 @@ from headwater.stream.owned import (
 )
 from headwater.stream.run import Run
 from headwater.stream.transformer import Step, Transform, Transformer
+from headwater.stream.view import ProgressView
 from headwater.targets.contract import Delivery, Target
 
 if TYPE_CHECKING:
@@ -153,19 +155,31 @@ class PortalStream:
         *,
         on_event: Listener | None = None,
         dashboard: int | str | None = None,
+        progress: bool = True,
     ) -> None:
         """Run into a target until the range is read; without an end, until a signal.
 
         The same as `start` and a wait for the end, in the calling thread.
 
-        On SIGINT or SIGTERM the batch in hand commits or vanishes, and the call returns; an
-        `on_event` listener, which is told of every event, may raise `StopRequested` to the same
-        effect. `dashboard` is a port, or "host:port", at which this process shows its streams: a
-        page, Prometheus metrics and JSON. Several streams may share it.
+        On SIGINT or SIGTERM the batch in hand commits or vanishes, and the program exits with 130
+        or 143; a second signal does not wait for the batch. In an interactive session the call
+        returns instead. An `on_event` listener, which is told of every event, may raise
+        `StopRequested` to end the run: then, too, the call returns.
+
+        `dashboard` is a port, or "host:port", at which this process shows its streams: a page,
+        Prometheus metrics and JSON. Several streams may share it. `progress` shows on standard
+        error how far the stream is: drawn on a terminal, a line every few seconds elsewhere.
         """
         handle = self._handle(target, on_event, dashboard)
-        with handle.interrupt.handling():
+        with ExitStack() as stack:
+            if progress:
+                view = stack.enter_context(ProgressView(handle.record))
+                handle.interrupt.say = view.say
+            stack.enter_context(handle.interrupt.handling())
             handle.run()
+        code = handle.interrupt.exit_code()
+        if code is not None and not hasattr(sys, "ps1"):
+            raise SystemExit(code)
 
     def start(
         self,

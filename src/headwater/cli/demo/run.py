@@ -38,7 +38,7 @@ from headwater.errors import InvalidOptionError
 from headwater.pipeline import Event
 from headwater.portal import portal_address
 from headwater.spark.session import active_session, local_session
-from headwater.stream import PortalStream, portal_stream
+from headwater.stream import PortalStream, StopRequested, portal_stream
 from headwater.stream.context import BatchContext
 from headwater.targets import duckdb_target
 from headwater.targets.duckdb import DuckDBTarget
@@ -99,7 +99,7 @@ def run_simulated(places: Places, *, blocks: int, seconds: float, seed: int, por
         story.begin_backfill()
         with _stopping_when(lambda: monotonic() - watcher.last_event_at > _SILENCE_S):
             stream = _simulated_stream(server.url, blocks)
-            stream.pipe(without_self_payments).pipe_to(target, on_event=watcher)
+            stream.pipe(without_self_payments).pipe_to(target, on_event=watcher, progress=False)
         _look_again(story, target)
         if story.cursor is None:
             view.say("stopped before anything was written")
@@ -201,7 +201,9 @@ def run_on_portal(
         watcher = Watcher(story, view, target, lambda: heads.number)
         end = monotonic() + seconds
         with _stopping_when(lambda: monotonic() > end):
-            stream.pipe(heads).pipe(without_self_payments).pipe_to(target, on_event=watcher)
+            stream.pipe(heads).pipe(without_self_payments).pipe_to(
+                target, on_event=watcher, progress=False
+            )
         _look_again(story, target)
         if story.cursor is None:
             view.say("no block arrived in this time: check the address, or allow more --seconds")
@@ -275,7 +277,7 @@ class Watcher:
         if story.stage is Stage.BACKFILL and story.is_at_goal:
             self._reach_head()
         if self.is_over():
-            signal.raise_signal(signal.SIGINT)  # ends the stream as Ctrl-C would, cleanly
+            raise StopRequested
 
     def _reach_head(self) -> None:
         self._story.begin_following()
@@ -357,7 +359,7 @@ def _stopping_when(is_over: Callable[[], bool]) -> Iterator[None]:
     thread = Thread(target=watch, daemon=True)
     thread.start()
     try:
-        with suppress(KeyboardInterrupt):  # a signal before the stream listens to it
+        with suppress(KeyboardInterrupt, SystemExit):  # what is there is checked all the same
             yield
     finally:
         done.set()

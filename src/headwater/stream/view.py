@@ -1,0 +1,160 @@
+"""How far a stream is, for a person: drawn on a terminal, one line now and then elsewhere.
+
+`pipe_to` shows it by itself, on standard error, so that what a program prints stays clean. A thread
+of its own looks at the stream's record; the loop never waits for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from threading import Event as Flag
+from threading import Thread
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from headwater.metrics import StreamRecord
+
+LINE_S = 5.0
+FIRST_LINE_S = 1.0
+BAR = 32
+
+
+class ProgressView:
+    """Shows one record while it is entered. `out` is a terminal or anything else one can write to.
+
+    A run that ends before the first line is due says nothing at all, unless it was on a terminal.
+    """
+
+    def __init__(self, record: StreamRecord, out: TextIO | None = None) -> None:
+        self._record = record
+        self._out = sys.stderr if out is None else out
+        self._console = Console(file=self._out)
+        self._over = Flag()
+        self._live: Live | None = None
+        self._thread: Thread | None = None
+
+    def __enter__(self) -> ProgressView:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._spinner = Spinner("dots", style="cyan")
+            self._live = Live(
+                get_renderable=self._draw, console=self._console, refresh_per_second=5,
+                transient=True, redirect_stdout=False,
+            )  # fmt: skip
+            self._live.start()
+        else:
+            self._thread = Thread(target=self._print_lines, name="headwater-view", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._live is not None:
+            self._live.stop()
+            self._write(describe(self._record))
+        if self._thread is not None:
+            self._thread.join()
+
+    def say(self, text: str) -> None:
+        """Print a line above what is drawn. May be called from any thread."""
+        if self._live is not None:
+            self._console.print(Text(text, style="yellow"))
+        else:
+            self._write(text)
+
+    def _print_lines(self) -> None:
+        """Print a line every few seconds; run in a thread of its own."""
+        pause = FIRST_LINE_S
+        while not self._over.wait(pause):
+            self._write(describe(self._record))
+            pause = LINE_S
+
+    def _write(self, text: str) -> None:
+        try:
+            self._out.write(f"{text}\n")
+            self._out.flush()
+        except (OSError, ValueError):
+            self._over.set()  # the reader is gone, or the stream is closed: nothing to show it to
+
+    def _draw(self) -> RenderableType:
+        record = self._record
+        if record.status == "starting" or record.facts is None:
+            self._spinner.update(text=Text(describe(record)))
+            return self._spinner
+        facts = record.facts
+        if record.status != "backfilling" or facts.percent is None:
+            self._spinner.update(text=Text(describe(record)))
+            return self._spinner
+        line = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=100, completed=facts.percent, width=BAR)
+        line.add_row(Text(record.id, style="bold"), bar, f"{facts.percent:.1f} %")
+        return Group(line, Text(_far(record)))
+
+
+def describe(record: StreamRecord) -> str:
+    """Return where a stream stands, in one line."""
+    if record.status == "failed":
+        return f"{record.id}: failed at block {record.state.number:,}"
+    if record.status == "starting" or record.state.cursor is None:
+        return f"{record.id}: {record.activity or 'starting'} …"
+    if record.status in ("stopped", "done"):
+        return f"{record.id}: {record.status}, block {record.state.number:,}, {_forks(record)}"
+    if record.status == "backfilling":
+        facts = record.facts
+        percent = "" if facts is None or facts.percent is None else f"{facts.percent:.1f} %, "
+        return f"{record.id}: {percent}{_far(record)}"
+    return f"{record.id}: {_near(record)}"
+
+
+def _far(record: StreamRecord) -> str:
+    """Return what counts while the head is far: speed, and the time that is left."""
+    blocks, rows = record.speed()
+    facts = record.facts
+    parts = [f"block {record.state.number:,}"]
+    if facts is not None and facts.to_block is not None:
+        parts[0] += f" of {facts.to_block:,}"
+    if blocks:
+        parts.append(f"{blocks:,.0f} blocks/s")
+    if rows:
+        parts.append(f"{rows:,.0f} rows/s")
+    if facts is not None and facts.eta_s:
+        parts.append(f"{_duration(facts.eta_s)} left")
+    if record.activity:
+        parts.append(record.activity)
+    return ", ".join(parts)
+
+
+def _near(record: StreamRecord) -> str:
+    """Return what counts at the head: how close it is, how much is final, the last fork."""
+    state, lag = record.state, record.lag_blocks
+    parts = [f"block {state.number:,}"]
+    if lag is not None:
+        parts.append("at the head" if lag == 0 else f"{lag:,} behind the head")
+    if state.finalized is not None:
+        parts.append(f"{max(0, state.number - state.finalized.number):,} not final")
+    parts.append(_forks(record))
+    if record.status in ("stalled", "waiting"):
+        parts.append("the portal sends nothing" if record.status == "stalled"
+                     else "waiting for a replica that is behind")  # fmt: skip
+    return ", ".join(parts)
+
+
+def _forks(record: StreamRecord) -> str:
+    last = record.last_fork
+    if last is None:
+        return "no forks"
+    count = record.fork_count
+    return f"{count:,} {'fork' if count == 1 else 'forks'} (last: {last.depth} blocks)"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
