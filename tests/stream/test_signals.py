@@ -184,11 +184,12 @@ def test_a_signal_while_the_portal_is_away_ends_the_program(
     assert is_whole(portal, tmp_path / "a.duckdb")
 
 
+@pytest.mark.guarantee("STOP-1")
 @pytest.mark.parametrize("block", ["python", "c"])
 def test_a_second_signal_does_not_wait_for_the_batch(
     block: str, run: Callable[..., Program], portal: PortalServer, tmp_path: Path
 ) -> None:
-    """STOP-1: also while the main thread is inside the database, where no handler can run."""
+    """Also while the main thread is inside the database, where no handler can run."""
     program = run(block)
     program.wait_for("busy")
     program.process.send_signal(signal.SIGINT)
