@@ -26,6 +26,9 @@ if session == "own":
     builder = SparkSession.builder.master("local[2,4]")
     spark = builder.config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
+if session == "ours":
+    from headwater.spark import local_session
+    local_session()
 
 def on_event(event):
     print(type(event).__name__, flush=True)
@@ -44,37 +47,38 @@ def portal() -> Iterator[PortalServer]:
         yield server
 
 
-def children(pid: int) -> list[int]:
-    """Return the processes of a group that still run."""
-    found = []
+def descendants(pid: int) -> set[int]:
+    """Return the processes that a process has started, and those that they have started."""
+    parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
                 fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
             except OSError:
                 continue
-            if int(fields[2]) == pid and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
+            parents[int(entry.name)] = int(fields[1])
+    found = {pid}
+    while more := {one for one, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
 
 
-def gone(program: Program) -> bool:
-    """Wait until no process of the program's group is left."""
+def wait_until_gone(processes: set[int]) -> None:
+    """Wait until none of the processes is left."""
     end = time.monotonic() + 60
-    while children(program.process.pid):
-        if time.monotonic() > end:
-            return False
+    while left := [one for one in processes if Path(f"/proc/{one}/fd").exists()]:
+        assert time.monotonic() < end, f"still there: {left}"
         time.sleep(0.05)
-    return True
 
 
 def test_a_signal_while_spark_starts_ends_the_program(run: Callable[..., Program]) -> None:
-    program = run("ours", program=PROGRAM)
+    program = run("none", program=PROGRAM)
     program.wait_for("begins")
-    program.wait_idle_for(lambda: len(children(program.process.pid)) > 1)  # the JVM is there
+    program.wait_idle_for(lambda: bool(descendants(program.process.pid)))  # the JVM is there
+    processes = descendants(program.process.pid)
     os.killpg(program.process.pid, signal.SIGINT)
     assert program.end() == 130
-    assert gone(program)
+    wait_until_gone(processes)
 
 
 @pytest.mark.guarantee("STOP-2")
@@ -88,8 +92,10 @@ def test_a_signal_to_all_processes_while_executors_read_ends_the_program(
     """The JVM and Python workers get the signal as well; no row is lost or doubled."""
     program = run(session, program=PROGRAM)
     program.wait_for("Committed")
+    program.wait_idle_for(lambda: any("finalized-stream" in one.route for one in portal.ledger))
+    processes = descendants(program.process.pid)
     os.killpg(program.process.pid, number)
     assert program.end() == code
     assert STOPPING in "".join(program.err)
-    assert gone(program)
+    wait_until_gone(processes)
     assert is_whole(portal, tmp_path / "a.duckdb")

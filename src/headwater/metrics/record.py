@@ -218,15 +218,6 @@ class StreamRecord:
             self._spent[name] = self._spent.get(name, 0.0) + spent
             self._meters.stage_seconds.labels(self.id, name).observe(spent)
 
-    @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        """Say what a person waits for meanwhile."""
-        before, self.activity = self.activity, what
-        try:
-            yield
-        finally:
-            self.activity = before
-
     def ended(self, error: BaseException | None = None, *, stopped: bool = False) -> None:
         """Note the end of a run."""
         with self._lock:

@@ -271,11 +271,17 @@ class Run(Host[Delivery]):
             far=reading.far,
             first_span=reading.first_span,
             limits=reading.spans,
-            executors_ready=self._spark.is_ready,
+            executors_ready=self._executors_ready,
         )
         depth = 0 if self._finalized else self._stream.undo_buffer
         cap = reading.rollback_cap
         return UndoBuffer(source, depth, pause=self.pause, cap=cap) if depth else source
+
+    def _executors_ready(self) -> bool:
+        """Tell whether executors could begin; a person is told of what is waited for."""
+        ready = self._spark.is_ready()
+        self._record.activity = None if ready else "Spark is starting"
+        return ready
 
     def _plan(self, cursor: BlockCursor | None) -> Plan:
         ranges = {
