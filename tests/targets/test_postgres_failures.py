@@ -399,6 +399,19 @@ def test_a_connection_lost_at_any_statement_of_the_opening_is_made_again(dsn: st
         target.close()
 
 
+def test_a_connection_lost_while_the_configuration_is_compared_is_made_again(dsn: str) -> None:
+    """Right after recover a stream reads and writes what it asked for."""
+    target = _target(dsn)
+    target.recover()
+    for text in ("first", "second"):
+        for cut_at in range(4):
+            target.on_statement = partial(_cut_once, dsn, iter(range(cut_at)), [])
+            target.stored_config().write(text)
+            target.on_statement = partial(_cut_once, dsn, iter(range(cut_at)), [])
+            assert target.stored_config().read() == text
+    target.close()
+
+
 def test_a_connection_that_is_lost_at_every_opening_is_a_coded_error(dsn: str) -> None:
     target, connections = _target(dsn, attempts=3), list[str]()
 

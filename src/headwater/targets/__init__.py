@@ -5,11 +5,9 @@ A target's package is imported when its name is first used, so that the rest wor
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headwater.core.codec import dump_state, load_state
-from headwater.errors import MissingExtraError
 from headwater.targets.contract import (
     Capabilities,
     Delivery,
@@ -18,6 +16,7 @@ from headwater.targets.contract import (
     SideTable,
     Target,
 )
+from headwater.targets.extras import import_extra
 from headwater.targets.memory import MemoryStore, MemoryTarget
 from headwater.targets.sql.aggregates import Aggregate, aggregate
 from headwater.targets.tables import TableOptions, table
@@ -45,7 +44,6 @@ _EXTRAS = {
     "history_target": "sql.change_log",
     "postgres_target": "postgres",
 }
-_PACKAGES = {"clickhouse": "urllib3", "duckdb": "duckdb", "postgres": "psycopg"}
 
 __all__ = [
     "Aggregate",
@@ -81,12 +79,4 @@ def __getattr__(name: str) -> Any:
     extra = _EXTRAS.get(name)
     if extra is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"{__name__}.{extra}"), name)
-    except ModuleNotFoundError as error:
-        package = _PACKAGES.get(extra)
-        if package is None or error.name != package:
-            raise
-        raise MissingExtraError(
-            f"{name} needs the package {package}: pip install 'headwater[{extra}]'"
-        ) from error
+    return import_extra(extra, name)

@@ -12,15 +12,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
 
 from headwater.core import BlockCursor, PipeState
-from headwater.errors import CursorMoveError, InvalidOptionError, MissingExtraError
+from headwater.errors import CursorMoveError, InvalidOptionError
 from headwater.targets.contract import Delivery, SideTable, Target
+from headwater.targets.extras import import_extra
 from headwater.targets.schema_file import SchemaFile
 from headwater.targets.side_rows import SideStatus
 
@@ -138,14 +138,7 @@ def open_admin(address: str, *, schema: str | None = None, table: str = "sync") 
     `schema` (ClickHouse: the database) and `table` say where the state is kept, if not in the
     default place.
     """
-    extra = kind_of(address)
-    try:
-        module = import_module(f"headwater.targets.{extra}.admin")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"this needs the package {error.name}: pip install 'headwater[{extra}]'"
-        ) from error
-    made: Admin = module.ADMIN(address, schema, table)
+    made: Admin = import_extra(kind_of(address), "ADMIN", ".admin")(address, schema, table)
     return made
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from headwater.address import Address
 from headwater.core import Batch, PipeState
 from headwater.errors import HeadwaterError, StateMissingError
-from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable
+from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.database import Callbacks, DatabaseTarget
 from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.aggregates.declaration import Aggregate
@@ -225,22 +225,28 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
         if session is not None:
             session.close()
 
-    def stored_config(self) -> ConfigTable:
+    def stored_config(self) -> StoredConfig:
         """Return where the text of this stream's configuration is kept."""
-        self._opened()
-        return self._store.config
+        return _Config(
+            lambda: self._look(lambda: self._store.config.read()),
+            lambda text: self._keep(lambda: self._store.config.write(text)),
+        )
 
     def settle_side_rows(
         self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
     ) -> None:
         """Remove rows up to a key and add those that moved, in one transaction."""
+        self._keep(lambda: self._store.side.settle(name, up_to, moved))
+
+    def _keep(self, work: Callable[[], None]) -> None:
+        """Change what the stream keeps for itself, in one transaction; the state stays as it is."""
         self._opened()
 
-        def settle() -> Newest | None:
-            self._store.side.settle(name, up_to, moved)
+        def change() -> Newest | None:
+            work()
             return self._newest()
 
-        self._change(settle, self._state)
+        self._change(change, self._state)
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Read what is committed, also while the stream runs."""
@@ -306,3 +312,11 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
     @abstractmethod
     def _reader(self) -> Session:
         """Open a session of its own, which only reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """The stored configuration, read and written in transactions that are tried again."""
+
+    read: Callable[[], str | None]
+    write: Callable[[str], None]

@@ -58,10 +58,9 @@ class ConfigTable:
         return str(found[0][0]) if found else None
 
     def write(self, text: str) -> None:
-        """Replace it, in a transaction of its own."""
-        with self._session.transaction():
-            self.create()
-            self._session.run(self._statement(self.writes), [self._id, text])
+        """Replace it. Called inside a transaction."""
+        self.create()
+        self._session.run(self._statement(self.writes), [self._id, text])
 
     def remove(self) -> None:
         """Forget it. Called inside a transaction."""

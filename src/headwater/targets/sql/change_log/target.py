@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +22,11 @@ from headwater.errors import (
     ChangeBlockError,
     ChangeFormError,
     InvalidOptionError,
-    MissingExtraError,
 )
 from headwater.targets.admin import check_address, kind_of
 from headwater.targets.contract import Capabilities, Delivery
 from headwater.targets.database import Callbacks
+from headwater.targets.extras import import_extra
 from headwater.targets.frames import executor_rows
 from headwater.targets.sql.aggregates.declaration import Aggregate
 from headwater.targets.sql.change_log.store import Hooks, Names, Work
@@ -67,16 +66,7 @@ def history_target(
     names = Names.of(tables, history_table, cursors_table)
     check_address(place, "postgres", "duckdb")
     extra = "duckdb" if isinstance(place, Path) else kind_of(place)
-    package = "psycopg" if extra == "postgres" else "duckdb"
-    try:
-        module = import_module(f"headwater.targets.{extra}.target")
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise MissingExtraError(
-            f"history_target needs the package {package}: pip install 'headwater[{extra}]'"
-        ) from error
-    made: type[SqlTarget[Any]] = module.TARGET
+    made: type[SqlTarget[Any]] = import_extra(extra, "TARGET", ".target")
     given = made.settings_type() if settings is None else settings
     if not isinstance(given, made.settings_type):
         raise InvalidOptionError(
