@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,11 +37,12 @@ from headwater.errors import (
     SkippedBlocksError,
     StreamIdError,
 )
-from headwater.pipeline import Event, RolledBack, Settled
+from headwater.pipeline import Event, Recovered, RolledBack, Settled
+from headwater.portal import RetryPolicy
 from headwater.stream import BatchContext, PortalStream, StartInfo, StreamBatch, portal_stream
 from headwater.stream.handle import StoppableClock
 from headwater.targets import DuckDBSettings, duckdb_target
-from headwater.testing import ChainSim, Network, PortalServer, simulated_portal
+from headwater.testing import ChainSim, Network, PortalServer, PortalSim, simulated_portal
 from tests.stream.truth import COLUMNS, transfers
 
 HEAD_ONLY = {"far": 10**9, "poll_interval_s": 0.01}
@@ -492,10 +496,61 @@ def test_a_portal_that_cannot_be_reached_is_a_coded_error_before_anything_is_wri
 ) -> None:
     with simulated_portal(seed=1, blocks=3) as gone:
         url = gone.url
-    nobody = portal_stream(id="s", portal=url, outputs={"transfers": evm.events("erc20.Transfer")})
+    nobody = portal_stream(
+        id="s",
+        portal=url,
+        outputs={"transfers": evm.events("erc20.Transfer")},
+        retry=RetryPolicy(schedule_s=(0.01,)),
+    )
     with pytest.raises(PortalUnreachableError, match="E3002"):
         nobody.pipe_to(duckdb_target(tmp_path / "a.duckdb"))
     assert duckdb_target(tmp_path / "a.duckdb").query("SELECT * FROM sync").num_rows == 0
+
+
+def test_a_portal_that_is_away_when_a_stream_starts_is_waited_for_visibly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first failure is in the log at once, with when it is asked again; then silence."""
+    caplog.set_level(logging.DEBUG, "headwater.portal")
+    chain = ChainSim(11)
+    chain.grow(5)
+    with PortalServer(PortalSim(chain)) as away:
+        port = int(away.base_url.rpartition(":")[2])
+    stream = stream_of(away, (0, 4), retry=RetryPolicy(schedule_s=(0.2,), jitter=0))
+    handle = stream.start(duckdb_target(tmp_path / "a.duckdb"))
+    until(lambda: len(caplog.records) > 7)
+    with PortalServer(PortalSim(chain), port=port):
+        assert handle.await_termination(60)
+    assert held(tmp_path / "a.duckdb") == transfers(chain, chain.canonical(0, 4))
+    shown = [one.getMessage() for one in caplog.records if one.levelno >= logging.INFO]
+    assert shown[0].startswith("retrying: asking again in 0.2 s after the connection")
+    assert [text.split(":")[0] for text in shown] == ["retrying", "recovered"]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    limit = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < limit, "it never came to hold"
+        time.sleep(0.01)
+
+
+@pytest.mark.guarantee("RANGE-2")
+def test_a_stream_from_now_begins_with_the_next_block_and_resumes_like_latest(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.duckdb"
+    head = portal.chain.head.number
+
+    def grows(event: Event) -> None:
+        if isinstance(event, Recovered):
+            portal.extend(3)
+        StopAtHead(portal)(event)
+
+    for _ in range(2):  # each start means a later time
+        stream_of(portal, datetime.now(UTC)).pipe_to(duckdb_target(path), on_event=grows)
+    assert portal.chain.head.number == head + 6
+    assert held(path) == transfers(portal.chain, portal.chain.canonical(head + 1, head + 6))
 
 
 def test_a_callback_that_is_none_is_refused() -> None:
@@ -542,9 +597,10 @@ def test_a_fork_is_undone_as_deep_as_the_stream_may_go_also_after_a_restart(tmp_
 @pytest.mark.guarantee("FORK-4")
 @pytest.mark.parametrize("raised_cap", [None, 500])
 def test_a_fork_deeper_than_the_cap_ends_the_stream_and_leaves_the_rows(
-    tmp_path: Path, raised_cap: int | None
+    tmp_path: Path, raised_cap: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Undo data that a lower cap has let go is not believed to be there once it is raised."""
+    monkeypatch.setattr("headwater.stream.run.WAIT_S", 0.01)
     with pytest.raises(ForkCursorMissingError, match="E1003"):
         deep_fork(tmp_path / "a.duckdb", depth=60, cap=20, raised_cap=raised_cap)
     assert reached(tmp_path / "a.duckdb") == 79

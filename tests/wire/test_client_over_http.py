@@ -463,7 +463,9 @@ def test_overload_is_waited_out_for_as_long_as_the_portal_asks(
     portal.sim.faults.add(Status(code, form, seconds=9), times=3, route="stream")
     with Rig(portal) as rig:
         rig.to_head().check()
-        told = [notice.facts["status"] for notice in rig.notices]
+        told = [
+            notice.facts["status"] for notice in rig.notices if notice.kind is NoticeKind.RETRYING
+        ]
         assert told == [code] * 3
         match form:
             case RetryAfter.SECONDS:

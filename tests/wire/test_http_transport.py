@@ -7,15 +7,16 @@ import pickle
 import socket
 import struct
 import threading
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 from backports import zstd
 
 from headwater.core import BlockCursor, BlockRange, Fork
-from headwater.errors import InvalidOptionError, TransportError
+from headwater.errors import AnswerTooLargeError, InvalidOptionError, TransportError
 from headwater.portal import HttpTransport, PortalClient, Request, RetryPolicy, Timeouts
 from headwater.portal.transport import USER_AGENT
 from headwater.portal.wire import Dataset
@@ -528,6 +529,113 @@ def test_the_client_asks_again_when_an_answer_is_cut_after_any_byte(
     finally:
         server.stop()
     assert server.connections == end + 1
+
+
+# --- answers without measure
+
+
+def too_much(script: Script) -> AnswerTooLargeError:
+    """Read blocks of a peer that sends without end; return the error. Its memory is measured."""
+    tracemalloc.start()
+    server = Server(script)
+    try:
+        with PortalClient(
+            server.url,
+            clock=VirtualClock(),
+            dataset=Dataset("test"),
+            retry=RetryPolicy(attempts=1),
+        ) as client:
+            with pytest.raises(AnswerTooLargeError, match="E3009") as caught:
+                list(client.read(EvmQuery(), BlockRange(0)))
+            used = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        server.abandon()
+        server.stop()
+    assert used < 24 * 2**20
+    return caught.value
+
+
+def endless(head: bytes, packed: Callable[[bytes], bytes], piece: bytes) -> Script:
+    """Send a head and the same piece over and over, up to 64 MB, until the reader hangs up."""
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        with suppress(OSError):
+            peer.send(head)
+            for _ in range(min(2**26 // len(piece), 20_000)):
+                peer.send(packed(piece))
+
+    return script
+
+
+def chunked(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+@pytest.mark.guarantee("WIRE-7")
+@pytest.mark.parametrize("encoding", ["identity", "gzip", "zstd"])
+def test_a_line_without_end_is_a_coded_error_and_takes_bounded_memory(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """14 MB of gzip became 3 GB."""
+    monkeypatch.setattr("headwater.portal.wire.LINE_BYTES", 4 * 2**20)
+    squeeze = {
+        "identity": lambda data: data,
+        "gzip": zlib.compressobj(wbits=31),
+        "zstd": zstd.ZstdCompressor(),
+    }[encoding]
+
+    def packed(data: bytes) -> bytes:
+        if encoding == "identity":
+            return chunked(data)
+        mode = zlib.Z_SYNC_FLUSH if encoding == "gzip" else zstd.ZstdCompressor.FLUSH_BLOCK
+        return chunked(squeeze.compress(data) + squeeze.flush(mode))  # type: ignore[attr-defined]
+
+    head = f"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-encoding: {encoding}\r\n\r\n"
+    error = too_much(endless(head.encode(), packed, b"x" * 2**20))
+    assert error.facts["limit"] == 4 * 2**20
+
+
+@pytest.mark.guarantee("WIRE-7")
+def test_blank_lines_without_end_are_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.portal.wire.LINE_BYTES", 4 * 2**20)
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    too_much(endless(head, chunked, b"\n" * 2**16))
+
+
+@pytest.mark.guarantee("WIRE-7")
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"x-more: of the same\r\n"),
+        (b"HTTP/1.1 200 OK\r\nx-long: ", b"x" * 1000),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"", b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"),
+        (b"HTTP/1.1 2", b"0" * 1000),
+    ],
+    ids=["many headers", "a long header", "100 for ever", "103 for ever", "a long status"],
+)
+def test_headers_without_end_are_a_coded_error(head: bytes, piece: bytes) -> None:
+    too_much(endless(head, bytes, piece))
+
+
+@pytest.mark.guarantee("WIRE-7")
+def test_a_small_answer_without_end_is_a_coded_error() -> None:
+    head = b"HTTP/1.1 409 Conflict\r\ntransfer-encoding: chunked\r\n\r\n"
+    too_much(endless(head, chunked, b" " * 2**18))
+
+
+@pytest.mark.parametrize("status", ["100 Continue", "102 Processing", "103 Early Hints"])
+def test_an_answer_may_be_announced_first(status: str) -> None:
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.head(status, link="</style.css>")
+        peer.head(content_length="4")
+        peer.send(b"body")
+
+    with serving(script) as transport:
+        assert read(transport) == b"body"
 
 
 def test_what_is_not_http_fails_in_the_headers() -> None:

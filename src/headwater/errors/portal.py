@@ -59,9 +59,19 @@ class TransportError(
     """A connection failed, timed out or broke; the client retries it."""
 
 
+class AnswerTooLargeError(
+    PortalError,
+    code="E3009",
+    fix="check that the address is an SQD portal dataset; report it to the portal's operator; "
+    "nothing after the last good block was taken",
+):
+    """The headers, a line or a single answer of the portal are larger than any can be."""
+
+
 class TimestampError(
     PortalError,
     code="E3008",
-    fix="give a date between the dataset's first block and its head, or a block number",
+    fix="give a time that has come (a datetime without a zone is UTC), or a block number; a range "
+    "without an end follows the head",
 ):
-    """The portal has no block at or after the given time."""
+    """A range begins or ends at a time in the future, or the portal finds no block by time."""

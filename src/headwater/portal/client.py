@@ -22,6 +22,7 @@ from headwater.core import (
     RangeSpec,
     clip_ranges,
 )
+from headwater.core.ranges import At
 from headwater.core.retry import RetryPolicy
 from headwater.errors import (
     HeadwaterError,
@@ -46,6 +47,8 @@ from headwater.portal.wire import Dataset, read_block_at, read_dataset, read_hea
 __all__ = ["PortalClient", "StreamQuery"]
 
 QUESTION_ATTEMPTS = 10
+FROM_AHEAD_S = 24 * 3600  # how far in the future a range may begin: `now()` of any zone, and clocks
+TO_AHEAD_S = 60  # how far in the future one may end: what comes until then is not known yet
 
 
 class PortalClient:
@@ -86,6 +89,8 @@ class PortalClient:
         )
         self._dataset = dataset
         self._metadata_tried = dataset is not None
+        self._blocks_at: dict[int, int] = {}
+        self._finality_told = False
 
     def __enter__(self) -> PortalClient:
         return self
@@ -113,34 +118,78 @@ class PortalClient:
     def finalized_head(self, *, attempts: int | None = QUESTION_ATTEMPTS) -> BlockCursor | None:
         """Return the newest final block, or None if there is none yet.
 
-        With `attempts=None` an outage is waited out, as a running stream has to.
+        A portal that answers 404 reports no finality: None as well, so a stream reads near the
+        head. With `attempts=None` an outage is waited out, as a running stream has to.
         """
-        return read_head_answer(self._question("finalized-head", attempts))
-
-    def block_at(self, timestamp: int) -> int:
-        """Return the number of the first block at or after a time in seconds since 1970 UTC."""
         try:
-            return read_block_at(self._question(f"timestamps/{timestamp}/block"))
+            return read_head_answer(self._question("finalized-head", attempts))
         except PortalHttpError as error:
-            if error.facts["status"] != 404:
-                raise
-            raise TimestampError(
-                "the portal has no block at or after this time",
-                timestamp=timestamp,
-                portal_says=error.facts["portal_says"],
-            ) from error
+            _refuse_unless_missing(error)
+        if not self._finality_told:
+            self._finality_told = True
+            self.tell(NoticeKind.NO_FINALITY, "the portal has no finalized-head: reading near")
+        return None
+
+    def block_at(self, timestamp: int) -> int | None:
+        """Return the number of the first block at or after a time in seconds since 1970 UTC.
+
+        None if there is no block that late yet. A block that was found is not asked for again.
+
+        Raises:
+            TimestampError: the portal finds no block by time at all.
+        """
+        if timestamp not in self._blocks_at:
+            try:
+                answer = self._question(f"timestamps/{timestamp}/block")
+            except PortalHttpError as error:
+                _refuse_unless_missing(error)
+                if timestamp == 0:  # every block is later: an old portal has no such route
+                    raise TimestampError("the portal finds no block by time") from error
+                self.block_at(0)
+                return None
+            self._blocks_at[timestamp] = read_block_at(answer)
+        return self._blocks_at[timestamp]
 
     def resolve_range(self, spec: RangeSpec, *, finalized: bool = False) -> BlockRange:
         """Turn a range as the user wrote it into numbers, with as few questions as it needs.
 
         Called on the driver when a stream starts. "latest" moves, so a repetition may resolve to a
-        later block; a stored cursor outranks the result.
+        later block; a stored cursor outranks the result. A time after the head means the next
+        block: a range from `datetime.now()` begins with it, one up to `datetime.now()` ends before
+        it.
+
+        Raises:
+            TimestampError: a time lies in the future, or the portal finds no block by time.
         """
         head = None
         if spec.needs_head:
-            head = self.finalized_head() if finalized else self.head()
-        blocks_at = {instant: self.block_at(instant) for instant in sorted(spec.instants)}
+            head = read_head_answer(self._question("finalized-head" if finalized else "head"))
+        blocks_at = {
+            instant: self._first_from(instant, FROM_AHEAD_S if bound is spec.start else TO_AHEAD_S)
+            for bound in (spec.start, spec.end)
+            if isinstance(bound, At)
+            for instant in (bound.timestamp,)
+        }
         return spec.resolve(head=0 if head is None else head.number, blocks_at=blocks_at)
+
+    def _first_from(self, timestamp: int, ahead_s: int) -> int:
+        """Return the first block at or after a time; the next one, if there is none that late.
+
+        The head is asked for before the time is looked up again, so that a block which comes
+        meanwhile is not skipped.
+        """
+        found = self.block_at(timestamp)
+        if found is not None:
+            return found
+        now = int(self._conditions.clock.now())
+        if timestamp > now + ahead_s:
+            raise TimestampError("the time lies in the future", timestamp=timestamp, now=now)
+        head = self.head()
+        found = self.block_at(timestamp)
+        if found is None:
+            found = 0 if head is None else head.number + 1
+            self.tell(NoticeKind.NEXT_BLOCK, "no block is that late yet", first_block=found)
+        return found
 
     def _question(self, route: str, attempts: int | None = QUESTION_ATTEMPTS) -> bytes:
         """Ask until there is an answer, or the attempts are used up."""
@@ -173,13 +222,14 @@ class PortalClient:
         *,
         finalized: bool = False,
         max_bytes: int | None = None,
+        attempts: int | None = None,
     ) -> Generator[Answer, None, None]:
         """Read what follows the cursor `after` in a range. Runs on the driver, or on an executor.
 
         Yields `Blocks`, at least one block each; `AtHead` when there is nothing new (when the
         caller comes back, at least `poll_interval_s` passes between two requests); `Fork`, which
         ends the reading: resolve it and read again; `RangeEnd`, which ends it too. Outages are
-        waited out and reported as notices, for ever unless the policy bounds the attempts.
+        waited out and reported as notices, for ever unless the policy or `attempts` bounds them.
 
         Reading again from the same cursor gives the same blocks again, unless the chain has forked.
         Closing the iterator early closes the connection. At most `max_bytes` (those of
@@ -199,7 +249,10 @@ class PortalClient:
         conditions = self._conditions
         if max_bytes is not None:
             conditions = replace(conditions, max_bytes=max_bytes)
-        reading = Reading(conditions, query, left[0], after, finalized=finalized)
+        outage = conditions.outage(
+            "finalized-stream" if finalized else "stream", conditions.retry.attempts or attempts
+        )
+        reading = Reading(conditions, query, left[0], after, outage, finalized=finalized)
         yield from reading.answers()
 
     def _clamp(self, block_range: BlockRange, *, finalized: bool) -> tuple[BlockRange, ...]:
@@ -208,7 +261,7 @@ class PortalClient:
         first = 0 if dataset is None else dataset.start_block
         if block_range.from_block >= first:
             return (block_range,)
-        self._tell(
+        self.tell(
             NoticeKind.CLAMPED, "the dataset begins later", range=block_range, first_block=first
         )
         return clip_ranges((block_range,), BlockCursor(first - 1))
@@ -221,18 +274,25 @@ class PortalClient:
             dataset = self.metadata()
         except HeadwaterError as error:
             self._metadata_tried = not error.retryable
-            self._tell(
+            self.tell(
                 NoticeKind.METADATA_UNAVAILABLE, "reading without metadata", reason=str(error)
             )
             return None
         self._metadata_tried = True
         if not dataset.real_time and not finalized:
-            self._tell(
+            self.tell(
                 NoticeKind.NOT_REAL_TIME,
                 "the dataset does not follow the head of its chain",
                 dataset=dataset.name,
             )
         return dataset
 
-    def _tell(self, kind: NoticeKind, message: str, **facts: object) -> None:
+    def tell(self, kind: NoticeKind, message: str, **facts: object) -> None:
+        """Tell the operator what was decided on the way."""
         self._conditions.notify(Notice(kind, message, facts))
+
+
+def _refuse_unless_missing(error: PortalHttpError) -> None:
+    """Raise what is not a 404."""
+    if error.facts["status"] != 404:
+        raise error

@@ -20,7 +20,12 @@ from enum import StrEnum
 from typing import Protocol
 
 from headwater.core.retry import SERVER_ERROR, RetryPolicy, is_retryable, parse_retry_after
-from headwater.errors import PortalHttpError, PortalUnreachableError, TransportError
+from headwater.errors import (
+    AnswerTooLargeError,
+    PortalHttpError,
+    PortalUnreachableError,
+    TransportError,
+)
 from headwater.portal.transport import Response
 from headwater.portal.wire import explain
 
@@ -70,6 +75,9 @@ class NoticeKind(StrEnum):
     EMPTY_TAIL = "empty_tail"  # the last numbers of a range hold no block
     METADATA_UNAVAILABLE = "metadata_unavailable"  # read on without it
     NOT_REAL_TIME = "not_real_time"  # the dataset does not follow the head of its chain
+    NO_FINALITY = "no_finality"  # the portal reports no finalized head
+    NEXT_BLOCK = "next_block"  # a range begins or ends at a time that no block has reached
+    END_UNCHECKED = "end_unchecked"  # a range is read, and its last block could still be orphaned
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +95,27 @@ class Notice:
 
 Observer = Callable[[Notice], None]
 
-_LEVELS = {NoticeKind.STALLED: logging.WARNING, NoticeKind.RETRYING: logging.DEBUG}
+_LEVELS = {
+    NoticeKind.STALLED: logging.WARNING,
+    NoticeKind.END_UNCHECKED: logging.WARNING,
+    NoticeKind.RETRYING: logging.DEBUG,
+}
 
 
 def log_notice(notice: Notice) -> None:
-    """Write a notice to the log `headwater.portal`; the observer unless another is given."""
-    logger.log(_LEVELS.get(notice.kind, logging.INFO), "%s: %s", notice.kind.value, notice)
+    """Write a notice to the log `headwater.portal`; the observer unless another is given.
+
+    The first failure of an outage is a warning, those that follow are not: a stall is the next one.
+    """
+    level = _LEVELS.get(notice.kind, logging.INFO)
+    if notice.kind is NoticeKind.RETRYING and notice.facts.get("failures") == 1:
+        level = logging.WARNING
+    logger.log(level, "%s: %s", notice.kind.value, notice)
 
 
 _REFUSAL_BYTES = 65_536
 _FORK_BYTES = 16 * 1024 * 1024
+_WHILE_S = 1.0  # an outage that lasted longer is worth a word when it ends
 _INSTANT_S = 0.001  # a wait shorter than this is none; floating point would never get to zero
 
 
@@ -129,10 +148,10 @@ class Outage:
         self._stall_after_s = self._policy.stall_after_s
 
     def arrived(self) -> None:
-        """Note that the portal answered as it should."""
-        if self._stalled:
+        """Note that the portal answered as it should; say so, if it had not for a while."""
+        waited = round(self._clock.monotonic() - self._since, 3)
+        if self._stalled or (self._failures and waited >= _WHILE_S):
             self._stalled = False
-            waited = round(self._clock.monotonic() - self._since, 3)
             self._tell(NoticeKind.RECOVERED, "the portal answers again", waited_s=waited)
         self.touch()
 
@@ -171,7 +190,7 @@ class Outage:
         pause = self._policy.pause_s(self._failures, self._random, retry_after_s)
         self._tell(
             NoticeKind.RETRYING,
-            f"asking again after {reason}",
+            f"asking again in {pause:.3g} s after {reason}",
             **{"failures": self._failures, "pause_s": round(pause, 3), **facts},
         )
         self._sleep(pause, reason)
@@ -210,7 +229,8 @@ def read_body(response: Response) -> bytes:
     """Return a body that is small by nature.
 
     A refusal is cut short rather than asked for again: its status says enough, and its body is only
-    an explanation. Everything else must arrive whole, or `TransportError`.
+    an explanation. Everything else must arrive whole, or `TransportError`; and it has a limit, or
+    `AnswerTooLargeError`.
     """
     whole = response.status < 300 or response.status == 409
     limit = _FORK_BYTES if whole else _REFUSAL_BYTES
@@ -221,6 +241,8 @@ def read_body(response: Response) -> bytes:
             parts.append(chunk)
             size += len(chunk)
             if size >= limit:
+                if whole:
+                    raise AnswerTooLargeError("an answer is too long", limit=limit)
                 break
     except TransportError:
         if whole:

@@ -86,6 +86,7 @@ class Reading:
         query: StreamQuery,
         block_range: BlockRange,
         after: BlockCursor | None,
+        outage: Outage,
         *,
         finalized: bool,
     ) -> None:
@@ -94,7 +95,7 @@ class Reading:
         self._finalized = finalized
         self._route = "finalized-stream" if finalized else "stream"
         self._order = BlockOrder(block_range, after, complete=query.include_all_blocks)
-        self._outage = conditions.outage(self._route, conditions.retry.attempts)
+        self._outage = outage
         self._head = Head()
         self._asked_at = 0.0
         self._anchored = False

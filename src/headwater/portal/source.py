@@ -9,6 +9,7 @@ Runs on the driver. It keeps no position; the state it is given is the only one.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 
 from headwater.core import (
     Answer,
@@ -27,10 +28,10 @@ from headwater.core import (
     clip_ranges,
     up_to,
 )
-from headwater.errors import HeadwaterError
-from headwater.portal.client import PortalClient
+from headwater.errors import HeadwaterError, PortalHttpError, PortalUnreachableError
+from headwater.portal.client import QUESTION_ATTEMPTS, PortalClient
 from headwater.portal.density import probe
-from headwater.portal.outage import Clock, SystemClock
+from headwater.portal.outage import Clock, NoticeKind, SystemClock
 from headwater.portal.reading import StreamQuery
 
 LOOK_BACK = 1000  # slots to search for the last block before a skipped one
@@ -85,7 +86,9 @@ class PortalSource:
         left = self._left(state.cursor)
         if left is not None and (state.cursor is None or state.is_final(state.cursor.number)):
             final = self._client.finalized_head(attempts=None)
-            if final is not None and final.number - left.from_block >= self._far:
+            if final is None:
+                return self._blocks(state)  # no finality, no spans
+            if final.number - left.from_block >= self._far:
                 if self._executors_ready():
                     return self._spans(state, left, final, self._far)
                 reading = self._blocks(state)
@@ -146,11 +149,27 @@ class PortalSource:
             yield answer
 
     def _check_tail(self, cursor: BlockCursor) -> Generator[Answer, None, None]:
-        """Ask once whether the last committed block, which is hot, is still on the chain."""
+        """Ask once whether the last committed block, which is hot, is still on the chain.
+
+        All of the range is committed, so a portal that does not answer is no reason to fail.
+        """
         self._checked = cursor
-        for answer in self._client.read(self._watch, BlockRange(cursor.number + 1), cursor):
-            yield answer if isinstance(answer, Fork) else RangeEnd(Head())
-            return
+        reading = self._client.read(
+            self._watch, BlockRange(cursor.number + 1), cursor, attempts=QUESTION_ATTEMPTS
+        )
+        found: Answer
+        try:
+            with closing(reading) as answers:
+                found = next(answers)
+        except (PortalHttpError, PortalUnreachableError) as error:
+            self._client.tell(
+                NoticeKind.END_UNCHECKED,
+                "whether the last block is still on the chain is not known",
+                cursor=cursor,
+                reason=str(error),
+            )
+            found = RangeEnd(Head())
+        yield found if isinstance(found, Fork) else RangeEnd(Head())
 
     def _is_exhausted(self, left: BlockRange, cursor: BlockCursor | None) -> bool:
         """Tell whether what is left of a range after this cursor is known to hold no block."""

@@ -7,6 +7,7 @@ scenarios without a socket.
 
 from __future__ import annotations
 
+import http
 import http.client
 import importlib.metadata
 import math
@@ -23,11 +24,13 @@ from urllib3.exceptions import HTTPError
 from urllib3.response import HTTPResponse
 
 from headwater.address import HttpAddress, UrlError
-from headwater.errors import InvalidOptionError, PortalUrlError, TransportError
+from headwater.errors import AnswerTooLargeError, InvalidOptionError, PortalUrlError, TransportError
 
 USER_AGENT = f"headwater/{importlib.metadata.version('headwater')}"
 
 _READ_BYTES = 65_536
+_HEADER_LINES = 100  # a portal sends about twenty; interim answers (1xx) count too
+_HEADER_BYTES = 65_536
 _FAILURES = (HTTPError, http.client.HTTPException, OSError)
 
 
@@ -92,7 +95,8 @@ class _WholeHeaders(http.client.HTTPResponse):
     """An answer whose headers are read to their end.
 
     Python takes the end of a connection for the end of the headers, and a number that was cut for
-    the whole one; here it is a lost connection.
+    the whole one; here it is a lost connection. Python also takes an interim answer (103) for the
+    final one; here it is skipped.
     """
 
     def begin(self) -> None:
@@ -101,19 +105,30 @@ class _WholeHeaders(http.client.HTTPResponse):
         self.fp = lines
         try:
             super().begin()
+            while http.HTTPStatus.SWITCHING_PROTOCOLS < self.status < http.HTTPStatus.OK:
+                self.headers = self.msg = None  # type: ignore[assignment]
+                super().begin()
         finally:
             if self.fp is lines:  # else it is closed
                 self.fp = stream
 
 
 class _Lines:
-    """Reads lines that must end in a line feed."""
+    """Reads lines that must end in a line feed; so many of them, of so many bytes in all."""
 
     def __init__(self, stream: BufferedReader) -> None:
         self._stream = stream
+        self._lines = 0
+        self._size = 0
 
     def readline(self, limit: int) -> bytes:
         line = self._stream.readline(limit)
+        self._lines += 1
+        self._size += len(line)
+        if self._lines > _HEADER_LINES or self._size > _HEADER_BYTES:
+            raise AnswerTooLargeError(
+                "the headers are too long", lines=_HEADER_LINES, bytes=_HEADER_BYTES
+            )
         if not line.endswith(b"\n") and len(line) < limit:
             raise http.client.RemoteDisconnected("the answer ended inside its headers")
         return line

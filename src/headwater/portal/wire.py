@@ -16,11 +16,12 @@ from typing import Annotated, Any
 import msgspec
 
 from headwater.core import BlockCursor, BlockHeader, Fork, Head
-from headwater.errors import MalformedAnswerError, MalformedLineError
+from headwater.errors import AnswerTooLargeError, MalformedAnswerError, MalformedLineError
 
 _BlockNumber = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _BlockHash = Annotated[str, msgspec.Meta(min_length=1)]
 
+LINE_BYTES = 256 * 2**20  # many times the largest block of any network, in all of its fields
 _MILLISECONDS_FROM = 100_000_000_000  # as seconds: the year 5138; as milliseconds: 1973
 _EXCERPT_BYTES = 80
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -35,23 +36,35 @@ class LineSplitter:
     """Cuts a body that arrives in arbitrary chunks into its lines; blank ones are dropped.
 
     A chunk without a newline is only put aside, so one huge line in many small chunks is joined
-    once. Used by the client for each response; never kept for another.
+    once. What arrives without completing a line is bounded, however well it was compressed. Used by
+    the client for each response; never kept for another.
     """
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_parts", "_size")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
+        self._size = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Take a chunk; return the lines that it completes, without their newlines."""
+        """Take a chunk; return the lines that it completes, without their newlines.
+
+        Raises:
+            AnswerTooLargeError: no line was completed for too long.
+        """
+        self._size += len(chunk)
         lines = chunk.split(b"\n")
         self._parts.append(lines[0])
-        if len(lines) == 1:
-            return []
-        lines[0] = b"".join(self._parts)
-        self._parts = [lines.pop()]
-        return [line for line in lines if line and not line.isspace()]
+        whole: list[bytes] = []
+        if len(lines) > 1:
+            lines[0] = b"".join(self._parts)
+            self._parts = [lines.pop()]
+            whole = [line for line in lines if line and not line.isspace()]
+        if whole:
+            self._size = len(self._parts[0])
+        elif self._size > LINE_BYTES:
+            raise AnswerTooLargeError("a line of the stream is too long", limit=LINE_BYTES)
+        return whole
 
     @property
     def rest(self) -> bytes:

@@ -21,7 +21,7 @@ from headwater.core import (
     PipeState,
     RangeSpec,
 )
-from headwater.core.ranges import Latest
+from headwater.core.ranges import At, Latest
 from headwater.decode import Output
 from headwater.errors import NetworkError, PortalHttpError, SkippedBlocksError
 from headwater.metrics import BatchFacts, StreamRecord
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headwater.stream")
 
 WAIT_S = 1.0
-START_ATTEMPTS = 6  # 13 s: when a stream starts, its address may just be wrong
+START_ATTEMPTS = 20  # some minutes: long for an outage, and an address may just be wrong
 
 
 class Run(Host[Delivery]):
@@ -317,14 +317,21 @@ class Run(Host[Delivery]):
     def _resolve(self, spec: RangeSpec, cursor: BlockCursor | None) -> BlockRange:
         """Turn a range into numbers; a stored cursor outranks "latest", which has moved on.
 
-        Such a range has no beginning of its own: a fork may go back behind the cursor, and what
-        follows then is wanted as before.
+        So it does a time that no block has reached, such as `datetime.now()` of every start. Such a
+        range has no beginning of its own: a fork may go back behind the cursor, and what follows
+        then is wanted as before.
         """
-        if cursor is None or not isinstance(spec.start, Latest):
+        if cursor is None or not self._is_head(spec.start):
             return self._client.resolve_range(spec, finalized=self._finalized)
         spec = replace(spec, start=cursor.number + 1)
         resolved = self._client.resolve_range(spec, finalized=self._finalized)
         return BlockRange(0, resolved.to_block)
+
+    def _is_head(self, start: int | Latest | At) -> bool:
+        """Tell whether a range begins at the head, by name or by time."""
+        if isinstance(start, At):
+            return self._client.block_at(start.timestamp) is None
+        return isinstance(start, Latest)
 
     def _check_dataset(self) -> Dataset | None:
         """Refuse a dataset that does not exist, or holds another network, before anything else."""

@@ -4,6 +4,7 @@ import logging
 import math
 import pickle
 import random
+from datetime import UTC, datetime
 
 import pytest
 
@@ -54,12 +55,67 @@ def test_a_block_is_found_by_time() -> None:
     assert routes(portal) == ["timestamps/1700000000/block"]
 
 
-def test_no_block_at_a_time_is_its_own_error() -> None:
-    portal = Harness([Reply(404, [b"no such time"], {"retry-after": "soon"})])
-    with pytest.raises(TimestampError, match=r"\[E3008\].*timestamp=5.*no such time"):
-        portal.client.block_at(5)
+NOW = 1_700_001_000  # of the virtual clock
+NO_BLOCK = Reply(404, [b"no block that late"], {"retry-after": "soon"})
+FIRST_BLOCK = Reply(body=[b'{"block_number":0}'])
+HEAD = Reply(body=[b'{"number":9,"hash":"h"}'])
+
+
+def test_a_time_after_the_head_has_no_block_yet() -> None:
+    portal = Harness([NO_BLOCK, FIRST_BLOCK])
+    assert portal.client.block_at(NOW) is None
     with pytest.raises(PortalHttpError, match="400"):
         Harness([Reply(400)]).client.block_at(5)
+
+
+@pytest.mark.guarantee("RANGE-2")
+@pytest.mark.parametrize("ahead_s", [-3600, 0, 14 * 3600])
+def test_a_range_from_a_time_after_the_head_begins_with_the_next_block(ahead_s: int) -> None:
+    """`datetime.now()`, also of a zone that was left out."""
+    (spec,) = parse_ranges(datetime.fromtimestamp(NOW + ahead_s, UTC))
+    portal = Harness([NO_BLOCK, FIRST_BLOCK, HEAD, NO_BLOCK])
+    assert portal.client.resolve_range(spec) == BlockRange(10)
+
+
+@pytest.mark.guarantee("RANGE-2")
+def test_a_block_that_comes_while_the_head_is_asked_for_is_not_skipped() -> None:
+    (spec,) = parse_ranges(datetime.fromtimestamp(NOW, UTC))
+    late = Reply(body=[b'{"block_number":8}'])
+    portal = Harness([NO_BLOCK, FIRST_BLOCK, HEAD, late])
+    assert portal.client.resolve_range(spec) == BlockRange(8)
+
+
+def test_a_range_up_to_now_ends_with_the_head() -> None:
+    (spec,) = parse_ranges((5, datetime.fromtimestamp(NOW, UTC)))
+    portal = Harness([NO_BLOCK, FIRST_BLOCK, HEAD, NO_BLOCK])
+    assert portal.client.resolve_range(spec) == BlockRange(5, 9)
+
+
+@pytest.mark.parametrize(
+    ("written", "script"),
+    [
+        (datetime.fromtimestamp(NOW + 100_000, UTC), [NO_BLOCK, FIRST_BLOCK]),
+        ((5, datetime.fromtimestamp(NOW + 600, UTC)), [NO_BLOCK, FIRST_BLOCK]),
+        ("2020-01-01", [NO_BLOCK, NO_BLOCK]),
+    ],
+    ids=["begins in the future", "ends in the future", "a portal that knows no times"],
+)
+def test_a_time_without_a_block_is_its_own_error_where_it_cannot_mean_the_head(
+    written: object, script: list[Reply]
+) -> None:
+    (spec,) = parse_ranges(written)
+    with pytest.raises(TimestampError, match=r"\[E3008\]"):
+        Harness(script).client.resolve_range(spec)
+
+
+def test_a_portal_without_finality_says_so_once() -> None:
+    portal = Harness([Reply(404)] * 2)
+    assert portal.client.finalized_head() is None
+    assert portal.client.finalized_head() is None
+    assert portal.kinds == [NoticeKind.NO_FINALITY]
+    (spec,) = parse_ranges("latest")
+    with pytest.raises(PortalHttpError):  # block 0 is not the latest
+        Harness([Reply(404)]).client.resolve_range(spec, finalized=True)
 
 
 def test_a_question_is_retried_ten_times() -> None:
@@ -113,6 +169,7 @@ def test_each_time_is_asked_for_once() -> None:
     (spec,) = parse_ranges(("2024-01-01", "2024-01-02"))
     portal = Harness([Reply(body=[b'{"block_number":10}']), Reply(body=[b'{"block_number":20}'])])
     assert portal.client.resolve_range(spec) == BlockRange(10, 19)
+    assert portal.client.resolve_range(spec) == BlockRange(10, 19)  # another output's
     assert routes(portal) == ["timestamps/1704067200/block", "timestamps/1704153600/block"]
 
 
@@ -225,9 +282,11 @@ def test_notices_are_logged_unless_somebody_else_takes_them(
     caplog.set_level(logging.DEBUG, "headwater.portal")
     log_notice(Notice(NoticeKind.STALLED, "nothing has arrived", {"waited_s": 30}))
     log_notice(Notice(NoticeKind.RETRYING, "asking again"))
+    log_notice(Notice(NoticeKind.RETRYING, "asking again", {"failures": 1}))
     log_notice(Notice(NoticeKind.RECOVERED, "the portal answers again"))
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", "stalled: nothing has arrived (waited_s=30)"),
         ("DEBUG", "retrying: asking again"),
+        ("WARNING", "retrying: asking again (failures=1)"),
         ("INFO", "recovered: the portal answers again"),
     ]

@@ -23,7 +23,7 @@ from headwater.core import (
     SpanSize,
 )
 from headwater.errors import BlockLinkError, InvalidOptionError
-from headwater.portal import PortalClient, PortalSource
+from headwater.portal import Notice, NoticeKind, PortalClient, PortalSource
 from headwater.query import EvmQuery
 from headwater.testing import ChainSim, PortalSim, SimTransport, Status, VirtualClock
 
@@ -45,11 +45,12 @@ class Setup:
         self.chain.finalize(280)
         self.portal = PortalSim(self.chain, blocks_per_answer=20)
         self.clock = VirtualClock()
+        self.notices: list[Notice] = []
         client = PortalClient(
             SimTransport(self.portal, self.clock),
             clock=self.clock,
             rng=Random(1),
-            on_notice=lambda notice: None,
+            on_notice=self.notices.append,
         )
         plan = [(one, QUERY) for one in ranges or (BlockRange(0),)]
         self.source = PortalSource(
@@ -225,3 +226,24 @@ def test_a_span_that_held_many_rows_makes_the_next_one_small() -> None:
     second = next(answers)
     assert isinstance(second, Span)
     assert 3 <= second.blocks <= 30
+
+
+def test_without_finality_blocks_are_read_one_after_the_other() -> None:
+    setup = Setup(BlockRange(0, 20))
+    setup.portal.faults.add(Status(404), route="finalized-head", times=None)
+    answers = list(setup.source.read(PipeState()) or ())
+    assert {type(one) for one in answers} == {Blocks, RangeEnd}
+    assert isinstance(answers[-1], RangeEnd)
+    assert isinstance(answers[-2], Blocks)
+    assert answers[-2].headers[-1].number == 20
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_check_of_the_end_that_fails_does_not_undo_success(status: int) -> None:
+    """All of the range is committed: whether its hot end stands can be asked again later."""
+    setup = Setup(BlockRange(0, 290), far=1000)
+    state = setup.state(290, final=False)
+    setup.portal.faults.add(Status(status), route="stream", times=None)
+    assert [type(one).__name__ for one in setup.source.read(state) or ()] == ["RangeEnd"]
+    assert setup.source.read(state) is None
+    assert NoticeKind.END_UNCHECKED in [notice.kind for notice in setup.notices]
