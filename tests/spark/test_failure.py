@@ -3,7 +3,7 @@
 import pytest
 from pyspark.errors import PySparkException
 
-from headwater.errors import BlockOrderError, ForkCursorMissingError
+from headwater.errors import BlockOrderError, ForkCursorMissingError, WorkerLostError
 from headwater.spark.executors import coded_error, coded_failures
 
 
@@ -23,3 +23,11 @@ def test_failures_become_coded_errors_and_others_stay_what_they_are() -> None:
         raise PySparkException(str(ForkCursorMissingError("lost")))
     with pytest.raises(PySparkException), coded_failures():
         raise PySparkException("out of memory")
+
+
+def test_a_planner_that_was_lost_is_a_coded_error_and_a_task_that_failed_is_not() -> None:
+    lost = "Caused by: SparkException: Python worker exited unexpectedly (crashed)."
+    with pytest.raises(WorkerLostError, match="E5008"), coded_failures():
+        raise PySparkException(lost)
+    with pytest.raises(PySparkException), coded_failures():
+        raise PySparkException(f"Job aborted due to stage failure: {lost}")

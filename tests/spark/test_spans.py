@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +24,7 @@ from headwater.errors import (
     HeadwaterError,
     InvalidOptionError,
     InvalidRangeError,
+    WorkerLostError,
 )
 from headwater.portal import PortalClient, RetryPolicy, portal_address
 from headwater.query import Query, merge_queries
@@ -283,3 +287,46 @@ def test_a_part_without_a_receipt_is_missed() -> None:
     texts = [Receipt(0).to_text(), Receipt(0).to_text()]
     with pytest.raises(BlockLinkError, match=r"without a receipt.*parts=2\.\.3"):
         sum_receipts(texts, [BlockRange(0, 1), BlockRange(2, 3)], complete=False)
+
+
+class KillsPlanner:
+    """A row maker that kills the worker which unpickles it, as often as it has lives left."""
+
+    def __init__(self, real: Any, lives: Path) -> None:
+        self.real = real
+        self.lives = lives
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def __reduce__(self) -> Any:
+        return _or_die, (self.real, str(self.lives))
+
+
+def _or_die(real: Any, lives: str) -> Any:
+    for one in Path(lives).iterdir():
+        one.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real
+
+
+@pytest.mark.parametrize("lives", [3, 99])
+def test_a_worker_that_is_killed_while_spark_plans_is_replaced(
+    spark: SparkSession, portal: PortalServer, tmp_path: Path, lives: int
+) -> None:
+    """Spark tries tasks again, but not the worker that plans a scan."""
+    for number in range(lives):
+        tmp_path.joinpath(str(number)).touch()
+    span = span_of(spark, portal, partitions=2)
+    reader = span._reader
+    span._reader = replace(reader, row_maker=KillsPlanner(reader.row_maker, tmp_path))
+    if lives > 10:
+        with pytest.raises(WorkerLostError, match="E5008"):
+            span.keep()
+        assert WorkerLostError.retryable
+        assert len(list(tmp_path.iterdir())) < lives - 1
+        return
+    expected = decoded(portal, ONE, EVERYWHERE, TRANSFER.query)["transfers"]
+    with span:
+        assert rows(span.frames["transfers"], expected).equals(expected)
+        assert not list(tmp_path.iterdir())

@@ -70,3 +70,13 @@ class SparkStartError(
     retryable=True,
 ):
     """Spark was started on this machine, and its Java process has ended before it was ready."""
+
+
+class WorkerLostError(
+    SparkError,
+    code="E5008",
+    fix="run it again; if it stays, look for what ends the driver's Python workers: most often the "
+    "machine is out of memory (dmesg says so)",
+    retryable=True,
+):
+    """A Python worker was killed while Spark planned a scan, several times in a row."""

@@ -12,13 +12,14 @@ count its first attempt.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -29,7 +30,7 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from headwater.core import BlockRange
-from headwater.errors import REGISTRY, HeadwaterError
+from headwater.errors import REGISTRY, HeadwaterError, WorkerLostError
 from headwater.spark.frames import spark_schema
 from headwater.spark.parts import Part, PartReader, Receipt
 from headwater.spark.relay import IpcSender, Relay, read_batches
@@ -46,7 +47,12 @@ _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _UNLIMITED = str(2**31 - 1)
 _ROWS = 4000  # of half a megabyte each would fill a batch
 _CODED = re.compile(r"\[(E\d{4})\] (.+?)\. Fix: ", re.DOTALL)
+_WORKER_LOST = "Python worker exited unexpectedly"
+_TASK_FAILED = "Job aborted due to stage failure"
+_PLANS = 4  # as often as Spark tries a task
 _lock = Lock()
+logger = logging.getLogger("headwater.spark")
+Made = TypeVar("Made")
 _counting: dict[Any, tuple[int, dict[str, str | None]]] = {}
 
 
@@ -285,14 +291,36 @@ def coded_error(text: str) -> HeadwaterError | None:
 
 @contextmanager
 def coded_failures() -> Iterator[None]:
-    """Raise failures of tasks as the coded errors they were; others stay Spark's."""
+    """Raise failures of tasks as the coded errors they were, and a lost planner as one.
+
+    Others stay Spark's.
+    """
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        found = coded_error(str(error))
+        text = str(error)
+        found = coded_error(text)
+        if found is None and _WORKER_LOST in text and _TASK_FAILED not in text:
+            found = WorkerLostError("a Python worker was lost while Spark planned a scan")
         if found is None:
             raise
         raise found from error
+
+
+def replan(action: Callable[[], Made]) -> Made:
+    """Do what makes Spark plan a scan; do it again if the worker that plans is lost meanwhile.
+
+    Spark tries tasks again, but not its planner. No task has begun by then, so nothing is done
+    twice. The action has to make its DataFrame anew: Spark remembers that a plan has failed.
+    """
+    for _ in range(_PLANS - 1):
+        try:
+            with coded_failures():
+                return action()
+        except WorkerLostError as error:
+            logger.warning("planner.lost: planning again after %s", error)
+    with coded_failures():
+        return action()
 
 
 # --- settings while a job of ours runs ------------------------------------------------------------

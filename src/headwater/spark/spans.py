@@ -28,7 +28,7 @@ from headwater.core import BlockRange, Density, block_count
 from headwater.decode import Output
 from headwater.errors import HeadwaterError, SourceOptionError
 from headwater.portal import SAMPLES, Dataset, RetryPolicy, StreamQuery, Timeouts, portal_address
-from headwater.spark.executors import DataFrameRows, ExecutorRows, SpanRows, coded_failures
+from headwater.spark.executors import DataFrameRows, ExecutorRows, SpanRows, replan
 from headwater.spark.frames import SpanFrame, spark_schema
 from headwater.spark.partitions import plan_parts
 from headwater.spark.parts import (
@@ -98,19 +98,22 @@ class Span:
     def keep(self) -> DataFrame:
         """Have executors read the range, unless they did, and keep its rows. Runs a Spark job."""
         if self._kept is None:
-            reader = replace(self._reader, with_receipts=True)
-            rows = load_parts(self._spark.session, reader, self.parts).persist(
-                StorageLevel.MEMORY_AND_DISK
-            )
-            try:
-                with coded_failures():
-                    found = rows.where(F.col(_RECEIPT).isNotNull()).select(_RECEIPT).toArrow()
-                self._compare(found.column(0).to_pylist())
-            except BaseException:
-                rows.unpersist()
-                raise
-            self._kept = rows
+            self._kept = replan(self._read)
         return self._kept
+
+    def _read(self) -> DataFrame:
+        """Have executors read the range and keep its rows; compare the parts."""
+        reader = replace(self._reader, with_receipts=True)
+        rows = load_parts(self._spark.session, reader, self.parts).persist(
+            StorageLevel.MEMORY_AND_DISK
+        )
+        try:
+            found = rows.where(F.col(_RECEIPT).isNotNull()).select(_RECEIPT).toArrow()
+            self._compare(found.column(0).to_pylist())
+        except BaseException:
+            rows.unpersist()
+            raise
+        return rows
 
     def dataframe(self, name: str) -> DataFrame:
         """Return the rows of an output as a DataFrame over what is kept."""
