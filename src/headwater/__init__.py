@@ -34,6 +34,7 @@ from headwater.errors import (
     PortalError,
     TargetError,
 )
+from headwater.logs import setup_logging
 
 if TYPE_CHECKING:
     from headwater.decode import bitcoin, evm, hyperliquid, solana, substrate, tron
@@ -116,6 +117,7 @@ __all__ = [
     "pipe_to_iterator",
     "portal_stream",
     "postgres_target",
+    "setup_logging",
     "solana",
     "substrate",
     "table",

@@ -6,13 +6,18 @@ what happened and what to do.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from headwater import __version__
 from headwater.cli.cursor import app as cursor
+from headwater.cli.dashboard import dashboard
 from headwater.cli.demo import demo as show_demo
 from headwater.cli.outbox import app as outbox
+from headwater.cli.run import run
 from headwater.cli.setup import setup
 from headwater.cli.simulate import simulate
 from headwater.errors import HeadwaterError
@@ -27,12 +32,24 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headwater {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def about() -> None:
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
     """Blockchain data in Apache Spark that stays correct when the chain reorganizes."""
 
 
 app.command("demo")(show_demo)
+app.command()(run)
+app.command()(dashboard)
 app.command()(simulate)
 app.add_typer(outbox, name="outbox")
 app.command()(setup)

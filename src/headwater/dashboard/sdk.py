@@ -11,12 +11,38 @@ import resource
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
-from headwater.metrics import StreamRecord
+from headwater.metrics import BatchFacts
 
 
-def stats(streams: Mapping[str, StreamRecord]) -> dict[str, Any]:
+class Shown(Protocol):
+    """A stream as the page asks for it: the record of one that runs here, or of another process."""
+
+    id: str
+    portal: str
+
+    @property
+    def status(self) -> str:
+        """Whether it runs, and how."""
+        ...
+
+    @property
+    def facts(self) -> BatchFacts | None:
+        """What its last batch holds."""
+        ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return where the stream stands, and its recent past."""
+
+    def preview(self, rows: int = 5) -> dict[str, list[dict[str, Any]]]:
+        """Return rows of the last batch, by output."""
+
+    def profiles(self) -> list[tuple[float, dict[Any, float]]]:
+        """Return the seconds per stage of the last commits."""
+
+
+def stats(streams: Mapping[str, Shown]) -> dict[str, Any]:
     """Return what `/stats` answers."""
     from headwater import __version__
 
@@ -29,7 +55,7 @@ def stats(streams: Mapping[str, StreamRecord]) -> dict[str, Any]:
     }
 
 
-def _pipe(record: StreamRecord) -> dict[str, Any]:
+def _pipe(record: Shown) -> dict[str, Any]:
     shown = record.snapshot()
     cursor = shown["cursor"] or {"number": 0}
     return {
@@ -47,7 +73,7 @@ def _pipe(record: StreamRecord) -> dict[str, Any]:
     }
 
 
-def profiler(record: StreamRecord | None, since: str) -> dict[str, Any]:
+def profiler(record: Shown | None, since: str) -> dict[str, Any]:
     """Return what `/profiler` answers: the stages of the last batches, in milliseconds."""
     after = _moment(since)
     profiles = [] if record is None else [p for at, p in record.profiles() if at >= after]
@@ -63,7 +89,7 @@ def _tree(stages: Mapping[Any, float]) -> dict[str, Any]:
     return {"name": "batch", "totalTime": offset, "startOffset": 0, "children": children}
 
 
-def preview(record: StreamRecord | None) -> dict[str, Any]:
+def preview(record: Shown | None) -> dict[str, Any]:
     """Return what `/preview/transformation` answers: the last rows near the head."""
     facts = None if record is None else record.facts
     if record is None or facts is None:

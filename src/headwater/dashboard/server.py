@@ -23,7 +23,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from headwater.dashboard import sdk
 from headwater.errors import DashboardAddressError
-from headwater.metrics import REGISTRY, StreamRecord, records
+from headwater.metrics import REGISTRY, records
 
 logger = logging.getLogger("headwater.dashboard")
 
@@ -39,7 +39,7 @@ HEADERS = {
 }
 
 Answer = tuple[int, str, bytes]
-Streams = Callable[[], Mapping[str, StreamRecord]]
+Streams = Callable[[], Mapping[str, sdk.Shown]]
 
 
 class Dashboard:

@@ -155,3 +155,12 @@ class DashboardAddressError(
     fix='give a free port, or "host:port"; port 0 takes a free one',
 ):
     """The dashboard cannot listen at the address that was given."""
+
+
+class PipelineFileError(
+    ConfigError,
+    code="E0031",
+    fix="define `stream` and `target`, or `pipelines`, a list of (stream, target); each stream has "
+    "an id of its own",
+):
+    """A file that `headwater run` was given defines no pipeline, or cannot be run."""

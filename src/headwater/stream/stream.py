@@ -173,7 +173,7 @@ class PortalStream:
         handle = self._handle(target, on_event, dashboard)
         with ExitStack() as stack:
             if progress:
-                view = stack.enter_context(ProgressView(handle.record))
+                view = stack.enter_context(ProgressView(lambda: [handle.record]))
                 handle.interrupt.say = view.say
             stack.enter_context(handle.interrupt.handling())
             handle.run()

@@ -7,6 +7,7 @@ of its own looks at the stream's record; the loop never waits for it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from threading import Event as Flag
 from threading import Thread
 from typing import TextIO
@@ -26,13 +27,21 @@ BAR = 32
 
 
 class ProgressView:
-    """Shows one record while it is entered. `out` is a terminal or anything else one can write to.
+    """Shows records while it is entered. `out` is a terminal or anything else one can write to.
 
     A run that ends before the first line is due says nothing at all, unless it was on a terminal.
+    With `shown=False` it shows only what it is told to `say`.
     """
 
-    def __init__(self, record: StreamRecord, out: TextIO | None = None) -> None:
-        self._record = record
+    def __init__(
+        self,
+        records: Callable[[], Sequence[StreamRecord]],
+        out: TextIO | None = None,
+        *,
+        shown: bool = True,
+    ) -> None:
+        self._records = records
+        self._shown = shown
         self._out = sys.stderr if out is None else out
         self._console = Console(file=self._out)
         self._over = Flag()
@@ -40,6 +49,8 @@ class ProgressView:
         self._thread: Thread | None = None
 
     def __enter__(self) -> ProgressView:
+        if not self._shown:
+            return self
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._spinner = Spinner("dots", style="cyan")
             self._live = Live(
@@ -56,7 +67,7 @@ class ProgressView:
         self._over.set()
         if self._live is not None:
             self._live.stop()
-            self._write(describe(self._record))
+            self._write_all()
         if self._thread is not None:
             self._thread.join()
 
@@ -71,8 +82,12 @@ class ProgressView:
         """Print a line every few seconds; run in a thread of its own."""
         pause = FIRST_LINE_S
         while not self._over.wait(pause):
-            self._write(describe(self._record))
+            self._write_all()
             pause = LINE_S
+
+    def _write_all(self) -> None:
+        for record in self._records():
+            self._write(describe(record))
 
     def _write(self, text: str) -> None:
         try:
@@ -82,14 +97,14 @@ class ProgressView:
             self._over.set()  # the reader is gone, or the stream is closed: nothing to show it to
 
     def _draw(self) -> RenderableType:
-        record = self._record
-        if record.status == "starting" or record.facts is None:
-            self._spinner.update(text=Text(describe(record)))
-            return self._spinner
+        return Group(*(self._draw_one(one) for one in self._records()))
+
+    def _draw_one(self, record: StreamRecord) -> RenderableType:
         facts = record.facts
-        if record.status != "backfilling" or facts.percent is None:
-            self._spinner.update(text=Text(describe(record)))
-            return self._spinner
+        if record.status != "backfilling" or facts is None or facts.percent is None:
+            line = Table.grid(padding=(0, 1))
+            line.add_row(self._spinner, Text(describe(record)))
+            return line
         line = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=100, completed=facts.percent, width=BAR)
         line.add_row(Text(record.id, style="bold"), bar, f"{facts.percent:.1f} %")
