@@ -21,6 +21,7 @@ from headwater.testing.faults.kinds import Status
 from tests.stream.truth import transfers
 
 SOON_S = 120
+MAIN = "from headwater.cli import main; main()"
 FILE = """
 from headwater import duckdb_target, evm, portal_stream
 
@@ -46,7 +47,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def begin(*words: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from headwater.cli import main; main()", *words], cwd=tmp_path, text=True,
+            [sys.executable, "-c", MAIN, *words], cwd=tmp_path, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"},
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip

@@ -36,12 +36,12 @@ def test_text_and_errors_are_kept_whole() -> None:
     out = io.StringIO()
     setup_logging("DEBUG", json_lines=True, out=out)
     try:
-        raise ValueError("broken")
+        int("broken")
     except ValueError:
         logging.getLogger("headwater").exception("it failed: %s", "ä\n")
     (line,) = map(json.loads, out.getvalue().splitlines())
     assert line["message"] == "it failed: ä\n"
-    assert "ValueError: broken" in line["error"]
+    assert "ValueError: invalid literal" in line["error"]
     assert "event" not in line
 
 
