@@ -179,10 +179,10 @@ class PostgresTarget(SqlTarget[Session]):
                 return work()
             except (Interrupted, PostgresConnectionError) as error:
                 reached, failures = reached or isinstance(error, Interrupted), failures + 1
-                if not reached:
+                if not reached or failures >= self._settings.attempts:
+                    if isinstance(error, Interrupted):
+                        raise error.coded from error.__cause__
                     raise
-                if failures >= self._settings.attempts:
-                    raise (error.coded if isinstance(error, Interrupted) else error) from error
                 logger.warning("open.retried id=%s attempt=%d error=%s", self._id, failures, error)
                 time.sleep(delay_s(failures))
 
