@@ -55,15 +55,15 @@ class DuckDBDialect(Dialect[Session]):
 
     name_type = TableName
     errors = ERRORS
+    numbers_changes = True
+    undoes_keyless = True
     text = "VARCHAR"
     json = "JSON"
     letter = Fragment("VARCHAR")
     change_id = Fragment("BIGINT")
     change_index = ("block_num",)
-    numbers_changes = True
     block_number = "BIGINT"
     differ = "differ, also without regard to case,"
-    undoes_keyless = True
     claim_note = "position INTEGER"
     claim_order = Fragment("position, table_schema, table_name")
     all_tables = Fragment(
