@@ -26,8 +26,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and disk_usage(MEMORY).free > 4 * 2**30:
-    # files of tests in memory: most of what DuckDB's tests wait for is a disk that syncs
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+    # files of tests and servers in memory: most of what they wait for is a disk that syncs
+    os.environ.setdefault("TMPDIR", str(MEMORY))
 
 # Spark's JVMs live for seconds or minutes here: a compiler that optimizes for hours, and threads
 # that collect garbage beside two busy cores, cost more than they save.

@@ -31,6 +31,7 @@ from headwater.stream.extensions import Extensions
 from headwater.targets.contract import Delivery
 from headwater.testing import ChainSim, SimBlock, VirtualClock
 from headwater.testing.scenarios.crash import Crash
+from tests.targets.places import has_effect
 
 STREAM = "walk"
 ACTIONS = ("grow", "final", "fork", "time", "read")
@@ -191,7 +192,7 @@ class OutboxWalk:
     def _open(self) -> None:
         self._target = self._make_target()
         self._target.bind(STREAM)
-        self._target.on_statement = lambda sql: self._tick()
+        self._target.on_statement = lambda sql: self._tick() if has_effect(sql) else None
         subscription = Subscription("transfers", self.receiver, "transfers", 3, RETRY)
         self._extensions = Extensions([Outbox(STREAM, subscription, self.clock, background=False)])
         self._extensions.open(self._target)

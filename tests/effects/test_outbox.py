@@ -93,7 +93,7 @@ def test_random_scenarios_with_forks_failures_and_crashes_agree_with_the_oracle(
 ) -> None:
     seen = {"forks": 0, "deaths": 0, "failures": 0, "messages": 0}
     for seed in range(4):
-        walk = OutboxWalk(next(more_places), 100 + seed, crashes=0.015)
+        walk = OutboxWalk(next(more_places), 100 + seed, crashes=0.03)
         walk.receiver.failing = 0.2
         walk.run(50)
         seen["forks"] += walk.forks
@@ -106,7 +106,7 @@ def test_random_scenarios_with_forks_failures_and_crashes_agree_with_the_oracle(
 @pytest.mark.guarantee("OUTBOX-4")
 def test_refused_messages_become_dead_letters_and_can_be_replayed(more_places: Places) -> None:
     place = next(more_places)
-    walk = OutboxWalk(place, 7, crashes=0.005)
+    walk = OutboxWalk(place, 7, crashes=0.01)
     walk.receiver.poison = 4
     walk.run(40)
     wanted = expected_messages(walk.chain)

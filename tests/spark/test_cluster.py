@@ -31,6 +31,7 @@ from headwater.spark.executors import map_in_arrow
 master, portal, dsn, folder, dies = sys.argv[1:]
 spark = local_session("cluster", **{
     "spark.master": master, "spark.executor.memory": "512m", "spark.cores.max": 1,
+    "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
     "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"]})
 marker = Path(folder, "executor-killed")
 

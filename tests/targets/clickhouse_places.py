@@ -33,7 +33,7 @@ def database() -> str:
     admin(f"CREATE DATABASE {name}")
     if VARIABLE in os.environ:
         _SERVERS.callback(admin, f"DROP DATABASE IF EXISTS {name}")
-    return f"{server()}/{name}?fsync_metadata=0"
+    return f"{server()}/{name}?fsync_metadata=0&max_threads=1"
 
 
 def admin(sql: str) -> None:
