@@ -12,7 +12,7 @@ REPLAY ?=
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test fast cover sim fuzz bench wheel lock clean
+.PHONY: help setup demo check test fast cover sim fuzz bench wheel lock sbom licences audit clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,15 @@ lock: setup ## Resolve pyproject.toml again into requirements.lock
 	@$(BIN)/pip install --quiet uv
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	  --all-extras --group dev pyproject.toml --output-file requirements.lock
+
+sbom: setup ## List every dependency with hashes and licences: build/sbom.cdx.json (CycloneDX)
+	@$(BIN)/python scripts/sbom.py build/sbom.cdx.json
+
+licences: setup ## Print the licence of every dependency
+	@$(BIN)/python scripts/sbom.py --licences
+
+audit: setup ## Compare the locked dependencies with known vulnerabilities (needs the network)
+	@bash scripts/audit.sh $(BIN)/python
 
 clean: ## Remove the environment and every cache
 	@rm -rf $(VENV) .coverage .fuzz .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
