@@ -4,6 +4,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 JOBS   ?= 2
 RUNS   ?= 2000
+MINUTES ?= 1
+KEEP   ?=
 SEED   ?=
 SECONDS ?= 120
 TARGET ?=
@@ -12,7 +14,7 @@ REPLAY ?=
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test fast cover sim fuzz bench wheel lock sbom licences audit clean
+.PHONY: help setup demo check test fast cover sim soak fuzz bench wheel lock sbom licences audit clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +46,10 @@ cover: setup ## Run all tests under branch coverage; every module is listed
 
 sim: setup ## Drive client, core and state through RUNS random scenarios (SEED=n replays one)
 	@$(BIN)/python -m headwater.testing.scenarios.campaign --runs $(RUNS) $(if $(SEED),--seed $(SEED))
+
+soak: setup ## Play whole-system worlds for MINUTES: databases, cuts, pauses, kills (SEED=n KEEP=1,2 replays)
+	@$(BIN)/python -m headwater.testing.system.soak --minutes $(MINUTES) \
+	  $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP))
 
 fuzz: setup ## Throw mutated bytes at decoders and wire parser for SECONDS (TARGET=, SEED=, REPLAY=file)
 	@$(BIN)/pip install --quiet --only-binary :all: atheris 2>/dev/null || true

@@ -206,6 +206,28 @@ def test_a_writer_that_was_paused_at_any_statement_changes_nothing_after_its_suc
     assert at - took_over >= 4
 
 
+@pytest.mark.guarantee("FENCE-1")
+def test_a_first_writer_that_was_paused_before_it_made_its_table_is_told_of_its_successor() -> None:
+    place = Place(database(), ENGINES[0], 0)
+    old = Stream.__new__(Stream)
+    old.target, old.client = place.target(), ClickHouseClient(place.url)
+
+    def act() -> None:
+        old.state = old.target.recover()
+        place.extend(old, 2)
+
+    zombie = Zombie(old.target, act, 0, lambda sql: sql.startswith("CREATE") and "`t0`" in sql)
+    assert zombie.at
+    new = place.started()
+    place.extend(new, 2, "x")
+    zombie.wake()
+    assert isinstance(zombie.error, ClickHouseWriterError)
+    assert place.values(new) == rows_of([1, 2], "x")
+    for one in (old, new):
+        one.target.close()
+        one.client.close()
+
+
 def rows_of(blocks: Iterable[int], branch: str) -> list[str]:
     return [f"{branch}{number}/{row}" for number in blocks for row in (0, 1)]
 

@@ -201,6 +201,7 @@ class Catalog:
         if self._id in owners:
             return
         if not self.resumed and not own and self._holds_rows(layout):
+            self._lease.check()  # they may be those of a writer that has taken over
             raise ClickHouseSharedTableError(
                 "the table holds rows, but the stream has not committed any", table=name
             )

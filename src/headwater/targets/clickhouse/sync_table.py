@@ -8,7 +8,7 @@ too. Runs on the driver.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -41,11 +41,17 @@ _COLUMNS = {
 
 
 class SyncTable:
-    """The rows of one stream."""
+    """The rows of one stream. `clock` says the seconds since 1970; it may go wrong."""
 
     def __init__(
-        self, client: ClickHouseClient, name: TableName, lease: Lease, max_rows: int
+        self,
+        client: ClickHouseClient,
+        name: TableName,
+        lease: Lease,
+        max_rows: int,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._clock = clock
         self._client = client
         self._name = name
         self._lease = lease
@@ -173,7 +179,7 @@ class SyncTable:
         return not self._count(self.stream_id)
 
     def _next_time(self) -> int:
-        return max(self._lease.newest + 1, int(time.time() * 1000))
+        return max(self._lease.newest + 1, int(self._clock() * 1000))
 
     def _insert(self, rows: Sequence[SyncRow]) -> None:
         begin = self._next_time()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -93,7 +94,11 @@ def clickhouse_target(
 
 
 class ClickHouseTarget(DatabaseTarget):
-    """Made by `clickhouse_target`."""
+    """Made by `clickhouse_target`.
+
+    `clock` says the time of this machine, in seconds since 1970: rows of state carry it, and stay
+    in order whatever it says.
+    """
 
     _is_open = False
 
@@ -106,6 +111,7 @@ class ClickHouseTarget(DatabaseTarget):
         settings: ClickHouseSettings,
     ) -> None:
         super().__init__(callbacks, settings.id)
+        self.clock: Callable[[], float] = time.time
         given = client_or_url
         self._client = ClickHouseClient(given) if isinstance(given, str) else given.copy()
         self._client.attempts = settings.attempts
@@ -240,7 +246,7 @@ class ClickHouseTarget(DatabaseTarget):
         client.on_statement = self._announce
         sync = self._sync_name
         self._lease = lease = Lease(client, sync.suffixed("__epochs"), sync, self._id)
-        self._sync = SyncTable(client, sync, lease, settings.max_rows)
+        self._sync = SyncTable(client, sync, lease, settings.max_rows, self.clock)
         attempts = Attempts(client, sync.suffixed("__attempts"))
         self._inserts = Inserts(client, attempts, lease, settings.insert_rows)
         self._undo = Undo(client, lease)

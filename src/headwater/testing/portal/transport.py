@@ -48,6 +48,10 @@ class VirtualClock:
         """Let time pass without a sleep."""
         self._elapsed += seconds
 
+    def jump(self, seconds: float) -> None:
+        """Set the clock of the machine forward or back; no time passes by it."""
+        self._start += seconds
+
 
 class SimResponse:
     """An answer in memory."""

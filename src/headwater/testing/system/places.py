@@ -1,0 +1,387 @@
+"""Where the streams of the simulation write: memory, DuckDB, PostgreSQL and ClickHouse.
+
+Servers are real, one of each kind for all seeds; each world gets a schema or a database of its own,
+and reaches it through a proxy that can lose connections.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import psycopg
+
+from headwater.core import Batch, BlockCursor, PipeState
+from headwater.core.codec import load_cursor
+from headwater.errors import ClickHouseServerError
+from headwater.targets import MemoryStore, MemoryTarget
+from headwater.targets.clickhouse import ClickHouseClient, ClickHouseSettings, clickhouse_target
+from headwater.targets.clickhouse import table as clickhouse_table
+from headwater.targets.clickhouse.client import refused_as
+from headwater.targets.contract import Delivery
+from headwater.targets.duckdb import DuckDBSettings, duckdb_target
+from headwater.targets.duckdb import table as duckdb_table
+from headwater.targets.postgres import PostgresSettings, postgres_target
+from headwater.targets.postgres import table as postgres_table
+from headwater.targets.sql.undo import BLOCK
+from headwater.testing.faults.proxy import LossyProxy
+from headwater.testing.servers.clickhouse import clickhouse_server
+from headwater.testing.servers.postgres import postgres_server
+from headwater.testing.system.tables import (
+    COLUMNS,
+    LATEST,
+    TRANSFERS,
+    Shape,
+    Tables,
+    in_order,
+)
+
+MEMORY = Path("/dev/shm")
+_NUMBERS = itertools.count(1)
+_UNKNOWN_TABLE = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a database holds of one stream: its cursor, its tables, and blocks of undo data."""
+
+    cursor: BlockCursor | None
+    tables: Tables
+    undo_blocks: tuple[int, ...] = ()
+
+
+class Engines:
+    """Real servers, started when they are first needed, and kept until the end."""
+
+    def __init__(
+        self,
+        postgres: Callable[[], str] | None = None,
+        clickhouse: Callable[[], str] | None = None,
+    ) -> None:
+        self._stack = ExitStack()
+        self._postgres = postgres or (lambda: self._stack.enter_context(postgres_server()))
+        self._clickhouse = clickhouse or (lambda: self._stack.enter_context(clickhouse_server()))
+
+    @cached_property
+    def postgres(self) -> str:
+        """The address of PostgreSQL."""
+        return self._postgres()
+
+    @cached_property
+    def clickhouse(self) -> str:
+        """The address of ClickHouse."""
+        return self._clickhouse().rstrip("/")
+
+    def __enter__(self) -> Engines:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+
+class Place(ABC):
+    """One database for the streams of a world. `proxy` is there where a network is."""
+
+    kind: ClassVar[str]
+    fenced: ClassVar[bool] = True  # a second writer is refused, or refuses the first
+    transactional: ClassVar[bool] = True
+    proxy: LossyProxy | None = None
+
+    @abstractmethod
+    def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
+        """Return a target of one process, not opened yet; it has `on_statement`."""
+
+    @abstractmethod
+    def read(self, shape: Shape) -> Stored:
+        """Read what is committed, past the proxy."""
+
+    def drop_sessions(self, process: str) -> None:
+        """End what the server holds for a process, as it does when it misses its keepalives."""
+        return
+
+    def close(self) -> None:
+        """Remove everything."""
+        return
+
+
+class _WatchedMemory(MemoryTarget[Delivery]):
+    """Memory that announces what it does, as the other targets announce statements."""
+
+    on_statement: Callable[[str], None] | None = None
+
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        self._announce("commit")
+        super().commit(batches, state)
+
+    def recover(self) -> PipeState:
+        self._announce("recover")
+        return super().recover()
+
+    def roll_back(self, state: PipeState) -> None:
+        self._announce("roll back")
+        super().roll_back(state)
+
+    def _announce(self, what: str) -> None:
+        if self.on_statement is not None:
+            self.on_statement(what)
+
+
+class MemoryPlace(Place):
+    """Memory that outlives the process in front of it."""
+
+    kind = "memory"
+    fenced = False
+
+    def __init__(self, engines: Engines) -> None:
+        self._stores: dict[str, MemoryStore[Delivery]] = {}
+
+    def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
+        """Return a target on the stream's store."""
+        return _WatchedMemory(self._stores.setdefault(shape.stream, MemoryStore()))
+
+    def read(self, shape: Shape) -> Stored:
+        """Read the store."""
+        held = self._stores.setdefault(shape.stream, MemoryStore()).committed
+        rows = [
+            row
+            for batch in held.batches
+            for row in batch.data.data[TRANSFERS].toArrow().to_pylist()
+        ]
+        return Stored(held.state.cursor, {TRANSFERS: in_order(TRANSFERS, rows)})
+
+
+class DuckDBPlace(Place):
+    """A file, in memory where the machine has such a folder."""
+
+    kind = "DuckDB"
+
+    def __init__(self, engines: Engines) -> None:
+        folder = str(MEMORY) if os.access(MEMORY, os.W_OK) else None
+        self._folder = tempfile.mkdtemp(prefix="headwater-soak-", dir=folder)
+        self._path = f"{self._folder}/a.duckdb"
+        self._settings = DuckDBSettings(config={"threads": 1}, unfinalized_blocks_retention=1)
+
+    def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
+        """Return a target on the file."""
+        return duckdb_target(
+            self._path,
+            tables=_declared(shape, duckdb_table),
+            on_data=shape.write,
+            aggregates=shape.aggregates(),
+            settings=self._settings,
+        )
+
+    def read(self, shape: Shape) -> Stored:
+        """Read the file, beside writers of this process."""
+        if not Path(self._path).exists():
+            return Stored(None, {one: [] for one in shape.tables})
+        reader = duckdb_target(self._path, settings=self._settings)
+
+        def query(sql: str) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = reader.query(sql).to_pylist()
+            return found
+
+        there = {row["name"] for row in query("SELECT table_name AS name FROM duckdb_tables()")}
+        return _read_sql(shape, query, there, "sync")
+
+    def close(self) -> None:
+        """Remove the file."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class PostgresPlace(Place):
+    """A schema of its own on the one server."""
+
+    kind = "PostgreSQL"
+
+    def __init__(self, engines: Engines) -> None:
+        self._dsn = engines.postgres
+        parts = urlsplit(self._dsn)
+        self.proxy = LossyProxy(str(parts.hostname), int(parts.port or 5432))
+        self._schema = f"world_{os.getpid()}_{next(_NUMBERS)}"
+        self._by_proxy = self._dsn.replace(f":{parts.port}/", f":{self.proxy.port}/")
+        self._admin = psycopg.connect(self._dsn, autocommit=True, row_factory=psycopg.rows.dict_row)
+
+    def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
+        """Return a target on the schema, by way of the proxy."""
+        shape = self._placed(shape)
+        return postgres_target(
+            f"{self._by_proxy}?application_name={self._schema}_{process}",
+            tables=_declared(shape, postgres_table),
+            on_data=shape.write,
+            aggregates=shape.aggregates(),
+            settings=PostgresSettings(
+                schema=self._schema,
+                attempts=3,
+                lock_wait_s=0.05,
+                unfinalized_blocks_retention=1,
+            ),
+        )
+
+    def read(self, shape: Shape) -> Stored:
+        """Read in one transaction."""
+        shape = self._placed(shape)
+        with self._admin.transaction():
+            self._admin.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            there = {
+                row["name"]
+                for row in self._rows(
+                    "SELECT table_schema || '.' || table_name AS name FROM "
+                    f"information_schema.tables WHERE table_schema = '{self._schema}'"
+                )
+            }
+            return _read_sql(shape, self._rows, there, f"{self._schema}.sync")
+
+    def drop_sessions(self, process: str) -> None:
+        """Let the server end them, and wait for it."""
+        self._admin.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+            "WHERE application_name = %s",
+            [f"{self._schema}_{process}"],
+        )
+
+    def close(self) -> None:
+        """Remove the schema."""
+        assert self.proxy is not None
+        self.proxy.close()
+        self._admin.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+            "WHERE starts_with(application_name, %s)",
+            [f"{self._schema}_"],
+        )
+        self._admin.execute(f"DROP SCHEMA IF EXISTS {self._schema} CASCADE".encode())
+        self._admin.close()
+
+    def _rows(self, sql: str) -> list[dict[str, Any]]:
+        return self._admin.execute(sql.encode()).fetchall()
+
+    def _placed(self, shape: Shape) -> Shape:
+        return Shape(shape.stream, self._schema, shape.latest, shape.sums)
+
+
+class ClickHousePlace(Place):
+    """A database of its own on the one server. Rows are appended, and nothing is transactional."""
+
+    kind = "ClickHouse"
+    transactional = False
+
+    def __init__(self, engines: Engines, engine: str) -> None:
+        parts = urlsplit(engines.clickhouse)
+        self.proxy = LossyProxy(str(parts.hostname), int(parts.port or 8123))
+        self._engine = engine
+        self._name = f"world_{os.getpid()}_{next(_NUMBERS)}"
+        self._server = ClickHouseClient(engines.clickhouse)
+        self._server.run(f"CREATE DATABASE {self._name}")
+        self._client = ClickHouseClient(f"{engines.clickhouse}/{self._name}")
+        self._by_proxy = f"http://127.0.0.1:{self.proxy.port}/{self._name}?fsync_metadata=0"
+
+    def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
+        """Return a target on the database, by way of the proxy, on a machine with this clock."""
+        target = clickhouse_target(
+            self._by_proxy,
+            tables=[clickhouse_table(shape.name(TRANSFERS), engine=self._engine)],
+            on_data=shape.write,
+            settings=ClickHouseSettings(attempts=3),
+        )
+        target.clock = clock
+        return target
+
+    def read(self, shape: Shape) -> Stored:
+        """Read what the view shows."""
+        name = shape.name(TRANSFERS)
+        shown = name if self._engine == "MergeTree" else f"{name}_live"
+        found = self._rows(
+            "SELECT current FROM sync GROUP BY current, timestamp, id HAVING sum(sign) > 0 "
+            f"AND id = '{shape.stream}' ORDER BY timestamp DESC LIMIT 1"
+        )
+        cursor = load_cursor(found[0]["current"]) if found else None
+        columns = ", ".join(f"`{one}`" for one in COLUMNS[TRANSFERS])
+        rows = in_order(TRANSFERS, self._rows(f"SELECT {columns} FROM {shown}"))
+        return Stored(cursor, {TRANSFERS: rows})
+
+    def close(self) -> None:
+        """Remove the database."""
+        assert self.proxy is not None
+        self.proxy.close()
+        self._server.run(f"DROP DATABASE IF EXISTS {self._name}")
+        self._server.close()
+        self._client.close()
+
+    def _rows(self, sql: str) -> list[dict[str, Any]]:
+        try:
+            found: list[dict[str, Any]] = self._client.query(sql).to_pylist()
+        except ClickHouseServerError as error:
+            if not refused_as(error, _UNKNOWN_TABLE):
+                raise
+            return []
+        return found
+
+
+def _declared(shape: Shape, table: Callable[..., Any]) -> list[Any]:
+    """Declare the tables that `Shape.write` writes."""
+    declared = [table(shape.name(TRANSFERS), append_only=True)]
+    if shape.latest:
+        declared.append(table(shape.name(LATEST), key=["owner"]))
+    return declared
+
+
+def _read_sql(
+    shape: Shape, query: Callable[[str], list[dict[str, Any]]], there: set[str], sync: str
+) -> Stored:
+    """Read a stream from a database with transactions."""
+    tables: Tables = {}
+    undo: list[int] = []
+    for one in shape.tables:
+        name = shape.name(one)
+        quoted = ".".join(f'"{part}"' for part in name.split("."))
+        tables[one] = in_order(one, query(f"SELECT * FROM {quoted}") if name in there else [])
+        log = f"{name}__snapshots"
+        if log in there:
+            quoted = ".".join(f'"{part}"' for part in log.split("."))
+            undo += [row["block"] for row in query(
+                f"SELECT DISTINCT {BLOCK} AS block FROM {quoted}"
+            )]  # fmt: skip
+    cursor = None
+    if sync in there:
+        found = query(
+            f"SELECT current_number AS number, current_hash AS hash FROM {sync} "
+            f"WHERE id = '{shape.stream}' ORDER BY current_number DESC LIMIT 1"
+        )
+        cursor = BlockCursor(int(found[0]["number"]), found[0]["hash"]) if found else None
+    return Stored(cursor, tables, tuple(sorted(set(map(int, undo)))))
+
+
+def make_place(kind: str, engines: Engines, engine: str) -> Place:
+    """Return an empty one."""
+    match kind:
+        case "ClickHouse":
+            return ClickHousePlace(engines, engine)
+        case "PostgreSQL":
+            return PostgresPlace(engines)
+        case "DuckDB":
+            return DuckDBPlace(engines)
+        case _:
+            return MemoryPlace(engines)
+
+
+def close_all(places: Sequence[Place]) -> None:
+    """Remove what worlds have left; one that fails does not keep the others."""
+    for one in places:
+        with suppress(OSError):
+            one.close()

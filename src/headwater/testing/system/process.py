@@ -1,0 +1,182 @@
+"""One process of a stream: the real loop, client and target, stopped or killed at any statement.
+
+It is an actor: it runs to its next event, or to the statement at which it is to be interrupted.
+A kill leaves what a dead process leaves: connections are closed, nothing more is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from headwater.core import Batch, PipeState
+from headwater.pipeline import Event, Pipeline
+from headwater.portal import PortalClient, Transport
+from headwater.stream.run import Run
+from headwater.stream.stream import PortalStream
+from headwater.targets.contract import Capabilities, Delivery
+from headwater.testing.portal.transport import VirtualClock
+from headwater.testing.scenarios.crash import Crash
+from headwater.testing.system.actor import Actor
+
+
+class Call(StrEnum):
+    """What the loop was doing with the target."""
+
+    RECOVER = "recover"
+    COMMIT = "commit"
+    SETTLE = "settle"
+    ROLL_BACK = "roll back"
+    READ = "between calls"
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """Where a process is paused or killed: before the `nth` statement of a kind of call."""
+
+    kill: bool
+    call: Call
+    nth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a process was interrupted, and how."""
+
+    kill: bool
+    call: Call
+    statement: str
+
+
+class Process:
+    """One life of a stream's process.
+
+    `events` collects what the loop did. `point` is where it was interrupted last. `on_point` is
+    told each time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stream: PortalStream,
+        target: Any,
+        transport: Transport,
+        clock: VirtualClock,
+        *,
+        on_event: Callable[[Event], None],
+        on_point: Callable[[Point], None],
+    ) -> None:
+        self.name = name
+        self.clock = clock
+        self.point: Point | None = None
+        self._stream = stream
+        self._target = target
+        self._transport = transport
+        self._on_event = on_event
+        self._on_point = on_point
+        self._call = Call.READ
+        self._armed: Interruption | None = None
+        self._left = 0
+        self.actor = Actor(self._live)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it stands at a statement, and not between two events."""
+        return self.point is not None and not self.actor.is_over
+
+    @property
+    def call(self) -> Call:
+        """What it is doing with its target."""
+        return self._call
+
+    def arm(self, interruption: Interruption) -> None:
+        """Have it interrupted once."""
+        self._armed, self._left = interruption, interruption.nth
+
+    def _live(self) -> None:
+        target = _Watched(self._target, self._enter)
+        self._target.on_statement = self._statement
+        stream = self._stream
+        with ExitStack() as stack:
+            client = stack.enter_context(
+                PortalClient(
+                    self._transport,
+                    clock=self.clock,
+                    rng=Random(self.name),
+                    on_notice=lambda notice: None,
+                    max_bytes=20_000,
+                )
+            )
+            record = stream._record(self.name, CollectorRegistry())
+            run = Run(stream, client, self.clock, target, record=record)
+            stack.callback(run.stop)
+            target.bind(stream.id)
+            loop = Pipeline(run, target, run, flush=stream.flush, patience=3)
+            for event in loop.steps():
+                run.on_event(event)
+                self._on_event(event)
+                self.actor.pause()
+
+    def _enter(self, call: Call) -> None:
+        """Note what begins, and that it is over; a process may be interrupted in between."""
+        self._call = call
+
+    def _statement(self, sql: str) -> None:
+        """Interrupt the process here, if it was told to. Called before each statement."""
+        self.actor.live()
+        armed = self._armed
+        if armed is None or armed.call is not self._call:
+            return
+        self._left -= 1
+        if self._left > 0:
+            return
+        self._armed = None
+        point = Point(armed.kill, self._call, sql)
+        self._on_point(point)
+        if armed.kill:
+            self.actor.kill()
+            raise Crash
+        self.point = point
+        self.actor.pause()
+        self.point = None
+
+
+class _Watched:
+    """Passes the loop's calls on to a target, and says which one is under way."""
+
+    def __init__(self, target: Any, enter: Callable[[Call], None]) -> None:
+        self._target = target
+        self._enter = enter
+
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        found: Capabilities[Delivery] = self._target.capabilities
+        return found
+
+    def bind(self, stream_id: str) -> None:
+        self._target.bind(stream_id)
+
+    def recover(self) -> PipeState:
+        self._enter(Call.RECOVER)
+        state: PipeState = self._target.recover()
+        self._enter(Call.READ)
+        return state
+
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        self._enter(Call.COMMIT if batches else Call.SETTLE)
+        self._target.commit(batches, state)
+        self._enter(Call.READ)
+
+    def roll_back(self, state: PipeState) -> None:
+        self._enter(Call.ROLL_BACK)
+        self._target.roll_back(state)
+        self._enter(Call.READ)
+
+    def close(self) -> None:
+        self._target.close()

@@ -1,0 +1,86 @@
+"""The rare situations that a soak must have met to mean anything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+
+KINDS = ("memory", "DuckDB", "PostgreSQL", "ClickHouse")
+
+
+class Met(StrEnum):
+    """What is counted, beside kills and pauses in each call of each kind of target."""
+
+    FORK_OF_ONE = "rollback of one block"
+    DEEP_FORK = "rollback of 8 blocks or more"
+    FORK_AT_FINALITY = "rollback to the high-water mark"
+    FORK_TAKEN_BACK = "fork back to a branch that was abandoned before"
+    FORK_WHILE_DOWN = "fork while a stream was down"
+    FORK_WHILE_PAUSED = "fork while a writer was paused"
+    FORK_BEFORE_FLUSH = "fork that took what was not committed yet"
+    RESTART_ON_ORPHAN = "start on a block that no longer exists"
+    FINALITY_STALLED = "finality 20 blocks behind the head"
+    FINALITY_JUMPED = "finality that moved by 10 blocks at once"
+    FINALITY_REGRESSED = "a replica that reports older finality"
+    REPLICA_BEHIND = "a replica that was behind and was waited for"
+    REPLICA_ON_BRANCH = "a replica on a branch that was abandoned"
+    PORTAL_FAULT = "a portal's answer that was faulty"
+    PORTAL_CUT = "a portal's answer cut on the wire"
+    PORTAL_HELD = "a portal's answer that came late or never"
+    SEVERAL_STREAMS = "several streams in one database"
+    STOPPED = "stop and start with the same configuration"
+    KILLED = "process killed between two events"
+    CLOCK_BACK = "clock set back by an hour"
+    CLOCK_FORWARD = "clock set forward by an hour"
+    TAKEN_OVER = "successor that took over from a paused writer"
+    SUCCESSOR_REFUSED = "successor refused, for the paused writer holds the stream"
+    ZOMBIE_REFUSED = "paused writer that woke after its successor, and was refused"
+    ZOMBIE_WENT_ON = "paused writer that woke in time, and went on"
+    WAITED_FOR_LOCK = "statement that waited for a lock of a paused writer"
+    ANSWER_CUT = "database's answer cut"
+    REQUEST_CUT = "statement cut on its way to a database"
+    ANSWER_HELD = "half-open connection to a database, then lost"
+    ANSWER_LATE = "database's answer that came late"
+    SURVIVED_LOSS = "lost connection that the writer survived"
+
+
+class Tally:
+    """Counts situations, faults, coded errors and points of interruption over a soak."""
+
+    def __init__(self) -> None:
+        self.met: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.points: Counter[str] = Counter()
+
+    def meet(self, situation: str) -> None:
+        """Count one occurrence."""
+        self.met[situation] += 1
+
+    def add(self, other: Tally) -> None:
+        """Add the figures of another one."""
+        self.met += other.met
+        self.faults += other.faults
+        self.errors += other.errors
+        self.points += other.points
+
+    def never_met(self) -> list[str]:
+        """Name everything that should have occurred and did not."""
+        return [one for one in expected() if not self.met[one]]
+
+
+def expected() -> list[str]:
+    """Return every situation that a soak should meet."""
+    calls = ("recover", "commit", "roll back")
+    points = [
+        interrupted(how, call, kind)
+        for kind in KINDS
+        for call in calls
+        for how in (("killed", "paused") if kind != "memory" else ("killed",))
+    ]
+    return [*map(str, Met), *points]
+
+
+def interrupted(how: str, call: str, kind: str) -> str:
+    """Name an interruption: how, in which call, of which kind of target."""
+    return f"{how} in {call} on {kind}"

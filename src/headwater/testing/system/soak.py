@@ -1,0 +1,241 @@
+"""Many worlds, one after the other, by the minute: `make soak`.
+
+    python -m headwater.testing.system.soak --minutes 5                  # make soak MINUTES=5
+    python -m headwater.testing.system.soak --seed 1234                  # make soak SEED=1234
+    python -m headwater.testing.system.soak --seed 1234 --keep 3,7,8     # some of its steps
+
+A soak fails if a world differs from its chain, or if one of the rare situations never occurred:
+then it would prove nothing about it. A seed that fails is cut down to the steps that it needs, and
+the command that replays them is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+
+from rich.console import Console
+from rich.table import Table
+
+from headwater.testing.system.places import Engines
+from headwater.testing.system.situations import Tally, expected
+from headwater.testing.system.world import Script, World
+
+CHUNK = 10
+SHRINK_S = 60.0
+SAY_EVERY_S = 5.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What some worlds came to. `failures` holds what was wrong and which steps it takes."""
+
+    worlds: int = 0
+    steps: int = 0
+    requests: int = 0
+    cpu_s: float = 0.0
+    tally: Tally = field(default_factory=Tally)
+    failures: dict[int, tuple[str, list[int]]] = field(default_factory=dict)
+
+    def add(self, other: Outcome) -> None:
+        """Add the figures of other worlds."""
+        self.worlds += other.worlds
+        self.steps += other.steps
+        self.requests += other.requests
+        self.cpu_s += other.cpu_s
+        self.tally.add(other.tally)
+        self.failures |= other.failures
+
+
+def play(script: Script, engines: Engines, tally: Tally) -> tuple[World, str | None]:
+    """Play a script; return its world, and what was wrong with it, if anything."""
+    world = World(script, engines, tally)
+    try:
+        world.play()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the seed has failed
+        return world, f"{type(error).__name__}: {error}"
+    return world, None
+
+
+def play_seeds(seeds: Iterable[int], engines: Engines) -> Outcome:
+    """Play some seeds in this process; those that fail are cut down."""
+    outcome, began = Outcome(), time.process_time()
+    for seed in seeds:
+        script = Script.draw(seed)
+        world, wrong = play(script, engines, outcome.tally)
+        outcome.worlds += 1
+        outcome.steps += world.steps
+        outcome.requests += len(world.portal.ledger)
+        if wrong is not None:
+            kept = shrink(script, lambda one: play(one, engines, Tally())[1] is not None)
+            outcome.failures[seed] = (wrong, kept)
+    outcome.cpu_s = time.process_time() - began
+    return outcome
+
+
+def shrink(script: Script, fails: Callable[[Script], bool]) -> list[int]:
+    """Return the places of the steps that a failure needs: larger and smaller pieces are left out.
+
+    What is left may still hold steps that could go; time is bounded.
+    """
+    kept, piece = list(range(len(script.steps))), max(1, len(script.steps) // 2)
+    deadline = time.monotonic() + SHRINK_S
+    while piece and time.monotonic() < deadline:
+        start, shrunk = 0, False
+        while start < len(kept) and time.monotonic() < deadline:
+            fewer = kept[:start] + kept[start + piece :]
+            if fails(script.only(fewer)):
+                kept, shrunk = fewer, True
+            else:
+                start += piece
+        piece = piece if shrunk and piece > 1 else piece // 2
+    return kept
+
+
+_ENGINES: list[Engines] = []
+
+
+def _in_worker(seeds: Sequence[int]) -> Outcome:
+    """Play seeds in a process of the pool, on servers that live as long as it does."""
+    if not _ENGINES:
+        logging.getLogger("headwater").setLevel(logging.CRITICAL)
+        _ENGINES.append(Engines())
+    return play_seeds(seeds, _ENGINES[0])
+
+
+def soak(first: int, worlds: int | None, seconds: float, jobs: int, console: Console) -> Outcome:
+    """Play seeds from `first` on until so many are played, or the time is up."""
+    total, began, said = Outcome(), time.monotonic(), 0.0
+    chunks = _chunks(first, worlds)
+    with ProcessPoolExecutor(jobs) as pool:
+        waiting: set[Future[Outcome]] = set()
+        while True:
+            while len(waiting) < jobs and time.monotonic() - began < seconds:
+                chunk = next(chunks, None)
+                if chunk is None:
+                    break
+                waiting.add(pool.submit(_in_worker, chunk))
+            if not waiting:
+                return total
+            done, waiting = wait(waiting, SAY_EVERY_S, FIRST_COMPLETED)
+            for one in done:
+                total.add(one.result())
+            if time.monotonic() - said > SAY_EVERY_S:
+                said = time.monotonic()
+                console.print(
+                    f"{said - began:6.0f} s  {total.worlds:,} worlds  {total.steps:,} steps  "
+                    f"{len(total.failures)} differences",
+                    highlight=False,
+                )
+
+
+def _chunks(first: int, worlds: int | None) -> Iterator[range]:
+    """Yield seeds in small ranges: so many, or without end."""
+    last = None if worlds is None else first + worlds
+    while last is None or first < last:
+        end = first + CHUNK if last is None else min(first + CHUNK, last)
+        yield range(first, end)
+        first = end
+
+
+def report(outcome: Outcome, seconds: float, console: Console) -> int:
+    """Print what occurred; return the exit code."""
+    table = Table("situation", "times", title="What the worlds met", title_justify="left")
+    for name in expected():
+        table.add_row(name, f"{outcome.tally.met[name]:,}")
+    table.add_section()
+    for name, count in sorted(outcome.tally.faults.items()):
+        table.add_row(f"fault: {name}", f"{count:,}")
+    table.add_section()
+    for code, count in sorted(outcome.tally.errors.items()):
+        table.add_row(f"process ended with {code}", f"{count:,}")
+    console.print(table)
+    for seed, (text, kept) in sorted(outcome.failures.items()):
+        console.print(f"[red]SEED={seed}[/red] {text}", highlight=False)
+        steps = ",".join(map(str, kept))
+        console.print(f"  replay: make soak SEED={seed} KEEP={steps or 'none'}", highlight=False)
+    never = outcome.tally.never_met() if outcome.worlds > 1 else []
+    for name in never:
+        console.print(f"[red]never occurred:[/red] {name}", highlight=False)
+    console.print(
+        f"{outcome.worlds:,} worlds, {outcome.steps:,} steps, {outcome.requests:,} requests, "
+        f"{len(outcome.failures)} differences, {seconds:.0f} s, {outcome.cpu_s:.0f} s of CPU",
+        highlight=False,
+    )
+    return 1 if outcome.failures or never else 0
+
+
+def save(outcome: Outcome, seconds: float, first: int, path: Path) -> None:
+    """Write the figures to a file, for `docs/reliability.md`."""
+    tally = outcome.tally
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps(
+            {
+                "date": datetime.now(UTC).date().isoformat(),
+                "first": first,
+                "worlds": outcome.worlds,
+                "steps": outcome.steps,
+                "requests": outcome.requests,
+                "differences": len(outcome.failures),
+                "seconds": round(seconds),
+                "met": {name: tally.met[name] for name in expected()},
+                "faults": dict(sorted(tally.faults.items())),
+                "errors": dict(sorted(tally.errors.items())),
+                "points": dict(sorted(tally.points.items())),
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+
+
+def replay(seed: int, keep: str | None, console: Console) -> int:
+    """Play one seed, or some of its steps, and show all that happened."""
+    script = Script.draw(seed)
+    if keep is not None:
+        script = script.only([int(one) for one in keep.split(",") if one.isdecimal()])
+    with Engines() as engines:
+        world, wrong = play(script, engines, Tally())
+    for line in world.log:
+        console.print(line, highlight=False, markup=False)
+    console.print(wrong or f"seed {seed}: no difference", highlight=False, markup=False)
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long")
+    parser.add_argument("--worlds", type=int, help="so many instead, however long it takes")
+    parser.add_argument("--first", type=int, help="the first seed; drawn if it is not given")
+    parser.add_argument("--seed", type=int, help="replay this one")
+    parser.add_argument("--keep", help="replay only these steps of it: 3,7,8")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--results", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    console = Console()
+    if options.seed is not None:
+        return replay(options.seed, options.keep, console)
+    first = options.first or Random().randrange(1, 1 << 30)
+    seconds = options.minutes * 60 if options.worlds is None else float("inf")
+    console.print(f"seeds from {first}", highlight=False)
+    began = time.monotonic()
+    outcome = soak(first, options.worlds, seconds, options.jobs, console)
+    took = time.monotonic() - began
+    if options.results is not None:
+        save(outcome, took, first, options.results)
+    return report(outcome, took, console)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

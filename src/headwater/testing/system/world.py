@@ -1,0 +1,694 @@
+"""One world: a chain, a portal, databases and processes, and the script of what happens to them.
+
+A step is a name and a number; what it does in detail follows from the number and from how things
+stand. So any part of a script can be played, and a script that fails can be cut down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import product
+from random import Random
+
+from headwater.core import Flush, PipeState
+from headwater.errors import HeadwaterError
+from headwater.pipeline import (
+    Committed,
+    Discarded,
+    Event,
+    Recovered,
+    RolledBack,
+    Settled,
+    Waited,
+)
+from headwater.portal import HttpTransport, Timeouts, Transport
+from headwater.stream.stream import PortalStream, portal_stream
+from headwater.testing.chain.tree import ChainSim, ContentSettings
+from headwater.testing.faults.plan import CATALOGUE
+from headwater.testing.faults.proxy import Loss, LossyProxy
+from headwater.testing.portal.dataset import PortalSim
+from headwater.testing.portal.replicas import Balance, Finality
+from headwater.testing.portal.server import PortalServer
+from headwater.testing.portal.stream_plan import Behind
+from headwater.testing.portal.transport import SimTransport, VirtualClock
+from headwater.testing.scenarios.crash import Crash
+from headwater.testing.scenarios.oracle import DisagreementError
+from headwater.testing.system.places import Engines, Place, make_place
+from headwater.testing.system.process import Call, Interruption, Point, Process
+from headwater.testing.system.situations import Met, Tally, interrupted
+from headwater.testing.system.tables import Shape, difference, expected, outputs
+
+ADDRESS = "http://127.0.0.1:9/datasets/simulated"  # of the portal in memory; nothing connects
+LIMIT_S = 20.0  # for what hangs
+LOCKED_S = 1.0  # how long a statement may wait for a lock before a paused writer is killed
+BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # the portal's fault
+LOST = {"E2101", "E2010"}
+LAGGING = {"E1004"}  # a replica stayed behind a final cursor
+REFUSED = {"E2103", "E2016", "E2507"}  # another writer has the stream
+HOUR = 3600.0
+_HARMLESS = tuple(
+    name for name in CATALOGUE
+    if name not in {"missing-block", "swapped-blocks", "foreign-block", "wrong-finality-hash",
+                    "refused"}
+)  # fmt: skip
+
+
+class Do(StrEnum):
+    """What a step does."""
+
+    GROW = "grow"
+    FORK = "fork"
+    TAKE_BACK = "take back"
+    FINALIZE = "finalize"
+    REPLICA = "replica"
+    FAULT = "fault"
+    LOSE = "lose connection"
+    RELEASE = "release connection"
+    RUN = "run"
+    KILL = "kill"
+    STOP = "stop"
+    INTERRUPT = "interrupt"
+    FOCUS = "interrupt as the seed says"
+    TAKE_OVER = "take over"
+    WAKE = "wake"
+    CLOCK = "clock"
+    LOOK = "look"
+
+
+_WEIGHTS = {
+    Do.GROW: 12, Do.FORK: 9, Do.TAKE_BACK: 2, Do.FINALIZE: 6, Do.REPLICA: 5, Do.FAULT: 4,
+    Do.LOSE: 8, Do.RELEASE: 3, Do.RUN: 32, Do.KILL: 1, Do.STOP: 1, Do.INTERRUPT: 13,
+    Do.TAKE_OVER: 8, Do.WAKE: 4, Do.CLOCK: 2, Do.LOOK: 4,
+}  # fmt: skip
+
+
+# Real databases are costly: of 20 seeds in a row this is the kind of the first stream. Rare points
+# are met by turns: a seed's block of 20 says in which call its focus is, and whether it is a pause.
+_KINDS = ("PostgreSQL",) * 3 + ("DuckDB", "ClickHouse") + ("memory",) * 15
+_FOCUS = tuple(product((Call.ROLL_BACK, Call.COMMIT, Call.RECOVER), (True, False)))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happens. Everything else about it is drawn from `seed`."""
+
+    do: Do
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a seed stands for: the setting is drawn from `seed`, the steps are listed."""
+
+    seed: int
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def draw(cls, seed: int) -> Script:
+        """Draw a script."""
+        dice = Random(f"system {seed}")
+        kinds = dice.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=dice.choice([10, 16, 24]))
+        kinds.insert(len(kinds) // 3, Do.FOCUS)
+        return cls(seed, tuple(Step(kind, dice.randrange(1 << 32)) for kind in kinds))
+
+    def only(self, kept: Sequence[int]) -> Script:
+        """Return the script with some of its steps, by their places."""
+        return Script(self.seed, tuple(self.steps[one] for one in kept))
+
+
+@dataclass(slots=True)
+class Line:
+    """One stream of the world: what it is, and the processes that run or ran it."""
+
+    shape: Shape
+    place: Place
+    stream: PortalStream
+    tokens: tuple[str, ...]
+    processes: list[Process] = field(default_factory=list)
+    lives: int = 0
+    state: PipeState = PipeState()  # noqa: RUF009 - immutable; what the last event said
+    lossy: bool = False  # a connection to its database was lost, or may be
+    rivals: bool = False  # more than one process has been started at a time
+
+    @property
+    def alive(self) -> list[Process]:
+        """The processes that have not ended, oldest first."""
+        return [one for one in self.processes if not one.actor.is_over]
+
+
+class World:
+    """Plays one script. `play` raises `DisagreementError` if anything is not as it must be."""
+
+    def __init__(self, script: Script, engines: Engines, tally: Tally) -> None:
+        self.script = script
+        self.log: list[str] = []
+        self.steps = 0
+        self._tally = tally
+        self._dice = dice = Random(f"world {script.seed}")
+        self._engines = engines
+        self.chain = ChainSim(
+            script.seed,
+            content=ContentSettings(transactions_per_block=1.5, transfers_per_transaction=1),
+        )
+        self.chain.grow(dice.randrange(1, 8))
+        self._finality_known = dice.random() < 0.9
+        self.portal = PortalSim(
+            self.chain,
+            seed=script.seed,
+            replicas=dice.choice([1, 2, 3]),
+            balance=dice.choice(list(Balance)),
+            blocks_per_answer=dice.choice([(3, 3), (1, 20), (500, 500)]),
+            sample_size=dice.choice([1, 3, 10, 50]),
+            behind=dice.choice(list(Behind)),
+            conflict_before_no_content=dice.random() < 0.6,
+        )
+        self._faulty = self._lagging = False
+        self._places: list[Place] = []
+        self.lines: list[Line] = []
+        self._server: PortalServer | None = None
+        self._wire: LossyProxy | None = None
+
+    # --- playing ----------------------------------------------------------------------------------
+
+    def play(self) -> None:
+        """Play all steps, let everything rest, and compare."""
+        try:
+            self._set_up()
+            for step in self.script.steps:
+                self.steps += 1
+                self._do(step)
+            self._rest()
+            self._count()
+        finally:
+            self._tear_down()
+
+    def _count(self) -> None:
+        """Count what the portal and the network did."""
+        self._tally.faults.update(self.portal.ledger.faults())
+        for place in self._places:
+            for loss in place.proxy.struck if place.proxy else []:
+                if not loss.hold:
+                    self._tally.meet(Met.ANSWER_CUT if loss.of_answer else Met.REQUEST_CUT)
+        for loss in self._wire.struck if self._wire else []:
+            if not loss.hold:
+                self._tally.meet(Met.PORTAL_CUT)
+
+    def _set_up(self) -> None:
+        dice = self._dice
+        if not self._finality_known:
+            for replica in self.portal.replicas:
+                replica.report(Finality.HIDDEN)
+        if dice.random() < 0.08:
+            self._server = PortalServer(self.portal).start()
+            self._wire = LossyProxy("127.0.0.1", int(self._server.base_url.rsplit(":", 1)[1]))
+        kind = _KINDS[self.script.seed % len(_KINDS)]
+        for number in range(2 if self.script.seed % 4 == 0 else 1):
+            if number and dice.random() < 0.3:
+                kind = dice.choice(_KINDS)
+            same = [one for one in self._places if one.kind == kind]
+            if same:
+                place = same[0]
+            else:
+                engines = ["CollapsingMergeTree", "ReplacingMergeTree", "MergeTree"]
+                place = make_place(kind, self._engines, dice.choice(engines))
+                self._places.append(place)
+            self._add_line(f"s{number}", place)
+        if len(self._places) < len(self.lines):
+            self._tally.meet(Met.SEVERAL_STREAMS)
+
+    def _add_line(self, name: str, place: Place) -> None:
+        dice = self._dice
+        keyed = place.kind in ("DuckDB", "PostgreSQL")
+        shape = Shape(
+            name,
+            latest=keyed and dice.random() < 0.5,
+            sums=keyed and dice.random() < 0.3,
+        )
+        tokens = tuple(list(self.chain.population.tokens)[: dice.choice([1, 2, 3])])
+        flush = Flush(blocks=dice.choice([2, 5]), seconds=1) if dice.random() < 0.25 else None
+        stream = portal_stream(
+            id=name,
+            portal=ADDRESS,
+            outputs=outputs(tokens),
+            flush=flush,
+            undo_buffer=dice.choice([0, 0, 0, 0, 2]),
+            far=1_000_000,
+        )
+        self.lines.append(Line(shape, place, stream, tokens))
+
+    def _tear_down(self) -> None:
+        for line in self.lines:
+            for process in line.alive:
+                self._end(line, process)
+        for place in self._places:
+            place.close()
+        if self._wire is not None:
+            self._wire.close()
+        if self._server is not None:
+            self._server.stop()
+
+    def _do(self, step: Step) -> None:
+        dice = Random(step.seed)
+        self._note(f"-- {step.do}")
+        match step.do:
+            case Do.GROW:
+                self.chain.extend(dice.choice([1, 1, 1, 2, 3, 6]))
+            case Do.FORK:
+                self._fork(dice)
+            case Do.TAKE_BACK:
+                self._take_back()
+            case Do.FINALIZE:
+                self._finalize(self.chain.head.number - dice.choice([0, 1, 2, 4, 8, 15]))
+            case Do.REPLICA:
+                self._move_replica(dice)
+            case Do.FAULT:
+                self._add_fault(dice)
+            case Do.LOSE | Do.RELEASE:
+                self._do_network(step.do, dice)
+            case Do.LOOK:
+                for line in self.lines:
+                    self._look(line)
+            case _:
+                self._do_process(step.do, dice.choice(self.lines), dice)
+
+    # --- the chain and the portal -----------------------------------------------------------------
+
+    def _fork(self, dice: Random) -> None:
+        final = self.chain.finalized
+        first = self.chain.start_block if final is None else final.number
+        deepest = len(self.chain.canonical(first + 1))
+        if deepest < 1:
+            return
+        depth = min(dice.choice([1, 1, 2, 3, dice.randint(1, deepest), deepest]), deepest)
+        self.chain.fork(depth, dice.choice([None, None, depth, depth + 2]))
+        self._note(f"fork of {depth}, head {self.chain.head.cursor}")
+        for line in self.lines:
+            if any(one.is_paused for one in line.alive):
+                self._tally.meet(Met.FORK_WHILE_PAUSED)
+            elif line.lives and not line.alive:
+                self._tally.meet(Met.FORK_WHILE_DOWN)
+
+    def _take_back(self) -> None:
+        for record in reversed(self.chain.forks):
+            if not record.orphaned_hashes:
+                continue
+            tip, final = record.orphaned_hashes[-1], self.chain.finalized
+            if self.chain.is_ancestor(tip, self.chain.head.hash):
+                continue
+            if final is None or self.chain.is_ancestor(final.hash, tip):
+                self.chain.adopt(tip)
+                self._tally.meet(Met.FORK_TAKEN_BACK)
+                return
+
+    def _finalize(self, number: int) -> None:
+        """Finalize, and move replicas away from branches that finality rules out."""
+        before = self.chain.finalized
+        was = self.chain.start_block if before is None else before.number
+        if number <= was:
+            return
+        if self.chain.head.number - was >= 20:
+            self._tally.meet(Met.FINALITY_STALLED)
+        final = self.chain.finalize(number)
+        if final.number - was >= 10:
+            self._tally.meet(Met.FINALITY_JUMPED)
+        self._note(f"final {final.number}")
+        for replica in self.portal.replicas:
+            tip = replica.view().tip.hash
+            if not (
+                self.chain.is_ancestor(final.hash, tip) or self.chain.is_ancestor(tip, final.hash)
+            ):
+                replica.live()
+
+    def _move_replica(self, dice: Random) -> None:
+        replica = self.portal.replicas[dice.randrange(len(self.portal.replicas))]
+        match dice.choice(["live", "lag", "freeze", "freeze", "finality"]):
+            case "live":
+                replica.live()
+            case "lag":
+                self._lagging = True
+                replica.lag(dice.choice([1, 3, 10]))
+            case "freeze":
+                self._lagging = True
+                replica.freeze()
+            case _:
+                if self._finality_known:
+                    shown = dice.choice(
+                        [Finality.TRUE, Finality.LAGGING, Finality.HIDDEN, Finality.REGRESSED]
+                    )
+                    replica.report(shown, 5)
+                    if shown in (Finality.LAGGING, Finality.REGRESSED):
+                        self._tally.meet(Met.FINALITY_REGRESSED)
+
+    def _add_fault(self, dice: Random) -> None:
+        if self._wire is not None:
+            return  # there the proxy does what a portal in memory can only pretend
+        name = dice.choice(_HARMLESS)
+        self.portal.faults.add(dice.choice(CATALOGUE[name]), times=dice.choice([1, 1, 3]))
+        self._faulty = True
+        self._note(f"fault {name}")
+        self._tally.meet(Met.PORTAL_FAULT)
+
+    # --- the network ------------------------------------------------------------------------------
+
+    def _proxies(self) -> list[tuple[LossyProxy, Line | None]]:
+        found: list[tuple[LossyProxy, Line | None]] = []
+        for line in self.lines:
+            if line.place.proxy is not None:
+                found.append((line.place.proxy, line))
+        if self._wire is not None:
+            found.append((self._wire, None))
+        return found
+
+    def _do_network(self, do: Do, dice: Random) -> None:
+        proxies = self._proxies()
+        if not proxies:
+            return
+        proxy, line = dice.choice(proxies)
+        if proxy.is_holding:
+            self._release(proxy, dice.random() < 0.4, portal=line is None)
+        elif do is Do.LOSE:
+            after = dice.choice([0, 1, dice.randrange(60), dice.randrange(400),
+                                 dice.randrange(3000)])  # fmt: skip
+            loss = Loss(after, of_answer=dice.random() < 0.75, hold=dice.random() < 0.3)
+            proxy.arm(loss)
+            self._note(f"{loss} to {line.place.kind if line else 'the portal'}")
+            for one in self.lines:
+                if line is None or one.place is line.place:
+                    one.lossy = True
+
+    def _release(self, proxy: LossyProxy, deliver: bool, *, portal: bool) -> None:
+        if portal:
+            self._tally.meet(Met.PORTAL_HELD)
+        else:
+            self._tally.meet(Met.ANSWER_LATE if deliver else Met.ANSWER_HELD)
+        self._note(f"released, deliver={deliver}")
+        proxy.release(deliver=deliver)
+
+    def _holding(self, line: Line) -> bool:
+        proxies = (line.place.proxy, self._wire)
+        return any(one is not None and one.is_holding for one in proxies)
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def _do_process(self, do: Do, line: Line, dice: Random) -> None:
+        alive = line.alive
+        newest = alive[-1] if alive else None
+        paused = [one for one in alive if one.is_paused]
+        match do:
+            case Do.RUN:
+                for _ in range(dice.randrange(1, 7)):
+                    if not self._advance(line, newest or self._start(line)):
+                        break
+                    newest = line.alive[-1] if line.alive else None
+            case Do.KILL if newest is not None:
+                self._tally.meet(Met.KILLED)
+                self._end(line, newest)
+            case Do.STOP if newest is not None and not newest.is_paused:
+                self._tally.meet(Met.STOPPED)
+                self._end(line, newest)
+            case Do.INTERRUPT:
+                calls = [Call.RECOVER, Call.COMMIT, Call.COMMIT, Call.ROLL_BACK, Call.SETTLE]
+                self._interrupt(line, newest, dice, dice.choice(calls), dice.random() < 0.6)
+            case Do.FOCUS:
+                self._focus(dice)
+            case Do.TAKE_OVER if paused and line.place.fenced:
+                self._take_over(line, paused[-1], drop=dice.random() < 0.6)
+            case Do.WAKE if paused:
+                self._wake(line, paused[0])
+            case Do.CLOCK if newest is not None:
+                jump = dice.choice([-HOUR, HOUR])
+                newest.clock.jump(jump)
+                self._tally.meet(Met.CLOCK_BACK if jump < 0 else Met.CLOCK_FORWARD)
+
+    def _focus(self, dice: Random) -> None:
+        """Interrupt the first stream in the call that is the seed's turn; others go on."""
+        line = self.lines[0]
+        for _ in range(6):
+            if not self._advance(line, line.alive[-1] if line.alive else self._start(line)):
+                break
+        call, pause = _FOCUS[self.script.seed // len(_KINDS) % len(_FOCUS)]
+        self._interrupt(line, line.alive[-1] if line.alive else None, dice, call, pause)
+        for other in self.lines[1:]:
+            self._advance(other, other.alive[-1] if other.alive else self._start(other))
+
+    def _interrupt(
+        self, line: Line, process: Process | None, dice: Random, call: Call, pause: bool
+    ) -> None:
+        """Have a process paused or killed at a statement of its next call of a kind, and run it."""
+        if call is Call.RECOVER and process is not None and not process.is_paused:
+            self._end(line, process)
+            process = None
+        if process is None or process.is_paused:
+            process = self._start(line)
+        nth = dice.choice([1, 2, 3, 5, 8, 13] if call is Call.RECOVER else [1, 1, 2, 3, 4, 6, 9])
+        if line.place.kind == "memory":
+            pause, nth = False, 1
+        process.arm(Interruption(not pause, call, nth))
+        if call is Call.ROLL_BACK:
+            self._fork(dice)
+        elif call is Call.COMMIT:
+            self.chain.extend(1)
+        for _ in range(dice.choice([0, 5, 5, 5])):
+            if not self._advance(line, process):
+                break
+
+    def _start(self, line: Line) -> Process:
+        """Start a process of a stream; it does nothing before it runs."""
+        line.lives += 1
+        line.rivals = line.rivals or bool(line.alive)
+        name = f"{line.shape.stream}.{line.lives}"
+        dice = Random(f"{self.script.seed} {name}")
+        clock = VirtualClock(1_750_000_000.0 + dice.choice([0, 0, -HOUR, HOUR, -60]))
+        target = line.place.target(line.shape, name, clock.now)
+        kind = line.place.kind
+
+        def on_point(point: Point) -> None:
+            how = "killed" if point.kill else "paused"
+            self._note(f"{name} {how} in {point.call}: {point.statement[:60]!r}")
+            self._tally.meet(interrupted(how, point.call, kind))
+            self._tally.points[f"{kind}|{point.call}|{how}|{statement_kind(point.statement)}"] += 1
+
+        process = Process(
+            name,
+            line.stream,
+            target,
+            self._transport(clock),
+            clock,
+            on_event=lambda event: self._on_event(line, name, event),
+            on_point=on_point,
+        )
+        line.processes.append(process)
+        self._note(f"{name} starts")
+        return process
+
+    def _transport(self, clock: VirtualClock) -> Transport:
+        if self._wire is None:
+            return SimTransport(self.portal, clock)
+        address = f"http://127.0.0.1:{self._wire.port}/datasets/{self.portal.dataset}"
+        return HttpTransport(address, Timeouts(LIMIT_S, LIMIT_S, LIMIT_S))
+
+    def _advance(self, line: Line, process: Process) -> bool:
+        """Let a process run to its next event; False if it does not get there."""
+        struck = len(line.place.proxy.struck) if line.place.proxy else 0
+        came = process.actor.run(LOCKED_S, lambda: self._holding(line))
+        if not came and not self._holding(line):
+            self._free(line, process)
+        if process.actor.is_blocked:
+            self._note(f"{process.name} waits for the network")
+            return False
+        if line.place.proxy and len(line.place.proxy.struck) > struck and not process.actor.is_over:
+            self._tally.meet(Met.SURVIVED_LOSS)
+        if process.actor.is_over:
+            self._judge(line, process)
+            return False
+        return not process.is_paused
+
+    def _free(self, line: Line, process: Process) -> None:
+        """Kill paused writers one by one until a statement that waits for their locks goes on."""
+        for other in [one for each in self.lines for one in each.alive if one.is_paused]:
+            owner = next(one for one in self.lines if other in one.processes)
+            if owner.place is line.place:
+                self._tally.meet(Met.WAITED_FOR_LOCK)
+                self._end(owner, other)
+                if process.actor.run(LOCKED_S, lambda: self._holding(line)):
+                    return
+                if self._holding(line):
+                    return
+        if not process.actor.run(LIMIT_S, lambda: self._holding(line)) and not self._holding(line):
+            raise DisagreementError(f"{process.name} hangs in {process.call}")
+
+    def _take_over(self, line: Line, paused: Process, *, drop: bool) -> None:
+        """Start a second writer beside a paused one; `drop`: the server has given that one up."""
+        if drop:
+            line.place.drop_sessions(paused.name)
+        successor = self._start(line)
+        for _ in range(4):
+            if not self._advance(line, successor):
+                break
+        if not successor.actor.is_over:
+            self._tally.meet(Met.TAKEN_OVER)
+
+    def _wake(self, line: Line, process: Process) -> None:
+        point = process.point
+        for _ in range(4):
+            if not self._advance(line, process):
+                break
+        if process.actor.is_over and isinstance(process.actor.failure, HeadwaterError):
+            self._tally.meet(Met.ZOMBIE_REFUSED)
+        elif not process.actor.is_over:
+            self._tally.meet(Met.ZOMBIE_WENT_ON)
+        self._note(f"{process.name} woke at {point and point.statement[:40]!r}")
+
+    def _end(self, line: Line, process: Process) -> None:
+        """Kill a process wherever it is."""
+        process.actor.kill()
+        for proxy, _ in self._proxies():
+            if process.actor.is_blocked and proxy.is_holding:
+                proxy.release(deliver=False)
+        if not process.actor.run(LIMIT_S):
+            raise DisagreementError(f"{process.name} does not die in {process.call}")
+
+    # --- judging ----------------------------------------------------------------------------------
+
+    def _on_event(self, line: Line, name: str, event: Event) -> None:
+        """Recognise what an event stands for. Called by the process while it has the turn."""
+        self._note(f"{name} {type(event).__name__} {event.state.cursor}")
+        line.state, cursor = event.state, event.state.cursor
+        match event:
+            case RolledBack(state, orphaned, _):
+                depth = orphaned.number - (state.cursor.number if state.cursor else 0)
+                if depth == 1:
+                    self._tally.meet(Met.FORK_OF_ONE)
+                if depth >= 8:
+                    self._tally.meet(Met.DEEP_FORK)
+                if state.finalized is not None and state.finalized == state.cursor:
+                    self._tally.meet(Met.FORK_AT_FINALITY)
+            case Discarded():
+                self._tally.meet(Met.FORK_BEFORE_FLUSH)
+            case Waited():
+                self._tally.meet(Met.REPLICA_BEHIND)
+            case Recovered() if cursor is not None and not self._on_chain(cursor.hash):
+                self._tally.meet(Met.RESTART_ON_ORPHAN)
+            case Committed() | Settled():
+                if any(not self._on_chain(one.view().tip.hash) for one in self.portal.replicas):
+                    self._tally.meet(Met.REPLICA_ON_BRANCH)
+            case _:
+                pass
+
+    def _judge(self, line: Line, process: Process) -> None:
+        """Accept the end of a process if what was done to it explains it."""
+        failure = process.actor.failure
+        if failure is None or isinstance(failure, Crash):
+            return
+        if not isinstance(failure, HeadwaterError):
+            raise DisagreementError(
+                f"{process.name} ended in {process.call} with {type(failure).__name__}: {failure}"
+            ) from failure
+        code = failure.code
+        self._note(f"{process.name} ended: {failure}")
+        self._tally.errors[code] += 1
+        explained = (
+            (code in BAD_DATA and self._faulty)
+            or (code in LAGGING and self._lagging)
+            or (code in LOST and line.lossy)
+            or (code in LOST | REFUSED and line.rivals)
+        )
+        if code in REFUSED and line.rivals and any(one.is_paused for one in line.alive):
+            self._tally.meet(Met.SUCCESSOR_REFUSED)
+        if not explained:
+            raise DisagreementError(f"nothing explains this end of {process.name}: {failure}")
+
+    def _on_chain(self, block_hash: str | None) -> bool:
+        return self.chain.is_ancestor(block_hash or "", self.chain.head.hash)
+
+    def _look(self, line: Line) -> None:
+        """Compare what is stored with the branch that ends in the stored cursor."""
+        if not line.place.transactional:
+            return  # rows above the cursor are there until the next start
+        self._compare(line)
+
+    def _compare(self, line: Line) -> None:
+        """Compare tables, and the stored cursor with what the loop last said, if it rests."""
+        stored = line.place.read(line.shape)
+        cursor = stored.cursor
+        blocks = [] if cursor is None else self.chain.path(str(cursor.hash))
+        said = difference(stored.tables, expected(self.chain, blocks, line.tokens, line.shape))
+        if said:
+            raise DisagreementError(f"{line.place.kind} {line.shape.stream} at {cursor}: {said}")
+
+    def _note(self, text: str) -> None:
+        self.log.append(text)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _rest(self) -> None:
+        """Stop all faults, wake everybody, read to the head: now all must be equal."""
+        self._note("-- rest")
+        self.portal.faults.clear()
+        for proxy, line in self._proxies():
+            proxy.disarm()
+            if proxy.is_holding:
+                self._release(proxy, False, portal=line is None)
+        for replica in self.portal.replicas:
+            replica.live()
+            if self._finality_known:
+                replica.report(Finality.TRUE)
+        highest = max((one.state.number for one in self.lines), default=0)
+        self.chain.extend(3 + max(0, highest - self.chain.head.number))  # what is above cannot tell
+        self._finalize(self.chain.head.number - 2)
+        for line in self.lines:
+            for process in [one for one in line.alive if one.is_paused]:
+                self._wake(line, process)
+            self._settle(line)
+        self._restart()
+
+    def _restart(self) -> None:
+        """Start all streams once more: nothing may change, and old undo data must go."""
+        final = self.chain.finalized
+        for line in self.lines:
+            for process in line.alive:
+                self._end(line, process)
+            before = line.place.read(line.shape)
+            self._advance(line, self._start(line))
+            if line.place.read(line.shape).tables != before.tables:
+                raise DisagreementError(f"{line.shape.stream}: a start changed the tables")
+        self.chain.extend(2)
+        for line in self.lines:
+            self._settle(line)
+            stored = line.place.read(line.shape)
+            old = [one for one in stored.undo_blocks if final and one < final.number - 1]
+            if old and self._finality_known and not line.stream.undo_buffer:
+                raise DisagreementError(f"{line.shape.stream}: undo data of final blocks {old[:5]}")
+
+    def _settle(self, line: Line) -> None:
+        """Run a stream until it has read everything, and compare."""
+        for _ in range(400):
+            process = line.alive[-1] if line.alive else self._start(line)
+            self._advance(line, process)
+            if process.is_paused or process.actor.is_over:
+                continue
+            if self._is_at_head(line):
+                break
+        else:
+            raise DisagreementError(
+                f"{line.shape.stream} at {line.state.cursor} never reached the head"
+            )
+        self._compare(line)
+
+    def _is_at_head(self, line: Line) -> bool:
+        cursor = line.state.cursor
+        head, held = self.chain.head, line.stream.undo_buffer
+        if cursor is None or not self._on_chain(cursor.hash):
+            return False
+        if not held:
+            return cursor.number == head.number
+        rest = self.chain.canonical(cursor.number + 1, head.number - held)
+        return not any(expected(self.chain, rest, line.tokens, line.shape).values())
+
+
+def statement_kind(sql: str) -> str:
+    """Return what kind of statement this is: its first word, and the table if that says more."""
+    words = sql.split()
+    return words[0].upper() if words else "?"
