@@ -410,7 +410,8 @@ class World:
                 self._end(line, newest)
             case Do.INTERRUPT:
                 calls = [Call.RECOVER, Call.COMMIT, Call.COMMIT, Call.ROLL_BACK, Call.SETTLE]
-                self._interrupt(line, newest, dice, dice.choice(calls), dice.random() < 0.6)
+                call, pause = dice.choice(calls), dice.random() < 0.6
+                self._interrupt(line, newest, dice, call, pause, runs=dice.choice([0, 4, 4]))
             case Do.FOCUS:
                 self._focus(dice)
             case Do.TAKE_OVER if paused and line.place.fenced:
@@ -423,18 +424,29 @@ class World:
                 self._tally.meet(Met.CLOCK_BACK if jump < 0 else Met.CLOCK_FORWARD)
 
     def _focus(self, dice: Random) -> None:
-        """Interrupt the first stream in the call that is the seed's turn; others go on."""
+        """Interrupt the first stream in the call that is the seed's turn; others start again."""
         line = self.lines[0]
         for _ in range(6):
             if not self._advance(line, line.alive[-1] if line.alive else self._start(line)):
                 break
         call, pause = _FOCUS[self.script.seed // len(_KINDS) % len(_FOCUS)]
-        self._interrupt(line, line.alive[-1] if line.alive else None, dice, call, pause)
+        self._interrupt(line, line.alive[-1] if line.alive else None, dice, call, pause, runs=5)
         for other in self.lines[1:]:
-            self._advance(other, other.alive[-1] if other.alive else self._start(other))
+            for process in other.alive:
+                self._end(other, process)
+            self._advance(other, self._start(other))
+        paused = [one for one in line.alive if one.is_paused]
+        if paused and dice.random() < 0.7:
+            self._take_over(line, paused[-1], drop=dice.random() < 0.6)
 
     def _interrupt(
-        self, line: Line, process: Process | None, dice: Random, call: Call, pause: bool
+        self,
+        line: Line,
+        process: Process | None,
+        dice: Random,
+        call: Call,
+        pause: bool,
+        runs: int,
     ) -> None:
         """Have a process paused or killed at a statement of its next call of a kind, and run it."""
         if call is Call.RECOVER and process is not None and not process.is_paused:
@@ -442,7 +454,7 @@ class World:
             process = None
         if process is None or process.is_paused:
             process = self._start(line)
-        nth = dice.choice([1, 2, 3, 5, 8, 13] if call is Call.RECOVER else [1, 1, 2, 3, 4, 6, 9])
+        nth = dice.choice([1, 2, 4, 5, 7, 9, 13] if call is Call.RECOVER else [1, 1, 2, 2, 3, 4, 7])
         if line.place.kind == "memory":
             pause, nth = False, 1
         process.arm(Interruption(not pause, call, nth))
@@ -450,7 +462,7 @@ class World:
             self._fork(dice)
         elif call is Call.COMMIT:
             self.chain.extend(1)
-        for _ in range(dice.choice([0, 5, 5, 5])):
+        for _ in range(runs):
             if not self._advance(line, process):
                 break
 
