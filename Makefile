@@ -6,6 +6,7 @@ JOBS   ?= 2
 RUNS   ?= 2000
 MINUTES ?= 1
 KEEP   ?=
+LONG   ?=
 SEED   ?=
 SECONDS ?= 120
 TARGET ?=
@@ -47,8 +48,8 @@ cover: setup ## Run all tests under branch coverage; every module is listed
 sim: setup ## Drive client, core and state through RUNS random scenarios (SEED=n replays one)
 	@$(BIN)/python -m headwater.testing.scenarios.campaign --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
-soak: setup ## Play whole-system worlds for MINUTES: databases, cuts, pauses, kills (SEED=n KEEP=1,2 replays)
-	@$(BIN)/python -m headwater.testing.system.soak --minutes $(MINUTES) \
+soak: setup ## Play whole-system worlds for MINUTES: databases, cuts, pauses, kills (SEED=n KEEP=1,2 replays; LONG=1)
+	@$(BIN)/python -m headwater.testing.system.$(if $(LONG),long,soak) --minutes $(MINUTES) \
 	  $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP))
 
 fuzz: setup ## Throw mutated bytes at decoders and wire parser for SECONDS (TARGET=, SEED=, REPLAY=file)
@@ -78,4 +79,4 @@ audit: setup ## Compare the locked dependencies with known vulnerabilities (need
 	@bash scripts/audit.sh $(BIN)/python
 
 clean: ## Remove the environment and every cache
-	@rm -rf $(VENV) .coverage .fuzz .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	@rm -rf $(VENV) .coverage .fuzz .soak .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

@@ -38,7 +38,8 @@ class Actor:
     def run(self, limit_s: float, is_held: Callable[[], bool] = lambda: False) -> bool:
         """Let it run to its next pause, or to its end; or wait for it, if it is blocked.
 
-        Returns False if it does not come back: `is_held` says that it cannot, or the time is up.
+        Returns False if it does not come back: `is_held`, asked now and then, says that it cannot,
+        or the time is up.
         """
         if self.is_over:
             return True

@@ -111,6 +111,10 @@ class Place(ABC):
     def read(self, shape: Shape) -> Stored:
         """Read what is committed, past the proxy."""
 
+    def waits_for_lock(self, process: str) -> bool:
+        """Tell whether a statement of a process waits for a lock of another one."""
+        return False
+
     def drop_sessions(self, process: str) -> None:
         """End what the server holds for a process, as it does when it misses its keepalives."""
         return
@@ -247,6 +251,15 @@ class PostgresPlace(Place):
                 )
             }
             return _read_sql(shape, self._rows, there, f"{self._schema}.sync")
+
+    def waits_for_lock(self, process: str) -> bool:
+        """Ask the server."""
+        (found,) = self._admin.execute(
+            "SELECT count(*) AS n FROM pg_stat_activity "
+            "WHERE application_name = %s AND wait_event_type = 'Lock'",
+            [f"{self._schema}_{process}"],
+        ).fetchall()
+        return bool(found["n"])
 
     def drop_sessions(self, process: str) -> None:
         """Let the server end them, and wait for it."""

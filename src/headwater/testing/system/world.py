@@ -41,8 +41,7 @@ from headwater.testing.system.situations import Met, Tally, interrupted
 from headwater.testing.system.tables import Shape, difference, expected, outputs
 
 ADDRESS = "http://127.0.0.1:9/datasets/simulated"  # of the portal in memory; nothing connects
-LIMIT_S = 20.0  # for what hangs
-LOCKED_S = 1.0  # how long a statement may wait for a lock before a paused writer is killed
+LIMIT_S = 120.0  # for what hangs
 BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # the portal's fault
 LOST = {"E2101", "E2010"}
 LAGGING = {"E1004"}  # a replica stayed behind a final cursor
@@ -367,7 +366,7 @@ class World:
             return
         proxy, line = dice.choice(proxies)
         if proxy.is_holding:
-            self._release(proxy, dice.random() < 0.4, portal=line is None)
+            self._release(proxy, dice.random() < 0.5, portal=line is None)
         elif do is Do.LOSE:
             after = dice.choice([0, 1, dice.randrange(60), dice.randrange(400),
                                  dice.randrange(3000)])  # fmt: skip
@@ -504,9 +503,7 @@ class World:
     def _advance(self, line: Line, process: Process) -> bool:
         """Let a process run to its next event; False if it does not get there."""
         struck = len(line.place.proxy.struck) if line.place.proxy else 0
-        came = process.actor.run(LOCKED_S, lambda: self._holding(line))
-        if not came and not self._holding(line):
-            self._free(line, process)
+        self._run(line, process)
         if process.actor.is_blocked:
             self._note(f"{process.name} waits for the network")
             return False
@@ -517,19 +514,23 @@ class World:
             return False
         return not process.is_paused
 
-    def _free(self, line: Line, process: Process) -> None:
-        """Kill paused writers one by one until a statement that waits for their locks goes on."""
-        for other in [one for each in self.lines for one in each.alive if one.is_paused]:
-            owner = next(one for one in self.lines if other in one.processes)
-            if owner.place is line.place:
+    def _run(self, line: Line, process: Process) -> None:
+        """Let a process run until it stops, or until the network holds it.
+
+        Where it waits for the lock of a paused writer, that one is killed.
+        """
+
+        def is_held() -> bool:
+            return self._holding(line) or line.place.waits_for_lock(process.name)
+
+        paused = [(each, one) for each in self.lines for one in each.alive if one.is_paused]
+        while not process.actor.run(LIMIT_S, is_held) and not self._holding(line):
+            if not paused:
+                raise DisagreementError(f"{process.name} hangs in {process.call}")
+            owner, other = paused.pop()
+            if owner.place is line.place and other is not process:
                 self._tally.meet(Met.WAITED_FOR_LOCK)
                 self._end(owner, other)
-                if process.actor.run(LOCKED_S, lambda: self._holding(line)):
-                    return
-                if self._holding(line):
-                    return
-        if not process.actor.run(LIMIT_S, lambda: self._holding(line)) and not self._holding(line):
-            raise DisagreementError(f"{process.name} hangs in {process.call}")
 
     def _take_over(self, line: Line, paused: Process, *, drop: bool) -> None:
         """Start a second writer beside a paused one; `drop`: the server has given that one up."""
