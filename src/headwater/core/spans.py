@@ -78,6 +78,15 @@ class SpanSize:
             self.blocks = max(least, min(ideal, 4 * blocks, self._limits.blocks))
         self._first = False
 
+    def read_before(self, seconds: float, blocks: int) -> None:
+        """Learn how quickly the driver read so many blocks: executors are not slower.
+
+        So the first span is as long as a span should take, and not a trial.
+        """
+        if seconds > 0:
+            ideal = int(blocks * self._limits.seconds / seconds)
+            self.blocks = max(self.blocks, min(ideal, 4 * blocks, self._limits.blocks))
+
     def held(self, estimate: float, size: int, rows: int) -> None:
         """Learn what a span held whose bytes were estimated."""
         if estimate > 0 and size > 0:

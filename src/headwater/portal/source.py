@@ -112,10 +112,15 @@ class PortalSource:
 
     def _until_ready(self, reading: Generator[Answer, None, None]) -> Generator[Answer, None, None]:
         """Read block by block until executors are ready: then spans are quicker."""
+        started, first = self._clock.monotonic(), None
         for answer in reading:
             yield answer
-            if isinstance(answer, Blocks) and self._executors_ready():
-                return
+            if isinstance(answer, Blocks):
+                last = answer.headers[-1].number
+                first = answer.headers[0].number if first is None else first
+                if self._executors_ready():
+                    self._size.read_before(self._clock.monotonic() - started, last - first + 1)
+                    return
 
     # --- near the head ----------------------------------------------------------------------------
 

@@ -125,6 +125,19 @@ def test_until_executors_are_ready_blocks_are_read_here_and_a_span_follows_them(
     assert spans(setup, state)[0].startswith(f"{numbers[-1] + 1}..")
 
 
+def test_what_was_read_here_tells_how_long_the_first_span_should_be() -> None:
+    """Forty blocks a second, and a span may take three seconds."""
+    ready = iter([False, False, False, True, True])
+    setup = Setup(limits=SpanLimits(seconds=3.0), executors_ready=lambda: next(ready))
+    state = PipeState()
+    for answer in setup.source.read(state) or ():
+        assert isinstance(answer, Blocks)
+        state = state.advance(answer.headers, answer.head)
+        setup.clock.sleep(0.5)  # as long as the target took for 20 blocks
+    assert state.number == 59
+    assert spans(setup, state)[0] == "60..179"
+
+
 def test_a_range_that_ends_before_executors_are_ready_is_read_to_its_end() -> None:
     setup = Setup(BlockRange(0, 150), executors_ready=lambda: False)
     answers = list(setup.source.read(PipeState()) or ())
