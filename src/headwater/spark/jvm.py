@@ -14,7 +14,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,19 +88,26 @@ def _ask_version(executable: Path, place: str) -> int:
 
 
 class JvmProcess:
-    """A Java process with Spark in it. `end` may be called in any thread, at any time."""
+    """A Java process with Spark in it. `end` may be called in any thread, at any time.
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
-        command = [str(Path(_find_spark_home(), "bin", "spark-submit"))]
-        for key, value in settings.items():
-            command += ["--conf", f"{key}={value}"]
+    `command` starts it; without one, Spark's own script does.
+    """
+
+    def __init__(self, settings: Mapping[str, str], command: Sequence[str] | None = None) -> None:
+        home = _find_spark_home()
+        if command is None:
+            command = [str(Path(home, "bin", "spark-submit"))]
+            for key, value in settings.items():
+                command += ["--conf", f"{key}={value}"]
         self._folder = Path(tempfile.mkdtemp())
         environment = {
             **os.environ,
+            "SPARK_HOME": home,
+            "PYTHONHASHSEED": "0",
             "SPARK_CONNECT_MODE": "0",
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._folder / "connection"),
         }
-        self._ended = False
+        self.was_ended = False
         # Its input is a pipe: the process ends when this one does, however that one ends. It is
         # in a group of its own, so that Ctrl-C does not reach it, and `end` reaches all of it.
         self.process = subprocess.Popen(
@@ -119,7 +126,8 @@ class JvmProcess:
         file = self._folder / "connection"
         try:
             while not file.is_file():
-                if self._ended or self.process.poll() is not None:
+                if self.was_ended or self.process.poll() is not None:
+                    self.close_input()
                     raise SparkStartError(
                         "the Java process of Spark has ended before it was ready",
                         exit_code=self.process.returncode,
@@ -135,10 +143,16 @@ class JvmProcess:
 
     def end(self) -> None:
         """Ask the process to end, whatever it does at the moment. May be repeated."""
-        self._ended = True
+        self.was_ended = True
+        self.close_input()
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGTERM)
+
+    def close_input(self) -> None:
+        """Let the process end by itself, after what it has to do at its end."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
     def wait(self) -> None:
         """Wait for the end that was asked for."""

@@ -8,11 +8,12 @@ the user's and is used as it is.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +21,11 @@ import pyarrow as pa
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from headwater.errors import SparkStartError
+from headwater.spark.archive import Archive
 from headwater.spark.jvm import JvmProcess, find_java
+
+logger = logging.getLogger("headwater.spark")
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _GIB = 1 << 30
@@ -77,23 +82,41 @@ def make_context(
 
     Called on the driver, in any thread, under the lock `making`.
     """
-    find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {
-        **SETTINGS,
-        "spark.app.name": app,
-        "spark.driver.memory": _driver_memory(),
-        **conf,
-    }
+    settings = settings_of(app, conf)
+    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return context_in(None, settings)
+    archive = Archive.find()
+    command = None if archive is None else archive.command(settings)
+    if archive is not None and command is not None:
+        process = JvmProcess(settings, command)
+        on_process(process)
+        try:
+            return context_in(process, settings)
+        except SparkStartError as error:
+            if process.was_ended:
+                raise
+            logger.warning("spark.archive is not usable and removed: %s", error)
+            archive.forget()
+    find_java()
+    process = JvmProcess(settings)
+    on_process(process)
+    return context_in(process, settings)
+
+
+def settings_of(app: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """Return all settings of a session that is made here; those of `conf` win."""
+    settings = {**SETTINGS, "spark.app.name": app, "spark.driver.memory": _driver_memory(), **conf}
     if settings["spark.master"].startswith("local"):
         settings.setdefault("spark.python.daemon.module", "headwater.spark.daemon")
     options = settings.get("spark.driver.extraJavaOptions", "")
     settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING} {options}"
-    gateway = None
-    if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
-        process = JvmProcess(settings)
-        on_process(process)
-        gateway = process.connect()
+    return settings
+
+
+def context_in(process: JvmProcess | None, settings: Mapping[str, str]) -> SparkContext:
+    """Make a context in a Java process; None for the one that Spark is connected to already."""
+    gateway = None if process is None else process.connect()
     return SparkContext(conf=SparkConf().setAll(list(settings.items())), gateway=gateway)
 
 

@@ -18,6 +18,7 @@ from threading import Event, Lock, Thread
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from headwater.spark.archive import make_later
 from headwater.spark.jvm import JvmProcess
 from headwater.spark.session import (
     NARROW,
@@ -88,9 +89,14 @@ class SparkOfRun:
         return active_session() or local_session(APP)
 
     def close(self) -> None:
-        """End a Spark that was started here and never used. Does not wait for it."""
+        """End a Spark that was started here and never used. Does not wait for it.
+
+        Where it was slow to start, an archive of its classes is made for the next time.
+        """
         if self._start is not None:
             self._start.give_up()
+            if self._start.came_up:
+                make_later()
             self._start = None
 
     def _wait(self) -> None:
@@ -131,6 +137,11 @@ class _Start:
         self.ended.wait()
         if not self._wanted:
             self._thread.join()
+
+    @property
+    def came_up(self) -> bool:
+        """Whether Spark has started."""
+        return self.ended.is_set() and self._error is None
 
     def give_up(self) -> None:
         """Have Spark end, unless it was used. Called when the run that began it ends."""
