@@ -65,6 +65,18 @@ def test_set_below_finality_needs_force_and_says_what_stays(place: Place) -> Non
     assert "Blocks 3 to 50 are never read" in ahead
 
 
+def test_rewind_goes_back_and_never_forward(place: Place) -> None:
+    command = ("rewind", place.address, "--id", "one", "--to")
+    with pytest.raises(CursorMoveError, match=r"only goes back.*wanted=9, cursor=8#a8"):
+        run(*command, "9", "--force", "--yes")
+    assert "from 8#a8 to 6#a6" in run(*command, "6", answer="n\n")
+    assert len(place.rows("log")) == 8, "nothing was moved"
+    assert "now stands at 6#a6" in run(*command, "6", "--yes")
+    assert len(place.rows("log")) == 6
+    with pytest.raises(CursorMoveError, match=r"below what can be undone"):
+        run(*command, "2", "--yes")
+
+
 def test_reset_says_what_it_does_and_asks_first(place: Place) -> None:
     command = ("cursor", "reset", place.address, "--id", "one")
     with pytest.raises(CursorMoveError, match="gives up final data"):
@@ -108,8 +120,8 @@ def test_bad_input_is_said_in_one_line_without_secrets(
     assert "secret" not in said
 
 
-@pytest.mark.parametrize("command", ["show", "set", "reset"])
+@pytest.mark.parametrize("command", ["cursor show", "cursor set", "cursor reset", "rewind"])
 def test_help_teaches_with_an_example(command: str) -> None:
-    shown = run("cursor", command, "--help")
-    assert f"headwater cursor {command} " in shown
+    shown = run(*command.split(), "--help")
+    assert f"headwater {command} " in shown
     assert "postgresql://" in shown

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from headwater import __version__
 from headwater.cli.cursor import app as cursor
+from headwater.cli.cursor import rewind
 from headwater.cli.dashboard import dashboard
 from headwater.cli.demo import demo as show_demo
 from headwater.cli.outbox import app as outbox
@@ -54,6 +55,7 @@ app.command()(simulate)
 app.add_typer(outbox, name="outbox")
 app.command()(setup)
 app.add_typer(cursor, name="cursor")
+app.command()(rewind)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`headwater cursor`: where streams stand, and moving them."""
+"""`headwater cursor` and `headwater rewind`: where streams stand, and moving them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from headwater.cli.target_options import (
     say,
 )
 from headwater.core import BlockCursor
+from headwater.errors import CursorMoveError
 from headwater.targets.admin import (
+    Admin,
     StreamStatus,
     check_reset,
     explain_move,
@@ -104,6 +106,41 @@ def move(
         headwater cursor set http://localhost:8123/chain --id usdc-transfers --block 21000000
     """
     place = open_admin(target, schema=state_schema, table=state_table)
+    _move(place, stream_id, block, block_hash, force=force, yes=yes)
+
+
+def rewind(
+    target: Target,
+    block: Annotated[int, typer.Option("--to", min=0, help="The last block to keep.")],
+    stream_id: StreamId,
+    force: Force = False,
+    yes: Yes = False,
+    state_schema: StateSchema = None,
+    state_table: StateTable = "sync",
+) -> None:
+    """Take a stream back to a block: what later blocks did is undone, and they are read again.
+
+    The same as `cursor set`, but it never goes forward. What happens to each table is said before
+    you are asked. Below the oldest block that a fork could go back to it needs --force.
+
+    The stream must not be running: its lock is taken. (ClickHouse has no locks; there a stream that
+    runs stops with E2016.)
+
+        headwater rewind chain.duckdb --id usdc-transfers --to 21000000
+
+        headwater rewind postgresql://localhost/chain --id usdc-transfers --to 21000000 --yes
+    """
+    place = open_admin(target, schema=state_schema, table=state_table)
+    cursor = find_stream(place.streams(), stream_id).state.cursor
+    if cursor is not None and block > cursor.number:
+        raise CursorMoveError("a rewind only goes back", wanted=block, cursor=cursor)
+    _move(place, stream_id, block, None, force=force, yes=yes)
+
+
+def _move(
+    place: Admin, stream_id: str, block: int, block_hash: str | None, *, force: bool, yes: bool
+) -> None:
+    """Say what a move does, ask, and do it."""
     stream = find_stream(place.streams(), stream_id)
     plan = plan_move(stream, block, block_hash, force=force)
     confirm(explain_move(plan, stream), yes=yes)
