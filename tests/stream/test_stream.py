@@ -116,6 +116,32 @@ def test_a_range_raised_above_the_cursor_is_refused_before_anything_is_skipped(
     assert held(path) == transfers(portal.chain, expected)
 
 
+@pytest.mark.guarantee("RANGE-1")
+def test_one_output_of_several_that_is_raised_above_the_cursor_is_refused(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    def run(approvals_from: int, to: int) -> None:
+        stream = portal_stream(
+            id="two",
+            portal=portal.url,
+            outputs={
+                "transfers": evm.events("erc20.Transfer", range=(0, to)),
+                "approvals": evm.events("erc20.Approval", range=(approvals_from, to)),
+            },
+            far=10**9,
+            poll_interval_s=0.01,
+        )
+        stream.pipe_to(duckdb_target(tmp_path / "a.duckdb"))
+
+    run(5, 20)
+    run(12, 20)  # all of that is behind the cursor
+    with pytest.raises(SkippedBlocksError, match=r"output=approvals.*first=31.*skipped=21\.\.30"):
+        run(31, 40)
+    run(21, 40)
+    rows = duckdb_target(tmp_path / "a.duckdb").query("SELECT max(block_number) m FROM approvals")
+    assert rows["m"][0].as_py() > 20
+
+
 def test_a_cursor_of_ones_own_below_the_range_is_refused_too(portal: PortalServer) -> None:
     start = portal.chain.canonical(30, 30)[0].cursor
     with pytest.raises(SkippedBlocksError, match="E0016"):

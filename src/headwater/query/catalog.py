@@ -78,8 +78,8 @@ class Field:
 class Entity:
     """One kind of item: the key that selects its fields and the key that holds its items.
 
-    `forced` fields are selected whenever any field of the entity is. `key` fields are numbers that
-    no two items of a block share.
+    `forced` fields are selected whenever any field of the entity is. No two items of a
+    block share their `key` fields.
     """
 
     wire: str

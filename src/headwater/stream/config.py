@@ -5,7 +5,8 @@ than before, a table would hold the answers to two different questions, with the
 seen. So what each output asks for is stored beside the cursor, as hashes, and compared.
 
 Part of it are the network, the query and the columns. Ranges are not: they may be extended. Nor are
-the portal's address, options, transforms or targets.
+the portal's address, options, transforms or targets. Beside the hashes stands the first block of
+each output, so that one which is raised later leaves no hole in silence.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
-from headwater.core import PipeState
+from headwater.core import BlockCursor, BlockRange, PipeState
 from headwater.decode import Output
-from headwater.errors import ConfigChangedError, InvalidOptionError, StoredStateError
+from headwater.errors import (
+    ConfigChangedError,
+    InvalidOptionError,
+    SkippedBlocksError,
+    StoredStateError,
+)
 from headwater.stream.factory_index import parts_of, scope_of
 from headwater.targets.contract import Delivery, Target
 
@@ -30,9 +36,10 @@ logger = logging.getLogger("headwater.stream")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a stream asks for: a hash per output."""
+    """What a stream asks for: a hash per output, and the block that it begins with."""
 
     outputs: Mapping[str, str]
+    firsts: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, outputs: Mapping[str, Output]) -> Config:
@@ -43,14 +50,20 @@ class Config:
     def load(cls, text: str) -> Config:
         """Read a stored one."""
         match json.loads(text):
-            case {"version": int(version), "outputs": dict(outputs)} if version <= CONFIG_VERSION:
-                return cls(outputs)
+            case {"version": int(version), "outputs": dict(outputs), **rest} if (
+                version <= CONFIG_VERSION
+            ):
+                firsts: Any = rest.get("firsts", {})  # earlier versions did not store them
+                return cls(outputs, firsts)
         raise StoredStateError("the stored configuration cannot be read", got=text[:80])
 
     def dump(self) -> str:
         """Return the text to store."""
         outputs = dict(sorted(self.outputs.items()))
-        return json.dumps({"version": CONFIG_VERSION, "outputs": outputs})
+        text = {"version": CONFIG_VERSION, "outputs": outputs}
+        if self.firsts:
+            text["firsts"] = dict(sorted(self.firsts.items()))
+        return json.dumps(text)
 
     def differences(self, before: Config) -> dict[str, str]:
         """Return the names of outputs that are not as before, by what became of them."""
@@ -90,7 +103,10 @@ def compare_config(
         return
     stored, now = keeps.stored_config(), Config.of(outputs)
     text = stored.read()
-    differences = {} if text is None or state.cursor is None else now.differences(Config.load(text))
+    differences = {}
+    if text is not None and state.cursor is not None:
+        before = Config.load(text)
+        differences, now = now.differences(before), replace(now, firsts=before.firsts)
     if differences and how == "error":
         raise ConfigChangedError(
             "the stream's outputs are not those that its tables were filled with",
@@ -102,6 +118,41 @@ def compare_config(
         logger.warning("config.changed id=%s at=%s %s", stream_id, state.cursor, shown)
     if text != now.dump():
         stored.write(now.dump())
+
+
+def compare_firsts(
+    target: Target[Delivery], cursor: BlockCursor | None, firsts: Mapping[str, int], stream_id: str
+) -> None:
+    """Compare the first block of each output with the stored one; store what is new or lower.
+
+    Called once the ranges are resolved, after `compare_config`. An output whose blocks are all
+    behind the cursor, or that began above it before too, misses nothing.
+
+    Raises:
+        SkippedBlocksError: an output was raised over blocks that it would never be given.
+    """
+    keeps = target.capabilities.config
+    if keeps is None:
+        return
+    stored = keeps.stored_config()
+    before = Config.load(stored.read() or Config({}).dump())
+    for name, first in firsts.items():
+        if cursor is None or name not in before.firsts:
+            continue
+        due = max(cursor.number + 1, before.firsts[name])
+        if first > due:
+            raise SkippedBlocksError(
+                "an output begins above the block that it would be given next",
+                stream=stream_id,
+                output=name,
+                cursor=cursor,
+                first=first,
+                skipped=BlockRange(due, first - 1),
+            )
+    known = before.firsts if cursor is not None else {}
+    kept = {name: min(first, known.get(name, first)) for name, first in firsts.items()}
+    if kept != before.firsts:
+        stored.write(replace(before, firsts=kept).dump())
 
 
 def _fingerprint(output: Output) -> str:

@@ -43,7 +43,7 @@ from headwater.spark.frames import Frame
 from headwater.spark.spans import read_span
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.assemble import Assembler, Plan
-from headwater.stream.config import compare_config
+from headwater.stream.config import compare_config, compare_firsts
 from headwater.stream.context import BatchContext, Progress, StartInfo
 from headwater.stream.extensions import Extensions, stop_all
 from headwater.stream.factories import Factories
@@ -115,6 +115,8 @@ class Run(Host[Delivery]):
         self._extensions.start(state)
         dataset = self._check_dataset()
         plan = self._plan(state.cursor)
+        firsts = {name: min(one.from_block for one in r) for name, r in plan.ranges.items()}
+        compare_firsts(self._target, state.cursor, firsts, stream.id)
         self._source = self._make_source(plan)
         self._source.open(state)
         self._assembler = Assembler(

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
 from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headwater.decode import TableOutput, bitcoin, evm, solana
+from headwater.decode.lines.block_lines import Header
+from headwater.decode.lines.entities import items_batch
 from headwater.errors import (
     BlockContentError,
     UndecodableCallError,
     UndecodableInstructionError,
 )
+from headwater.query import EVM, SOLANA, SUBSTRATE, Network
+from headwater.query.values import snake_name
 from tests.unit.decode.samples import ALICE, BOB, TOKEN, line, transfer
 from tests.unit.decode.solana_samples import (
     KEYS,
@@ -329,3 +336,47 @@ def test_two_items_of_one_index_are_an_error(output: TableOutput, given: bytes) 
     with pytest.raises(BlockContentError, match="two ") as caught:
         rows_of(output, [given])
     assert caught.value.facts["block"] == 9
+
+
+KEYED = [
+    (EVM, "trace", {"transactionIndex": 1, "traceAddress": [0, 2]}),
+    (EVM, "stateDiff", {"transactionIndex": 1, "address": TOKEN, "key": "balance"}),
+    (SOLANA, "instruction", {"transactionIndex": 1, "instructionAddress": [3, 0]}),
+    (SOLANA, "balance", {"transactionIndex": 1, "account": KEYS[0]}),
+    (SOLANA, "tokenBalance", {"transactionIndex": 1, "account": KEYS[0]}),
+    (SUBSTRATE, "call", {"extrinsicIndex": 1, "address": [0]}),
+]
+
+
+def keyed_batch(network: Network, name: str, *blocks: list[dict[str, Any]]) -> pa.RecordBatch:
+    """Read items that have their key alone, one list per block."""
+    entity = network.entity(name)
+    fields = tuple(one for one in entity.fields if one.wire in entity.key)
+    headers = [Header(9 + index, f"0x{index}", 0) for index in range(len(blocks))]
+    return items_batch(entity, fields, headers, [json.dumps(one).encode() for one in blocks])
+
+
+@pytest.mark.parametrize(("network", "name", "item"), KEYED, ids=[one[1] for one in KEYED])
+def test_two_items_of_one_key_are_an_error_whatever_it_is_made_of(
+    network: Network, name: str, item: dict[str, Any]
+) -> None:
+    key = list(item)[-1]
+    other = {**item, key: [*item[key], 1] if isinstance(item[key], list) else "another"}
+    earlier = {**item, next(iter(item)): 0}
+    with pytest.raises(BlockContentError, match="two ") as caught:
+        keyed_batch(network, name, [item], [item, other, earlier, item])
+    assert caught.value.facts["block"] == 10
+    assert caught.value.facts[snake_name(key)] == item[key]
+    assert keyed_batch(network, name, [item], [other, item, earlier], [item]).num_rows == 5
+    unknown = {**item, key: None}
+    assert keyed_batch(network, name, [unknown, unknown]).num_rows == 2  # outputs refuse it
+
+
+@given(st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4), max_size=30))
+def test_addresses_repeat_exactly_where_they_are_equal(addresses: list[list[int]]) -> None:
+    items = [{"transactionIndex": 0, "traceAddress": one} for one in addresses]
+    if len({tuple(one) for one in addresses}) == len(addresses):
+        assert keyed_batch(EVM, "trace", items).num_rows == len(items)
+    else:
+        with pytest.raises(BlockContentError, match="two traces"):
+            keyed_batch(EVM, "trace", items)

@@ -34,6 +34,8 @@ HEADER_FIELDS = (
 
 _SLICE_BYTES = 8 << 20  # read at once: small beside the caches, large beside the cost of calls
 LAST_MICROSECOND = 253_402_300_800_000_000 - 1  # of 9999: all that the calendars of targets hold
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: spreads all bits
+_HALF = np.uint64(32)
 _MAX_NUMBER = 2**63 - 1
 _NUMBER = re.compile(rb'"header"\s*:\s*\{[^{}]*?"number"\s*:\s*(\d{1,19})')
 
@@ -108,22 +110,70 @@ def refuse_repeated_keys(
 ) -> None:
     """Refuse two items of one block with the same key. Rows without a key are left to outputs.
 
-    In the order that portals send, keys ascend: then one comparison of neighbours is all.
+    In the order that portals send, numbers ascend: then one comparison of neighbours is all. Texts
+    and lists are looked at only if numbers repeat, as hashes of 64 bits, in which equal ones are
+    equal; what is found that way is compared again in full.
 
     Raises:
         BlockContentError: there are such items.
     """
-    columns = [np.repeat(np.arange(len(headers)), counts)]
-    columns += [pc.fill_null(one.cast(pa.int64()), -1).to_numpy() for one in keys.values()]
+    block = np.repeat(np.arange(len(headers)), counts)
+    columns = [block, *(_numbers(one) for one in keys.values() if pa.types.is_integer(one.type))]
     if _ascend(columns):
         return
-    order = np.lexsort(columns[::-1])
-    is_known = np.logical_and.reduce([one[order[1:]] >= 0 for one in columns])
-    same = np.logical_and.reduce([one[order[1:]] == one[order[:-1]] for one in columns])
-    for row in order[1:][same & is_known][:1]:
-        place = {name: int(one[row]) for name, one in zip(keys, columns[1:], strict=True)}
-        number = headers[int(columns[0][row])].number
-        raise BlockContentError(f"a block has two {what} of the same index", block=number, **place)
+    columns += [_codes(one) for one in keys.values() if not pa.types.is_integer(one.type)]
+    known = np.logical_and.reduce(
+        [one.is_valid().to_numpy(zero_copy_only=False) for one in keys.values()]
+    )
+    mixed = _mix([one[known] for one in columns])
+    ordered = np.sort(mixed)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(repeated):
+        return
+    seen = set()
+    for row in np.flatnonzero(known)[np.isin(mixed, repeated)].tolist():
+        number = headers[int(block[row])].number
+        place = {name: one[row].as_py() for name, one in keys.items()}
+        if (key := f"{number} {place}") in seen:
+            raise BlockContentError(
+                f"a block has two {what} of the same index", block=number, **place
+            )
+        seen.add(key)
+
+
+def _codes(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Return numbers for texts or lists, equal for equal ones."""
+    if pa.types.is_list(column.type):
+        return _list_hashes(column)
+    return _numbers(column.dictionary_encode().indices)
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Return integers; -1 for null."""
+    numbers: npt.NDArray[np.int64] = pc.fill_null(column.cast(pa.int64()), -1).to_numpy()
+    return numbers
+
+
+def _list_hashes(column: pa.ListArray) -> npt.NDArray[np.int64]:
+    """Return a hash of each list of integers; the order of its items counts."""
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    inside = column.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]]
+    offsets = offsets - offsets[0]
+    lengths = np.diff(offsets)
+    place = np.arange(len(inside)) - np.repeat(offsets[:-1], lengths)
+    items = _mix([inside, place])
+    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(items, dtype=np.uint64)))
+    hashes: npt.NDArray[np.int64] = (sums[offsets[1:]] - sums[offsets[:-1]]).view(np.int64)
+    return hashes
+
+
+def _mix(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.uint64]:
+    """Return a hash of each row of some columns; the order of the columns counts."""
+    mixed = np.full(len(columns[0]), _ODD)
+    for one in columns:
+        mixed = (mixed ^ one.astype(np.uint64)) * _ODD
+        mixed ^= mixed >> _HALF
+    return mixed
 
 
 def _ascend(columns: Sequence[npt.NDArray[np.int64]]) -> bool:

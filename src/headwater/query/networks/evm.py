@@ -194,8 +194,14 @@ EVM = Network(
         Entity("transaction", "transactions", _TRANSACTION, key=("transactionIndex",)),
         Entity("log", "logs", _LOG, key=("logIndex",)),
         # `type` says which of the nested fields a trace has, so no trace can be read without it.
-        Entity("trace", "traces", _TRACE, forced=("type",)),
-        Entity("stateDiff", "stateDiffs", _STATE_DIFF),
+        Entity(
+            "trace",
+            "traces",
+            _TRACE,
+            forced=("type",),
+            key=("transactionIndex", "traceAddress"),
+        ),
+        Entity("stateDiff", "stateDiffs", _STATE_DIFF, key=("transactionIndex", "address", "key")),
     ),
     (_LOGS, _TRANSACTIONS, _TRACES, _STATE_DIFFS),
 )

@@ -157,10 +157,20 @@ SOLANA = Network(
     (
         header(_BLOCK),
         Entity("transaction", "transactions", _TRANSACTION, key=("transactionIndex",)),
-        Entity("instruction", "instructions", _INSTRUCTION),
+        Entity(
+            "instruction",
+            "instructions",
+            _INSTRUCTION,
+            key=("transactionIndex", "instructionAddress"),
+        ),
         Entity("log", "logs", _LOG, key=("transactionIndex", "logIndex")),
-        Entity("balance", "balances", _BALANCE),
-        Entity("tokenBalance", "tokenBalances", _TOKEN_BALANCE),
+        Entity("balance", "balances", _BALANCE, key=("transactionIndex", "account")),
+        Entity(
+            "tokenBalance",
+            "tokenBalances",
+            _TOKEN_BALANCE,
+            key=("transactionIndex", "account"),
+        ),
         Entity("reward", "rewards", _REWARD),
     ),
     (_INSTRUCTIONS, _TRANSACTIONS, _LOGS, _BALANCES, _TOKEN_BALANCES, _REWARDS),

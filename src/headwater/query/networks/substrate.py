@@ -84,7 +84,7 @@ SUBSTRATE = Network(
     (
         header(_BLOCK),
         Entity("extrinsic", "extrinsics", _EXTRINSIC, key=("index",)),
-        Entity("call", "calls", _CALL),
+        Entity("call", "calls", _CALL, key=("extrinsicIndex", "address")),
         Entity("event", "events", _EVENT, key=("index",)),
     ),
     (

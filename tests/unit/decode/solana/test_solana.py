@@ -177,7 +177,7 @@ def test_both_formats_of_idl_give_the_values_computed_by_hand(idl: Any, tmp_path
     path.write_text(json.dumps(idl))
     data = sha256(b"global:place_order").digest()[:8] + ORDER
     lines = [slot(5, instructions=[instruction(data, accounts=[*KEYS[:3], PROGRAM]),
-                                   instruction(b"\0" * 8 + ORDER)])]  # fmt: skip
+                                   instruction(b"\0" * 8 + ORDER, 1)])]  # fmt: skip
     for source in (idl, path, str(path), json.dumps(idl)):
         output = solana.instructions(idl=source)
         assert json.loads(output.query.body(0))["instructions"][0]["programId"] == [PROGRAM]
