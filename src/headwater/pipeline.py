@@ -9,7 +9,7 @@ a fork discards those that wait before anything is undone.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Generic, Protocol, TypeVar
 
@@ -28,12 +28,15 @@ from headwater.core import (
     Pending,
     PipeState,
     RangeEnd,
+    Raw,
     Span,
     batches,
+    hot_groups,
     is_stale,
     resolve_fork,
 )
 from headwater.core.messages import (
+    HOT_BLOCKS,
     Buffered,
     Committed,
     Discarded,
@@ -63,7 +66,6 @@ __all__ = [
 ]
 
 Data = TypeVar("Data")
-Raw = tuple[bytes, ...] | Span
 Said = Answer | Span | Dropped
 Answers = Generator[Said, None, None]
 
@@ -90,6 +92,10 @@ class Host(Protocol[Data]):
     def transform(self, batch: Batch[Raw]) -> Batch[Data]:
         """Return the batch with the rows that were made of it. The same batch gives the same."""
         ...
+
+    def transform_all(self, several: Sequence[Batch[Raw]]) -> Iterable[Batch[Data]]:
+        """Yield hot batches that arrived together, each with the rows that were made of it."""
+        return map(self.transform, several)
 
     def pause(self) -> None:
         """Wait a little, for a replica that is behind or on another branch; then ask any."""
@@ -180,11 +186,13 @@ class Pipeline(Generic[Data]):
         """Do what an answer calls for, and move to the state that follows."""
         match answer:
             case Blocks() | Span():
-                for batch in batches(self._ahead, answer, cap=self._rollback_cap):
-                    final = batch.state.is_final(batch.headers[-1].number)
+                limit = HOT_BLOCKS if self._flush_rules.live.at_once else 1
+                made = batches(self._ahead, answer, cap=self._rollback_cap)
+                for several in hot_groups(made, blocks=limit):
+                    final = several[0].state.is_final(several[0].headers[-1].number)
                     if self._flush_rules.comes_first(self._pending, final=final):
                         yield from self._flush()
-                    yield self._take(batch, final=final)
+                    yield from self._take(several, final=final)
             case AtHead(head, confirmed):
                 cap = self._rollback_cap
                 self._settle(self._ahead.settle(head, confirmed=confirmed, cap=cap))
@@ -198,20 +206,34 @@ class Pipeline(Generic[Data]):
             case RangeEnd():
                 yield from self._flush()
 
-    def _take(self, batch: Batch[Raw], *, final: bool) -> Event:
-        """Transform a batch; commit if a rule says so, and always the first of a stream.
+    def _take(self, several: Sequence[Batch[Raw]], *, final: bool) -> Iterator[Event]:
+        """Transform batches; commit if a rule says so, and always the first of a stream.
 
-        A batch that is not committed costs nothing to lose: a restart reads it again.
+        Hot blocks that arrived together are committed together. If one of them cannot be
+        transformed, those before it are committed, and then the error is raised. A batch that is
+        not committed costs nothing to lose: a restart reads it again.
         """
+        failure: Exception | None = None
         with self._host.uninterrupted():
-            made, blocks = self._host.transform(batch), _count(batch)
-            self._waiting.append(prepared(self._target, made))
-            self._ahead, self._waits = batch.state, 0
-            rows, now = self._host.count_rows(made), self._host.now()
-            self._pending = self._pending.add(blocks, rows, now=now, final=final)
+            taken, now = 0, 0.0
+            try:
+                for raw, batch in zip(several, self._host.transform_all(several), strict=True):
+                    self._waiting.append(prepared(self._target, batch))
+                    self._ahead, self._waits = batch.state, 0
+                    taken, rows, now = _count(raw), self._host.count_rows(batch), self._host.now()
+                    self._pending = self._pending.add(taken, rows, now=now, final=final)
+            except Exception as error:
+                if not taken:
+                    raise
+                failure = error
             if self._state.cursor is None or self._flush_rules.is_due(self._pending, now):
-                return self._commit()
-        return Buffered(self._state, batch.headers[-1].cursor, blocks)
+                event = self._commit()
+            else:
+                assert self._ahead.cursor is not None, "a batch that waits ends in a block"
+                event = Buffered(self._state, self._ahead.cursor, taken)
+        yield event
+        if failure is not None:
+            raise failure
 
     def _flush(self) -> Iterator[Event]:
         """Commit what waits, if anything does."""

@@ -25,6 +25,8 @@ from headwater.core import (
     PipeState,
     RangeEnd,
     Span,
+    batches,
+    hot_groups,
 )
 from headwater.errors import (
     EmptyForkSampleError,
@@ -258,13 +260,14 @@ def test_recovery_comes_before_the_first_read_and_decides_where_it_begins() -> N
     assert run.calls == ["recover", "open at 6", "read after 6", "close"]
 
 
-def test_blocks_are_transformed_prepared_and_committed_batch_by_batch() -> None:
+def test_blocks_are_transformed_and_prepared_batch_by_batch_and_hot_ones_committed_together() -> (
+    None
+):
     run = Run([blocks("1 2 3 4", "2"), END])
     assert run.events() == [
         Recovered(PipeState()),
         Committed(state("2", "2"), 2),
-        Committed(state("2 3", "2"), 1),
-        Committed(state("2 3 4", "2"), 1),
+        Committed(state("2 3 4", "2"), 2),
     ]
     assert run.calls == [
         "recover",
@@ -275,18 +278,49 @@ def test_blocks_are_transformed_prepared_and_committed_batch_by_batch() -> None:
         "commit 1 at 2",
         "transform 3",
         "prepare 3",
-        "commit 1 at 3",
         "transform 4",
         "prepare 4",
-        "commit 1 at 4",
+        "commit 2 at 4",
         "read after 4",
         "close",
     ]
     assert run.rows == "1 2 3 4"
 
 
+@pytest.mark.guarantee("FORK-2")
+def test_a_fork_goes_back_to_any_of_the_hot_blocks_that_were_committed_together() -> None:
+    for ancestor in range(1, 6):
+        replaced = " ".join(f"{number}b" for number in range(ancestor + 1, 7))
+        sample = fork(f"{ancestor} {replaced}")
+        run = Run([blocks("1 2 3 4 5 6", "1"), sample], [blocks(replaced, "1"), END])
+        run.events()
+        assert run.rows == " ".join([*map(str, range(1, ancestor + 1)), replaced])
+        assert run.calls.count(f"roll_back to {ancestor}") == 1
+        assert len([call for call in run.calls if call.startswith("commit")]) == 3
+
+
+def test_hot_blocks_are_gathered_up_to_limits() -> None:
+    answer = blocks(" ".join(map(str, range(1, 9))), "2")
+    made = list(batches(PipeState(), answer))
+    sizes = [len(group) for group in hot_groups(made, blocks=4)]
+    assert sizes == [1, 4, 2]  # the final blocks are one batch
+    size = len(answer.lines[3])
+    assert [len(group) for group in hot_groups(made, size=3 * size)] == [1, 3, 3]
+    assert [len(group) for group in hot_groups(made, size=1)] == [1] * 7
+    assert [one for group in hot_groups(made, blocks=3) for one in group] == made
+
+
+def test_hot_blocks_before_one_that_cannot_be_transformed_are_committed() -> None:
+    run = Run([blocks("1 2 3 4 5", "2")], fails_in="prepare 5")
+    seen: list[Event] = []
+    with pytest.raises(OSError, match="gone"):
+        seen.extend(iter(run.pipeline.steps()))
+    assert seen[-1] == Committed(state("2 3 4", "2"), 2)
+    assert run.rows == "1 2 3 4"
+
+
 def test_an_event_is_seen_before_the_next_effect() -> None:
-    run = Run([blocks("1 2", "0")])
+    run = Run([blocks("1", "0"), blocks("2", "0")])
     steps = run.pipeline.steps()
     next(steps)
     assert run.calls == ["recover", "open at nothing"]
@@ -375,8 +409,7 @@ def test_each_change_of_the_target_is_unbroken_and_nothing_else_is() -> None:
     run = Run(*readings, start=state("1", "1"), patience=1)
     run.events()
     assert run.uninterrupted_calls == [
-        ["transform 2", "prepare 2", "commit 1 at 2"],
-        ["transform 3", "prepare 3", "commit 1 at 3"],
+        ["transform 2", "prepare 2", "transform 3", "prepare 3", "commit 2 at 3"],
         ["commit 0 at 3"],
         ["roll_back to 2", "on_fork 2"],
     ]
@@ -392,7 +425,7 @@ def test_a_fork_is_rolled_back_and_reading_resumes_at_the_ancestor() -> None:
         [blocks("3b 4b 5b", "1"), END],
     )
     events = run.events()
-    assert events[5] == RolledBack(
+    assert events[3] == RolledBack(
         state("1 2", "1"), cursors("4")[0], ForkResolution(cursors("2")[0], ForkRule.MATCH)
     )
     at = run.calls.index("roll_back to 2")
@@ -585,7 +618,7 @@ def test_a_transform_that_fails_keeps_what_was_committed_before(bad_block: str) 
     [
         ("recover", "nothing"),
         ("prepare 3", "2"),
-        ("commit 1 at 3", "2"),
+        ("commit 2 at 4", "2"),
         ("roll_back", "4"),
         ("commit 0", "5"),
     ],
@@ -607,7 +640,7 @@ def test_a_target_that_fails_is_closed_and_its_state_is_the_last_committed(
 
 @pytest.mark.guarantee("STATE-2")
 def test_after_an_error_the_loop_can_be_run_again_on_the_same_store() -> None:
-    first = Run([blocks("1 2 3", "1")], fails_in="commit 1 at 2")
+    first = Run([blocks("1 2 3", "1")], fails_in="commit 2 at 3")
     with pytest.raises(OSError, match="gone"):
         first.pipeline.run()
     second = Run([blocks("2 3", "1")], start=first.state)
@@ -681,7 +714,7 @@ def test_a_reading_is_closed_when_the_caller_stops_early() -> None:
 
 
 def test_a_reading_is_closed_by_an_error_at_once_and_not_when_the_error_is_forgotten() -> None:
-    run = Run([blocks("1 2 3", "1"), END], fails_in="commit 1 at 2")
+    run = Run([blocks("1 2 3", "1"), END], fails_in="commit 2 at 3")
     with pytest.raises(OSError, match="gone") as caught:
         run.pipeline.run()
     assert run.source.readings_open == 0, f"{caught.value} still holds a connection"

@@ -1197,4 +1197,7 @@ def test_events_tell_how_many_blocks_were_committed(portal: PortalServer) -> Non
         rig.to_head()
         counts = [event.blocks for event in rig.events if isinstance(event, Committed)]
         assert sum(counts) == 40
-        assert counts[-12:] == [1] * 12  # hot blocks stand alone
+        assert counts[-2:] == [10, 2]  # hot blocks of one answer are committed together
+        portal.extend(1)
+        rig.to_head()
+        assert [event.blocks for event in rig.events if isinstance(event, Committed)][-1] == 1

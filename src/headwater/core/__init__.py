@@ -22,8 +22,10 @@ from headwater.core.messages import (
     Dropped,
     Fork,
     RangeEnd,
+    Raw,
     Span,
     batches,
+    hot_groups,
 )
 from headwater.core.ranges import (
     BlockRange,
@@ -81,6 +83,7 @@ __all__ = [
     "PipeState",
     "RangeEnd",
     "RangeSpec",
+    "Raw",
     "Span",
     "SpanLimits",
     "SpanSize",
@@ -95,6 +98,7 @@ __all__ = [
     "final_number",
     "find_rollback_index",
     "hot_cursors",
+    "hot_groups",
     "is_stale",
     "merge_ranges",
     "parse_ranges",

@@ -42,6 +42,11 @@ class Callback:
         """Return a callback, or None if none is given."""
         return None if function is None else cls(name, function, *forms)
 
+    @property
+    def arguments(self) -> int:
+        """How many arguments it is called with."""
+        return self._count
+
     def __call__(self, *arguments: object) -> Any:
         """Call it; refuse a result that would have to be awaited."""
         return check_result(self.name, self._function(*arguments[: self._count]))

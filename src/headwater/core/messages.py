@@ -9,7 +9,7 @@ so a listener never hears of data that a crash could take back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -103,6 +103,7 @@ Answer = Blocks | Fork | AtHead | RangeEnd
 
 Data = TypeVar("Data")
 Other = TypeVar("Other")
+Raw = tuple[bytes, ...] | Span  # what a batch is made of: the lines of its blocks, or a span
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class Batch(Generic[Data]):
 
 def batches(
     state: PipeState, answer: Blocks | Span, *, cap: int = DEFAULT_CAP
-) -> Iterator[Batch[tuple[bytes, ...] | Span]]:
+) -> Iterator[Batch[Raw]]:
     """Cut an answer into batches, each with the state that follows it; a span is one batch.
 
     Called by the loop on the driver. The states build on each other, so a batch may only be
@@ -147,6 +148,33 @@ def batches(
         yield Batch(
             headers[part], head, state, hot_cursors(headers[part], final), answer.lines[part]
         )
+
+
+HOT_BLOCKS, HOT_BYTES = 128, 16 << 20  # of hot blocks that are transformed and committed together
+
+
+def hot_groups(
+    several: Iterable[Batch[Raw]], *, blocks: int = HOT_BLOCKS, size: int = HOT_BYTES
+) -> Iterator[list[Batch[Raw]]]:
+    """Gather the hot batches of one answer, up to limits; any other batch comes alone.
+
+    Each stays a batch with a state of its own, so that a fork can go back to any of them.
+    """
+    held: list[Batch[Raw]] = []
+    room = 0
+    for batch in several:
+        hot = bool(batch.rollback_chain)
+        grows = 0 if isinstance(batch.data, Span) else sum(map(len, batch.data))
+        if held and not (hot and len(held) < blocks and grows <= room):
+            yield held
+            held = []
+        room = (room if held else size) - grows
+        held.append(batch)
+        if not hot:
+            yield held
+            held = []
+    if held:
+        yield held
 
 
 # --- events ---------------------------------------------------------------------------------------

@@ -147,8 +147,8 @@ class Reading:
     def _blocks(self, response: Response) -> Generator[Blocks, None, None]:
         """Yield the blocks of one response; whatever breaks, those before it are yielded first.
 
-        Final blocks are gathered up to `max_bytes`; a hot block, or the last one of the range, is
-        passed on with the chunk that brought it.
+        Blocks are gathered up to `max_bytes`. What reaches the end of the range, or the newest
+        block that the portal had when it answered, goes with the chunk that brought it.
         """
         splitter = LineSplitter()
         batch = _Batch()
@@ -199,12 +199,13 @@ class Reading:
         return blocks
 
     def _is_urgent(self) -> bool:
+        """Tell whether the head is reached: nothing that the portal has is worth waiting for."""
         if self._order.finished:
             return True
-        settled = self._head.finalized
-        return not self._finalized and (
-            settled is None or self._order.next_block > settled.number + 1
-        )
+        settled, latest = self._head.finalized, self._head.latest
+        hot = settled is None or self._order.next_block > settled.number + 1
+        at_head = latest is None or self._order.next_block > latest.number
+        return not self._finalized and hot and at_head
 
     def _tail_is_empty(self) -> bool:
         """Tell whether the rest of the range holds no block: asked for thrice, and past any fork.

@@ -139,6 +139,11 @@ class Frame(_LikeDataFrame):
             self._dataframe = self._spark_provider().createDataFrame(self._table, schema)
         return self._dataframe
 
+    @property
+    def made(self) -> DataFrame | None:
+        """The DataFrame, if one was made."""
+        return self._dataframe
+
     def __repr__(self) -> str:
         names = ", ".join(f"{field.name}: {field.type}" for field in self._table.schema)
         return f"Frame[{self._table.num_rows} rows; {names}]"

@@ -8,10 +8,13 @@ same rows again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from headwater import core
 from headwater.address import HttpAddress
@@ -22,6 +25,7 @@ from headwater.portal import Clock, Dataset, RetryPolicy, Timeouts
 from headwater.query import Query
 from headwater.spark.frames import frames
 from headwater.spark.parts import SpanReport
+from headwater.spark.row_wise import JoinedFrame, cut_by_block
 from headwater.spark.spans import Span, read_span
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.context import (
@@ -113,6 +117,7 @@ class Assembler:
         self._backfill = backfill
         self._held: list[Span] = []
         self._released: list[Span] = []
+        self._joins_blocks = bool(steps) and all(step.may_join_blocks for step in steps)
 
     def __call__(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Return the batch with the rows that user code made of it."""
@@ -124,12 +129,63 @@ class Assembler:
         else:
             decoded = self._decode(batch, batch.data)
             made = frames(decoded.tables, self._session)
-            counts = partial(_head_counts, decoded, sum(map(len, batch.data)))
-            info = BatchInfo(_blocks(batch), counts, counts)
+            info = _head_info(batch, decoded)
         ctx = self._context(batch, info)
+        return batch.with_data(Delivery(self._transform(made, ctx), ctx))
+
+    def several(self, batches: Sequence[Batch[Raw]]) -> Iterator[Batch[Delivery]]:
+        """Yield hot batches with the rows that user code made of each.
+
+        They are transformed together if all transforms work row by row. What each gets is what it
+        would have got alone; where that is not sure, each is transformed alone, also from then on.
+        """
+        if len(batches) < 2 or not self._joins_blocks:
+            yield from map(self, batches)
+            return
+        decoded: list[Decoded] = []
+        contexts: list[BatchContext] = []
+        for batch in batches:
+            assert not isinstance(batch.data, core.Span), "a span is final"
+            decoded.append(self._decode(batch, batch.data))
+            contexts.append(self._context(batch, _head_info(batch, decoded[-1])))
+        made: Iterable[Frames] | None
+        made = self._transform_together(batches, decoded, contexts[-1])
+        if made is None:
+            self._joins_blocks = False
+            made = (
+                self._transform(frames(one.tables, self._session), ctx)
+                for one, ctx in zip(decoded, contexts, strict=True)
+            )
+        for batch, data, ctx in zip(batches, made, contexts, strict=True):
+            yield batch.with_data(Delivery(data, ctx))
+
+    def _transform_together(
+        self, batches: Sequence[Batch[Raw]], decoded: Sequence[Decoded], last: BatchContext
+    ) -> Sequence[Frames] | None:
+        """Transform several blocks at once, and cut the result by block; None if it cannot be."""
+        given = {
+            name: JoinedFrame(pa.concat_tables([one.tables[name] for one in decoded]), self._session)
+            for name in self._outputs
+        }
+        chain = tuple(cursor for batch in batches for cursor in batch.rollback_chain)
+        state = replace(last.stream.state, rollback_chain=chain)
+        counts = partial(_sum_counts, batches, decoded)
+        info = BatchInfo(len(batches), counts, counts)
+        made = self._transform(
+            given, BatchContext(last.id, replace(last.stream, state=state), info)
+        )
+        return cut_by_block(
+            made,
+            given,
+            [batch.headers[-1].number for batch in batches],
+            self._session,
+            trusted=all(step.row_wise for step in self._steps),
+        )
+
+    def _transform(self, made: Frames, ctx: BatchContext) -> Frames:
         for step in self._steps:
             made = step.transform(made, ctx)
-        return batch.with_data(Delivery(made, ctx))
+        return made
 
     def release(self) -> None:
         """Let go of what spans keep on the executors. Called when they are committed or dropped.
@@ -226,6 +282,21 @@ def _counts(report: SpanReport) -> BatchCounts:
     return BatchCounts(report.bytes_read, sum(report.rows.values()), report.skipped)
 
 
+def _head_info(batch: Batch[Raw], decoded: Decoded) -> BatchInfo:
+    counts = partial(_head_counts, decoded, _size(batch))
+    return BatchInfo(_blocks(batch), counts, counts)
+
+
+def _sum_counts(batches: Sequence[Batch[Raw]], decoded: Sequence[Decoded]) -> BatchCounts:
+    counts = [_head_counts(one, _size(batch)) for batch, one in zip(batches, decoded, strict=True)]
+    skipped: Counter[str] = Counter()
+    for one in counts:
+        skipped.update(one.skipped)
+    return BatchCounts(
+        sum(one.bytes_size for one in counts), sum(one.rows_count for one in counts), skipped
+    )
+
+
 def _head_counts(decoded: Decoded, size: int) -> BatchCounts:
     rows = sum(table.num_rows for table in decoded.tables.values())
     return BatchCounts(size, rows, decoded.skipped)
@@ -233,3 +304,7 @@ def _head_counts(decoded: Decoded, size: int) -> BatchCounts:
 
 def _blocks(batch: Batch[Raw]) -> int:
     return batch.data.blocks if isinstance(batch.data, core.Span) else len(batch.headers)
+
+
+def _size(batch: Batch[Raw]) -> int:
+    return 0 if isinstance(batch.data, core.Span) else sum(map(len, batch.data))

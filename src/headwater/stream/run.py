@@ -174,6 +174,14 @@ class Run(Host[Delivery]):
         self._record.transformed(_facts(made))
         return made
 
+    def transform_all(self, several: Sequence[Batch[Raw]]) -> Iterator[Batch[Delivery]]:
+        """Decode and transform hot blocks that arrived together, in one Spark job if that is safe.
+
+        What each block gets is what it would have got alone.
+        """
+        assert self._assembler is not None, "a run is opened before it transforms"
+        return map(self._extensions.add_rows, self._assembler.several(several))
+
     def count_rows(self, batch: Batch[Delivery]) -> int:
         """Count the rows of a batch, if a rule asks: a span that is not read has no count."""
         rules = self._stream.flush

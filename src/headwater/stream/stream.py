@@ -113,13 +113,18 @@ class PortalStream:
     undo_buffer: int = 0
     on_config_change: OnConfigChange = "error"
 
-    def pipe(self, code: Transform | Transformer) -> PortalStream:
+    def pipe(self, code: Transform | Transformer, *, row_wise: bool | None = None) -> PortalStream:
         """Add a transform: a function of (data) or (data, ctx), or a transformer object.
 
         `data` maps output names to DataFrames, and so must the result. The same code runs on large
-        spans of a backfill and on single blocks at the head.
+        spans of a backfill and on single blocks at the head. Hot blocks that wait are transformed
+        in one Spark job where that gives the same rows: if each row of a result is made of one row,
+        and keeps its `block_number`. Spark's plan tells, for functions of (data). `row_wise=True`
+        says so for any transform, `row_wise=False` has each hot block transformed alone.
         """
-        return replace(self, steps=(*self.steps, Step(code)))
+        if row_wise is not None and not isinstance(row_wise, bool):
+            raise InvalidOptionError("row_wise is True, False or None", got=repr(row_wise))
+        return replace(self, steps=(*self.steps, Step(code, row_wise)))
 
     def on_finalized(
         self,

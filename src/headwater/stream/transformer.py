@@ -35,7 +35,7 @@ class Transformer(Protocol):
 class Step:
     """One `pipe` of a stream: a function, or an object with `transform` and optional hooks."""
 
-    def __init__(self, code: Transform | Transformer) -> None:
+    def __init__(self, code: Transform | Transformer, row_wise: bool | None = None) -> None:
         transform = getattr(code, "transform", None) or code
         self._transform = Callback("transform", transform, "data", "data, ctx")
         self._hooks = {
@@ -43,6 +43,17 @@ class Step:
             for name, form in _HOOKS.items()
             if callable(hook := getattr(code, name, None))
         }
+        self.row_wise = row_wise
+
+    @property
+    def may_join_blocks(self) -> bool:
+        """Whether hot blocks that wait may be given to it together, to be cut by block afterwards.
+
+        A transformer with a life, or one that is told where the stream stands, sees each by itself.
+        """
+        if self.row_wise is not None:
+            return self.row_wise
+        return self._transform.arguments == 1 and not self._hooks
 
     def transform(self, data: Frames, ctx: BatchContext) -> Frames:
         """Return what becomes of a batch: a mapping of names to DataFrames."""

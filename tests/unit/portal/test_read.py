@@ -106,8 +106,17 @@ def test_a_hot_block_is_passed_on_before_the_next_chunk_is_read() -> None:
     assert reply.read == 3
 
 
-def test_without_a_finalized_head_every_block_is_hot() -> None:
-    reply = Reply(body=[lines(1), lines(2)], headers=heads(latest=2))
+def test_hot_blocks_are_gathered_up_to_the_newest_that_the_portal_had() -> None:
+    body: list[bytes | TransportError] = [lines(1), lines(2), lines(3), lines(4), LOST]
+    reply = Reply(body=body, headers=heads(latest=3))
+    reading = Harness([reply]).read(9)
+    assert numbers([next(reading)]) == [[1, 2, 3]]
+    assert reply.read == 3
+    assert numbers([next(reading)]) == [[4]]
+
+
+def test_without_a_latest_head_a_hot_block_waits_for_nothing() -> None:
+    reply = Reply(body=[lines(1), lines(2)], headers=heads(0))
     assert numbers(list(islice(Harness([reply]).read(9), 2))) == [[1], [2]]
 
 
