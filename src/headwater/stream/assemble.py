@@ -164,7 +164,9 @@ class Assembler:
     ) -> Sequence[Frames] | None:
         """Transform several blocks at once, and cut the result by block; None if it cannot be."""
         given = {
-            name: JoinedFrame(pa.concat_tables([one.tables[name] for one in decoded]), self._session)
+            name: JoinedFrame(
+                pa.concat_tables([one.tables[name] for one in decoded]), self._session
+            )
             for name in self._outputs
         }
         chain = tuple(cursor for batch in batches for cursor in batch.rollback_chain)
