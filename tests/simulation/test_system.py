@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from headwater.testing.system.places import Engines
+from headwater.testing.system.script import Do, Script, Step
 from headwater.testing.system.situations import Met, Tally
 from headwater.testing.system.soak import Outcome, play, play_seeds, report, shrink
-from headwater.testing.system.world import Do, Script, Step, World
+from headwater.testing.system.world import World
 from tests.targets import clickhouse_places, postgres_places
 
 RARE = [320]  # a statement that waits for a lock of a paused writer

@@ -1,6 +1,6 @@
-"""One process of a stream: the real loop, client and target, stopped or killed at any statement.
+"""Streams of the simulation, and their processes: paused or killed at any statement.
 
-It is an actor: it runs to its next event, or to the statement at which it is to be interrupted.
+A process is the real loop, client and target, and an actor: it runs to its next event, or to the statement at which it is to be interrupted.
 A kill leaves what a dead process leaves: connections are closed, nothing more is sent.
 """
 
@@ -8,22 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from headwater.core import Batch, PipeState
+from headwater.core import Batch, Flush, PipeState
 from headwater.pipeline import Event, Pipeline
 from headwater.portal import PortalClient, Transport
 from headwater.stream.run import Run
-from headwater.stream.stream import PortalStream
+from headwater.stream.stream import PortalStream, portal_stream
 from headwater.targets.contract import Capabilities, Delivery
 from headwater.testing.portal.transport import VirtualClock
 from headwater.testing.scenarios.crash import Crash
 from headwater.testing.system.actor import Actor
+from headwater.testing.system.places import Place
+from headwater.testing.system.tables import Shape, outputs
+
+ADDRESS = "http://127.0.0.1:9/datasets/simulated"  # of the portal in memory; nothing connects
 
 
 class Call(StrEnum):
@@ -145,6 +149,47 @@ class Process:
         self.point = point
         self.actor.pause()
         self.point = None
+
+
+@dataclass(slots=True)
+class Line:
+    """One stream of the world: what it is, and the processes that run or ran it."""
+
+    shape: Shape
+    place: Place
+    stream: PortalStream
+    tokens: tuple[str, ...]
+    processes: list[Process] = field(default_factory=list)
+    lives: int = 0
+    state: PipeState = PipeState()  # noqa: RUF009 - immutable; what the last event said
+    lossy: bool = False  # a connection to its database was lost, or may be
+    rivals: bool = False  # more than one process has been started at a time
+
+    @property
+    def alive(self) -> list[Process]:
+        """The processes that have not ended, oldest first."""
+        return [one for one in self.processes if not one.actor.is_over]
+
+    @classmethod
+    def draw(cls, name: str, place: Place, tokens: Sequence[str], dice: Random) -> Line:
+        """Draw what a stream reads, which tables it writes, and when it commits."""
+        keyed = place.kind in ("DuckDB", "PostgreSQL")
+        shape = Shape(
+            name,
+            latest=keyed and dice.random() < 0.5,
+            sums=keyed and dice.random() < 0.3,
+        )
+        tokens = tuple(tokens[: dice.choice([1, 2, 3])])
+        flush = Flush(blocks=dice.choice([2, 5]), seconds=1) if dice.random() < 0.25 else None
+        stream = portal_stream(
+            id=name,
+            portal=ADDRESS,
+            outputs=outputs(tokens),
+            flush=flush,
+            undo_buffer=dice.choice([0, 0, 0, 0, 2]),
+            far=1_000_000,
+        )
+        return cls(shape, place, stream, tokens)
 
 
 class _Watched:

@@ -27,8 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.testing.system.places import Engines
+from headwater.testing.system.script import Script
 from headwater.testing.system.situations import Tally, expected
-from headwater.testing.system.world import Script, World
+from headwater.testing.system.world import World
 
 CHUNK = 10
 SHRINK_S = 60.0

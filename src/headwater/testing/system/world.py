@@ -1,18 +1,13 @@
-"""One world: a chain, a portal, databases and processes, and the script of what happens to them.
+"""One world: what streams read, the databases they write, and processes that live and die.
 
-A step is a name and a number; what it does in detail follows from the number and from how things
-stand. So any part of a script can be played, and a script that fails can be cut down.
+It plays a script, step by step, and judges: which end of a process is explained by what was done to
+it, and whether the tables are those of the chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from itertools import product
 from random import Random
 
-from headwater.core import Flush, PipeState
 from headwater.errors import HeadwaterError
 from headwater.pipeline import (
     Committed,
@@ -23,118 +18,22 @@ from headwater.pipeline import (
     Settled,
     Waited,
 )
-from headwater.portal import HttpTransport, Timeouts, Transport
-from headwater.stream.stream import PortalStream, portal_stream
-from headwater.testing.chain.tree import ChainSim, ContentSettings
-from headwater.testing.faults.plan import CATALOGUE
 from headwater.testing.faults.proxy import Loss, LossyProxy
-from headwater.testing.portal.dataset import PortalSim
-from headwater.testing.portal.replicas import Balance, Finality
-from headwater.testing.portal.server import PortalServer
-from headwater.testing.portal.stream_plan import Behind
-from headwater.testing.portal.transport import SimTransport, VirtualClock
+from headwater.testing.portal.transport import VirtualClock
 from headwater.testing.scenarios.crash import Crash
 from headwater.testing.scenarios.oracle import DisagreementError
 from headwater.testing.system.places import Engines, Place, make_place
-from headwater.testing.system.process import Call, Interruption, Point, Process
+from headwater.testing.system.process import Call, Interruption, Line, Point, Process
+from headwater.testing.system.script import FOCUS, KINDS, Do, Script, Step
 from headwater.testing.system.situations import Met, Tally, interrupted
-from headwater.testing.system.tables import Shape, difference, expected, outputs
+from headwater.testing.system.tables import difference, expected
+from headwater.testing.system.upstream import LIMIT_S, Upstream
 
-ADDRESS = "http://127.0.0.1:9/datasets/simulated"  # of the portal in memory; nothing connects
-LIMIT_S = 120.0  # for what hangs
 BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # the portal's fault
 LOST = {"E2101", "E2010"}
 LAGGING = {"E1004"}  # a replica stayed behind a final cursor
 REFUSED = {"E2103", "E2016", "E2507"}  # another writer has the stream
 HOUR = 3600.0
-_HARMLESS = tuple(
-    name for name in CATALOGUE
-    if name not in {"missing-block", "swapped-blocks", "foreign-block", "wrong-finality-hash",
-                    "refused"}
-)  # fmt: skip
-
-
-class Do(StrEnum):
-    """What a step does."""
-
-    GROW = "grow"
-    FORK = "fork"
-    TAKE_BACK = "take back"
-    FINALIZE = "finalize"
-    REPLICA = "replica"
-    FAULT = "fault"
-    LOSE = "lose connection"
-    RELEASE = "release connection"
-    RUN = "run"
-    KILL = "kill"
-    STOP = "stop"
-    INTERRUPT = "interrupt"
-    FOCUS = "interrupt as the seed says"
-    TAKE_OVER = "take over"
-    WAKE = "wake"
-    CLOCK = "clock"
-    LOOK = "look"
-
-
-_WEIGHTS = {
-    Do.GROW: 12, Do.FORK: 9, Do.TAKE_BACK: 2, Do.FINALIZE: 6, Do.REPLICA: 5, Do.FAULT: 4,
-    Do.LOSE: 8, Do.RELEASE: 3, Do.RUN: 32, Do.KILL: 1, Do.STOP: 1, Do.INTERRUPT: 13,
-    Do.TAKE_OVER: 8, Do.WAKE: 4, Do.CLOCK: 2, Do.LOOK: 4,
-}  # fmt: skip
-
-
-# Real databases are costly: of 20 seeds in a row this is the kind of the first stream. Rare points
-# are met by turns: a seed's block of 20 says in which call its focus is, and whether it is a pause.
-_KINDS = ("PostgreSQL",) * 3 + ("DuckDB", "ClickHouse") + ("memory",) * 15
-_FOCUS = tuple(product((Call.ROLL_BACK, Call.COMMIT, Call.RECOVER), (True, False)))
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One thing that happens. Everything else about it is drawn from `seed`."""
-
-    do: Do
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """What a seed stands for: the setting is drawn from `seed`, the steps are listed."""
-
-    seed: int
-    steps: tuple[Step, ...]
-
-    @classmethod
-    def draw(cls, seed: int) -> Script:
-        """Draw a script."""
-        dice = Random(f"system {seed}")
-        kinds = dice.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=dice.choice([10, 16, 24]))
-        kinds.insert(len(kinds) // 3, Do.FOCUS)
-        return cls(seed, tuple(Step(kind, dice.randrange(1 << 32)) for kind in kinds))
-
-    def only(self, kept: Sequence[int]) -> Script:
-        """Return the script with some of its steps, by their places."""
-        return Script(self.seed, tuple(self.steps[one] for one in kept))
-
-
-@dataclass(slots=True)
-class Line:
-    """One stream of the world: what it is, and the processes that run or ran it."""
-
-    shape: Shape
-    place: Place
-    stream: PortalStream
-    tokens: tuple[str, ...]
-    processes: list[Process] = field(default_factory=list)
-    lives: int = 0
-    state: PipeState = PipeState()  # noqa: RUF009 - immutable; what the last event said
-    lossy: bool = False  # a connection to its database was lost, or may be
-    rivals: bool = False  # more than one process has been started at a time
-
-    @property
-    def alive(self) -> list[Process]:
-        """The processes that have not ended, oldest first."""
-        return [one for one in self.processes if not one.actor.is_over]
 
 
 class World:
@@ -147,27 +46,10 @@ class World:
         self._tally = tally
         self._dice = dice = Random(f"world {script.seed}")
         self._engines = engines
-        self.chain = ChainSim(
-            script.seed,
-            content=ContentSettings(transactions_per_block=1.5, transfers_per_transaction=1),
-        )
-        self.chain.grow(dice.randrange(1, 8))
-        self._finality_known = dice.random() < 0.9
-        self.portal = PortalSim(
-            self.chain,
-            seed=script.seed,
-            replicas=dice.choice([1, 2, 3]),
-            balance=dice.choice(list(Balance)),
-            blocks_per_answer=dice.choice([(3, 3), (1, 20), (500, 500)]),
-            sample_size=dice.choice([1, 3, 10, 50]),
-            behind=dice.choice(list(Behind)),
-            conflict_before_no_content=dice.random() < 0.6,
-        )
-        self._faulty = self._lagging = False
+        self.upstream = Upstream(script.seed, dice, tally, self._note)
+        self.chain, self.portal = self.upstream.chain, self.upstream.portal
         self._places: list[Place] = []
         self.lines: list[Line] = []
-        self._server: PortalServer | None = None
-        self._wire: LossyProxy | None = None
 
     # --- playing ----------------------------------------------------------------------------------
 
@@ -190,22 +72,17 @@ class World:
             for loss in place.proxy.struck if place.proxy else []:
                 if not loss.hold:
                     self._tally.meet(Met.ANSWER_CUT if loss.of_answer else Met.REQUEST_CUT)
-        for loss in self._wire.struck if self._wire else []:
+        for loss in self.upstream.wire.struck if self.upstream.wire else []:
             if not loss.hold:
                 self._tally.meet(Met.PORTAL_CUT)
 
     def _set_up(self) -> None:
         dice = self._dice
-        if not self._finality_known:
-            for replica in self.portal.replicas:
-                replica.report(Finality.HIDDEN)
-        if dice.random() < 0.08:
-            self._server = PortalServer(self.portal).start()
-            self._wire = LossyProxy("127.0.0.1", int(self._server.base_url.rsplit(":", 1)[1]))
-        kind = _KINDS[self.script.seed % len(_KINDS)]
+        self.upstream.open()
+        kind = KINDS[self.script.seed % len(KINDS)]
         for number in range(2 if self.script.seed % 4 == 0 else 1):
             if number and dice.random() < 0.3:
-                kind = dice.choice(_KINDS)
+                kind = dice.choice(KINDS)
             same = [one for one in self._places if one.kind == kind]
             if same:
                 place = same[0]
@@ -213,29 +90,10 @@ class World:
                 engines = ["CollapsingMergeTree", "ReplacingMergeTree", "MergeTree"]
                 place = make_place(kind, self._engines, dice.choice(engines))
                 self._places.append(place)
-            self._add_line(f"s{number}", place)
+            tokens = list(self.chain.population.tokens)
+            self.lines.append(Line.draw(f"s{number}", place, tokens, dice))
         if len(self._places) < len(self.lines):
             self._tally.meet(Met.SEVERAL_STREAMS)
-
-    def _add_line(self, name: str, place: Place) -> None:
-        dice = self._dice
-        keyed = place.kind in ("DuckDB", "PostgreSQL")
-        shape = Shape(
-            name,
-            latest=keyed and dice.random() < 0.5,
-            sums=keyed and dice.random() < 0.3,
-        )
-        tokens = tuple(list(self.chain.population.tokens)[: dice.choice([1, 2, 3])])
-        flush = Flush(blocks=dice.choice([2, 5]), seconds=1) if dice.random() < 0.25 else None
-        stream = portal_stream(
-            id=name,
-            portal=ADDRESS,
-            outputs=outputs(tokens),
-            flush=flush,
-            undo_buffer=dice.choice([0, 0, 0, 0, 2]),
-            far=1_000_000,
-        )
-        self.lines.append(Line(shape, place, stream, tokens))
 
     def _tear_down(self) -> None:
         for line in self.lines:
@@ -243,10 +101,7 @@ class World:
                 self._end(line, process)
         for place in self._places:
             place.close()
-        if self._wire is not None:
-            self._wire.close()
-        if self._server is not None:
-            self._server.stop()
+        self.upstream.close()
 
     def _do(self, step: Step) -> None:
         dice = Random(step.seed)
@@ -257,13 +112,13 @@ class World:
             case Do.FORK:
                 self._fork(dice)
             case Do.TAKE_BACK:
-                self._take_back()
+                self.upstream.take_back()
             case Do.FINALIZE:
-                self._finalize(self.chain.head.number - dice.choice([0, 1, 2, 4, 8, 15]))
+                self.upstream.finalize(self.chain.head.number - dice.choice([0, 1, 2, 4, 8, 15]))
             case Do.REPLICA:
-                self._move_replica(dice)
+                self.upstream.move_replica(dice)
             case Do.FAULT:
-                self._add_fault(dice)
+                self.upstream.add_fault(dice)
             case Do.LOSE | Do.RELEASE:
                 self._do_network(step.do, dice)
             case Do.LOOK:
@@ -272,82 +127,14 @@ class World:
             case _:
                 self._do_process(step.do, dice.choice(self.lines), dice)
 
-    # --- the chain and the portal -----------------------------------------------------------------
-
     def _fork(self, dice: Random) -> None:
-        final = self.chain.finalized
-        first = self.chain.start_block if final is None else final.number
-        deepest = len(self.chain.canonical(first + 1))
-        if deepest < 1:
+        if not self.upstream.fork(dice):
             return
-        depth = min(dice.choice([1, 1, 2, 3, dice.randint(1, deepest), deepest]), deepest)
-        self.chain.fork(depth, dice.choice([None, None, depth, depth + 2]))
-        self._note(f"fork of {depth}, head {self.chain.head.cursor}")
         for line in self.lines:
             if any(one.is_paused for one in line.alive):
                 self._tally.meet(Met.FORK_WHILE_PAUSED)
             elif line.lives and not line.alive:
                 self._tally.meet(Met.FORK_WHILE_DOWN)
-
-    def _take_back(self) -> None:
-        for record in reversed(self.chain.forks):
-            if not record.orphaned_hashes:
-                continue
-            tip, final = record.orphaned_hashes[-1], self.chain.finalized
-            if self.chain.is_ancestor(tip, self.chain.head.hash):
-                continue
-            if final is None or self.chain.is_ancestor(final.hash, tip):
-                self.chain.adopt(tip)
-                self._tally.meet(Met.FORK_TAKEN_BACK)
-                return
-
-    def _finalize(self, number: int) -> None:
-        """Finalize, and move replicas away from branches that finality rules out."""
-        before = self.chain.finalized
-        was = self.chain.start_block if before is None else before.number
-        if number <= was:
-            return
-        if self.chain.head.number - was >= 20:
-            self._tally.meet(Met.FINALITY_STALLED)
-        final = self.chain.finalize(number)
-        if final.number - was >= 10:
-            self._tally.meet(Met.FINALITY_JUMPED)
-        self._note(f"final {final.number}")
-        for replica in self.portal.replicas:
-            tip = replica.view().tip.hash
-            if not (
-                self.chain.is_ancestor(final.hash, tip) or self.chain.is_ancestor(tip, final.hash)
-            ):
-                replica.live()
-
-    def _move_replica(self, dice: Random) -> None:
-        replica = self.portal.replicas[dice.randrange(len(self.portal.replicas))]
-        match dice.choice(["live", "lag", "freeze", "freeze", "finality"]):
-            case "live":
-                replica.live()
-            case "lag":
-                self._lagging = True
-                replica.lag(dice.choice([1, 3, 10]))
-            case "freeze":
-                self._lagging = True
-                replica.freeze()
-            case _:
-                if self._finality_known:
-                    shown = dice.choice(
-                        [Finality.TRUE, Finality.LAGGING, Finality.HIDDEN, Finality.REGRESSED]
-                    )
-                    replica.report(shown, 5)
-                    if shown in (Finality.LAGGING, Finality.REGRESSED):
-                        self._tally.meet(Met.FINALITY_REGRESSED)
-
-    def _add_fault(self, dice: Random) -> None:
-        if self._wire is not None:
-            return  # there the proxy does what a portal in memory can only pretend
-        name = dice.choice(_HARMLESS)
-        self.portal.faults.add(dice.choice(CATALOGUE[name]), times=dice.choice([1, 1, 3]))
-        self._faulty = True
-        self._note(f"fault {name}")
-        self._tally.meet(Met.PORTAL_FAULT)
 
     # --- the network ------------------------------------------------------------------------------
 
@@ -356,8 +143,8 @@ class World:
         for line in self.lines:
             if line.place.proxy is not None:
                 found.append((line.place.proxy, line))
-        if self._wire is not None:
-            found.append((self._wire, None))
+        if self.upstream.wire is not None:
+            found.append((self.upstream.wire, None))
         return found
 
     def _do_network(self, do: Do, dice: Random) -> None:
@@ -386,7 +173,7 @@ class World:
         proxy.release(deliver=deliver)
 
     def _holding(self, line: Line) -> bool:
-        proxies = (line.place.proxy, self._wire)
+        proxies = (line.place.proxy, self.upstream.wire)
         return any(one is not None and one.is_holding for one in proxies)
 
     # --- processes --------------------------------------------------------------------------------
@@ -428,7 +215,7 @@ class World:
         for _ in range(6):
             if not self._advance(line, line.alive[-1] if line.alive else self._start(line)):
                 break
-        call, pause = _FOCUS[self.script.seed // len(_KINDS) % len(_FOCUS)]
+        call, pause = FOCUS[self.script.seed // len(KINDS) % len(FOCUS)]
         self._interrupt(line, line.alive[-1] if line.alive else None, dice, call, pause, runs=5)
         for other in self.lines[1:]:
             for process in other.alive:
@@ -485,7 +272,7 @@ class World:
             name,
             line.stream,
             target,
-            self._transport(clock),
+            self.upstream.transport(clock),
             clock,
             on_event=lambda event: self._on_event(line, name, event),
             on_point=on_point,
@@ -493,12 +280,6 @@ class World:
         line.processes.append(process)
         self._note(f"{name} starts")
         return process
-
-    def _transport(self, clock: VirtualClock) -> Transport:
-        if self._wire is None:
-            return SimTransport(self.portal, clock)
-        address = f"http://127.0.0.1:{self._wire.port}/datasets/{self.portal.dataset}"
-        return HttpTransport(address, Timeouts(LIMIT_S, LIMIT_S, LIMIT_S))
 
     def _advance(self, line: Line, process: Process) -> bool:
         """Let a process run to its next event; False if it does not get there."""
@@ -582,10 +363,13 @@ class World:
                 self._tally.meet(Met.FORK_BEFORE_FLUSH)
             case Waited():
                 self._tally.meet(Met.REPLICA_BEHIND)
-            case Recovered() if cursor is not None and not self._on_chain(cursor.hash):
+            case Recovered() if cursor is not None and not self.upstream.is_canonical(cursor.hash):
                 self._tally.meet(Met.RESTART_ON_ORPHAN)
             case Committed() | Settled():
-                if any(not self._on_chain(one.view().tip.hash) for one in self.portal.replicas):
+                if any(
+                    not self.upstream.is_canonical(one.view().tip.hash)
+                    for one in self.portal.replicas
+                ):
                     self._tally.meet(Met.REPLICA_ON_BRANCH)
             case _:
                 pass
@@ -603,8 +387,8 @@ class World:
         self._note(f"{process.name} ended: {failure}")
         self._tally.errors[code] += 1
         explained = (
-            (code in BAD_DATA and self._faulty)
-            or (code in LAGGING and self._lagging)
+            (code in BAD_DATA and self.upstream.faulty)
+            or (code in LAGGING and self.upstream.lagging)
             or (code in LOST and line.lossy)
             or (code in LOST | REFUSED and line.rivals)
         )
@@ -639,22 +423,15 @@ class World:
     def _rest(self) -> None:
         """Stop all faults, wake everybody, read to the head: now all must be equal."""
         self._note("-- rest")
-        self.portal.faults.clear()
         for proxy, line in self._proxies():
             proxy.disarm()
             if proxy.is_holding:
                 self._release(proxy, False, portal=line is None)
-        for replica in self.portal.replicas:
-            replica.live()
-            if self._finality_known:
-                replica.report(Finality.TRUE)
-        highest = max((one.state.number for one in self.lines), default=0)
-        self.chain.extend(3 + max(0, highest - self.chain.head.number))  # what is above cannot tell
-        self._finalize(self.chain.head.number - 2)
-        for line in self.lines:
-            for process in [one for one in line.alive if one.is_paused]:
-                self._wake(line, process)
-            self._settle(line)
+        self.upstream.calm(max(one.state.number for one in self.lines))
+        for each in self.lines:
+            for process in [one for one in each.alive if one.is_paused]:
+                self._wake(each, process)
+            self._settle(each)
         self._restart()
 
     def _restart(self) -> None:
@@ -672,7 +449,7 @@ class World:
             self._settle(line)
             stored = line.place.read(line.shape)
             old = [one for one in stored.undo_blocks if final and one < final.number - 1]
-            if old and self._finality_known and not line.stream.undo_buffer:
+            if old and self.upstream.finality_known and not line.stream.undo_buffer:
                 raise DisagreementError(f"{line.shape.stream}: undo data of final blocks {old[:5]}")
 
     def _settle(self, line: Line) -> None:
@@ -693,7 +470,7 @@ class World:
     def _is_at_head(self, line: Line) -> bool:
         cursor = line.state.cursor
         head, held = self.chain.head, line.stream.undo_buffer
-        if cursor is None or not self._on_chain(cursor.hash):
+        if cursor is None or not self.upstream.is_canonical(cursor.hash):
             return False
         if not held:
             return cursor.number == head.number

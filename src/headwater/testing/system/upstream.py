@@ -1,0 +1,168 @@
+"""The chain and the portal of a world: forks, finality, replicas, faulty answers, and the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from headwater.portal import HttpTransport, Timeouts, Transport
+from headwater.testing.chain.tree import ChainSim, ContentSettings
+from headwater.testing.faults.plan import CATALOGUE
+from headwater.testing.faults.proxy import LossyProxy
+from headwater.testing.portal.dataset import PortalSim
+from headwater.testing.portal.replicas import Balance, Finality
+from headwater.testing.portal.server import PortalServer
+from headwater.testing.portal.stream_plan import Behind
+from headwater.testing.portal.transport import SimTransport, VirtualClock
+from headwater.testing.system.situations import Met, Tally
+
+LIMIT_S = 120.0  # for what hangs
+_HARMLESS = tuple(
+    name for name in CATALOGUE
+    if name not in {"missing-block", "swapped-blocks", "foreign-block", "wrong-finality-hash",
+                    "refused"}
+)  # fmt: skip
+
+
+class Upstream:
+    """What the streams of a world read. `wire` is there where they read over real sockets.
+
+    `faulty` says that an answer was or may be faulty, `lagging` that a replica is behind.
+    """
+
+    def __init__(self, seed: int, dice: Random, tally: Tally, note: Callable[[str], None]) -> None:
+        self.faulty = self.lagging = False
+        self.wire: LossyProxy | None = None
+        self._tally = tally
+        self._note = note
+        self._server: PortalServer | None = None
+        content = ContentSettings(transactions_per_block=1.5, transfers_per_transaction=1)
+        self.chain = ChainSim(seed, content=content)
+        self.chain.grow(dice.randrange(1, 8))
+        self.finality_known = dice.random() < 0.9
+        self.portal = PortalSim(
+            self.chain,
+            seed=seed,
+            replicas=dice.choice([1, 2, 3]),
+            balance=dice.choice(list(Balance)),
+            blocks_per_answer=dice.choice([(3, 3), (1, 20), (500, 500)]),
+            sample_size=dice.choice([1, 3, 10, 50]),
+            behind=dice.choice(list(Behind)),
+            conflict_before_no_content=dice.random() < 0.6,
+        )
+        self._over_sockets = dice.random() < 0.08
+
+    def open(self) -> None:
+        """Start serving, where that takes a socket."""
+        if not self.finality_known:
+            for replica in self.portal.replicas:
+                replica.report(Finality.HIDDEN)
+        if self._over_sockets:
+            self._server = PortalServer(self.portal).start()
+            self.wire = LossyProxy("127.0.0.1", int(self._server.base_url.rsplit(":", 1)[1]))
+
+    def close(self) -> None:
+        """Stop serving."""
+        if self.wire is not None:
+            self.wire.close()
+        if self._server is not None:
+            self._server.stop()
+
+    def transport(self, clock: VirtualClock) -> Transport:
+        """Return how one process reaches the portal."""
+        if self.wire is None:
+            return SimTransport(self.portal, clock)
+        address = f"http://127.0.0.1:{self.wire.port}/datasets/{self.portal.dataset}"
+        return HttpTransport(address, Timeouts(LIMIT_S, LIMIT_S, LIMIT_S))
+
+    def is_canonical(self, block_hash: str | None) -> bool:
+        """Tell whether a block is on the chain as it is now."""
+        return self.chain.is_ancestor(block_hash or "", self.chain.head.hash)
+
+    def fork(self, dice: Random) -> bool:
+        """Replace some of the newest blocks that are not final; tell whether there are any."""
+        final = self.chain.finalized
+        first = self.chain.start_block if final is None else final.number
+        deepest = len(self.chain.canonical(first + 1))
+        if deepest < 1:
+            return False
+        depth = min(dice.choice([1, 1, 2, 3, dice.randint(1, deepest), deepest]), deepest)
+        self.chain.fork(depth, dice.choice([None, None, depth, depth + 2]))
+        self._note(f"fork of {depth}, head {self.chain.head.cursor}")
+        return True
+
+    def take_back(self) -> None:
+        """Return to a branch that was abandoned, if finality allows it."""
+        for record in reversed(self.chain.forks):
+            if not record.orphaned_hashes:
+                continue
+            tip, final = record.orphaned_hashes[-1], self.chain.finalized
+            if self.chain.is_ancestor(tip, self.chain.head.hash):
+                continue
+            if final is None or self.chain.is_ancestor(final.hash, tip):
+                self.chain.adopt(tip)
+                self._tally.meet(Met.FORK_TAKEN_BACK)
+                return
+
+    def finalize(self, number: int) -> None:
+        """Finalize, and move replicas away from branches that finality rules out."""
+        before = self.chain.finalized
+        was = self.chain.start_block if before is None else before.number
+        if number <= was:
+            return
+        if self.chain.head.number - was >= 20:
+            self._tally.meet(Met.FINALITY_STALLED)
+        final = self.chain.finalize(number)
+        if final.number - was >= 10:
+            self._tally.meet(Met.FINALITY_JUMPED)
+        self._note(f"final {final.number}")
+        for replica in self.portal.replicas:
+            tip = replica.view().tip.hash
+            if not (
+                self.chain.is_ancestor(final.hash, tip) or self.chain.is_ancestor(tip, final.hash)
+            ):
+                replica.live()
+
+    def move_replica(self, dice: Random) -> None:
+        """Let a replica follow, lag, stay where it is, or report other finality."""
+        replica = self.portal.replicas[dice.randrange(len(self.portal.replicas))]
+        match dice.choice(["live", "lag", "freeze", "freeze", "finality"]):
+            case "live":
+                replica.live()
+            case "lag":
+                self.lagging = True
+                replica.lag(dice.choice([1, 3, 10]))
+            case "freeze":
+                self.lagging = True
+                replica.freeze()
+            case _:
+                if self.finality_known:
+                    shown = dice.choice(
+                        [Finality.TRUE, Finality.LAGGING, Finality.HIDDEN, Finality.REGRESSED]
+                    )
+                    replica.report(shown, 5)
+                    if shown in (Finality.LAGGING, Finality.REGRESSED):
+                        self._tally.meet(Met.FINALITY_REGRESSED)
+
+    def add_fault(self, dice: Random) -> None:
+        """Have one of the next answers spoiled."""
+        if self.wire is not None:
+            return  # there the proxy does what a portal in memory can only pretend
+        name = dice.choice(_HARMLESS)
+        self.portal.faults.add(dice.choice(CATALOGUE[name]), times=dice.choice([1, 1, 3]))
+        self.faulty = True
+        self._note(f"fault {name}")
+        self._tally.meet(Met.PORTAL_FAULT)
+
+    def calm(self, highest: int) -> None:
+        """End all faults, let the replicas agree, and grow above every cursor.
+
+        A cursor above the head cannot be told from one that is merely ahead of a replica.
+        """
+        self.portal.faults.clear()
+        for replica in self.portal.replicas:
+            replica.live()
+            if self.finality_known:
+                replica.report(Finality.TRUE)
+        self.chain.extend(3 + max(0, highest - self.chain.head.number))
+        self.finalize(self.chain.head.number - 2)
