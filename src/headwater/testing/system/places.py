@@ -233,7 +233,7 @@ class PostgresPlace(Place):
             settings=PostgresSettings(
                 schema=self._schema,
                 attempts=3,
-                lock_wait_s=0.05,
+                lock_wait_s=0.2,
                 unfinalized_blocks_retention=1,
             ),
         )

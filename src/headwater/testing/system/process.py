@@ -1,7 +1,8 @@
 """Streams of the simulation, and their processes: paused or killed at any statement.
 
-A process is the real loop, client and target, and an actor: it runs to its next event, or to the statement at which it is to be interrupted.
-A kill leaves what a dead process leaves: connections are closed, nothing more is sent.
+A process is the real loop, client and target, and an actor: it runs to its next event, or to the
+statement at which it is to be interrupted. A kill leaves what a dead process leaves: connections
+are closed, nothing more is sent.
 """
 
 from __future__ import annotations

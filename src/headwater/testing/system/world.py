@@ -33,6 +33,7 @@ BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # the portal'
 LOST = {"E2101", "E2010"}
 LAGGING = {"E1004"}  # a replica stayed behind a final cursor
 REFUSED = {"E2103", "E2016", "E2507"}  # another writer has the stream
+ENDING = "E2103"  # PostgreSQL has not noticed yet that a killed process is gone
 HOUR = 3600.0
 
 
@@ -391,6 +392,7 @@ class World:
             or (code in LAGGING and self.upstream.lagging)
             or (code in LOST and line.lossy)
             or (code in LOST | REFUSED and line.rivals)
+            or (code == ENDING and line.lives > 1)
         )
         if code in REFUSED and line.rivals and any(one.is_paused for one in line.alive):
             self._tally.meet(Met.SUCCESSOR_REFUSED)
