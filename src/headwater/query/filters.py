@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
@@ -85,6 +85,11 @@ class Filter:
             self, conditions=tuple((wire, _sorted(value)) for wire, value in self.conditions)
         )
 
+    def without(self, wire: str) -> Filter:
+        """Return the filter without one of its keys."""
+        kept = tuple(item for item in self.conditions if item[0] != wire)
+        return replace(self, conditions=kept)
+
     def document(self) -> dict[str, object]:
         """Return the JSON object of the request."""
         return {
@@ -94,6 +99,27 @@ class Filter:
             },
             **dict.fromkeys(self.relations, True),
         }
+
+
+def join_lists(filters: Sequence[Filter], wire: str) -> list[Filter]:
+    """Join those that have a list of this key into one with all of it; others stay as they are.
+
+    The filters are equal in all other keys and relations.
+    """
+    lists = [one for one in filters if isinstance(one.condition(wire), tuple)]
+    if len(lists) < 2:
+        return list(filters)
+    values: dict[Item, None] = {}
+    for one in lists:
+        value = one.condition(wire)
+        assert isinstance(value, tuple), "chosen for it"
+        values.update(dict.fromkeys(value))
+    first = lists[0]
+    conditions = tuple(
+        (key, tuple(values) if key == wire else value) for key, value in first.conditions
+    )
+    others = [one for one in filters if one not in lists]
+    return [replace(first, conditions=conditions), *others]
 
 
 def make_filter(family: Family, arguments: Mapping[str, object]) -> Filter:

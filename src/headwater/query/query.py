@@ -19,13 +19,15 @@ from typing import ClassVar, Self
 from headwater.core import BlockRange, segment_ranges
 from headwater.errors import QueryError, QueryLimitError
 from headwater.query.catalog import Entity, Field, Network
-from headwater.query.filters import Family, Filter, make_filter
+from headwater.query.filters import Family, Filter, join_lists, make_filter
 from headwater.query.values import unknown_name
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_FILTERS = 100
 
 Selection = tuple[tuple[str, tuple[str, ...]], ...]
+
+EVENT_KEY = "topic0"  # by which a log names its event
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -165,6 +167,17 @@ def _distinct(filters: Iterable[Filter]) -> tuple[Filter, ...]:
     return tuple(first.values())
 
 
+def _joined(filters: Sequence[Filter]) -> tuple[Filter, ...]:
+    """Join filters that differ in their events alone: those of one contract become one filter.
+
+    Filters of a family are OR-ed, so the joined one matches what they match, and nothing else.
+    """
+    groups: dict[Filter, list[Filter]] = {}
+    for item in _distinct(filters):
+        groups.setdefault(item.without(EVENT_KEY).canonical(), []).append(item)
+    return tuple(one for group in groups.values() for one in join_lists(group, EVENT_KEY))
+
+
 def _text(item: Filter) -> bytes:
     return encode({item.family: item.document()})
 
@@ -173,7 +186,7 @@ def _text(item: Filter) -> bytes:
 
 
 def merge_queries(queries: Iterable[Query]) -> Query:
-    """Return the query that asks for all that these ask for; repeated filters are sent once.
+    """Return the query that asks for all that these ask for, in as few filters as say the same.
 
     Raises:
         QueryError: there is no query, or they are for different types of network.
@@ -185,7 +198,7 @@ def merge_queries(queries: Iterable[Query]) -> Query:
     return replace(
         merged[0],
         fields=tuple(item for query in merged for item in query.fields),
-        filters=tuple(item for query in merged for item in query.filters),
+        filters=_joined([item for query in merged for item in query.filters]),
         include_all_blocks=any(query.include_all_blocks for query in merged),
     )
 

@@ -31,6 +31,21 @@ def test_a_filter_that_two_outputs_share_is_sent_once() -> None:
     assert twice.filters == LOGS.filters
 
 
+def test_events_of_one_contract_share_one_filter() -> None:
+    """A contract with more events than a request may have filters can be read."""
+    several = [
+        EvmQuery().add_logs(address=[USDC], topic0=[f"0x{number:064x}"], transaction=True)
+        for number in range(101)
+    ]
+    other = EvmQuery().add_logs(address=[DAI], topic0=[f"0x{0:064x}"], transaction=True)
+    (first, second, third) = merge_queries([*several, other, LOGS]).filters
+    assert first.condition("topic0") == tuple(f"0x{number:064x}" for number in range(101))
+    assert first.condition("address") == (USDC,)
+    assert second == other.filters[0]
+    assert third == LOGS.filters[0]
+    assert merge_queries(several).body(0)
+
+
 def test_one_output_that_wants_all_blocks_gets_them() -> None:
     assert merge_queries([LOGS, EvmQuery(include_all_blocks=True)]).include_all_blocks
     assert not merge_queries([LOGS, CALLS]).include_all_blocks
