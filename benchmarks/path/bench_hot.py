@@ -4,9 +4,10 @@
 
 A program as a user writes it, without a transform or with a narrow one on Spark, (a) catches up
 through 120 hot blocks, (b) follows single blocks at the head, (c) undoes a fork of 100 blocks and
-converges. The simulator has rendered what it is asked for before the clock runs, except for the
-single blocks. Times are the program's own: (a) from the first request to the commit of the head,
-(b) from the moment a block can be served, (c) from the answer that tells of the fork.
+converges. Times are the program's own: (a) from the first request to the commit of the head, of
+blocks that the simulator has rendered before; (b) from the moment a block exists; (c) from the
+moment the fork is known. The simulator renders the blocks of (b) and (c) when they are asked for,
+which is part of the time.
 """
 
 from __future__ import annotations
