@@ -37,4 +37,6 @@ PYTHON
 venv/bin/headwater --help >/dev/null
 venv/bin/headwater simulate --blocks 10 --for 0.1 >/dev/null
 venv/bin/headwater demo --help >/dev/null
+venv/bin/headwater init project >/dev/null  # the tutorial: a project, its test through a fork
+(cd project && ../venv/bin/python -m pytest -q -p no:cacheprovider)
 echo "dist/$(basename "$wheel") works"

@@ -19,6 +19,10 @@ PAGES = [
     "docs/streams.md",
     "docs/targets/clickhouse.md",
 ]
+WITHOUT_SPARK = [
+    "docs/tutorial.md",
+]
+"""Pages whose code never treats rows as a DataFrame: no session is started for them."""
 
 
 def examples(page: str) -> list[str]:
@@ -37,6 +41,22 @@ def test_an_example_runs_and_prints_what_the_page_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    run_example(page, index, capsys)
+
+
+@pytest.mark.parametrize("page", WITHOUT_SPARK)
+def test_the_examples_of_a_page_run_one_after_the_other(
+    page: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for index in range(len(examples(page))):
+        run_example(page, index, capsys)
+
+
+def run_example(page: str, index: int, capsys: pytest.CaptureFixture[str]) -> None:
     program = compile(examples(page)[index], f"{page}, example {index + 1}", "exec")
     exec(program, {"__name__": "__main__"})
     gc.collect()  # what it left open would warn now, and a warning is an error

@@ -17,6 +17,7 @@ from headwater.cli.cursor import app as cursor
 from headwater.cli.cursor import rewind
 from headwater.cli.dashboard import dashboard
 from headwater.cli.demo import demo as show_demo
+from headwater.cli.init import init
 from headwater.cli.outbox import app as outbox
 from headwater.cli.run import run
 from headwater.cli.setup import setup
@@ -49,6 +50,7 @@ def about(
 
 
 app.command("demo")(show_demo)
+app.command()(init)
 app.command()(run)
 app.command()(dashboard)
 app.command()(simulate)

@@ -164,3 +164,11 @@ class PipelineFileError(
     "an id of its own",
 ):
     """A file that `headwater run` was given defines no pipeline, or cannot be run."""
+
+
+class ProjectFolderError(
+    ConfigError,
+    code="E0032",
+    fix="name a folder that is empty or not there yet; nothing in it was changed",
+):
+    """`headwater init` was given a folder that holds something, or that cannot be written."""

@@ -50,7 +50,7 @@ from headwater.testing.portal.dataset import PortalSim
 from headwater.testing.portal.ledger import Exchange, Ledger
 from headwater.testing.portal.replicas import Balance, Finality, Follow, Replica, ReplicaSet, View
 from headwater.testing.portal.select import BadRequest, Selection
-from headwater.testing.portal.server import PortalServer, simulated_portal
+from headwater.testing.portal.server import PortalServer, live_portal, simulated_portal
 from headwater.testing.portal.stream_plan import Behind
 from headwater.testing.portal.transport import SimResponse, SimTransport, VirtualClock
 
@@ -110,5 +110,6 @@ __all__ = [
     "VirtualClock",
     "WrongFinalityHash",
     "fault_from_json",
+    "live_portal",
     "simulated_portal",
 ]

@@ -102,6 +102,10 @@ class PortalServer:
             self._auth.encode(), (authorization or "").encode()
         )
 
+    def leave_at_exit(self) -> None:
+        """Let the process end while connections are open; called before `start`."""
+        self._server.daemon_threads = True
+
     def start(self) -> PortalServer:
         """Start serving, and the live chain if there is one."""
         self._thread = Thread(
@@ -158,6 +162,42 @@ def simulated_portal(
     sim = PortalSim(chain, seed=seed, **options)
     with PortalServer(sim, port=port, auth=auth) as server:
         yield server
+
+
+def live_portal(
+    seed: int = 0,
+    *,
+    blocks: int = 600,
+    interval: float = 1.0,
+    fork_rate: float = 0.1,
+    finality_depth: int = 20,
+    network: Network = Network.EVM,
+    content: ContentSettings | None = None,
+) -> PortalServer:
+    """Serve a chain that grows and forks by itself, until this process ends: to try a pipeline.
+
+    A second call with the same seed and network returns the same portal, so that a pipeline file
+    that is run again, as `headwater run` does after a failure, finds the chain it has read.
+    """
+    key = (seed, network)
+    with _LIVE_GUARD:
+        if key not in _LIVE:
+            chain = ChainSim(seed, network=network, content=content)
+            chain.grow(blocks - 1)
+            if chain.head.number - finality_depth >= chain.start_block:
+                chain.finalize(chain.head.number - finality_depth)
+            live = LiveChain(
+                chain, seed=seed, interval=interval, finality_depth=finality_depth,
+                fork_rate=fork_rate,
+            )  # fmt: skip
+            server = PortalServer(PortalSim(chain, seed=seed), live=live)
+            server.leave_at_exit()
+            _LIVE[key] = server.start()
+        return _LIVE[key]
+
+
+_LIVE: dict[tuple[int, Network], PortalServer] = {}
+_LIVE_GUARD = Lock()
 
 
 class _Server(ThreadingHTTPServer):
