@@ -168,11 +168,7 @@ class Run(Host[Delivery]):
 
     def transform(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Decode and transform a batch."""
-        assert self._assembler is not None, "a run is opened before it transforms"
-        with self._record.stage("transform"):
-            made = self._extensions.add_rows(self._assembler(batch))
-        self._record.transformed(_facts(made))
-        return made
+        return next(self.transform_all((batch,)))
 
     def transform_all(self, several: Sequence[Batch[Raw]]) -> Iterator[Batch[Delivery]]:
         """Decode and transform hot blocks that arrived together, in one Spark job if that is safe.
@@ -180,7 +176,14 @@ class Run(Host[Delivery]):
         What each block gets is what it would have got alone.
         """
         assert self._assembler is not None, "a run is opened before it transforms"
-        return map(self._extensions.add_rows, self._assembler.several(several))
+        made = map(self._extensions.add_rows, self._assembler.several(several))
+        while True:
+            with self._record.stage("transform"):
+                batch = next(made, None)
+            if batch is None:
+                return
+            self._record.transformed(_facts(batch))
+            yield batch
 
     def count_rows(self, batch: Batch[Delivery]) -> int:
         """Count the rows of a batch, if a rule asks: a span that is not read has no count."""
