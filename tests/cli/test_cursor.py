@@ -120,7 +120,9 @@ def test_bad_input_is_said_in_one_line_without_secrets(
     assert "secret" not in said
 
 
-@pytest.mark.parametrize("command", ["cursor show", "cursor set", "cursor reset", "rewind"])
+@pytest.mark.parametrize(
+    "command", ["cursor show", "cursor set", "cursor reset", "rewind", "verify"]
+)
 def test_help_teaches_with_an_example(command: str) -> None:
     shown = run(*command.split(), "--help")
     assert f"headwater {command} " in shown

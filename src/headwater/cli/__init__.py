@@ -22,6 +22,7 @@ from headwater.cli.outbox import app as outbox
 from headwater.cli.run import run
 from headwater.cli.setup import setup
 from headwater.cli.simulate import simulate
+from headwater.cli.verify import verify
 from headwater.errors import HeadwaterError
 
 app = typer.Typer(
@@ -58,6 +59,7 @@ app.add_typer(outbox, name="outbox")
 app.command()(setup)
 app.add_typer(cursor, name="cursor")
 app.command()(rewind)
+app.command()(verify)
 
 
 def main() -> None:

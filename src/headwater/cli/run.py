@@ -147,7 +147,18 @@ def _judge(job: _Job, error: BaseException | None, view: ProgressView, restarts:
 
 
 def _jobs_of(file: Path) -> list[_Job]:
-    """Run a file, and return the pipelines that it defines."""
+    return [
+        _Job(file, index, stream.id, (stream, target))
+        for index, (stream, target) in enumerate(read_pipelines(file))
+    ]
+
+
+def read_pipelines(file: Path) -> list[tuple[PortalStream, Any]]:
+    """Run a file, and return the pipelines that it defines.
+
+    Raises:
+        PipelineFileError: it fails, or defines none.
+    """
     try:
         names = runpy.run_path(str(file), run_name="headwater.pipeline_file")
     except HeadwaterError:
@@ -156,10 +167,7 @@ def _jobs_of(file: Path) -> list[_Job]:
         raise PipelineFileError(
             "the file cannot be run", file=file, reason=f"{type(error).__name__}: {error}"
         ) from error
-    return [
-        _Job(file, index, stream.id, (stream, target))
-        for index, (stream, target) in enumerate(_pipelines(file, names))
-    ]
+    return list(_pipelines(file, names))
 
 
 def _pipelines(file: Path, names: Mapping[str, Any]) -> Iterator[tuple[PortalStream, Any]]:

@@ -172,3 +172,12 @@ class ProjectFolderError(
     fix="name a folder that is empty or not there yet; nothing in it was changed",
 ):
     """`headwater init` was given a folder that holds something, or that cannot be written."""
+
+
+class VerifyError(
+    ConfigError,
+    code="E0033",
+    fix="compare tables that hold the rows of an output: --table TABLE=OUTPUT names both, --from "
+    "and --to the blocks; docs/operations.md says what can be compared",
+):
+    """`headwater verify` cannot compare a table with the portal."""

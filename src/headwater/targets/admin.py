@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -61,6 +61,13 @@ class StreamStatus:
     id: str
     state: PipeState
     tables: tuple[TableStatus, ...] = ()
+
+
+class BlockRows(NamedTuple):
+    """Rows of a range of blocks; column `headwater_count` says how often each row counts."""
+
+    rows: pa.Table
+    block_column: str
 
 
 class MoveKind(StrEnum):
@@ -111,6 +118,14 @@ class Admin(Protocol):
 
     def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
         """Return a stream's rows of a side table that exists; takes no lock."""
+        ...
+
+    def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
+        """Return a stream's rows of a table that are of these blocks; takes no lock.
+
+        Raises:
+            VerifyError: there is no such table, or it does not say which block a row is of.
+        """
         ...
 
     def target(self, stream_id: str) -> Target[Delivery]:

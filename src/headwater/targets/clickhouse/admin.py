@@ -23,11 +23,13 @@ from headwater.errors import (
     DistributedTableError,
     InvalidOptionError,
     SchemaFileError,
+    VerifyError,
 )
 from headwater.targets.admin import (
     COLLAPSING,
     DELETION,
     REPLACING,
+    BlockRows,
     Move,
     MoveKind,
     StreamStatus,
@@ -53,6 +55,7 @@ from headwater.targets.clickhouse.sync_table import SyncTable
 from headwater.targets.clickhouse.target import ClickHouseTarget
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts
+from headwater.targets.compare import COUNT
 from headwater.targets.contract import SideTable
 from headwater.targets.database import Callbacks
 from headwater.targets.schema_file import SchemaFile
@@ -181,6 +184,50 @@ class ClickHouseAdmin:
         """Return a stream's rows of a side table."""
         with self._connected() as client:
             return self._side(client, self._lease(client, stream_id)).read(table)
+
+    def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
+        """Return the rows of a table that are of these blocks; undone ones cancel out."""
+        name = parse_name(table, self._sync.database)
+        with self._connected() as client:
+            found = [one for one in self._layouts(client, stream_id) if one.name == name]
+            layout = found[0] if found else read_layout(client, name, Table(table))
+            if layout is None:
+                raise VerifyError("there is no such table", table=name)
+            own = layout.stream_column
+            hidden = {*layout.marks, own}
+            shown = [one for one in layout.columns if one not in hidden]
+            conditions = ["<block> BETWEEN {first:UInt64} AND {last:UInt64}"]
+            conditions += ["<own> = {id:String}"] if own else []
+            conditions += ["<deleted> = 0"] if layout.deleted else []
+            which = compose(
+                " AND ".join(conditions),
+                block=layout.block_column,
+                own=own or "",
+                deleted=layout.deleted,
+            )
+            count, final, grouped = Fragment("1"), Fragment(""), Fragment("")
+            if layout.family is Family.COLLAPSING:
+                count = compose("sum(<sign>)", sign=layout.sign)
+                grouped = compose(
+                    "GROUP BY <shown> HAVING <counted> != 0", shown=shown, counted=COUNT
+                )
+            elif layout.family is Family.REPLACING:
+                final = Fragment("FINAL")
+            rows = client.query(
+                compose(
+                    "SELECT <shown>, toInt64(<count>) AS <counted> FROM <table> <final> "
+                    "WHERE <which> <grouped>",
+                    shown=shown,
+                    count=count,
+                    counted=COUNT,
+                    table=name,
+                    final=final,
+                    which=which,
+                    grouped=grouped,
+                ),
+                {"first": first, "last": last, "id": stream_id},
+            )
+            return BlockRows(rows, layout.block_column)
 
     def target(self, stream_id: str) -> ClickHouseTarget:
         """Return a target for the stream's side tables; it leaves the user's tables alone."""

@@ -11,7 +11,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import pyarrow as pa
 
 from headwater.core import PipeState
+from headwater.errors import VerifyError
 from headwater.targets.admin import (
+    BlockRows,
     Move,
     MoveKind,
     StreamStatus,
@@ -20,6 +22,7 @@ from headwater.targets.admin import (
     find_stream,
     plan_move,
 )
+from headwater.targets.compare import counted
 from headwater.targets.contract import SideTable
 from headwater.targets.database import Callbacks
 from headwater.targets.schema_file import SchemaFile
@@ -27,6 +30,7 @@ from headwater.targets.side_rows import SideStatus
 from headwater.targets.sql.catalog import Undo
 from headwater.targets.sql.dialect import Session
 from headwater.targets.sql.flow import SqlTarget, Store
+from headwater.targets.sql.settings import BLOCK_COLUMN
 from headwater.targets.sql.settings import table as declare
 from headwater.targets.sql.state import CURSORS, CursorTable
 from headwater.targets.sql.text import QualifiedName, compose
@@ -107,6 +111,31 @@ class SqlAdmin(ABC, Generic[Held]):
         """Return a stream's rows of a side table."""
         with self._transaction(None) as session:
             return self._store(session, stream_id).side.read(table)
+
+    def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
+        """Return the rows of a table that are of these blocks."""
+        name = self.dialect.name(table)
+        with self._transaction(None) as session:
+            claimed = [
+                one.block_column
+                for one in self._layouts(session, self._store(session, stream_id))
+                if one.name.folded == name.folded and one.undo is Undo.APPEND_ONLY
+            ]
+            block = claimed[0] if claimed else BLOCK_COLUMN
+            layout = self.dialect.read_table(session, name)
+            if layout is None:
+                raise VerifyError("there is no such table", table=name)
+            if self.dialect.fold(block) not in map(self.dialect.fold, layout.columns):
+                raise VerifyError(
+                    "no column with the number of the block", table=name, column=block
+                )
+            rows = session.arrow(
+                "SELECT * FROM {table} WHERE {block} BETWEEN $1::bigint AND $2::bigint",
+                [first, last],
+                table=name,
+                block=block,
+            )
+            return BlockRows(counted(rows), block)
 
     def target(self, stream_id: str) -> SqlTarget[Any]:
         """Return a target for the stream's side tables: no table of the user's is declared."""

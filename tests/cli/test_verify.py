@@ -1,0 +1,196 @@
+"""`headwater verify`: every planted defect is found on every target, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from headwater import evm, portal_stream
+from headwater.cli import app
+from headwater.targets import clickhouse_target, duckdb_target, postgres_target
+from headwater.targets.clickhouse import ClickHouseClient
+from headwater.targets.compare import compare_blocks, counted
+from headwater.testing import PortalServer, simulated_portal
+from tests.cli.test_cursor import WIDE
+from tests.targets import clickhouse_places, postgres_places
+
+LAST = 59
+FILE = """
+from headwater import duckdb_target, evm, portal_stream
+
+stream = portal_stream(
+    id="usdc", portal="{portal}", far=10**9,
+    outputs={{"transfers": evm.events("erc20.Transfer", range=(0, {last}))}})
+target = duckdb_target("not-opened.duckdb")
+"""
+
+
+@pytest.fixture(scope="module")
+def portal() -> Iterator[PortalServer]:
+    with simulated_portal(seed=11, blocks=LAST + 1, finality_depth=15) as server:
+        yield server
+
+
+class Place:
+    """A target on which a stream has run, and statements behind its back."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        if kind == "duckdb":
+            self.address = str(folder / "chain.duckdb")
+            self.target: Any = duckdb_target(self.address)
+        elif kind == "postgres":
+            self.address = postgres_places.database()
+            self.target = postgres_target(self.address)
+        else:
+            self.address = clickhouse_places.database()
+            self.target = clickhouse_target(self.address)
+
+    def sql(self, *statements: str) -> None:
+        if self.kind == "duckdb":
+            with duckdb.connect(self.address) as file:
+                for one in statements:
+                    file.execute(one)
+        elif self.kind == "postgres":
+            with psycopg.connect(self.address, autocommit=True) as connection:
+                for one in statements:
+                    connection.execute(one.encode())
+        else:
+            client = ClickHouseClient(self.address)
+            for one in statements:
+                client.run(one, settings={"mutations_sync": "2"})
+            client.close()
+
+    def remove(self, where: str) -> str:
+        return f"DELETE FROM transfers WHERE {where}"
+
+    def keep_copies(self) -> list[str]:
+        """Return what keeps ClickHouse from dropping rows of one key, as its merges do."""
+        return ["SYSTEM STOP MERGES transfers"] if self.kind == "clickhouse" else []
+
+    def change(self, column: str, value: str, where: str) -> str:
+        if self.kind == "clickhouse":
+            return f"ALTER TABLE transfers UPDATE {column} = {value} WHERE {where}"
+        return f"UPDATE transfers SET {column} = {value} WHERE {where}"
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner(env=WIDE).invoke(app, ["verify", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("kind", ["duckdb", "postgres", "clickhouse"])
+def test_every_planted_defect_is_found_and_nothing_else(
+    kind: str, portal: PortalServer, tmp_path: Path
+) -> None:
+    place = Place(kind, tmp_path)
+    stream = portal_stream(
+        id="usdc", portal=portal.url, far=10**9,
+        outputs={"transfers": evm.events("erc20.Transfer", range=(0, LAST))},
+    )  # fmt: skip
+    stream.pipe_to(place.target, progress=False)
+    counts = {
+        row["block_number"]: row["n"]
+        for row in place.target.query(
+            "SELECT block_number, count(*) AS n, min(log_index) AS one FROM transfers "
+            "GROUP BY block_number ORDER BY block_number"
+        ).to_pylist()
+    }
+    file = tmp_path / "pipeline.py"
+    file.write_text(FILE.format(portal=portal.url, last=LAST), encoding="utf-8")
+    code, shown = run(place.address, str(file))
+    assert code == 0, shown
+    assert f"transfers: equal, {sum(counts.values()):,} rows in {LAST + 1} blocks" in shown
+
+    hole, twice, orphan, changed = [one for one in counts if one > 44 - 10][:4]
+    names = ", ".join(f'"{one}"' for one in stream.outputs["transfers"].schema.names)
+    copied = names.replace('"block_hash"', "'0xdead'")
+    first = "(SELECT min(log_index) FROM transfers WHERE block_number = {})"
+    (index,) = place.target.query(
+        f"SELECT min(log_index) AS one FROM transfers WHERE block_number = {changed}"
+    )["one"].to_pylist()
+    place.sql(
+        place.remove(f"block_number = {hole}"),
+        place.change("value", "'7'", f"block_number = {changed} AND log_index = {index}"),
+        *place.keep_copies(),
+        f"INSERT INTO transfers ({names}) SELECT {names} FROM transfers "
+        f"WHERE block_number = {twice}",
+        f"INSERT INTO transfers ({names}) SELECT {copied} FROM transfers "
+        f"WHERE block_number = {orphan} AND log_index = {first.format(orphan)}",
+    )
+    code, shown = run(place.address, str(file), "--json")
+    assert code == 1, shown
+    (report,) = json.loads(shown)
+    assert report["findings"] == [
+        finding(hole, counts[hole], 0, holes=counts[hole]),
+        finding(twice, counts[twice], 2 * counts[twice], duplicates=counts[twice]),
+        finding(orphan, counts[orphan], counts[orphan] + 1, orphans=1),
+        finding(changed, counts[changed], counts[changed], changed=1, columns=["value"]),
+    ]
+    code, shown = run(place.address, str(file))
+    assert code == 1
+    assert "4 blocks differ" in shown
+    assert run(place.address, str(file), "--to", str(hole - 1))[0] == 0
+    assert run(place.address, str(file), "--from", str(hole), "--to", str(hole))[0] == 1
+
+
+def finding(block: int, expected: int, stored: int, **kinds: Any) -> dict[str, Any]:
+    none: dict[str, Any] = {"holes": 0, "duplicates": 0, "orphans": 0, "changed": 0, "columns": []}
+    return {"block": block, "expected": expected, "stored": stored, **none, **kinds}
+
+
+def test_what_cannot_be_compared_ends_with_2(portal: PortalServer, tmp_path: Path) -> None:
+    place = Place("duckdb", tmp_path)
+    outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 9))}
+    stream = portal_stream(id="usdc", portal=portal.url, far=10**9, outputs=outputs)
+    stream.pipe_to(place.target, progress=False)
+    file = tmp_path / "pipeline.py"
+    file.write_text(FILE.format(portal=portal.url, last=9), encoding="utf-8")
+    for words, says in (
+        (["--table", "nothing=transfers"], "[E0033] there is no such table"),
+        (["--table", "transfers=nothing"], "[E0033] the stream makes no such output"),
+        (["--from", "10"], "[E0002]"),
+        (["--id", "other"], "[E0031] which stream is meant"),
+    ):
+        code, shown = run(place.address, str(file), *words)
+        assert (code, says in shown) == (2, True), shown
+    assert run(place.address, str(file), "--sample", "3", "--final")[0] == 0
+    code, shown = run(str(tmp_path / "none.duckdb"), str(file))
+    assert (code, "E0013" in shown) == (2, True)
+
+
+def test_values_are_equal_whatever_type_a_database_gives_them() -> None:
+    expected = pa.table(
+        {
+            "block_number": pa.array([1, 1], pa.int64()),
+            "value": ["115792089237316195423570985008687907853269984665640564039457", "2"],
+            "flag": [True, None],
+            "at": pa.array([1_000_000, None], pa.timestamp("us", "UTC")),
+            "raw": pa.array([b"a", b"\xff"], pa.binary()),
+            "many": [[1, 2], None],
+        }
+    )
+    stored = pa.table(
+        {
+            "BLOCK_NUMBER": pa.array([1, 1], pa.uint64()),
+            "value": expected["value"].cast(pa.decimal256(76, 0)),
+            "flag": pa.array([1, None], pa.uint8()),
+            "at": pa.array([1000, None], pa.timestamp("ms", "UTC")),
+            "raw": expected["raw"],
+            "many": ["[1, 2]", None],
+        }
+    )
+    backwards = counted(stored.take(pa.array([1, 0])))
+    assert compare_blocks(expected, backwards, "block_number") == []
+    (found,) = compare_blocks(expected.slice(1), backwards, "block_number")
+    assert (found.orphans, found.holes, found.changed) == (1, 0, 0)
