@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/bench_clickhouse.py [rows]
 
-Everything runs on one server of its own, in one run: (a) rows from Spark's memory into a table,
-beside the engine's own insert of the same Arrow data from memory, by wall clock and by the CPU time
+Everything runs on one server of its own, in one run: (a) a stream by the default path (one
+output, fetched, decoded and inserted by Spark's tasks), beside the engine's own insert of the same
+rows, decoded before, by wall clock and by the CPU time
 of all processes (what two cores would need if nothing else ran); (b) undo of 100 hot blocks of
 2,000 rows each; (c) what rows of the sign -1 do to scans, before and after the engine has merged
 them away; (d) a block of 200 rows at the head. Exit code 1 if a limit is broken.
@@ -23,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from headwater import evm, portal_stream
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.spark import local_session
 from headwater.targets import Delivery
@@ -34,12 +36,11 @@ from headwater.targets.clickhouse import (
     table,
 )
 from headwater.testing.servers.clickhouse import ClickHouseServer
+from template_portal import decoded, template_portal
 
 BACKFILL_RATIO, UNDO_S = 0.6, 5.0
-CONF = {
-    "spark.master": "local[2]",
-    "spark.sql.inMemoryColumnarStorage.compressed": False,  # nor is the Arrow table
-}
+CONF = {"spark.master": "local[2]"}
+LOGS = 100  # in a block of the backfill
 ROUNDS = 8  # Java needs some to be warm
 TRANSFERS = table("transfers", types={"value": "UInt256"})
 
@@ -121,35 +122,43 @@ def cpu() -> float:
     return total
 
 
-def backfill(server: ClickHouseServer, spark: SparkSession, rows: pa.Table) -> bool:
-    """Insert rows that lie in Spark's memory in the order of their blocks, as a span's do."""
-    frame = spark.createDataFrame(rows).repartitionByRange(4, "block_number")
-    frame = frame.sortWithinPartitions("block_number", "log_index").persist()
-    frame.count()
-    last = rows["block_number"][-1].as_py()
-    names = ", ".join(f"`{name}`" for name in rows.column_names)
-    best: dict[str, tuple[float, ...]] = dict.fromkeys(("engine", "Spark"), (1e9, 1e9))
-    for turn in range(ROUNDS):
-        stream = Stream(server.url, f"backfill_{turn}")
-        stream.block(0, {"transfers": transfers(1, first=-200)}, final=last)  # makes the table
-        client = ClickHouseClient(f"{server.url}/backfill_{turn}")
-        for name in best:
-            client.run("TRUNCATE TABLE transfers SYNC")
-            began, used = time.perf_counter(), cpu()
-            if name == "engine":
-                for start in range(0, len(rows), 500_000):
-                    client.insert(f"transfers ({names})", rows.slice(start, 500_000), None)
-            else:
-                stream.block(last, {"transfers": frame}, final=last)
-            took = time.perf_counter() - began, cpu() - used
-            best[name] = tuple(map(min, best[name], took))
-            assert stream.count() == len(rows)
-        stream.target.close()
-        client.run(f"DROP DATABASE backfill_{turn} SYNC", settings={"database": "default"})
-    frame.unpersist()
+def backfill(server: ClickHouseServer, spark: SparkSession, count: int) -> bool:
+    """Run a stream by the default path, beside inserts of rows that were decoded before."""
+    blocks = count // LOGS
+    best: dict[str, tuple[float, ...]] = dict.fromkeys(("Spark", "engine"), (1e9, 1e9))
+    with template_portal(blocks + 50, LOGS) as portal:
+        rows = decoded(portal, blocks)
+        names = ", ".join(f"`{name}`" for name in rows.column_names)
+        for turn in range(ROUNDS):
+            database = f"backfill_{turn}"
+            ClickHouseClient(server.url).run(f"CREATE DATABASE {database}")
+            client = ClickHouseClient(f"{server.url}/{database}")
+            target = clickhouse_target(
+                f"{server.url}/{database}", tables=[table("transfers", types={"value": "UInt256"})]
+            )
+            stream = portal_stream(
+                id="bench",
+                portal=portal,
+                outputs={"transfers": evm.events("erc20.Transfer", range=(0, blocks - 1))},
+                spark=spark,
+                first_span=blocks,
+            )
+            for name in best:
+                began, used = time.perf_counter(), cpu()
+                if name == "engine":
+                    client.run("TRUNCATE TABLE transfers SYNC")
+                    for start in range(0, len(rows), 500_000):
+                        client.insert(f"transfers ({names})", rows.slice(start, 500_000), None)
+                else:
+                    stream.pipe_to(target)
+                took = time.perf_counter() - began, cpu() - used
+                best[name] = tuple(map(min, best[name], took))
+                found = client.rows("SELECT count() AS n FROM transfers_live")
+                assert found == [{"n": len(rows)}], found
+            client.run(f"DROP DATABASE {database} SYNC", settings={"database": "default"})
     ratio = best["engine"][0] / best["Spark"][0]
     by_cpu = best["engine"][1] / (best["Spark"][1] / 2)
-    print(f"(a) backfill of {len(rows):,} rows, 7 columns, UInt256 from text, best of {ROUNDS}")
+    print(f"(a) backfill of {len(rows):,} rows, 10 columns, UInt256 from text, best of {ROUNDS}")
     for name, (seconds, used) in best.items():
         print(f"    {name:8} {seconds:6.2f} s  {len(rows) / seconds:10,.0f} rows/s, "
               f"CPU {used:.2f} s")  # fmt: skip
@@ -243,7 +252,7 @@ def main() -> int:
         version = ClickHouseClient(server.url).rows("SELECT version() AS v")[0]["v"]
         print(f"ClickHouse {version} on this machine with the client, 2 cores")
         rows = transfers(count)
-        kept = [backfill(server, spark, rows), undo(server)]
+        kept = [backfill(server, spark, len(rows)), undo(server)]
         scans(server, rows.slice(0, count // 2))
         at_the_head(server)
         print(f"load average {os.getloadavg()[0]:.1f} at the end")

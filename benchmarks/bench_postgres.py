@@ -3,10 +3,11 @@
     .venv/bin/python benchmarks/bench_postgres.py [rows]
 
 Everything runs on one server of its own, durable (fsync, synchronous commit), in one run:
-(a) rows from Spark's memory into a table, beside COPY of the same rows from an Arrow table into the
-same table, encoded on the way and encoded before; (b) rollback of 100 hot blocks, with 200 rows
-each and with more; (c) database CPU of undo capture, beside row-level triggers of the form that the
-Pipes SDK has; (d) a block of 200 rows at the head. Exit code 1 if a limit is broken.
+(a) a stream by the default path, one output, fetched, decoded and written by Spark's tasks, beside
+COPY of the same rows from an Arrow table into the same table, encoded on the way and before; (b)
+rollback of 100 hot blocks, with 200 rows each and with more; (c) database CPU of undo capture,
+beside row-level triggers of the form that the Pipes SDK has; (d) a block of 200 rows at the head.
+Exit code 1 if a limit is broken.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from headwater import evm, portal_stream
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.spark import local_session
 from headwater.targets import Delivery
@@ -35,12 +37,11 @@ from headwater.targets.postgres.layout import read_layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.transfer import plan_transfer
 from headwater.testing.servers.postgres import postgres_server
+from template_portal import decoded, template_portal
 
 BACKFILL_RATIO, ROLLBACK_MS, LINEAR, CAPTURE_RATIO = 0.5, 300.0, 2.0, 3.0
-CONF = {
-    "spark.master": "local[2]",
-    "spark.sql.inMemoryColumnarStorage.compressed": False,  # nor is the Arrow table
-}
+CONF = {"spark.master": "local[2]"}
+LOGS = 100  # in a block of the backfill
 DURABLE = {
     "fsync": "on", "full_page_writes": "on", "synchronous_commit": "on",
     "shared_buffers": "1GB", "max_wal_size": "4GB", "autovacuum": "off",
@@ -112,45 +113,46 @@ def encoded(dsn: str, rows: pa.Table) -> Iterator[bytes | memoryview]:
     yield TRAILER
 
 
-def backfill(dsn: str, spark: SparkSession, rows: pa.Table) -> bool:
-    frame = spark.createDataFrame(rows).repartition(8).persist()
-    frame.count()
-    last = rows["block_number"][-1].as_py()
-    names = ", ".join(f'"{name}"' for name in COLUMNS)
+def backfill(dsn: str, spark: SparkSession, count: int) -> bool:
+    """Run a stream by the default path, beside COPY of rows that were decoded before."""
+    blocks = count // LOGS
     best = dict.fromkeys(("COPY", "COPY, encoded before", "Spark"), 1e9)
-    for _ in range(5):
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-        target = postgres_target(
-            dsn,
-            tables=[table("transfers", append_only=True, types=TYPES)],
-            on_data=lambda tx, data: tx.insert("transfers", data["transfers"]),
-            settings=PostgresSettings(id="bench"),
-        )
-        stream = Stream(target)
-        stream.block(0, {"transfers": rows.slice(0, 1)}, final=last)  # makes the table
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            for name, chunks in (
-                ("COPY", encoded(dsn, rows)),
-                ("COPY, encoded before", iter(list(encoded(dsn, rows)))),
-            ):
-                connection.execute("TRUNCATE transfers; CHECKPOINT")
-                began = time.perf_counter()
-                with connection.cursor().copy(
-                    f"COPY transfers ({names}) FROM STDIN (FORMAT binary)".encode()
-                ) as copy:
-                    for chunk in chunks:
-                        copy.write(chunk)
-                best[name] = min(best[name], time.perf_counter() - began)
-            connection.execute("TRUNCATE transfers; CHECKPOINT")
-        began = time.perf_counter()
-        stream.block(last, {"transfers": frame}, final=last)
-        best["Spark"] = min(best["Spark"], time.perf_counter() - began)
-        assert target.query("SELECT count(*) AS n FROM transfers")["n"].to_pylist() == [len(rows)]
-        target.close()
-    frame.unpersist()
+    with template_portal(blocks + 50, LOGS) as portal:
+        rows = decoded(portal, blocks)
+        names = ", ".join(f'"{name}"' for name in rows.column_names)
+        for _ in range(5):
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+            target = postgres_target(
+                dsn, tables=[table("transfers", append_only=True, types=TYPES)]
+            )
+            stream = portal_stream(
+                id="bench",
+                portal=portal,
+                outputs={"transfers": evm.events("erc20.Transfer", range=(0, blocks - 1))},
+                spark=spark,
+                first_span=blocks,
+            )
+            began = time.perf_counter()
+            stream.pipe_to(target)
+            best["Spark"] = min(best["Spark"], time.perf_counter() - began)
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                found = connection.execute("SELECT count(*) FROM transfers").fetchone()
+                assert found == (len(rows),)
+                for name, chunks in (
+                    ("COPY", encoded(dsn, rows)),
+                    ("COPY, encoded before", iter(list(encoded(dsn, rows)))),
+                ):
+                    connection.execute("TRUNCATE transfers; CHECKPOINT")
+                    began = time.perf_counter()
+                    with connection.cursor().copy(
+                        f"COPY transfers ({names}) FROM STDIN (FORMAT binary)".encode()
+                    ) as copy:
+                        for chunk in chunks:
+                            copy.write(chunk)
+                    best[name] = min(best[name], time.perf_counter() - began)
     ratio = best["COPY"] / best["Spark"]
-    print(f"(a) backfill of {len(rows):,} rows, 7 columns, index on the block number, best of 5")
+    print(f"(a) backfill of {len(rows):,} rows, 10 columns, index on the block number, best of 5")
     for name, seconds in best.items():
         print(f"    {name:20} {seconds:6.2f} s  {len(rows) / seconds:10,.0f} rows/s")
     print(f"    Spark reaches {ratio:.0%} of COPY; limit {BACKFILL_RATIO:.0%}")
@@ -312,7 +314,7 @@ def main() -> int:
         with psycopg.connect(dsn) as connection:
             version = connection.info.server_version // 10000
         print(f"PostgreSQL {version}, durable, on this machine with the client, 2 cores")
-        kept = [backfill(dsn, spark, transfers(rows)), rollback(dsn), capture(dsn)]
+        kept = [backfill(dsn, spark, rows), rollback(dsn), capture(dsn)]
         at_the_head(dsn)
     spark.stop()
     return 0 if all(kept) else 1

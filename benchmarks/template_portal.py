@@ -20,12 +20,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import pyarrow as pa
 from backports import zstd
+
+from headwater.core import BlockRange, Blocks
+from headwater.decode import decode_outputs, evm
+from headwater.portal import PortalClient
 
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 ANSWER_BYTES = 32 << 20  # then an answer ends, as a portal's does
@@ -213,6 +218,19 @@ def template_portal(blocks: int, logs: int) -> Iterator[str]:
             yield server.stdout.readline().strip()
         finally:
             server.stdin.close()
+
+
+def decoded(url: str, blocks: int) -> pa.Table:
+    """Return the transfers of the first blocks, as the driver decodes them."""
+    output = evm.events("erc20.Transfer")
+    whole = BlockRange(0, blocks - 1)
+    with closing(PortalClient(url)) as client:
+        tables = [
+            decode_outputs({"t": output}, answer.lines, {"t": [whole]}).tables["t"]
+            for answer in client.read(output.query, whole, finalized=True)
+            if isinstance(answer, Blocks)
+        ]
+    return pa.concat_tables(tables)
 
 
 def main() -> None:
