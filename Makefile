@@ -58,7 +58,7 @@ fuzz: setup ## Throw mutated bytes at decoders and wire parser for SECONDS (TARG
 	  $(if $(TARGET),--target $(TARGET)) $(if $(REPLAY),--replay $(REPLAY))
 
 bench: setup ## Run the benchmarks; figures and commands are kept in benchmarks/RESULTS.md
-	@missed=0; for file in benchmarks/bench_*.py; do $(BIN)/python $$file || missed=1; done; \
+	@missed=0; for file in benchmarks/bench_*.py benchmarks/path/bench_*.py; do $(BIN)/python $$file || missed=1; done; \
 	  exit $$missed
 
 wheel: setup ## Build the wheel, install it into an environment of its own, and try it

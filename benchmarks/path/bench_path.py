@@ -10,7 +10,7 @@ after some commits, starts it again, and tells when the next commit came.
 
     python benchmarks/path/bench_path.py noop --logs 2000000
     python benchmarks/path/bench_path.py postgres --logs 1000000 --passes 2
-    python benchmarks/path/bench_path.py postgres --logs 1000000 --kill
+    python benchmarks/path/bench_path.py postgres --logs 1000000 --kill 3
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from template_portal import template_portal
 PER_BLOCK = 100
 MB = 1_000_000
 PROGRAM = Path(__file__).with_name("program.py")
+TARGETS = ("noop", "postgres", "clickhouse", "duckdb")
 KINDS = ("driver", "JVM", "Python workers")
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parent ended are waited for here
 
@@ -224,28 +225,33 @@ class Bench:
         return sum(cpu for _, found, cpu in _stats().values() if name and found.startswith(name))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("noop", "postgres", "clickhouse", "duckdb"))
-    parser.add_argument("--logs", type=int, default=2_000_000)
-    parser.add_argument("--passes", type=int, default=1)
-    parser.add_argument("--kill", action="store_true")
-    parser.add_argument("--commits", type=int, default=3, help="after which to kill")
-    options = parser.parse_args()
-    blocks = options.logs // PER_BLOCK + 50
+def run(kind: str, logs: int, passes: int, kill_after: int) -> None:
+    """Measure one target, and print what was found."""
+    blocks = logs // PER_BLOCK + 50
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         address = str(folder / "chain.duckdb")
-        if options.kind == "postgres":
+        if kind == "postgres":
             address = stack.enter_context(postgres_server())
-        if options.kind == "clickhouse":
+        if kind == "clickhouse":
             address = stack.enter_context(clickhouse_server())
         portal = stack.enter_context(template_portal(blocks, PER_BLOCK))
-        bench = Bench(options.kind, portal, address, options.logs, Machine())
-        lines = bench.kill(options.commits) if options.kill else bench.run(options.passes)
-    print(f"| {options.kind}, {options.logs:,} logs | |\n|---|---|")
+        bench = Bench(kind, portal, address, logs, Machine())
+        lines = bench.kill(kill_after) if kill_after else bench.run(passes)
+    print(f"| {kind}, {logs:,} logs | |\n|---|---|")
     print("\n".join(lines))
-    print(f"\nload average {os.getloadavg()[0]:.1f} at the end")
+    print(f"\nload average {os.getloadavg()[0]:.1f} at the end\n", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=TARGETS, nargs="?", help="left out: all of them")
+    parser.add_argument("--logs", type=int, default=2_000_000)
+    parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument("--kill", type=int, default=0, metavar="N", help="after N commits")
+    options = parser.parse_args()
+    for kind in [options.kind] if options.kind else TARGETS:
+        run(kind, options.logs, options.passes, options.kill)
 
 
 if __name__ == "__main__":
