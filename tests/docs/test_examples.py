@@ -20,6 +20,9 @@ PAGES = [
     "docs/targets/clickhouse.md",
 ]
 WITHOUT_SPARK = [
+    "docs/guides/cursor-management.md",
+    "docs/guides/fork-handling.md",
+    "docs/guides/sql-reorg-handling.md",
     "docs/tutorial.md",
 ]
 """Pages whose code never treats rows as a DataFrame: no session is started for them."""
