@@ -38,6 +38,7 @@ _TRANSIENT = frozenset(
 )
 _WAITS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0)
 _PORTS = {"http": 8123, "https": 8443}
+SMALL_BYTES = 1 << 20
 _DEFAULTS = {"wait_end_of_query": "1", "http_response_buffer_size": "1048576"}
 
 
@@ -162,6 +163,8 @@ class ClickHouseClient:
             "allow_suspicious_low_cardinality_types": "1",  # the table has them already
             "allow_suspicious_fixed_string_types": "1",
         }
+        if body.size < SMALL_BYTES and "max_threads" not in self._settings:
+            settings["max_threads"] = "1"  # threads cost more than a block's rows and conditions
         if token is None:
             settings |= every_row()
         else:
