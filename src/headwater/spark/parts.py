@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from headwater.address import HttpAddress
-from headwater.core import BlockCursor, BlockHeader, BlockRange, Blocks, Fork
+from headwater.core import Answer, BlockCursor, BlockHeader, BlockRange, Blocks, Fork
 from headwater.decode import Decoded, Output, decode_outputs
 from headwater.errors import BlockLinkError, FinalizedForkError
 from headwater.portal import (
@@ -30,6 +31,7 @@ from headwater.portal import (
     StreamQuery,
     Timeouts,
 )
+from headwater.spark.read_ahead import ReadAhead
 
 RECEIPT_COLUMN = pa.field("__headwater_receipt", pa.string())
 
@@ -324,8 +326,8 @@ class PartReader:
         return PortalClient(transport, retry=self.retry, dataset=self.dataset, max_bytes=max_bytes)
 
     def _rows(self, part: Part, receipt: Receipt) -> Iterator[pa.RecordBatch]:
-        with self.client() as client:
-            for answer in client.read(self.query, part.blocks, finalized=True):
+        with ReadAhead(partial(self._answers, part)) as answers:
+            for answer in answers:
                 match answer:
                     case Blocks(headers, lines):
                         receipt.add(headers, lines)
@@ -338,6 +340,11 @@ class PartReader:
                         )
                     case _:
                         pass  # a replica that is behind; the client asks again at its own pace
+
+    def _answers(self, part: Part) -> Iterator[Answer]:
+        """Yield what the portal says of a part, by a client that nothing else uses."""
+        with self.client() as client:
+            yield from client.read(self.query, part.blocks, finalized=True)
 
     def _widen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not self.with_receipts:
