@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import pickle
 import pprint
@@ -17,12 +18,13 @@ import pytest
 from headwater import evm, portal_stream
 from headwater.effects import kafka, webhook
 from headwater.effects.message import Message
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, SourceOptionError
 from headwater.portal import PortalClient, RetryPolicy
 from headwater.targets.admin import open_admin
 from headwater.targets.clickhouse import ClickHouseSettings, clickhouse_target
 from headwater.targets.duckdb import DuckDBSettings
 from headwater.targets.postgres import postgres_target
+from headwater.testing import simulated_portal
 
 SECRETS = ("s3cr3t", "w0rd")
 OUTPUTS = {"transfers": evm.events("erc20.Transfer")}
@@ -178,3 +180,38 @@ def test_a_secret_travels_and_compares_but_is_shown_only_when_asked() -> None:
     assert secret != "s3cr3t"
     assert len({secret, Secret("s3cr3t"), Secret(b"s3cr3t")}) == 2
     assert secret.reveal() == "s3cr3t"
+
+
+def test_a_plan_in_sparks_options_shows_nothing_and_cannot_be_forged() -> None:
+    """Options stand in plans and event logs, whatever the session hides."""
+    from headwater.spark.spans import OPTION, _seal, _unseal
+
+    key, plan = b"k" * 32, pickle.dumps((SECRETS, ["part"]))
+    sealed = _seal(plan, key)
+    assert not [one for one in SECRETS if one.encode() in base64.b64decode(sealed)]
+    found: object = _unseal({OPTION: sealed}, key)
+    assert found == (SECRETS, ["part"])
+    forged = sealed[:-8] + ("AAAA" if sealed[-8:-4] != "AAAA" else "BBBB") + sealed[-4:]
+    for text, used in ((forged, key), (sealed, b"o" * 32), ("", key), (sealed, b"")):
+        with pytest.raises(SourceOptionError, match="own use"):
+            _unseal({OPTION: text}, used)
+
+
+def test_the_data_source_takes_an_address_from_the_environment_and_warns_otherwise(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from headwater.spark.datasource import load_source
+
+    given = {"event": "erc20.Transfer", "to_block": "50", "partitions": "1"}
+    with simulated_portal(seed=7, blocks=120, auth=("me", "s3cr3t")) as portal:
+        address = portal.url.replace("://", "://me:s3cr3t@") + "?key=w0rd"
+        monkeypatch.setenv("A_PORTAL", address)
+        check(load_source({**given, "portal_env": "A_PORTAL"}))
+        assert "portal_env" not in caplog.text
+        load_source({**given, "portal": address})
+        assert "name it by portal_env" in caplog.text
+    assert not [secret for secret in SECRETS if secret in caplog.text]
+    with pytest.raises(SourceOptionError, match="lacks the variable"):
+        load_source({**given, "portal_env": "NO_SUCH_VARIABLE"})
+    with pytest.raises(SourceOptionError, match="portal or portal_env"):
+        load_source({**given, "portal": "http://h/d", "portal_env": "A_PORTAL"})

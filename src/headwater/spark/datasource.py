@@ -6,8 +6,10 @@
     ).load()
 
     option      meaning
-    portal      the address of the dataset; user:password@ and keys in it are not shown in plans
-    portal_url  the same by a name whose value Spark hides in CREATE VIEW … USING … OPTIONS too
+    portal      the address of the dataset, without credentials
+    portal_env  for one with user:password@ or a key: the environment variable that holds it, on the
+                driver, set before Spark starts
+    portal_url  the same as portal by a name whose value Spark hides in plans
     from_block  number, date or "latest"; without it, the first block
     to_block    likewise, or "+N"; inclusive; without it, the finalized head
     event       Solidity text, JSON ABI entry or built-in name: one row per log, decoded
@@ -30,6 +32,7 @@ applied by Spark after reading; say with `contracts`, `params` and `filters` wha
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,6 +43,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
+from headwater.address import HttpAddress
 from headwater.core import BlockRange, parse_ranges
 from headwater.decode import evm, named_table
 from headwater.errors import InvalidRangeError, NotFinalError, SourceOptionError
@@ -49,8 +53,10 @@ from headwater.spark.frames import spark_schema
 from headwater.spark.partitions import plan_parts
 from headwater.spark.parts import PartReader, PartsReader, RawRows, RowMaker, TableRows
 
+_log = logging.getLogger(__name__)
 OPTIONS = (
     "portal",
+    "portal_env",
     "portal_url",
     "from_block",
     "to_block",
@@ -66,6 +72,7 @@ OPTIONS = (
     "partitions",
 )
 
+_ADDRESSES = ("portal", "portal_url", "portal_env")
 _KINDS = ("event", "table", "query")
 _GOES_WITH = {
     "contracts": ("event",),
@@ -117,7 +124,7 @@ def load_source(options: Mapping[str, str]) -> LoadedSource:
     """
     given = {key.lower(): value for key, value in options.items()}
     _check_names(given)
-    address = portal_address(given.get("portal") or given["portal_url"])
+    address = _choose_address(given)
     row_maker, query = _choose_rows(given)
     partitions = _parse_partitions(given.get("partitions"))
     specs = parse_ranges((given.get("from_block"), given.get("to_block")))
@@ -148,10 +155,11 @@ def register(spark: SparkSession) -> None:
 def _check_names(given: Mapping[str, str]) -> None:
     for name in sorted(set(given) - set(OPTIONS)):
         raise SourceOptionError(f"unknown option {name!r}")
-    if not given.get("portal") and not given.get("portal_url"):
+    addresses = [name for name in _ADDRESSES if given.get(name)]
+    if not addresses:
         raise SourceOptionError("the option portal is missing")
-    if "portal" in given and "portal_url" in given:
-        raise SourceOptionError("give either portal or portal_url")
+    if len(addresses) > 1:
+        raise SourceOptionError(f"give either {' or '.join(addresses)}")
     kinds = [kind for kind in _KINDS if kind in given]
     if len(kinds) != 1:
         raise SourceOptionError("give either event or table or query")
@@ -160,6 +168,24 @@ def _check_names(given: Mapping[str, str]) -> None:
             raise SourceOptionError(
                 f"the option {name} goes with {' and '.join(owners)}, not with {kinds[0]}"
             )
+
+
+def _choose_address(given: Mapping[str, str]) -> HttpAddress:
+    """Return the portal's address, and warn where Spark could show its credentials."""
+    name = given.get("portal_env")
+    if name:
+        if not os.environ.get(name):
+            raise SourceOptionError(
+                "the environment that Spark was started with lacks the variable", portal_env=name
+            )
+        return portal_address(os.environ[name])
+    address = portal_address(given.get("portal") or given["portal_url"])
+    if address.user is not None or address.query.reveal():
+        _log.warning(
+            "the portal's address has credentials, and Spark may show options in plans, event logs "
+            "and SQL texts: put the address into an environment variable and name it by portal_env"
+        )
+    return address
 
 
 def _choose_rows(given: Mapping[str, str]) -> tuple[RowMaker, StreamQuery]:

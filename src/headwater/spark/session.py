@@ -42,6 +42,10 @@ SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # what Spark hides in plans and event logs: options that hold an address, URLs with credentials
+    "spark.sql.redaction.options.regex": "(?i)url|portal",
+    "spark.redaction.string.regex": r"(?i)https?://[^\s/?'\"]*@[^\s'\",)\]]*"
+    r"|https?://[^\s?'\",)\]]*[?][^\s'\",)\]]*",
 }
 
 NARROW = {

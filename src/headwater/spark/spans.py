@@ -8,8 +8,6 @@ that no block is asked for twice.
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 import secrets
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -17,6 +15,7 @@ from dataclasses import replace
 from typing import ClassVar
 from weakref import WeakSet
 
+from Crypto.Cipher import AES
 from pyspark import StorageLevel, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -215,15 +214,17 @@ def _row_maker(
 
 NAME = "headwater_span"
 OPTION = "secret.plan"  # "secret" is what spark.redaction.regex looks for
+_NONCE_BYTES, _SIGNATURE_BYTES = 12, 16
 
 _KEY = secrets.token_bytes(32)
 _registered: WeakSet[SparkSession] = WeakSet()
 
 
 class SpanSource(DataSource):
-    """A data source whose whole configuration is one signed option. Not for users.
+    """A data source whose whole configuration is one sealed option. Not for users.
 
-    Made on the driver when a span is loaded, pickled from there to executors.
+    Made on the driver when a span is loaded, pickled from there to executors. The key is a part of
+    the class, which travels as code; it stands in no option, plan or log.
     """
 
     key: ClassVar[bytes] = b""
@@ -256,15 +257,21 @@ def load_parts(spark: SparkSession, reader: PartReader, parts: Sequence[BlockRan
 
 
 def _seal(plan: bytes, key: bytes) -> str:
-    signature = hmac.digest(key, plan, hashlib.sha256)
-    return base64.b64encode(signature + plan).decode()
+    """Encrypt and sign a plan, which has credentials: Spark may show options in plans and logs."""
+    cipher = AES.new(key, AES.MODE_GCM, nonce=secrets.token_bytes(_NONCE_BYTES))
+    content, signature = cipher.encrypt_and_digest(plan)
+    return base64.b64encode(cipher.nonce + signature + content).decode()
 
 
 def _unseal(options: MutableMapping[str, str], key: bytes) -> tuple[PartReader, list[BlockRange]]:
     sealed = base64.b64decode(options.get(OPTION, ""))
-    size = hashlib.sha256().digest_size
-    signature, plan = sealed[:size], sealed[size:]
-    if not key or not hmac.compare_digest(hmac.digest(key, plan, hashlib.sha256), signature):
-        raise SourceOptionError(f"the format {NAME} is for Headwater's own use", use="headwater")
+    nonce, rest = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+    try:
+        cipher = AES.new(key, AES.MODE_GCM, nonce=nonce)
+        plan = cipher.decrypt_and_verify(rest[_SIGNATURE_BYTES:], rest[:_SIGNATURE_BYTES])
+    except ValueError:
+        raise SourceOptionError(
+            f"the format {NAME} is for Headwater's own use", use="headwater"
+        ) from None
     reader, parts = cloudpickle.loads(plan)
     return reader, parts

@@ -1,0 +1,126 @@
+"""One run with planted secrets, in a process of its own. Called by `test_secrets_on_spark`.
+
+What the run can show (reprs, plans, metrics, answers of Spark's interface, traces, command lines)
+goes to the file that it is given; Spark's event log and everything that is printed are looked at
+by the test.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from prometheus_client import generate_latest
+
+from headwater import evm, portal_stream
+from headwater.effects import kafka, webhook
+from headwater.metrics import REGISTRY
+from headwater.portal import RetryPolicy
+from headwater.spark import local_session
+from headwater.targets.clickhouse import ClickHouseClient, clickhouse_target, table
+from headwater.targets.postgres import postgres_target
+from headwater.targets.postgres import table as postgres_table
+
+OPTIONS = {"event": "erc20.Transfer", "from_block": "0", "to_block": "150", "partitions": "2"}
+
+
+class Receiver(BaseHTTPRequestHandler):
+    received = 0
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        Receiver.received += 1
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The receiver knows the address anyway."""
+
+
+def main(folder: Path, places: dict[str, str]) -> None:
+    logging.basicConfig(level=logging.DEBUG)
+    logging.getLogger("py4j").setLevel(logging.INFO)
+    seen = (folder / "seen.txt").open("w")
+    spark = local_session(
+        "secrets",
+        **{
+            "spark.master": "local[2,4]",
+            "spark.ui.enabled": True,
+            "spark.ui.port": 0,
+            "spark.eventLog.enabled": True,
+            "spark.eventLog.dir": f"file://{folder}/events",
+            "spark.eventLog.compress": False,
+        },
+    )
+    portal = os.environ["SECRET_PORTAL"]
+    for name, address in (("portal_env", "SECRET_PORTAL"), ("portal", portal)):
+        frame = spark.read.format("headwater").options(**OPTIONS, **{name: address}).load()
+        frame.createOrReplaceTempView("transfers")
+        rows = spark.sql("SELECT count(*) AS n FROM transfers WHERE log_index > 0")
+        print(rows.collect()[0]["n"] > 0, file=seen)
+        print(rows._jdf.queryExecution().toString(), repr(frame), file=seen)
+    listed = ", ".join(f"{key} '{value}'" for key, value in OPTIONS.items())
+    spark.sql(f"CREATE TEMPORARY VIEW by_sql USING headwater OPTIONS (portal '{portal}', {listed})")
+    spark.sql("SELECT count(*) FROM by_sql").collect()
+
+    server = HTTPServer(("127.0.0.1", 0), Receiver)
+    Thread(target=server.serve_forever, daemon=True).start()
+    hook = webhook(
+        f"http://127.0.0.1:{server.server_port}/{places['path']}?key={places['key']}",
+        secret=places["secret"],
+        headers={"Authorization": places["token"]},
+    )
+    queue = kafka("t", {"bootstrap.servers": "127.0.0.1:1", "sasl.password": places["secret"]})
+    outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 150))}
+    stream = portal_stream(id="s", portal=portal, outputs=outputs, spark=spark, far=50)
+    stream = stream.on_finalized("transfers", hook)
+    click = clickhouse_target(places["clickhouse"], tables=[table("transfers")])
+    post = postgres_target(
+        places["postgres"], tables=[postgres_table("transfers", append_only=True)]
+    )
+    for target in (post, click):
+        stream.pipe_to(target, on_event=lambda event: print(repr(event)[:2000], file=seen))
+        print(repr(target), vars(target), file=seen)
+    print(repr(stream), repr(hook), vars(hook), repr(queue), vars(queue), file=seen)
+    print(generate_latest(REGISTRY).decode(), file=seen)
+    print("received", Receiver.received > 0, file=seen)
+
+    wrong = portal.replace("/datasets/", "/nowhere/")
+    once = RetryPolicy(attempts=1)
+    for attempt in (
+        lambda: list(portal_stream(id="x", portal=wrong, outputs=outputs, retry=once)),
+        lambda: spark.read.format("headwater").options(**OPTIONS, portal=wrong).load(),
+        lambda: postgres_target(places["malformed"]).recover(),
+        lambda: ClickHouseClient(places["clickhouse"]).run("NO SUCH STATEMENT"),
+    ):
+        try:
+            attempt()
+            print("no error", file=seen)
+        except Exception:  # noqa: BLE001 - whatever it is, its text is looked at
+            traceback.print_exc(file=seen)
+    ui, application = spark.sparkContext.uiWebUrl, spark.sparkContext.applicationId
+    for route in ("sql?details=true&length=100", "environment", "jobs", "stages"):
+        url = f"{ui}/api/v1/applications/{application}/{route}"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            print(answer.read().decode(), file=seen)
+    group = os.getpgrp()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(process.name)) == group:
+                print((process / "cmdline").read_bytes(), file=seen)
+        except OSError:
+            continue
+    spark.stop()
+    seen.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.stdin.read()))
