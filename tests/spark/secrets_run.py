@@ -99,7 +99,8 @@ def main(folder: Path, places: dict[str, str]) -> None:
         lambda: list(portal_stream(id="x", portal=wrong, outputs=outputs, retry=once)),
         lambda: spark.read.format("headwater").options(**OPTIONS, portal=wrong).load(),
         lambda: postgres_target(places["malformed"]).recover(),
-        lambda: ClickHouseClient(places["clickhouse"]).run("NO SUCH STATEMENT"),
+        lambda: ClickHouseClient(places["refused"]).run("SELECT 1"),
+        lambda: clickhouse_target(places["refused"], tables=[table("transfers")]).recover(),
     ):
         try:
             attempt()

@@ -28,7 +28,8 @@ def test_a_run_shows_no_planted_secret_anywhere(tmp_path: Path) -> None:
         places = {
             "postgres": postgres.replace("postgres@", f"postgres:{PASSWORDS['pg']}@"),
             "malformed": f"postgresql://me:{PASSWORDS['pg']}/x@h/db",
-            "clickhouse": clickhouse.replace("://", f"://default:{PASSWORDS['ch']}@"),
+            "clickhouse": clickhouse,
+            "refused": clickhouse.replace("://", f"://default:{PASSWORDS['ch']}@"),
             "path": PASSWORDS["hook"],
             "key": key,
             "secret": PASSWORDS["token"],
