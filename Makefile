@@ -15,10 +15,10 @@ REPLAY ?=
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test fast cover sim soak fuzz bench wheel lock sbom licences audit clean
+.PHONY: help setup demo check test fast cover sim soak fuzz reliability bench wheel lock sbom licences audit clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): requirements.lock pyproject.toml scripts/setup.sh
 	@bash scripts/setup.sh $(VENV)
@@ -56,6 +56,14 @@ fuzz: setup ## Throw mutated bytes at decoders and wire parser for SECONDS (TARG
 	@$(BIN)/pip install --quiet --only-binary :all: atheris 2>/dev/null || true
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(TARGET),--target $(TARGET)) $(if $(REPLAY),--replay $(REPLAY))
+
+reliability: setup ## Measure docs/reliability.md again: scenarios, fuzzing, MINUTES of worlds, half an hour of load
+	@$(BIN)/python -m headwater.testing.scenarios.campaign --runs $(RUNS) --results docs/results/sim.json
+	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --results docs/results/fuzz.json
+	@$(BIN)/python -m headwater.testing.system.soak --minutes $(MINUTES) --results docs/results/soak.json
+	@$(BIN)/python -m headwater.testing.system.long --results docs/results/long.json \
+	  --picture docs/results/long.png
+	@$(BIN)/python scripts/check_docs.py --write
 
 bench: setup ## Run the benchmarks; figures and commands are kept in benchmarks/RESULTS.md
 	@missed=0; for file in benchmarks/bench_*.py benchmarks/path/bench_*.py; do $(BIN)/python $$file || missed=1; done; \

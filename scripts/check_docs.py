@@ -17,6 +17,9 @@ from headwater.errors import REGISTRY
 from headwater.metrics import Instruments
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from scripts.reliability import figures, point_table  # noqa: E402 - this file is run by its path
+
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -67,7 +70,9 @@ def metric_table() -> str:
 GENERATED = {
     "docs/architecture.md": ("modules", module_table),
     "docs/errors.md": ("errors", error_table),
+    "docs/guarantees.md": ("points", point_table),
     "docs/monitoring.md": ("metrics", metric_table),
+    "docs/reliability.md": ("figures", figures),
 }
 
 

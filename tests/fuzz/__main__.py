@@ -10,17 +10,20 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
+import json
 import random
 import subprocess
 import sys
 import time
 import traceback
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.fuzz.seeds import seeds_of
 from tests.fuzz.targets import TARGETS
 
 FOUND = Path(".fuzz")
+INPUTS: dict[str, int] = {}  # how many each target was given
 _TOKENS = (b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"null", b"-1", b"1e400", b"0x",
            b"\x00", b"\xff", b"9" * 20, b"\n", b"\xed\xa0\x80", b"true")  # fmt: skip
 
@@ -32,6 +35,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--target", choices=sorted(TARGETS), default=None)
     parser.add_argument("--replay", type=Path, default=None, help="a file; needs --target")
+    parser.add_argument("--results", type=Path, default=None, help="write the figures to a file")
     given = parser.parse_args()
     if given.replay is not None:
         TARGETS[given.target](given.replay.read_bytes())
@@ -44,6 +48,10 @@ def main() -> int:
     print(f"seed {seed}, {given.seconds / len(names):.0f} s for each of {len(names)} targets, "
           f"{'guided by coverage' if guided else 'at random'}", flush=True)  # fmt: skip
     failed = [name for name in names if not run(name, given.seconds / len(names), seed)]
+    if given.results is not None:
+        figures = {"date": datetime.now(UTC).date().isoformat(), "seconds": given.seconds,
+                   "seed": seed, "inputs": INPUTS, "failed": failed}  # fmt: skip
+        given.results.write_text(json.dumps(figures, indent=1) + "\n")
     print(f"findings: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
@@ -65,6 +73,7 @@ def _run_guided(name: str, seconds: float, seed: int) -> bool:
     )
     runs = next((text.split()[-1] for text in ran.stderr.splitlines()
                  if "number_of_executed_units" in text), "?")  # fmt: skip
+    INPUTS[name] = int(runs) if runs.isdecimal() else 0
     print(f"{name}: {runs} inputs, {len(list(corpus.iterdir()))} kept for their coverage",
           flush=True)  # fmt: skip
     if ran.returncode:
@@ -89,6 +98,7 @@ def _run_random(name: str, seconds: float, seed: int) -> bool:
             path.write_bytes(data)
             _tell(name, path)
             return False
+    INPUTS[name] = runs
     print(f"{name}: {runs} inputs", flush=True)
     return True
 

@@ -10,12 +10,15 @@ rare situations never occurred: then it would prove nothing about it.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
@@ -117,12 +120,25 @@ def report(outcome: Outcome, seconds: float, console: Console) -> int:
     return 1 if outcome.failures or never else 0
 
 
+def save(outcome: Outcome, path: Path) -> None:
+    """Write the figures to a file, for `docs/reliability.md`."""
+    figures = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "runs": outcome.runs,
+        "steps": outcome.steps,
+        "requests": outcome.requests,
+        "differences": len(outcome.failures),
+    }
+    path.write_text(json.dumps(figures, indent=1) + "\n")
+
+
 def main() -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(prog="make sim", description=__doc__.split("\n\n")[0])
     parser.add_argument("--runs", type=int, default=2000, help="how many scenarios")
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--seed", type=int, help="replay this one and stop at its first error")
+    parser.add_argument("--results", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     console = Console()
     started = time.monotonic()
@@ -136,6 +152,8 @@ def main() -> int:
             console.print(f"state: {scenario.state}", highlight=False, markup=False)
         return 0
     outcome = run_campaign(options.first, options.runs, console)
+    if options.results is not None:
+        save(outcome, options.results)
     return report(outcome, time.monotonic() - started, console)
 
 

@@ -33,7 +33,7 @@ from headwater.testing.system.tables import LATEST, TRANSFERS, Shape, outputs
 
 EVERY_S = 5.0
 SLOW_S = 0.25  # what a batch costs more while the target is slow
-FAR = 100  # blocks behind finality at which Spark takes over
+FAR = 50  # blocks behind finality at which Spark takes over
 
 
 class Follower:

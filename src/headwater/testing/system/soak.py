@@ -129,7 +129,9 @@ def soak(first: int, worlds: int | None, seconds: float, jobs: int, console: Con
                 return total
             done, waiting = wait(waiting, SAY_EVERY_S, FIRST_COMPLETED)
             for one in done:
-                total.add(one.result())
+                outcome = one.result()
+                total.add(outcome)
+                _print_failures(outcome, console)
             if time.monotonic() - said > SAY_EVERY_S:
                 said = time.monotonic()
                 console.print(
@@ -160,10 +162,7 @@ def report(outcome: Outcome, seconds: float, console: Console) -> int:
     for code, count in sorted(outcome.tally.errors.items()):
         table.add_row(f"process ended with {code}", f"{count:,}")
     console.print(table)
-    for seed, (text, kept) in sorted(outcome.failures.items()):
-        console.print(f"[red]SEED={seed}[/red] {text}", highlight=False)
-        steps = ",".join(map(str, kept))
-        console.print(f"  replay: make soak SEED={seed} KEEP={steps or 'none'}", highlight=False)
+    _print_failures(outcome, console)
     never = outcome.tally.never_met() if outcome.worlds > 1 else []
     for name in never:
         console.print(f"[red]never occurred:[/red] {name}", highlight=False)
@@ -173,6 +172,14 @@ def report(outcome: Outcome, seconds: float, console: Console) -> int:
         highlight=False,
     )
     return 1 if outcome.failures or never else 0
+
+
+def _print_failures(outcome: Outcome, console: Console) -> None:
+    """Print what was wrong, and the commands that replay it."""
+    for seed, (text, kept) in sorted(outcome.failures.items()):
+        console.print(f"[red]SEED={seed}[/red] {text}", highlight=False)
+        steps = ",".join(map(str, kept))
+        console.print(f"  replay: make soak SEED={seed} KEEP={steps or 'none'}", highlight=False)
 
 
 def save(outcome: Outcome, seconds: float, first: int, path: Path) -> None:

@@ -306,13 +306,16 @@ class World:
             return self._holding(line) or line.place.waits_for_lock(process.name)
 
         paused = [(each, one) for each in self.lines for one in each.alive if one.is_paused]
+        others = [each for each in paused if each[0].place is line.place and each[1] is not process]
         while not process.actor.run(LIMIT_S, is_held) and not self._holding(line):
-            if not paused:
-                raise DisagreementError(f"{process.name} hangs in {process.call}")
-            owner, other = paused.pop()
-            if owner.place is line.place and other is not process:
+            if others:
                 self._tally.meet(Met.WAITED_FOR_LOCK)
-                self._end(owner, other)
+                self._end(*others.pop())
+                continue
+            # a process that was killed keeps its locks until the server has noticed
+            came = process.actor.run(LIMIT_S, lambda: self._holding(line))
+            if not came and not self._holding(line):
+                raise DisagreementError(f"{process.name} hangs in {process.call}")
 
     def _take_over(self, line: Line, paused: Process, *, drop: bool) -> None:
         """Start a second writer beside a paused one; `drop`: the server has given that one up."""

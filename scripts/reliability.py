@@ -1,0 +1,121 @@
+"""Pages made of figures: what the soak, the simulation and the fuzzer did, read from their results.
+
+`docs/results/` holds a file per run, written by its `--results`; `make reliability` renews them.
+`check_docs.py` puts the tables into `docs/reliability.md` and `docs/guarantees.md`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
+CALLS = ("recover", "commit", "settle", "roll back")
+
+
+def point_table() -> str:
+    """Return where processes of the soak were killed and paused: per target, call and statement."""
+    counts: dict[tuple[str, str, str], Counter[str]] = {}
+    for point, number in _read("soak")["points"].items():
+        kind, call, how, statement = point.split("|")
+        counts.setdefault((kind, call, statement), Counter())[how] += number
+    rows = [
+        "| target | call | statement | killed before it | paused before it |",
+        "|---|---|---|--:|--:|",
+    ]
+    for (kind, call, statement), hows in sorted(
+        counts.items(), key=lambda one: (one[0][0], CALLS.index(one[0][1]), one[0][2])
+    ):
+        if kind != "memory":
+            rows.append(
+                f"| {kind} | {call} | `{statement}` | {hows['killed']} | {hows['paused']} |"
+            )
+    return "\n".join(rows)
+
+
+def figures() -> str:
+    """Return what was survived, run by run."""
+    return "\n\n".join([_soak(), _long(), _simulation(), _fuzz()])
+
+
+def _soak() -> str:
+    found = _read("soak")
+    met = found["met"]
+    kills = sum(number for name, number in met.items() if name.startswith("killed in"))
+    pauses = sum(number for name, number in met.items() if name.startswith("paused in"))
+    cuts = met["database's answer cut"] + met["statement cut on its way to a database"]
+    last = found["first"] + found["worlds"] - 1
+    lines = [
+        "## Whole-system worlds",
+        "",
+        f"{found['date']}, `make soak`, seeds {found['first']:,} to about {last:,}: "
+        f"{found['worlds']:,} worlds, {found['steps']:,} steps, {found['requests']:,} requests, "
+        f"**{found['differences']} differences**. {found.get('note', '')}".rstrip(),
+        "",
+        "| survived | times |",
+        "|---|--:|",
+        f"| kills at a statement | {kills:,} |",
+        f"| pauses at a statement | {pauses:,} |",
+        f"| database connections cut | {cuts:,} |",
+        *(f"| {name} | {number:,} |" for name, number in met.items()
+          if not name.startswith(("killed in ", "paused in "))),
+        f"| faulty answers of portals | {sum(found['faults'].values()):,} |",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _long() -> str:
+    found = _read("long")
+    processes = found["processes"]
+    lines = [
+        "## Long soak",
+        "",
+        f"{found['date']}, `make soak LONG=1 MINUTES={found['seconds'] // 60}`: "
+        f"{found['forks']:,} forks, up to {found['deepest']} blocks deep, on {found['blocks']:,} "
+        "blocks. At the end every table equalled the chain.",
+        "",
+        "![Memory, handles and rows over time](results/long.png)",
+        "",
+        "| process | killed | stopped for 40 s | slow target, s |",
+        "|---|--:|--:|--:|",
+        *(f"| {kind} | {one['kills']} | {one['stops']} | {one['slow_seconds']} |"
+          for kind, one in processes.items()),
+        "",
+        "| process | figure | mean | growth in the second half | plateau |",
+        "|---|---|--:|--:|---|",
+        *(f"| {one['process']} | {one['figure']} | {one['mean']} | {one['growth']:+} | "
+          f"{'yes' if one['none'] else 'no'} |" for one in found["plateaus"]),
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _simulation() -> str:
+    found = _read("sim")
+    return (
+        f"## Scenarios of client, core and state\n\n{found['date']}, `make sim`: "
+        f"{found['runs']:,} scenarios, {found['steps']:,} steps compared with the oracle, "
+        f"{found['requests']:,} requests, **{found['differences']} differences**."
+    )
+
+
+def _fuzz() -> str:
+    found = _read("fuzz")
+    inputs: dict[str, int] = found["inputs"]
+    lines = [
+        "## Inputs fuzzed",
+        "",
+        f"{found['date']}, `make fuzz SECONDS={found['seconds']:.0f}`, "
+        f"{sum(inputs.values()):,} inputs, **{len(found['failed'])} findings**.",
+        "",
+        "| target | inputs |",
+        "|---|--:|",
+        *(f"| `{name}` | {number:,} |" for name, number in inputs.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
