@@ -20,6 +20,7 @@ PAGES = [
     "docs/targets/clickhouse.md",
 ]
 WITHOUT_SPARK = [
+    "docs/cookbook.md",
     "docs/guides/cursor-management.md",
     "docs/guides/fork-handling.md",
     "docs/guides/sql-reorg-handling.md",
