@@ -14,10 +14,13 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from typer.testing import CliRunner
 
 from headwater import __version__
+from headwater.cli import app
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.faults.kinds import Status
+from tests.cli.test_cursor import WIDE
 from tests.stream.truth import transfers
 
 SOON_S = 120
@@ -124,6 +127,9 @@ def test_ctrl_c_stops_all_of_them_and_the_page_shows_all_of_them(
         return [one["status"] for one in shown] == ["following", "following"]
 
     eventually(all_follow)
+    asked = CliRunner(env=WIDE).invoke(app, ["status", str(tmp_path / "one.duckdb"), "--json"])
+    told = {one["id"]: one["head"] for one in json.loads(asked.output)}
+    assert told == {"one": 59, "two": 59}, "the file is in use, so its process is asked"
     watching = start("dashboard", f"localhost:{port}", "127.0.0.1:1", "--port", "0")
     both = json.loads(get(port_of(watching), "/api/streams")[1])
     assert [one["id"] for one in both] == [
@@ -137,6 +143,7 @@ def test_ctrl_c_stops_all_of_them_and_the_page_shows_all_of_them(
     shown, _ = process.communicate(timeout=SOON_S)
     assert process.returncode == 130
     assert "Traceback" not in shown
+    assert not list(tmp_path.glob("*.headwater.json"))
     assert count(tmp_path / "one.duckdb") == count(tmp_path / "two.duckdb") > 0
 
 

@@ -186,6 +186,12 @@ def serve(address: int | str) -> Dashboard:
         return _open[key]
 
 
+def open_dashboards() -> list[Dashboard]:
+    """Return the dashboards that `serve` has opened in this process."""
+    with _guard:
+        return list(_open.values())
+
+
 def parse_address(address: int | str) -> tuple[str, int]:
     """Return host and port of 9090, ":9090", "0.0.0.0:9090" or "[::1]:9090"."""
     host, port = HOST, str(address)

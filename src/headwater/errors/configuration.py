@@ -174,6 +174,15 @@ class ProjectFolderError(
     """`headwater init` was given a folder that holds something, or that cannot be written."""
 
 
+class PipelineSilentError(
+    ConfigError,
+    code="E0034",
+    fix="start the stream with pipe_to(target, dashboard=9090), or headwater run --port 9090, and "
+    "ask it at HOST:PORT; a DuckDB file can be asked itself once no process holds it",
+):
+    """`headwater status` finds nobody who knows how far a running stream is."""
+
+
 class VerifyError(
     ConfigError,
     code="E0033",

@@ -11,6 +11,11 @@ class DuckDBFileError(
 ):
     """The DuckDB file cannot be opened: another process holds it, or the path is wrong."""
 
+    @property
+    def is_held(self) -> bool:
+        """Whether another process holds the file."""
+        return "another process" in str(self)
+
 
 class TableSchemaError(
     TargetError,

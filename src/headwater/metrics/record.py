@@ -243,7 +243,7 @@ class StreamRecord:
         cursor = self.state.cursor
         if cursor is None or not cursor.timestamp:
             return None
-        return max(0.0, self._wall() - _seconds(cursor.timestamp))
+        return max(0.0, self._wall() - block_seconds(cursor.timestamp))
 
     @property
     def last_fork(self) -> ForkSeen | None:
@@ -417,7 +417,7 @@ def _newest(head: Head) -> int | None:
     return max(known, default=None)
 
 
-def _seconds(timestamp: int) -> float:
+def block_seconds(timestamp: int) -> float:
     """Return a block's time in seconds; some networks count milliseconds."""
     return timestamp / 1000 if timestamp > 100_000_000_000 else float(timestamp)
 

@@ -21,13 +21,14 @@ from headwater.core import DEFAULT_CAP, BlockCursor, Flush, FlushRules, SpanLimi
 from headwater.core.callbacks import Callback
 from headwater.core.messages import Listener
 from headwater.dashboard import serve
+from headwater.dashboard.note import leave_note
 from headwater.decode import Output
 from headwater.effects import Subscription
 from headwater.effects.courier import Deliver
 from headwater.effects.outbox import RETRY
 from headwater.errors import InvalidOptionError, NetworkError, StreamIdError
 from headwater.metrics import REGISTRY, StreamRecord, TimedTarget
-from headwater.pipeline import Committed, Event, Pipeline
+from headwater.pipeline import Committed, Event, Pipeline, Recovered
 from headwater.portal import (
     HttpTransport,
     Notice,
@@ -226,6 +227,8 @@ class PortalStream:
         with self._opened(target, record, interrupt=handle.interrupt) as run:
             target.bind(self.id)
             for event in self._steps(run, TimedTarget(target, record)):
+                if isinstance(event, Recovered) and target.capabilities.file is not None:
+                    leave_note(target.capabilities.file)
                 handle.on_event(event, run)
                 handle.interrupt.check()
 

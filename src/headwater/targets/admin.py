@@ -120,6 +120,10 @@ class Admin(Protocol):
         """Return a stream's rows of a side table that exists; takes no lock."""
         ...
 
+    def undo_rows(self, stream_id: str) -> int | None:
+        """Return how many rows are kept for undoing hot blocks; None where none are needed."""
+        ...
+
     def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
         """Return a stream's rows of a table that are of these blocks; takes no lock.
 

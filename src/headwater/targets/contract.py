@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from headwater.core import Batch, PipeState
@@ -119,7 +120,8 @@ class Capabilities(Generic[Data]):
     """What a target can do beyond the contract. A field that is None or False: it cannot.
 
     `rereads` says that a commit reads frames more than once, so that the stream keeps what
-    executors have fetched. `prepare_batch` is called with each batch once it is transformed, before
+    executors have fetched. `file` is one that no other process can open while a stream writes it.
+    `prepare_batch` is called with each batch once it is transformed, before
     it waits for its commit: it checks the batch, or does work that need not wait, and returns the
     batch to commit. It makes nothing visible; it may be repeated for the same batch.
 
@@ -128,6 +130,7 @@ class Capabilities(Generic[Data]):
     """
 
     rereads: bool = False
+    file: Path | None = None
     side_tables: KeepsSideTables | None = None
     config: KeepsConfig | None = None
     prepare_batch: Callable[[Batch[Data]], Batch[Data]] | None = None

@@ -185,6 +185,9 @@ class ClickHouseAdmin:
         with self._connected() as client:
             return self._side(client, self._lease(client, stream_id)).read(table)
 
+    def undo_rows(self, stream_id: str) -> None:
+        """Return nothing: rows are undone by the number of their block."""
+
     def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
         """Return the rows of a table that are of these blocks; undone ones cancel out."""
         name = parse_name(table, self._sync.database)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from headwater.core import PipeState
 from headwater.errors import DuckDBTransactionError
 from headwater.targets.admin import check_address
-from headwater.targets.contract import Scope, SideTable
+from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable
 from headwater.targets.database import Callbacks, Found, OnData, OnRollback, OnStart
 from headwater.targets.duckdb.dialect import DUCKDB
-from headwater.targets.duckdb.session import Session, open_session
+from headwater.targets.duckdb.session import MEMORY, Session, open_session
 from headwater.targets.duckdb.store import DuckDBSettings, DuckDBStore, open_store
 from headwater.targets.duckdb.tx import Tx
 from headwater.targets.sql.aggregates import Aggregate
@@ -78,6 +79,12 @@ class DuckDBTarget(SqlTarget[Session]):
     def _memory(self) -> str:
         """The key of a database in memory, which no other target has."""
         return f":memory:{next(_MEMORIES)}"
+
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        """Those of every SQL target; the file is its process's alone."""
+        file = None if str(self._place) == MEMORY else Path(self._place)
+        return replace(super().capabilities, file=file)
 
     def recover(self) -> PipeState:
         """Open the file and return the committed state. Transactions leave nothing to repair, but

@@ -112,6 +112,12 @@ class SqlAdmin(ABC, Generic[Held]):
         with self._transaction(None) as session:
             return self._store(session, stream_id).side.read(table)
 
+    def undo_rows(self, stream_id: str) -> int:
+        """Return how many rows snapshots and change logs hold of a stream."""
+        with self._transaction(None) as session:
+            stored = self._store(session, stream_id)
+            return sum(map(stored.undo.count, self._layouts(session, stored)))
+
     def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
         """Return the rows of a table that are of these blocks."""
         name = self.dialect.name(table)

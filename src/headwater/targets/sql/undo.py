@@ -269,6 +269,19 @@ class UndoLog(Capture, ABC, Generic[Held, Laid]):
         if layout.undo in KEPT and self._exists(log.name(layout)):
             self._session.run(log.prune(layout), [self._id, number])
 
+    def count(self, layout: Laid) -> int:
+        """Return how many rows the log holds of a table."""
+        log = self.log(layout)
+        if layout.undo not in KEPT or not self._exists(log.name(layout)):
+            return 0
+        ((rows,),) = self._session.rows(
+            "SELECT count(*) FROM {log} WHERE {above}",
+            [self._id, -1],
+            log=log.name(layout),
+            above=log.above(layout),
+        )
+        return int(rows)
+
     def remove_all(self, layouts: Sequence[Laid]) -> None:
         """Forget everything: the stream is. Also what a change log says of other tables."""
         for layout in layouts:

@@ -1,0 +1,227 @@
+"""`headwater status`: how far streams are, asked of their database or of their process."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from headwater.cli.dashboard import Pipeline
+from headwater.cli.outbox import OUTBOXES
+from headwater.cli.target_options import StateSchema, StateTable, console, say
+from headwater.core import BlockCursor, PipeState
+from headwater.dashboard.note import read_note
+from headwater.errors import DuckDBFileError, HeadwaterError, PipelineSilentError
+from headwater.metrics.record import block_seconds
+from headwater.portal import PortalClient
+from headwater.targets.admin import Admin, StreamStatus, find_stream, kind_of, open_admin
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:]+\]|[\w.-]+):\d{1,5}")
+
+
+def status(
+    where: Annotated[
+        str,
+        typer.Argument(
+            envvar="HEADWATER_TARGET",
+            show_envvar=True,
+            help="postgresql://user@host/name, http://user:password@host:8123/name (ClickHouse), "
+            "the path of a DuckDB file, or HOST:PORT of a running pipeline.",
+        ),
+    ],
+    stream_id: Annotated[str | None, typer.Option("--id", help="Only this stream.")] = None,
+    portal: Annotated[
+        str | None, typer.Option("--portal", help="Ask this dataset for the head of the chain.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again, until Ctrl-C.")] = False,
+    every: Annotated[
+        float, typer.Option("--every", min=0.1, help="Seconds between two looks.")
+    ] = 2.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For machines; with --watch a line per look.")
+    ] = False,
+    state_schema: StateSchema = None,
+    state_table: StateTable = "sync",
+) -> None:
+    """Show how far streams are: cursor, head, lag, finality, forks, speed, undo data, outboxes.
+
+    A database knows where its streams stand, what they keep for undoing and what waits for
+    delivery; the head comes from --portal. A running pipeline (`pipe_to(target, dashboard=9090)`,
+    or `headwater run --port 9090`) knows head, forks and speed. A DuckDB file that a stream holds is
+    not opened: its process is asked, if it serves a dashboard.
+
+        headwater status postgresql://localhost/chain --portal https://portal.sqd.dev/datasets/base-mainnet
+
+        headwater status chain.duckdb --watch
+
+        headwater status localhost:9090 --json
+    """  # noqa: E501
+    looked = _look(where, stream_id, portal, state_schema, state_table)
+    _print(looked, as_json=as_json)
+    try:
+        while watch:
+            time.sleep(every)
+            try:
+                looked = _look(where, stream_id, portal, state_schema, state_table)
+            except HeadwaterError as error:
+                say(str(error), "red")
+                continue
+            if not as_json and console().is_terminal:
+                console().clear()
+            _print(looked, as_json=as_json)
+    except KeyboardInterrupt:
+        return
+
+
+@dataclass
+class Standing:
+    """How far one stream is; None where it is not known."""
+
+    id: str
+    status: str | None = None
+    cursor: dict[str, Any] | None = None
+    finalized: dict[str, Any] | None = None
+    head: int | None = None
+    lag_blocks: int | None = None
+    lag_seconds: float | None = None
+    forks: int | None = None
+    blocks_per_second: float | None = None
+    undo_rows: int | None = None
+    outboxes: dict[str, int] | None = None
+    error: str | None = None
+    portal: str | None = None
+
+
+def _look(
+    where: str, stream_id: str | None, portal: str | None, schema: str | None, table: str
+) -> list[Standing]:
+    """Ask the database or the process, then the portal."""
+    if _ADDRESS.fullmatch(where) and not Path(where).exists():
+        found = _ask_process(where)
+    else:
+        found = _ask_target(where, schema, table)
+    if stream_id is not None:
+        found = [one for one in found if one.id == stream_id] or [_missing(found, stream_id)]
+    if portal is not None:
+        with PortalClient(portal) as client:
+            head = client.head()
+        for one in found:
+            one.head = None if head is None else head.number
+            if head is not None and one.cursor is not None:
+                one.lag_blocks = max(0, head.number - one.cursor["number"])
+    return found
+
+
+def _missing(found: list[Standing], stream_id: str) -> Standing:
+    """Raise the error that names the streams that there are."""
+    find_stream([StreamStatus(one.id, PipeState()) for one in found], stream_id)
+    raise AssertionError("it is not among them")
+
+
+def _ask_target(where: str, schema: str | None, table: str) -> list[Standing]:
+    place = open_admin(where, schema=schema, table=table)
+    try:
+        return [_stored(place, one) for one in place.streams()]
+    except DuckDBFileError as error:
+        if kind_of(where) != "duckdb" or not error.is_held:
+            raise
+        address = read_note(Path(where))
+        if address is None:
+            raise PipelineSilentError(
+                "another process holds the file, and says nowhere how far it is", path=where
+            ) from error
+    return _ask_process(address)
+
+
+def _stored(place: Admin, stream: StreamStatus) -> Standing:
+    state = stream.state
+    side = place.side_tables(stream.id)
+    return Standing(
+        stream.id,
+        cursor=_block(state.cursor),
+        finalized=_block(state.finalized),
+        lag_seconds=_age(state.cursor),
+        undo_rows=place.undo_rows(stream.id),
+        outboxes={
+            name.removeprefix(OUTBOXES): one.rows
+            for name, one in side.items()
+            if name.startswith(OUTBOXES)
+        },
+    )
+
+
+def _ask_process(address: str) -> list[Standing]:
+    names = Standing.__dataclass_fields__
+    try:
+        shown = Pipeline(address).get("/api/streams")
+        return [
+            Standing(**{name: value for name, value in one.items() if name in names})
+            for one in shown
+        ]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise PipelineSilentError(
+            "no pipeline answers there", address=address, reason=str(error) or type(error).__name__
+        ) from error
+
+
+def _block(cursor: BlockCursor | None) -> dict[str, Any] | None:
+    return None if cursor is None else asdict(cursor)
+
+
+def _age(cursor: BlockCursor | None) -> float | None:
+    if cursor is None or not cursor.timestamp:
+        return None
+    return max(0.0, time.time() - block_seconds(cursor.timestamp))
+
+
+def _print(found: list[Standing], *, as_json: bool) -> None:
+    if as_json:
+        console().file.write(json.dumps([asdict(one) for one in found]) + "\n")
+        return
+    if not found:
+        say("No stream has stored anything here.")
+        return
+    table = Table("id", "status", "cursor", "head", "lag", "finalized", "forks", "blocks/s",
+                  "undo rows", "outboxes")  # fmt: skip
+    for one in found:
+        cells = (
+            one.id,
+            _shown(one.status),
+            _number(one.cursor),
+            _shown(one.head),
+            _lag(one),
+            _number(one.finalized),
+            _shown(one.forks),
+            "-" if one.blocks_per_second is None else f"{one.blocks_per_second:,.1f}",
+            _shown(one.undo_rows),
+            ", ".join(f"{name}: {rows}" for name, rows in (one.outboxes or {}).items()) or "-",
+        )
+        table.add_row(*(Text(cell) for cell in cells))
+    console().print(table)
+    for one in found:
+        if one.error:
+            say(f"{one.id}: {one.error}", "red")
+
+
+def _shown(value: str | int | None) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
+
+
+def _number(block: dict[str, Any] | None) -> str:
+    return "-" if block is None else _shown(block["number"])
+
+
+def _lag(one: Standing) -> str:
+    parts = []
+    if one.lag_blocks is not None:
+        parts.append(f"{one.lag_blocks:,} blocks")
+    if one.lag_seconds is not None:
+        parts.append(f"{one.lag_seconds:,.0f} s")
+    return ", ".join(parts) or "-"
