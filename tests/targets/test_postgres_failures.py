@@ -485,3 +485,12 @@ def _end_connections(dsn: str) -> None:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
+
+
+def test_two_streams_that_store_their_definitions_for_the_first_time_do_not_meet(
+    stream: Start,
+) -> None:
+    """The table is made while streams take turns; made later, the second one met the first's."""
+    one, two = stream("t", id="one"), stream("u", id="two")
+    for s in (one, two):
+        assert s.rows("SELECT count(*) AS n FROM headwater_config") == [{"n": 0}]

@@ -158,6 +158,7 @@ class PostgresTarget(SqlTarget[Session]):
         self._store.catalog.take_turn()
         self._store.sync.create()
         self._store.catalog.create()
+        self._store.config.create()
         self._store.side.create(self._side_tables)
         self._adopt(self._store.sync.adopt_legacy)
         if self._callbacks.on_start is not None:
