@@ -53,9 +53,6 @@ class Instruments:
         self.stalls = self._counter("stalls", "Times that nothing arrived for long")
         self.replica_waits = self._counter("replica_waits", "Pauses for a replica that is behind")
         self.errors = self._counter("errors", "Errors that ended the stream, by code", "code")
-        # side effects
-        self.outbox_messages = self._gauge("outbox_messages", "Messages that wait", "name")
-        self.outbox_age = self._gauge("outbox_age_seconds", "Age of the oldest message", "name")
         # the names of the Pipes SDK
         self.sqd_current = self._sqd_gauge("processed_block", "Last processed block")
         self.sqd_end = self._sqd_gauge("end_block", "Last block of the range")

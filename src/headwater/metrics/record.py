@@ -1,4 +1,4 @@
-"""What is known of one stream while it runs: counted, timed, and kept for those who look on.
+"""What is known of one stream while it runs: counted, timed, kept for the page and for people.
 
 The run of a stream tells a `StreamRecord` of every step, on the driver, in the loop's thread; the
 metrics endpoint, the dashboard and the progress view read it from other threads. Nothing of it is
