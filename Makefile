@@ -69,6 +69,12 @@ bench: setup ## Run the benchmarks; figures and commands are kept in benchmarks/
 	@missed=0; for file in benchmarks/bench_*.py benchmarks/path/bench_*.py; do $(BIN)/python $$file || missed=1; done; \
 	  exit $$missed
 
+docs: setup ## Build the documents as a site into build/site; every warning is an error
+	@test -x build/docs/bin/mkdocs || { $(BIN)/python -m venv build/docs \
+	  && build/docs/bin/pip install --quiet --upgrade pip \
+	  && build/docs/bin/pip install --quiet --group docs; }
+	@NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --strict --quiet
+
 wheel: setup ## Build the wheel, install it into an environment of its own, and try it
 	@bash scripts/try_wheel.sh $(BIN)/python
 

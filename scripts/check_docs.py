@@ -17,7 +17,9 @@ from headwater.errors import REGISTRY
 from headwater.metrics import Instruments
 
 ROOT = Path(__file__).resolve().parent.parent
+
 sys.path.insert(0, str(ROOT))
+from scripts.api_page import api_reference  # noqa: E402 - this file is run by its path
 from scripts.reliability import figures, point_table  # noqa: E402 - this file is run by its path
 
 PAGES = [
@@ -68,6 +70,7 @@ def metric_table() -> str:
 
 
 GENERATED = {
+    "docs/api.md": ("api", api_reference),
     "docs/architecture.md": ("modules", module_table),
     "docs/errors.md": ("errors", error_table),
     "docs/guarantees.md": ("points", point_table),
@@ -83,7 +86,7 @@ def generated_problems(*, write: bool) -> list[str]:
         page = ROOT / name
         text = page.read_text(encoding="utf-8")
         before, rest = text.split(f"<!-- {marker} -->\n", 1)
-        after = rest.split(f"\n<!-- /{marker} -->", 1)[1]
+        after = rest.split(f"<!-- /{marker} -->", 1)[1]
         fresh = f"{before}<!-- {marker} -->\n{make()}\n<!-- /{marker} -->{after}"
         if fresh != text and write:
             page.write_text(fresh, encoding="utf-8")
