@@ -74,7 +74,7 @@ def _long() -> str:
         "",
         f"{found['date']}, `make soak LONG=1 MINUTES={found['seconds'] // 60}`: "
         f"{found['forks']:,} forks, up to {found['deepest']} blocks deep, on {found['blocks']:,} "
-        "blocks. At the end every table equalled the chain.",
+        f"blocks. At the end every table equalled the chain. {found.get('note', '')}".rstrip(),
         "",
         "![Memory, handles and rows over time](results/long.png)",
         "",
