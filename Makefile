@@ -15,7 +15,7 @@ REPLAY ?=
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test fast cover sim soak fuzz reliability bench wheel lock sbom licences audit clean
+.PHONY: help setup demo check test fast cover sim soak fuzz reliability bench docs wheel lock sbom licences audit clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
