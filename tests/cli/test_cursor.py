@@ -121,7 +121,7 @@ def test_bad_input_is_said_in_one_line_without_secrets(
 
 
 @pytest.mark.parametrize(
-    "command", ["cursor show", "cursor set", "cursor reset", "rewind", "verify", "status"]
+    "command", ["cursor show", "cursor set", "cursor reset", "rewind", "verify", "status", "doctor"]
 )
 def test_help_teaches_with_an_example(command: str) -> None:
     shown = run(*command.split(), "--help")

@@ -17,6 +17,7 @@ from headwater.cli.cursor import app as cursor
 from headwater.cli.cursor import rewind
 from headwater.cli.dashboard import dashboard
 from headwater.cli.demo import demo as show_demo
+from headwater.cli.doctor import doctor
 from headwater.cli.init import init
 from headwater.cli.outbox import app as outbox
 from headwater.cli.run import run
@@ -62,6 +63,7 @@ app.add_typer(cursor, name="cursor")
 app.command()(rewind)
 app.command()(verify)
 app.command()(status)
+app.command()(doctor)
 
 
 def main() -> None:

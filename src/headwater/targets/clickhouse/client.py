@@ -116,6 +116,11 @@ class ClickHouseClient:
             raise self._lost("the answer is not whole") from error
         return found
 
+    def text(self, sql: str) -> str:
+        """Return the answer to a statement that allows no FORMAT: values between tabs."""
+        body = self._send(sql, None, None, {}, attempts=self.attempts, kill=False)
+        return bytes(body).decode()
+
     def query(self, sql: str, params: Mapping[str, object] | None = None) -> pa.Table:
         """Return the rows of a query.
 
