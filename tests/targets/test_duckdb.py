@@ -712,11 +712,15 @@ def test_a_process_that_is_killed_leaves_data_and_cursor_equal(path: Path) -> No
         s.target.close()
 
 
-def test_the_example_of_the_page_runs_and_prints_what_it_says() -> None:
+def test_the_example_of_the_page_runs_and_prints_what_it_says(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "targets" / "duckdb.md").read_text(encoding="utf-8")
     code, printed = re.findall(r"```(?:python)?\n(.*?)```", page, re.DOTALL)[:2]
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == printed

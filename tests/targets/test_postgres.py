@@ -699,12 +699,16 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
         headwater.targets.__getattr__("postgres_target")
 
 
-def test_the_example_of_the_page_runs_and_prints_what_it_says() -> None:
+def test_the_example_of_the_page_runs_and_prints_what_it_says(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "targets" / "postgres.md").read_text(encoding="utf-8")
     code, printed = re.findall(r"```(?:python)?\n(.*?)```", page, re.DOTALL)[:2]
     code = code.replace("postgresql://localhost/chain", database())
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == printed
