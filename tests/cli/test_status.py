@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -68,6 +70,24 @@ def test_a_running_pipeline_is_asked_at_its_address() -> None:
     assert "20 blocks" in shown
     with pytest.raises(PipelineSilentError, match=r"E0034.*no pipeline answers there"):
         run("status", f"localhost:{page.port}")
+
+
+def test_a_watch_looks_again_until_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = make_place("duckdb", tmp_path)
+    fill(place.rig())
+    looks: list[float] = []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    clock = SimpleNamespace(sleep=pause, time=time.time)
+    monkeypatch.setattr(sys.modules["headwater.cli.status"], "time", clock)
+    shown = run("status", place.address, "--watch", "--every", "7", "--json")
+    assert shown.startswith("0 ")
+    assert looks == [7, 7, 7]
+    assert [json.loads(line)[0]["id"] for line in shown[2:].splitlines()] == ["one"] * 3
 
 
 def test_a_file_in_use_without_a_dashboard_says_what_to_do(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from headwater import evm, portal_stream
 from headwater.cli import app
+from headwater.cli.run import read_pipelines
 from headwater.targets import clickhouse_target, duckdb_target, postgres_target
 from headwater.targets.clickhouse import ClickHouseClient
 from headwater.targets.compare import compare_blocks, counted
@@ -147,6 +149,46 @@ def test_every_planted_defect_is_found_and_nothing_else(
 def finding(block: int, expected: int, stored: int, **kinds: Any) -> dict[str, Any]:
     none: dict[str, Any] = {"holes": 0, "duplicates": 0, "orphans": 0, "changed": 0, "columns": []}
     return {"block": block, "expected": expected, "stored": stored, **none, **kinds}
+
+
+RANGES = """
+from headwater import duckdb_target, evm, portal_stream
+
+stream = portal_stream(
+    id="two", portal="{portal}", far=10**9,
+    outputs={{
+        "early": evm.events("erc20.Transfer", range=[(0, 19), (30, 39)]),
+        "late": evm.events("erc20.Transfer", range=(40, 59)),
+    }})
+target = duckdb_target(r"{path}")
+"""
+
+
+def test_pieces_gaps_and_samples_are_compared_as_the_whole_is(
+    portal: PortalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, path = tmp_path / "pipeline.py", tmp_path / "two.duckdb"
+    file.write_text(RANGES.format(portal=portal.url, path=path), encoding="utf-8")
+    ((stream, target),) = read_pipelines(file)
+    stream.pipe_to(target, progress=False)
+    module = sys.modules["headwater.cli.verify"]
+    monkeypatch.setattr(module, "PIECE_BLOCKS", 7)
+    code, shown = run(str(path), str(file))
+    assert code == 0, shown
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("INSERT INTO early SELECT * REPLACE (25 AS block_number) FROM early "
+                           "WHERE block_number = 10")  # fmt: skip
+    code, shown = run(str(path), str(file), "--json")
+    assert code == 1
+    early, late = json.loads(shown)
+    assert [(one["block"], one["expected"] == 0) for one in early["findings"]] == [(25, True)]
+    assert (early["blocks"], late["blocks"], late["findings"]) == (60, 60, [])
+    assert run(str(path), str(file), "--from", "40")[0] == 0
+    monkeypatch.setattr(module, "SAMPLE_BLOCKS", 2)
+    code, shown = run(str(path), str(file), "--sample", "5", "--json", "--from", "26")
+    early, late = json.loads(shown)
+    assert (code, early["blocks"], late["blocks"]) == (0, 10, 10)
+    assert late["expected"] == late["stored"]
 
 
 def test_what_cannot_be_compared_ends_with_2(portal: PortalServer, tmp_path: Path) -> None:

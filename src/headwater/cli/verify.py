@@ -253,7 +253,10 @@ def _pieces(
 def _narrow(
     stream: PortalStream, ranges: Mapping[str, Sequence[BlockRange]], spot: BlockRange
 ) -> PortalStream | None:
-    """Return the stream of these blocks alone, without its outbox; None if it has none there."""
+    """Return the stream of these blocks alone, without its outbox; None if it has none there.
+
+    An output without blocks there stays, as transforms may ask for it: it has no ranges.
+    """
     first, last = spot.from_block, spot.to_block or 0
     outputs: dict[str, Any] = {}
     for name, output in stream.outputs.items():

@@ -115,7 +115,7 @@ class Run(Host[Delivery]):
         self._extensions.start(state)
         dataset = self._check_dataset()
         plan = self._plan(state.cursor)
-        firsts = {name: min(one.from_block for one in r) for name, r in plan.ranges.items()}
+        firsts = {name: min(one.from_block for one in r) for name, r in plan.ranges.items() if r}
         compare_firsts(self._target, state.cursor, firsts, stream.id)
         self._source = self._make_source(plan)
         self._source.open(state)
