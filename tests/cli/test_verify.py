@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import psycopg
@@ -23,6 +23,9 @@ from headwater.targets.compare import compare_blocks, counted
 from headwater.testing import PortalServer, simulated_portal
 from tests.cli.test_cursor import WIDE
 from tests.targets import clickhouse_places, postgres_places
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LAST = 59
 FILE = """
@@ -189,6 +192,35 @@ def test_pieces_gaps_and_samples_are_compared_as_the_whole_is(
     early, late = json.loads(shown)
     assert (code, early["blocks"], late["blocks"]) == (0, 10, 10)
     assert late["expected"] == late["stored"]
+
+
+TRANSFORMED = """
+from headwater import duckdb_target, evm, portal_stream
+
+def even(data):
+    return {{"even": data["transfers"].where("log_index % 2 = 0").withColumnRenamed("to", "payee")}}
+
+stream = portal_stream(
+    id="even", portal="{portal}", far=10**9,
+    outputs={{"transfers": evm.events("erc20.Transfer", range=(20, 26))}}).pipe(even)
+target = duckdb_target(r"{path}")
+"""
+
+
+def test_transforms_are_applied_once_more(
+    portal: PortalServer, tmp_path: Path, spark: SparkSession
+) -> None:
+    file, path = tmp_path / "pipeline.py", tmp_path / "even.duckdb"
+    file.write_text(TRANSFORMED.format(portal=portal.url, path=path), encoding="utf-8")
+    ((stream, target),) = read_pipelines(file)
+    stream.pipe_to(target, progress=False)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("UPDATE even SET payee = 'me' WHERE block_number = 22")
+    code, shown = run(str(path), str(file), "--table", "even", "--json")
+    assert code == 1, shown
+    (report,) = json.loads(shown)
+    assert [(one["block"], one["columns"]) for one in report["findings"]] == [(22, ["payee"])]
+    assert run(str(path), str(file), "--table", "even", "--from", "23")[0] == 0
 
 
 def test_what_cannot_be_compared_ends_with_2(portal: PortalServer, tmp_path: Path) -> None:
