@@ -22,6 +22,7 @@ from headwater.targets.clickhouse import ClickHouseClient
 from headwater.targets.compare import compare_blocks, counted
 from headwater.testing import PortalServer, simulated_portal
 from tests.cli.test_cursor import WIDE
+from tests.stream.test_factories import pool_portal, stream_of
 from tests.targets import clickhouse_places, postgres_places
 
 if TYPE_CHECKING:
@@ -221,6 +222,22 @@ def test_transforms_are_applied_once_more(
     (report,) = json.loads(shown)
     assert [(one["block"], one["columns"]) for one in report["findings"]] == [(22, ["payee"])]
     assert run(str(path), str(file), "--table", "even", "--from", "23")[0] == 0
+
+
+def test_children_of_factories_are_known_wherever_the_comparison_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, path = tmp_path / "pipeline.py", tmp_path / "pools.duckdb"
+    file.touch()
+    with pool_portal(3, blocks=40) as portal:
+        stream = stream_of(portal, (10, 39))
+        module = sys.modules["headwater.cli.verify"]
+        monkeypatch.setattr(module, "read_pipelines", lambda file: [(stream, None)])
+        stream.pipe_to(duckdb_target(path), progress=False)
+        for words in ([], ["--from", "15", "--to", "25"], ["--from", "34"]):
+            code, shown = run(str(path), str(file), "--json", *words)
+            assert code == 0, shown
+            assert all(one["expected"] == one["stored"] > 0 for one in json.loads(shown))
 
 
 def test_what_cannot_be_compared_ends_with_2(portal: PortalServer, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from headwater.cli.run import read_pipelines
 from headwater.cli.target_options import StateSchema, StateTable, Target, console, say
 from headwater.core import BlockRange, RangeSpec
 from headwater.core.ranges import Latest
+from headwater.decode.evm.events import UnionOutput
 from headwater.errors import HeadwaterError, PipelineFileError, VerifyError
 from headwater.portal import HttpTransport, PortalClient
 from headwater.stream import PortalStream
@@ -265,7 +266,7 @@ def _narrow(
             for one in ranges[name]
             if one.from_block <= last and (one.to_block or last) >= first
         ]
-        outputs[name] = replace(output, ranges=tuple(cut))  # type: ignore[type-var]
+        outputs[name] = _with_ranges(output, tuple(cut))
     if not any(one.ranges for one in outputs.values()):
         return None
     reading = replace(stream.reading, far=NEVER_FAR)
@@ -273,6 +274,13 @@ def _narrow(
         stream, outputs=outputs, reading=reading, extensions=(), undo_buffer=0,
         on_config_change="ignore",
     )  # fmt: skip
+
+
+def _with_ranges(output: Any, ranges: tuple[RangeSpec, ...]) -> Any:
+    """Return an output of these blocks; a union of events has the range of its parts."""
+    if isinstance(output, UnionOutput):
+        return replace(output, parts=tuple(_with_ranges(one, ranges) for one in output.parts))
+    return replace(output, ranges=ranges)
 
 
 def _together(held: Sequence[Mapping[str, pa.Table]]) -> dict[str, pa.Table]:
