@@ -105,6 +105,21 @@ def link_problems() -> list[str]:
     return problems
 
 
+def site_problems() -> list[str]:
+    """Every page has a place in the site, except single decisions and releases."""
+    places = set(re.findall(r": ([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M))
+    pages = {
+        page.relative_to(ROOT / "docs").as_posix()
+        for page in PAGES
+        if page.is_relative_to(ROOT / "docs")
+    }
+    missing = {one for one in pages - places if not one.startswith(("decisions/0", "releases/"))}
+    return [
+        *(f"mkdocs.yml: docs/{one} is not in nav" for one in sorted(missing)),
+        *(f"mkdocs.yml: no page {one}" for one in sorted(places - pages - {"index.md"})),
+    ]
+
+
 def guarantee_problems() -> list[str]:
     """Every guarantee and case is named by a test, and every test names an existing one."""
     page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
@@ -140,6 +155,7 @@ def main() -> int:
     problems = [
         *generated_problems(write="--write" in sys.argv),
         *link_problems(),
+        *site_problems(),
         *guarantee_problems(),
         *error_problems(),
     ]

@@ -39,4 +39,23 @@ venv/bin/headwater simulate --blocks 10 --for 0.1 >/dev/null
 venv/bin/headwater demo --help >/dev/null
 venv/bin/headwater init project >/dev/null  # the tutorial: a project, its test through a fork
 (cd project && ../venv/bin/python -m pytest -q -p no:cacheprovider)
+(cd project && ../venv/bin/python - <<'PYTHON'
+"""Run the project as a person would: progress on the terminal, metrics over HTTP, then Ctrl-C."""
+import signal
+import subprocess
+from urllib.request import urlopen
+
+command = ["../venv/bin/headwater", "run", "pipeline.py", "--port", "0"]
+with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+    address = next(line for line in run.stdout if line.startswith("dashboard: ")).split()[1]
+    shown = next(line for line in run.stdout if "at the head" in line)
+    with urlopen(address + "metrics") as answer:
+        metrics = answer.read().decode()
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=120)
+assert 'headwater_cursor_block{id="transfers"}' in metrics, metrics
+assert run.returncode == 143, run.returncode
+print(shown.strip())
+PYTHON
+)
 echo "dist/$(basename "$wheel") works"
