@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from headwater.errors import TransportError
-from headwater.spark.read_ahead import ReadAhead
+from headwater.spark.parts import ReadAhead
 
 PATIENCE_S = 30
 
