@@ -164,7 +164,8 @@ def _forks(record: StreamRecord) -> str:
     if last is None:
         return "no forks"
     count = record.fork_count
-    return f"{count:,} {'fork' if count == 1 else 'forks'} (last: {last.depth} blocks)"
+    depth = "1 block" if last.depth == 1 else f"{last.depth:,} blocks"
+    return f"{count:,} {'fork' if count == 1 else 'forks'} (last: {depth})"
 
 
 def _duration(seconds: float) -> str:
