@@ -285,8 +285,8 @@ class Crashing:
 
 
 def script(portal: PortalServer) -> Callable[[Event], None]:
-    """A short history: two forks, the second one undoes creations, then the end."""
-    forks = iter([2, 2])
+    """A short history: some forks, the second one undoes creations, then the end."""
+    forks = iter([2, 2, 1, 3, 2])
 
     def on_event(event: Event) -> None:
         if isinstance(event, Settled) and event.state.cursor == portal.chain.head.cursor:
@@ -488,13 +488,17 @@ def test_calls_of_children_are_taken_from_transactions_and_traces(
 def test_events_tell_of_commits(quiet_portal: PortalServer) -> None:
     """Children are stored with the batch that finds them, not in steps of their own."""
     store: MemoryStore[Delivery] = MemoryStore()
-    commits = 0
+    commits = blocks = 0
 
     def on_event(event: Event) -> None:
-        nonlocal commits
-        commits += isinstance(event, Committed)
+        nonlocal commits, blocks
+        if isinstance(event, Committed):
+            commits += 1
+            blocks += event.blocks
         if isinstance(event, Settled):
             raise StopRequested
 
     stream_of(quiet_portal).pipe_to(MemoryTarget(store), on_event=on_event)
-    assert commits == len(store.committed.batches)
+    batches = store.committed.batches
+    assert 0 < commits <= len(batches), "blocks that wait share a commit"
+    assert blocks == sum(len(batch.headers) for batch in batches)

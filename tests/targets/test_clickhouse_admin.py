@@ -424,13 +424,13 @@ def test_setup_creates_what_a_stream_then_uses_and_may_be_repeated() -> None:
 def test_setup_runs_sql_statement_by_statement() -> None:
     url = database()
     sql = (
-        "-- two; tables\nSET max_threads = 3;\n"
-        "CREATE TABLE a (x Int64 DEFAULT getSetting('max_threads'), y String DEFAULT ';') "
+        "-- two; tables\nSET max_block_size = 33;\n"
+        "CREATE TABLE a (x Int64 DEFAULT getSetting('max_block_size'), y String DEFAULT ';') "
         "ENGINE = MergeTree ORDER BY x;\nINSERT INTO a (y) VALUES ('it''s; \\'it\\''); -- done\n"
     )
     assert open_admin(url).setup(SchemaFile(sql=sql)) == ["a", *STATE]
     found = started(url).rows("SELECT x, y FROM a")
-    assert found == [{"x": 3, "y": "it's; 'it'"}]
+    assert found == [{"x": 33, "y": "it's; 'it'"}]
     with pytest.raises(SchemaFileError, match=r"E0014.*statement 2 cannot be read; nothing was"):
         open_admin(url).setup(SchemaFile(sql="CREATE TABLE b (x Int64) ENGINE = Memory; CRATE c"))
     with pytest.raises(SchemaFileError, match=r"statement 2 failed; what was created before it"):

@@ -314,6 +314,7 @@ class Slow:
     def __init__(self, body: pa.Buffer) -> None:
         whole = body.to_pybytes()
         self._parts = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
+        self.size = len(whole)
         self.halfway, self.woken = threading.Event(), threading.Event()
 
     def read(self, size: int) -> bytes:

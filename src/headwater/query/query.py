@@ -186,7 +186,7 @@ def _text(item: Filter) -> bytes:
 
 
 def merge_queries(queries: Iterable[Query]) -> Query:
-    """Return the query that asks for all that these ask for, in as few filters as say the same.
+    """Return the query that asks for all that these ask for; repeated filters are sent once.
 
     Raises:
         QueryError: there is no query, or they are for different types of network.
@@ -198,7 +198,7 @@ def merge_queries(queries: Iterable[Query]) -> Query:
     return replace(
         merged[0],
         fields=tuple(item for query in merged for item in query.fields),
-        filters=_joined([item for query in merged for item in query.filters]),
+        filters=tuple(item for query in merged for item in query.filters),
         include_all_blocks=any(query.include_all_blocks for query in merged),
     )
 
@@ -206,12 +206,14 @@ def merge_queries(queries: Iterable[Query]) -> Query:
 def plan_requests(outputs: Sequence[tuple[BlockRange, Query]]) -> list[tuple[BlockRange, Query]]:
     """Return what to ask for where: ascending ranges, each with the union of what applies there.
 
-    Blocks that no output wants are in none of them. Neighbours that ask for the same are joined.
+    Blocks that no output wants are in none of them. Neighbours that ask for the same are joined,
+    and so are filters that differ in their events alone.
     """
     _refuse_other_networks([query for _, query in outputs])
     plan: list[tuple[BlockRange, Query]] = []
     for block_range, applying in segment_ranges(outputs):
         query = merge_queries(applying)
+        query = replace(query, filters=_joined(query.filters))
         if plan and _touches(plan[-1][0], block_range) and plan[-1][1] == query:
             plan[-1] = (BlockRange(plan[-1][0].from_block, block_range.to_block), query)
         else:

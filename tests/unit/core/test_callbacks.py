@@ -155,3 +155,9 @@ def test_a_named_callback_must_not_return_something_to_await() -> None:
 
 def test_a_callback_shows_its_name() -> None:
     assert repr(Callback("on_data", print, "data")).startswith("Callback(on_data, <built-in")
+
+
+def test_a_callback_knows_how_many_arguments_it_is_called_with() -> None:
+    forms = ("data", "data, ctx")
+    assert Callback("transform", lambda data: data, *forms).arguments == 1
+    assert Callback("transform", lambda data, ctx: data, *forms).arguments == 2

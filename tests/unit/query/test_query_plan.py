@@ -38,12 +38,14 @@ def test_events_of_one_contract_share_one_filter() -> None:
         for number in range(101)
     ]
     other = EvmQuery().add_logs(address=[DAI], topic0=[f"0x{0:064x}"], transaction=True)
-    (first, second, third) = merge_queries([*several, other, LOGS]).filters
+    blocks = BlockRange(0)
+    ((_, asked),) = plan_requests([(blocks, query) for query in (*several, other, LOGS)])
+    (first, second, third) = asked.filters
     assert first.condition("topic0") == tuple(f"0x{number:064x}" for number in range(101))
     assert first.condition("address") == (USDC,)
     assert second == other.filters[0]
     assert third == LOGS.filters[0]
-    assert merge_queries(several).body(0)
+    assert plan_requests([(blocks, query) for query in several])[0][1].body(0)
 
 
 def test_one_output_that_wants_all_blocks_gets_them() -> None:
