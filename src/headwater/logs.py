@@ -43,6 +43,18 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(document, ensure_ascii=False)
 
 
+class _ToStandardError(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is at the moment: a program may replace it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]  # it never changes here
+        """Standard error."""
+        return sys.stderr
+
+
 def setup_logging(
     level: int | str = logging.INFO, *, json_lines: bool = False, out: TextIO | None = None
 ) -> None:
@@ -51,7 +63,7 @@ def setup_logging(
     Calling it again replaces what an earlier call has set up. Loggers of other libraries are left
     as they are, but for py4j, which logs every lost connection of a Spark that ends.
     """
-    handler = logging.StreamHandler(sys.stderr if out is None else out)
+    handler = _ToStandardError() if out is None else logging.StreamHandler(out)
     handler.setFormatter(JsonFormatter() if json_lines else logging.Formatter(_STANDARD))
     handler.set_name("headwater")
     logger = logging.getLogger("headwater")

@@ -60,3 +60,13 @@ def test_py4j_is_kept_quiet_unless_the_program_says_otherwise() -> None:
     logging.getLogger("py4j").setLevel(logging.DEBUG)
     setup_logging(out=io.StringIO())
     assert logging.getLogger("py4j").level == logging.DEBUG
+
+
+def test_lines_go_to_what_standard_error_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = io.StringIO(), io.StringIO()
+    monkeypatch.setattr("sys.stderr", first)
+    setup_logging()
+    monkeypatch.setattr("sys.stderr", second)
+    first.close()
+    logging.getLogger("headwater.stream").warning("batch.late id=a")
+    assert second.getvalue().endswith("headwater.stream  batch.late id=a\n")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pyspark
 
 from headwater.spark.jvm import find_java
 from headwater.testing.servers.clickhouse import ClickHouseServer, clickhouse_server
 from headwater.testing.servers.postgres import postgres_server, postgres_versions
+from headwater.testing.servers.process import ServerProcess
 
 __all__ = [
     "ClickHouseServer",
@@ -53,13 +54,11 @@ def spark_cluster(folder: Path, *, workers: int = 1, cores: int = 2) -> Iterator
 
 def _daemon(stack: ExitStack, folder: Path, said: str, kind: str, *args: str) -> str:
     """Start a part of the cluster, wait until it says that it is ready; return what it said."""
-    process = subprocess.Popen(
+    place = Path(mkdtemp(prefix=f"{kind.rpartition('.')[2]}-", dir=folder))
+    process = ServerProcess(
         [str(_HOME / "bin" / "spark-class"), f"org.apache.spark.{kind}", *args],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={
+        place,
+        {
             **os.environ,
             "SPARK_HOME": str(_HOME),
             "SPARK_LOCAL_IP": "127.0.0.1",
@@ -67,17 +66,13 @@ def _daemon(stack: ExitStack, folder: Path, said: str, kind: str, *args: str) ->
             "PYSPARK_PYTHON": sys.executable,
         },
     )
-    assert process.stderr is not None
-    drain = threading.Thread(target=process.stderr.read, daemon=True)
-    stack.callback(process.stderr.close)
-    stack.callback(drain.join)
-    stack.callback(process.wait)
-    stack.callback(os.killpg, process.pid, signal.SIGKILL)
-    printed = []
-    for line in process.stderr:
-        printed.append(line)
-        if found := re.search(said, line):
-            drain.start()
+    stack.callback(process.stop)
+    stack.callback(os.killpg, process.pid, signal.SIGKILL)  # with the executors of a worker
+    while True:
+        running = process.is_running
+        printed = (place / "log").read_text(errors="replace")
+        if found := re.search(rf"{said}\n", printed):
             return found[1]
-    drain.start()
-    raise AssertionError("".join(printed))
+        if not running:
+            raise AssertionError(printed)
+        time.sleep(0.05)
