@@ -111,7 +111,7 @@ def _silent(reason: str) -> dict[str, Any]:
     """Return what is shown of a pipeline that does not answer."""
     nothing = dict.fromkeys(
         ("cursor", "finalized", "head", "lag_blocks", "lag_seconds", "from_block", "to_block",
-         "percent", "eta_seconds")
+         "percent", "eta_seconds", "trouble")
     )  # fmt: skip
     zero = dict.fromkeys(("blocks_per_second", "rows_per_second", "blocks", "rows", "forks"), 0)
     lists: dict[str, Any] = {

@@ -127,6 +127,7 @@ class StreamRecord:
         self.facts: BatchFacts | None = None
         self.error: str | None = None
         self.activity: str | None = None
+        self.trouble: str | None = None
         self._meters = instruments(registry)
         self._wall = wall
         self._clock = clock
@@ -149,6 +150,7 @@ class StreamRecord:
         if isinstance(answer, Blocks | AtHead | RangeEnd | Span):
             head = answer.head
             with self._lock:
+                self.trouble = None
                 self.head = Head(
                     head.finalized or self.head.finalized, head.latest or self.head.latest
                 )
@@ -193,6 +195,11 @@ class StreamRecord:
             if notice.kind is NoticeKind.RETRYING:
                 reason = str(notice.facts.get("status", "connection"))
                 meters.retries.labels(self.id, reason).inc()
+                if self.trouble is None:
+                    self._say(str(notice))
+                self.trouble = "the portal does not answer, asking again"
+                if "status" in notice.facts:
+                    self.trouble = f"the portal answers {reason}, asking again"
             elif notice.kind is NoticeKind.STALLED:
                 meters.stalls.labels(self.id).inc()
                 self.status = "stalled"
@@ -264,6 +271,7 @@ class StreamRecord:
                 "portal": self.portal,
                 "target": self.target,
                 "status": self.status,
+                "trouble": self.trouble,
                 "began": self.began,
                 "now": self._wall(),
                 "cursor": _cursor(self.state.cursor),

@@ -190,7 +190,7 @@ class Outage:
         pause = self._policy.pause_s(self._failures, self._random, retry_after_s)
         self._tell(
             NoticeKind.RETRYING,
-            f"asking again in {pause:.3g} s after {reason}",
+            f"asking again {f'in {pause:.1f} s' if pause >= 0.1 else 'at once'} after {reason}",
             **{"failures": self._failures, "pause_s": round(pause, 3), **facts},
         )
         self._sleep(pause, reason)

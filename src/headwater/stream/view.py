@@ -116,7 +116,7 @@ def describe(record: StreamRecord) -> str:
     if record.status == "failed":
         return f"{record.id}: failed at block {record.state.number:,}"
     if record.status == "starting" or record.state.cursor is None:
-        return f"{record.id}: {record.activity or 'starting'} …"
+        return f"{record.id}: {record.trouble or record.activity or 'starting'} …"
     if record.status in ("stopped", "done"):
         return f"{record.id}: {record.status}, block {record.state.number:,}, {_forks(record)}"
     if record.status == "backfilling":
@@ -139,8 +139,7 @@ def _far(record: StreamRecord) -> str:
         parts.append(f"{rows:,.0f} rows/s")
     if facts is not None and facts.eta_s:
         parts.append(f"{_duration(facts.eta_s)} left")
-    if record.activity:
-        parts.append(record.activity)
+    parts += filter(None, (record.activity, record.trouble))
     return ", ".join(parts)
 
 
@@ -148,7 +147,9 @@ def _near(record: StreamRecord) -> str:
     """Return what counts at the head: how close it is, how much is final, the last fork."""
     state, lag = record.state, record.lag_blocks
     parts = [f"block {state.number:,}"]
-    if lag is not None:
+    if record.trouble:
+        parts.append(record.trouble)
+    elif lag is not None:
         parts.append("at the head" if lag == 0 else f"{lag:,} behind the head")
     if state.finalized is not None:
         parts.append(f"{max(0, state.number - state.finalized.number):,} not final")

@@ -1,0 +1,46 @@
+"""What a person reads of a stream, in one line."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from headwater.core import AtHead, BlockCursor, Head, PipeState
+from headwater.core.messages import Settled
+from headwater.metrics import StreamRecord
+from headwater.portal import Notice, NoticeKind
+from headwater.stream.view import describe
+
+
+@pytest.fixture
+def record() -> StreamRecord:
+    return StreamRecord("usdc", registry=CollectorRegistry())
+
+
+def follow(record: StreamRecord) -> None:
+    head = BlockCursor(9, "0x9")
+    record.read(AtHead(Head(None, head)))
+    record.happened(Settled(PipeState(head, BlockCursor(6, "0x6"), (head,))))
+
+
+def test_a_stream_at_the_head_says_so(record: StreamRecord) -> None:
+    follow(record)
+    assert describe(record) == "usdc: block 9, at the head, 3 not final, no forks"
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"), [({}, "does not answer"), ({"status": 503}, "answers 503")]
+)
+def test_a_portal_that_is_away_is_said_until_it_answers(
+    facts: dict[str, object], says: str, record: StreamRecord
+) -> None:
+    away = Notice(NoticeKind.RETRYING, "asking again", facts)
+    record.noticed(away)
+    assert describe(record) == f"usdc: the portal {says}, asking again …"
+    follow(record)
+    assert "asking again" not in describe(record)
+    record.noticed(away)
+    record.noticed(away)
+    shown = describe(record)
+    assert shown == f"usdc: block 9, the portal {says}, asking again, 3 not final, no forks"
+    assert len(record.snapshot()["messages"]) == 2, "one message each time that it went away"
