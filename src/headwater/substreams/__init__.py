@@ -1,0 +1,1 @@
+"""Substreams: blocks and undo signals over gRPC, packages, and outputs of modules as Arrow."""
