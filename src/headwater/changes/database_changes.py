@@ -1,124 +1,66 @@
 """DatabaseChanges messages of Substreams modules, so that what they put out can be loaded.
 
 All released versions share one message: fields were added (composite keys, upsert, field
-operations), `old_value` was dropped. It is ignored here. Two points need a decision:
+operations), `old_value` was dropped. It is ignored here. Messages are read a column at a time, so
+no change becomes a Python object. Two points need a decision:
 
 - A draft of the fourth version numbered the field operations from set = 0; the released one has
-  unspecified = 0, set = 1. The bytes do not tell which; the released one is assumed.
+  unspecified = 0, set = 1. The bytes do not tell which; the module's package does, and gives the
+  names by number. Without one the released numbers are assumed.
 - Protobuf cannot tell null from the empty text. Empty is null in columns that are declared and not
   text, and the empty text elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.changes.declaration import TableSchema
-from headwater.changes.model import ANONYMOUS, CHANGES_SCHEMA, NUMERIC
+from headwater.changes.grouping import codes_of, combine, sorted_by
+from headwater.changes.model import (
+    ANONYMOUS,
+    CHANGES_SCHEMA,
+    FIELDS_TYPE,
+    KEY_TYPE,
+    NUMERIC,
+    Codes,
+    Mask,
+)
+from headwater.decode.columns.protobuf import (
+    BYTES,
+    VARINT,
+    Found,
+    MalformedMessage,
+    Messages,
+    offsets_of,
+    scan,
+    scattered,
+    spread,
+    texts,
+)
 from headwater.errors import DatabaseChangesError, UnsetOperationError
-
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-_SIZES = {FIXED64: 8, FIXED32: 4}
-
-
-def read_message(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """Yield (field number, wire type, value) of one message, in order.
-
-    Values of unknown fields come too, for the caller to leave out.
-
-    Raises:
-        DatabaseChangesError: the bytes end early, or are no message.
-    """
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        number, kind = tag >> 3, tag & 7
-        if not number:
-            raise DatabaseChangesError("a field has the number 0", at=at)
-        if kind == VARINT:
-            value, at = _varint(data, at)
-            yield number, kind, value
-            continue
-        if kind == BYTES:
-            size, at = _varint(data, at)
-        elif kind in _SIZES:
-            size = _SIZES[kind]
-        else:
-            raise DatabaseChangesError("an unknown wire type", type=kind, field=number, at=at)
-        if at + size > len(data):
-            raise DatabaseChangesError("the message ends early", field=number, at=at)
-        yield number, kind, data[at : at + size]
-        at += size
-
-
-def text_in(value: int | bytes, what: str) -> str:
-    """Return a text field.
-
-    Raises:
-        DatabaseChangesError: it is a number, or not UTF-8.
-    """
-    try:
-        return bytes_in(value, what).decode()
-    except UnicodeDecodeError as error:
-        raise DatabaseChangesError("a text is not UTF-8", field=what) from error
-
-
-def bytes_in(value: int | bytes, what: str) -> bytes:
-    """Return an embedded message or text as bytes.
-
-    Raises:
-        DatabaseChangesError: it is a number.
-    """
-    if isinstance(value, int):
-        raise DatabaseChangesError("a field has the wrong wire type", field=what)
-    return value
-
-
-def integer_in(value: int | bytes, what: str) -> int:
-    """Return a number.
-
-    Raises:
-        DatabaseChangesError: it is something else.
-    """
-    if not isinstance(value, int):
-        raise DatabaseChangesError("a field has the wrong wire type", field=what)
-    return value
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if at >= len(data):
-            raise DatabaseChangesError("the message ends early", at=at)
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if value >> 64:
-                raise DatabaseChangesError("a number is too long", at=at)
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise DatabaseChangesError("a number is too long", at=at)
-
 
 FieldNumbering = Literal["released", "draft"]
 
 _OPERATIONS = {1: "insert", 2: "update", 3: "delete", 4: "upsert"}
-_FIELD_OPERATIONS: dict[FieldNumbering, list[str]] = {
-    "released": ["set", "set", "add", "max", "min", "set_if_null"],
-    "draft": ["set", "add", "max", "min", "set_if_null"],
+_FIELD_OPERATIONS: dict[str, dict[int, str]] = {
+    "released": dict(enumerate(["set", "set", "add", "max", "min", "set_if_null"])),
+    "draft": dict(enumerate(["set", "add", "max", "min", "set_if_null"])),
 }
+_CHANGE = {"table": 1, "pk": 2, "ordinal": 3, "operation": 4, "fields": 5, "composite_pk": 6}
+_FIELD = {"name": 1, "value": 2, "update_op": 4}
 
 
 def read_database_changes(
     messages: Iterable[tuple[int, bytes]],
     *,
     tables: Sequence[TableSchema] = (),
-    numbering: FieldNumbering = "released",
+    numbering: FieldNumbering | Mapping[int, str] = "released",
 ) -> pa.Table:
     """Return the changes of messages, each given with its block's number, in `CHANGES_SCHEMA`.
 
@@ -129,90 +71,195 @@ def read_database_changes(
         DatabaseChangesError: bytes are no DatabaseChanges message.
         UnsetOperationError: a change has no operation, or an unknown one.
     """
-    columns = {table.name: table.columns for table in tables}
-    rows: list[dict[str, Any]] = []
-    for block, message in messages:
-        for at, change in enumerate(_parts(message, 1, "table_changes")):
-            row = _change(change, numbering, {"block": block, "change": at})
-            known = columns.get(row["table"], {})
-            for one in row["fields"]:
-                if one["value"] == "" and known.get(one["name"], "text") != "text":
-                    one["value"] = None
-                if not one["value"] and one["operation"] in NUMERIC:
-                    raise DatabaseChangesError(
-                        "a number is needed and the value is empty",
-                        table=row["table"],
-                        column=one["name"],
-                        block=block,
-                    )
-            rows.append({**row, "ordinal": at, "block_number": block})
-    return pa.Table.from_pylist(rows, schema=CHANGES_SCHEMA)
+    given = list(messages)
+    reader = _Reader([block for block, _ in given], Messages.of(data for _, data in given))
+    names = _FIELD_OPERATIONS[numbering] if isinstance(numbering, str) else dict(numbering)
+    try:
+        return reader.read(names, tables)
+    except MalformedMessage as error:
+        block = reader.blocks[min(reader.top.index_of(error.at), len(given) - 1)]
+        raise DatabaseChangesError(str(error), block=block) from error
 
 
-def _parts(message: bytes, number: int, what: str) -> list[bytes]:
-    return [bytes_in(value, what) for field, _, value in read_message(message) if field == number]
+class _Reader:
+    """Reads the messages of many blocks together."""
 
+    def __init__(self, blocks: list[int], top: Messages) -> None:
+        self.blocks = blocks
+        self.top = top
 
-def _change(data: bytes, numbering: FieldNumbering, where: dict[str, int]) -> dict[str, Any]:
-    table, operation = "", 0
-    key: list[dict[str, str]] = []
-    fields: list[dict[str, str | None]] = []
-    for number, _, value in read_message(data):
-        match number:
-            case 1:
-                table = text_in(value, "table")
-            case 2:
-                key = [{"name": ANONYMOUS, "value": text_in(value, "pk")}]
-            case 3:
-                integer_in(value, "ordinal")
-            case 4:
-                operation = integer_in(value, "operation")
-            case 5:
-                fields.append(_field(bytes_in(value, "fields"), numbering, where))
-            case 6:
-                key = _composite(bytes_in(value, "composite_pk"))
-            case _:
-                pass  # a field of a later version
-    if operation not in _OPERATIONS:
-        raise UnsetOperationError(
-            "a change has no known operation", table=table, operation=operation, **where
+    def read(self, names: Mapping[int, str], tables: Sequence[TableSchema]) -> pa.Table:
+        top = _typed(scan(self.top, (1,))[1], BYTES, "table_changes")
+        self.counts = top.counts(len(self.top))
+        self.block_of = np.repeat(np.array(self.blocks, np.int64), self.counts)
+        starts = np.cumsum(self.counts) - self.counts
+        self.ordinals = np.arange(len(top)) - np.repeat(starts, self.counts)
+        changes = top.within(self.top)
+        rows = len(changes)
+        found = scan(changes, _CHANGE.values())
+        kinds = {"ordinal": VARINT, "operation": VARINT}
+        parts = {
+            name: _typed(found[number], kinds.get(name, BYTES), name)
+            for name, number in _CHANGE.items()
+        }
+        table = spread(_texts(changes, parts["table"]), parts["table"].last().rows, rows, "")
+        operation = self._operations(parts["operation"], table)
+        keys = self._keys(changes, parts["pk"], parts["composite_pk"])
+        self._refuse_nameless(table, keys)
+        fields = self._fields(changes, parts["fields"], table, names, tables)
+        columns = [table, keys, operation, fields, pa.array(self.ordinals), pa.array(self.block_of)]
+        return pa.table(columns, schema=CHANGES_SCHEMA)
+
+    def where(self, row: int) -> dict[str, int]:
+        """Return which change this is, for an error."""
+        return {"block": int(self.block_of[row]), "change": int(self.ordinals[row])}
+
+    def _operations(self, found: Found, table: pa.Array) -> pa.Array:
+        last = found.last()
+        codes = scattered(last.values, last.rows, len(table))
+        known = np.isin(codes, np.array(list(_OPERATIONS), np.uint64))
+        if not known.all():
+            row = int(np.flatnonzero(~known)[0])
+            raise UnsetOperationError(
+                "a change has no known operation",
+                table=table[row].as_py(),
+                operation=int(codes[row]),
+                **self.where(row),
+            )
+        return pa.array(_OPERATIONS.values()).take(pa.array((codes - 1).astype(np.int64)))
+
+    def _refuse_nameless(self, table: pa.Array, keys: pa.Array) -> None:
+        odd = pc.or_(pc.equal(table, ""), pc.equal(pc.list_value_length(keys), 0))
+        if pc.any(odd, min_count=0).as_py():
+            row = int(np.flatnonzero(np.asarray(odd))[0])
+            raise DatabaseChangesError(
+                "a change has no table or no key", table=repr(table[row].as_py()), **self.where(row)
+            )
+
+    def _keys(self, changes: Messages, single: Found, composite: Found) -> pa.Array:
+        """Return keys: of what a message holds of both kinds, the later counts."""
+        rows = len(changes)
+        single, composite = single.last(), composite.last()
+        if not len(composite):
+            counts = single.counts(rows)
+            names = pa.repeat(pa.scalar(ANONYMOUS), len(single))
+            return _lists(counts, [names, texts(changes, single)], KEY_TYPE)
+        places = [scattered(one.starts + 1, one.rows, rows) for one in (single, composite)]
+        single = single.take((places[0] > places[1])[single.rows])
+        composite = composite.take((places[1] > places[0])[composite.rows])
+        maps = composite.within(changes)
+        entries = _typed(scan(maps, (1,))[1], BYTES, "keys")
+        pairs = entries.within(maps)
+        found = scan(pairs, (1, 2))
+        names, values = (
+            spread(_texts(pairs, part), part.last().rows, len(pairs), "")
+            for part in (_typed(found[1], BYTES, "key"), _typed(found[2], BYTES, "value"))
         )
-    if not table or not key:
-        raise DatabaseChangesError("a change has no table or no key", table=repr(table), **where)
-    return {"table": table, "pk": key, "operation": _OPERATIONS[operation], "fields": fields}
+        if pc.any(pc.equal(names, ""), min_count=0).as_py():
+            row = int(composite.rows[entries.rows[pc.index(names, "").as_py()]])
+            raise DatabaseChangesError("a column of a composite key has no name", **self.where(row))
+        kept = _last_by_name(entries.rows, names)
+        owners = np.concatenate([single.rows, composite.rows[entries.rows[kept]]])
+        order = np.argsort(owners, kind="stable")
+        taken = pa.array(order)
+        anonymous = pa.repeat(pa.scalar(ANONYMOUS), len(single))
+        columns = [
+            pa.concat_arrays([anonymous, names.take(pa.array(kept))]).take(taken),
+            pa.concat_arrays([texts(changes, single), values.take(pa.array(kept))]).take(taken),
+        ]
+        return _lists(np.bincount(owners, minlength=rows), columns, KEY_TYPE)
 
-
-def _composite(data: bytes) -> list[dict[str, str]]:
-    """Return the entries of a map, by name; a later entry replaces an earlier one."""
-    held: dict[str, str] = {}
-    for entry in _parts(data, 1, "keys"):
-        name = text = ""
-        for number, _, value in read_message(entry):
-            if number == 1:
-                name = text_in(value, "key")
-            elif number == 2:
-                text = text_in(value, "value")
-        if not name:
-            raise DatabaseChangesError("a column of a composite key has no name")
-        held[name] = text
-    return [{"name": name, "value": held[name]} for name in sorted(held)]
-
-
-def _field(data: bytes, numbering: FieldNumbering, where: dict[str, int]) -> dict[str, str | None]:
-    name = text = ""
-    operation = 0
-    for number, _, value in read_message(data):
-        if number == 1:
-            name = text_in(value, "name")
-        elif number == 2:
-            text = text_in(value, "value")
-        elif number == 4:
-            operation = integer_in(value, "update_op")
-    known = _FIELD_OPERATIONS[numbering]
-    if operation >= len(known):
-        raise UnsetOperationError(
-            "a field has no known operation", column=name, operation=operation, **where
+    def _fields(
+        self,
+        changes: Messages,
+        found: Found,
+        table: pa.Array,
+        operations: Mapping[int, str],
+        tables: Sequence[TableSchema],
+    ) -> pa.Array:
+        fields, size = found.within(changes), len(found)
+        parts = scan(fields, _FIELD.values())
+        name, value = (
+            spread(_texts(fields, part), part.last().rows, size, "")
+            for part in (_typed(parts[1], BYTES, "name"), _typed(parts[2], BYTES, "value"))
         )
-    if not name:
-        raise DatabaseChangesError("a field has no name", **where)
-    return {"name": name, "value": text, "operation": known[operation]}
+        last = _typed(parts[4], VARINT, "update_op").last()
+        codes = scattered(last.values, last.rows, size)
+        if pc.any(pc.equal(name, ""), min_count=0).as_py():
+            row = int(found.rows[pc.index(name, "").as_py()])
+            raise DatabaseChangesError("a field has no name", **self.where(row))
+        known = np.array(sorted(operations), np.uint64)
+        odd = ~np.isin(codes, known)
+        if odd.any():
+            at = int(np.flatnonzero(odd)[0])
+            raise UnsetOperationError(
+                "a field has no known operation",
+                column=name[at].as_py(),
+                operation=int(codes[at]),
+                **self.where(int(found.rows[at])),
+            )
+        spelt = pa.array([operations[one] for one in known.tolist()], pa.string())
+        operation = spelt.take(pa.array(np.searchsorted(known, codes)))
+        value = self._with_nulls(found.rows, table, name, value, operation, tables)
+        return _lists(found.counts(len(changes)), [name, value, operation], FIELDS_TYPE)
+
+    def _with_nulls(
+        self,
+        rows: Codes,
+        table: pa.Array,
+        name: pa.Array,
+        value: pa.Array,
+        operation: pa.Array,
+        tables: Sequence[TableSchema],
+    ) -> pa.Array:
+        """Make empty values null where their column is declared and not text."""
+        empty = np.asarray(pc.equal(value, ""))
+        if not empty.any():
+            return value
+        places = np.flatnonzero(empty)
+        numeric = pc.is_in(operation.take(pa.array(places)), value_set=pa.array(sorted(NUMERIC)))
+        if pc.any(numeric).as_py():
+            at = int(places[np.flatnonzero(np.asarray(numeric))[0]])
+            raise DatabaseChangesError(
+                "a number is needed and the value is empty",
+                table=table[int(rows[at])].as_py(),
+                column=name[at].as_py(),
+                **self.where(int(rows[at])),
+            )
+        declared = {one.name: one.columns for one in tables}
+        table_codes, table_names = codes_of(table.take(pa.array(rows[places])))
+        name_codes, names = codes_of(name.take(pa.array(places)))
+        pairs = combine(table_codes, name_codes)
+        null: Mask = np.zeros(len(value), np.bool_)
+        for one in np.unique(pairs, return_index=True)[1].tolist():
+            columns: Any = declared.get(table_names[int(table_codes[one])].as_py(), {})
+            if columns.get(names[int(name_codes[one])].as_py(), "text") != "text":
+                null[places[pairs == pairs[one]]] = True
+        return pc.if_else(pa.array(null), pa.scalar(None, pa.string()), value)
+
+
+def _typed(found: Found, wire: int, what: str) -> Found:
+    if not found.only(wire):
+        raise MalformedMessage(
+            f"field {what} has the wrong wire type",
+            int(found.starts[np.flatnonzero(found.wires != wire)[0]]) - 1,
+        )
+    return found
+
+
+def _texts(messages: Messages, found: Found) -> pa.Array:
+    return texts(messages, found.last())
+
+
+def _last_by_name(rows: Codes, names: pa.Array) -> Codes:
+    """Return the entries that count, in the order of rows and names: of equal names the last."""
+    ranked = pc.rank(names, tiebreaker="dense").to_numpy().astype(np.int64)
+    codes = combine(rows, ranked)
+    order = sorted_by(codes)
+    inorder = codes[order]
+    return order[np.append(inorder[1:] != inorder[:-1], True)] if len(order) else order
+
+
+def _lists(counts: Codes, children: list[pa.Array], kind: pa.DataType) -> pa.Array:
+    entries = pa.StructArray.from_arrays(children, fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(offsets_of(counts), entries, type=kind)

@@ -145,3 +145,33 @@ def test_any_bytes_give_changes_or_a_coded_error(data: bytes) -> None:
         except (DatabaseChangesError, UnsetOperationError):
             continue
         table.validate(full=True)
+
+
+def test_many_messages_read_together_give_what_each_gives_alone() -> None:
+    """Few messages are walked one by one, many side by side; both must find the same."""
+    long = "x" * 300
+    message = change("t", {"a": long, "b": ""}, UPSERT, field("n", "5", 2), field(long, "é"))
+    others = [change("u", f"k{at}", CREATE, *[field(f"c{one}", long) for one in range(at % 5)])
+              for at in range(60)]  # fmt: skip
+    messages = [(at, other + message * (at % 3)) for at, other in enumerate(others)]
+    alone = [read_database_changes([one]) for one in messages]
+    assert read_database_changes(messages).to_pylist() == [
+        row for table in alone for row in table.to_pylist()
+    ]
+
+
+def test_the_later_of_two_keys_and_of_two_equal_columns_counts() -> None:
+    both = blob(2, "single") + blob(6, blob(1, blob(1, "a") + blob(2, "1")) * 1)
+    twice = blob(6, blob(1, blob(1, "a") + blob(2, "1")) + blob(1, blob(1, "a") + blob(2, "2")))
+    head = blob(1, "t") + number(4, CREATE)
+    table = read_database_changes([(1, blob(1, head + both) + blob(1, head + twice))])
+    assert table["pk"].to_pylist() == [
+        [{"name": "a", "value": "1"}],
+        [{"name": "a", "value": "2"}],
+    ]
+
+
+def test_names_of_field_operations_may_come_from_the_package() -> None:
+    message = change("t", "k", UPSERT, field("n", "5", 7))
+    table = read_database_changes([(1, message)], numbering={0: "set", 7: "max"})
+    assert table["fields"][0].as_py()[0]["operation"] == "max"

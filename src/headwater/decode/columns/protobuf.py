@@ -1,0 +1,407 @@
+"""Protobuf messages read a column at a time: where the fields of many messages lie, found at once.
+
+All messages lie in one buffer. `scan` walks them side by side: each step reads the next field of
+every message that still has one, with a handful of numpy operations whatever their number, so no
+row becomes a Python object. What is left when few messages are longer than the rest is walked one
+by one. `texts` and `numbers` turn what was found into values.
+
+Runs where decoding runs, on the driver or on executors; the same bytes give the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_PADDING = bytes(16)  # so that a number at the very end can be read without a look at the end
+_SIDE_BY_SIDE = 48  # so few messages are walked one by one
+_LONGEST = 10  # bytes of a varint
+_NO_SIZE = 1 << 40
+
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+
+
+class MalformedMessage(Exception):  # noqa: N818 - never leaves the decoders, which give it a code
+    """Bytes are no message: `at` is the place in the buffer."""
+
+    def __init__(self, message: str, at: int) -> None:
+        super().__init__(message)
+        self.at = at
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages in one buffer: where each begins and ends."""
+
+    data: bytes
+    starts: Ints
+    ends: Ints
+
+    @classmethod
+    def of(cls, messages: Iterable[bytes]) -> Messages:
+        """Lay messages side by side."""
+        held = list(messages)
+        lengths = np.fromiter(map(len, held), np.int64, len(held))
+        ends = np.cumsum(lengths)
+        return cls(b"".join((*held, _PADDING)), ends - lengths, ends)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def index_of(self, at: int) -> int:
+        """Return the message that holds a place in the buffer."""
+        return int(np.searchsorted(self.ends, at, side="right"))
+
+    @property
+    def buffer(self) -> npt.NDArray[np.uint8]:
+        """The bytes, as numbers."""
+        return np.frombuffer(self.data, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The occurrences of one field in many messages, by message, in their order there.
+
+    `rows`: the message of each. `wires`: its wire type. `starts` and `ends`: where its content
+    lies (of a text, without its length). `values`: the number, for varints.
+    """
+
+    rows: Ints
+    wires: npt.NDArray[np.uint8]
+    starts: Ints
+    ends: Ints
+    values: Words
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def only(self, wire: int) -> bool:
+        """Tell whether every occurrence has this wire type."""
+        return bool((self.wires == wire).all())
+
+    def last(self) -> Found:
+        """Return the last occurrence in each message: the one that counts, if it is not a list."""
+        if len(self.rows) < 2:
+            return self
+        kept = np.append(self.rows[1:] != self.rows[:-1], True)
+        return self if kept.all() else self.take(kept)
+
+    def take(self, chosen: Any) -> Found:
+        """Return some of them."""
+        return Found(
+            self.rows[chosen],
+            self.wires[chosen],
+            self.starts[chosen],
+            self.ends[chosen],
+            self.values[chosen],
+        )
+
+    def within(self, messages: Messages) -> Messages:
+        """Return the contents as messages of their own."""
+        return Messages(messages.data, self.starts, self.ends)
+
+    def counts(self, rows: int) -> Ints:
+        """Return how many there are in each of so many messages."""
+        return np.bincount(self.rows, minlength=rows).astype(np.int64)
+
+
+_NONE = Found(
+    np.empty(0, np.int64),
+    np.empty(0, np.uint8),
+    np.empty(0, np.int64),
+    np.empty(0, np.int64),
+    np.empty(0, np.uint64),
+)
+
+
+class Fields:
+    """What a scan has found, by the number of the field."""
+
+    def __init__(self, found: dict[int, Found]) -> None:
+        self._found = found
+
+    def __getitem__(self, number: int) -> Found:
+        return self._found.get(number, _NONE)
+
+
+def scan(messages: Messages, wanted: Iterable[int] | None = None) -> Fields:
+    """Return where the wanted fields of all messages lie; others are passed over.
+
+    Raises:
+        MalformedMessage: the bytes end early, or are no message.
+    """
+    numbers = None if wanted is None else frozenset(wanted)
+    parts: dict[int, list[tuple[Any, ...]]] = {}
+    rows = np.flatnonzero(messages.starts < messages.ends)
+    at, ends = messages.starts[rows], messages.ends[rows]
+    buffer = messages.buffer
+    while len(rows) > _SIDE_BY_SIDE:
+        number, wire, start, end, value = _next_fields(buffer, at, ends)
+        _keep(parts, numbers, rows, number, wire, start, end, value)
+        going = end < ends
+        if going.all():
+            at = end
+        else:
+            rows, at, ends = rows[going], end[going], ends[going]
+    _walk(messages.data, rows, at, ends, numbers, parts)
+    return Fields({number: _joined(found, len(messages)) for number, found in parts.items()})
+
+
+def _next_fields(buffer: npt.NDArray[np.uint8], at: Ints, ends: Ints) -> tuple[Any, ...]:
+    """Read one field of every message: number, wire type, where it lies, and its number."""
+    first = buffer[at]
+    place = at + 1
+    number: Any = first >> 3
+    wire = first & 7
+    if (first >= 0x80).any():
+        tags, place = varints(buffer, at)
+        number, wire = (
+            (tags >> np.uint64(3)).astype(np.int64),
+            (tags & np.uint64(7)).astype(np.uint8),
+        )
+    low = buffer[place]
+    value = low.astype(np.int64)
+    start = place + 1
+    long = np.flatnonzero((low >= 0x80) & ((wire == VARINT) | (wire == BYTES)))
+    words = value.view(np.uint64)
+    if len(long):
+        words[long], start[long] = varints(buffer, place[long])
+    if (wire == BYTES).all():
+        end = start + np.minimum(words, _NO_SIZE).astype(np.int64)
+    else:
+        sizes = np.where(wire == BYTES, np.minimum(words, _NO_SIZE).astype(np.int64), 0)
+        fixed = (wire == FIXED64) | (wire == FIXED32)
+        start = np.where(fixed, place, start)
+        sizes += np.where(wire == FIXED64, 8, 0) + np.where(wire == FIXED32, 4, 0)
+        end = start + sizes
+    wrong = (end > ends) | (number == 0) | ~np.isin(wire, (VARINT, FIXED64, BYTES, FIXED32))
+    if wrong.any():
+        which = int(np.flatnonzero(wrong)[0])
+        raise MalformedMessage(_complaint(int(number[which]), int(wire[which])), int(at[which]))
+    return number, wire, start, end, words
+
+
+def _complaint(number: int, wire: int) -> str:
+    if not number:
+        return "a field has the number 0"
+    if wire not in (VARINT, FIXED64, BYTES, FIXED32):
+        return f"field {number} has the unknown wire type {wire}"
+    return f"the message ends within field {number}"
+
+
+def _keep(
+    parts: dict[int, list[tuple[Any, ...]]],
+    wanted: frozenset[int] | None,
+    rows: Ints,
+    numbers: Any,
+    *columns: Any,
+) -> None:
+    """File what one step has found under the numbers of the fields."""
+    first = int(numbers[0])
+    same = numbers == first
+    if same.all():
+        if wanted is None or first in wanted:
+            parts.setdefault(first, []).append((rows, *columns))
+        return
+    for number in np.unique(numbers).tolist():
+        if wanted is None or number in wanted:
+            chosen = numbers == number
+            found = (rows[chosen], *(column[chosen] for column in columns))
+            parts.setdefault(number, []).append(found)
+
+
+def _walk(
+    data: bytes,
+    rows: Ints,
+    starts: Ints,
+    ends: Ints,
+    wanted: frozenset[int] | None,
+    parts: dict[int, list[tuple[Any, ...]]],
+) -> None:
+    """Read the rest of a few messages field by field."""
+    found: dict[int, list[tuple[int, int, int, int, int]]] = {}
+    for row, at, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        while at < end:
+            tag, place = data[at], at + 1
+            if tag >= 0x80:
+                tag, place = _varint(data, at, end)
+            number, wire = tag >> 3, tag & 7
+            value = 0
+            if wire in (VARINT, BYTES):
+                value, place = data[place], place + 1
+                if value >= 0x80:
+                    value, place = _varint(data, place - 1, end)
+            size = value if wire == BYTES else 8 if wire == FIXED64 else 4 * (wire == FIXED32)
+            after = place + size
+            if after > end or not number or wire not in (VARINT, FIXED64, BYTES, FIXED32):
+                raise MalformedMessage(_complaint(number, wire), at)
+            if wanted is None or number in wanted:
+                found.setdefault(number, []).append((row, wire, place, after, value))
+            at = after
+    for number, many in found.items():
+        columns = list(zip(*many, strict=True))
+        kinds = (np.int64, np.uint8, np.int64, np.int64, np.uint64)
+        made = tuple(np.array(one, kind) for one, kind in zip(columns, kinds, strict=True))
+        parts.setdefault(number, []).append(made)
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    begin = at
+    while at < end and shift < 7 * _LONGEST:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at
+        shift += 7
+    raise MalformedMessage("a number is too long" if at < end else "the message ends early", begin)
+
+
+def _joined(parts: list[tuple[Any, ...]], count: int) -> Found:
+    """Join what the steps have found, by message; the order within each stays."""
+    if len(parts) == 1:
+        rows, *columns = parts[0]
+        return _sorted(rows, columns)
+    joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return _sorted(joined[0], joined[1:])
+
+
+def _sorted(rows: Ints, columns: list[Any]) -> Found:
+    if len(rows) < 2 or bool((rows[1:] >= rows[:-1]).all()):
+        return Found(rows, *columns)
+    size = len(rows)
+    packed = rows * size + np.arange(size)
+    packed.sort()
+    order = packed % size
+    return Found(rows[order], *(column[order] for column in columns))
+
+
+def varints(buffer: npt.NDArray[np.uint8], at: Ints) -> tuple[Words, Ints]:
+    """Read a varint at every place; return the numbers and where each ends.
+
+    Raises:
+        MalformedMessage: one is longer than ten bytes.
+    """
+    values = np.zeros(len(at), np.uint64)
+    place = at.copy()
+    going = np.arange(len(at))
+    for step in range(_LONGEST):
+        where = place[going]
+        byte = buffer[np.minimum(where, len(buffer) - 1)]
+        values[going] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * step)
+        place[going] = where + 1
+        going = going[byte >= 0x80]
+        if not len(going):
+            return values, place
+    raise MalformedMessage("a number is too long", int(at[going[0]]))
+
+
+def fixed(messages: Messages, found: Found, width: int) -> npt.NDArray[Any]:
+    """Return the 4 or 8 bytes of each occurrence as an unsigned number."""
+    places = found.starts[:, None] + np.arange(width)
+    held = messages.buffer[places.reshape(-1)]
+    numbers: npt.NDArray[Any] = held.view("<u8" if width == 8 else "<u4")
+    return numbers
+
+
+def blobs(messages: Messages, found: Found) -> pa.Array:
+    """Return the contents as binary values: one C++ copy, no object each."""
+    starts, ends = found.starts, found.ends
+    if not len(starts):
+        return pa.array([], pa.binary())
+    base = int(starts[0])
+    offsets = np.empty(2 * len(starts), np.int64)
+    offsets[0::2], offsets[1::2] = starts, ends
+    kind: Any = pa.large_binary()
+    width: Any = np.int64
+    if int(ends[-1]) - base < 2**31 - 1:
+        offsets -= base
+        kind, width = pa.binary(), np.int32
+    data = pa.py_buffer(memoryview(messages.data)[base:])
+    every = pa.Array.from_buffers(
+        kind, len(offsets) - 1, [None, pa.py_buffer(offsets.astype(width)), data]
+    )
+    kept = every.take(pa.array(np.arange(0, len(offsets), 2)[: len(starts)]))
+    return kept if kind == pa.binary() else kept.cast(pa.binary())
+
+
+def texts(messages: Messages, found: Found) -> pa.Array:
+    """Return the contents as text.
+
+    Raises:
+        MalformedMessage: one is not UTF-8.
+    """
+    held = blobs(messages, found)
+    try:
+        return held.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        for value, at in zip(held, found.starts.tolist(), strict=True):
+            try:
+                value.as_py().decode()
+            except UnicodeDecodeError:
+                raise MalformedMessage("a text is not UTF-8", at) from error
+        raise MalformedMessage("a text is not UTF-8", int(found.starts[0])) from error
+
+
+def spread(values: pa.Array, rows: Ints, count: int, default: Any = None) -> pa.Array:
+    """Return one value for each of `count` messages: those of `rows`, and a default elsewhere."""
+    if len(rows) == count:
+        return values
+    source = np.full(count, -1, np.int64)
+    source[rows] = np.arange(len(rows))
+    missing = source < 0
+    if default is None:
+        return values.take(pa.array(source, mask=missing))
+    both = pa.concat_arrays([values, pa.array([default], values.type)])
+    source[missing] = len(values)
+    return both.take(pa.array(source))
+
+
+def scattered(values: npt.NDArray[Any], rows: Ints, count: int) -> npt.NDArray[Any]:
+    """Return a number for each of `count` messages: those of `rows`, and 0 elsewhere."""
+    if len(rows) == count:
+        return values
+    made = np.zeros(count, values.dtype)
+    made[rows] = values
+    return made
+
+
+def offsets_of(counts: Ints) -> pa.Array:
+    """Return the offsets of lists of these lengths."""
+    made = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=made[1:])
+    return pa.array(made)
+
+
+def packed_varints(messages: Messages, found: Found) -> tuple[Words, Ints]:
+    """Return the numbers of packed lists, one after the other, and how many each list has.
+
+    Raises:
+        MalformedMessage: a list ends within a number.
+    """
+    held = blobs(messages, found)
+    lengths = found.ends - found.starts
+    bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    size = int(bounds[-1])
+    raw = np.frombuffer(held.buffers()[2] or b"", np.uint8) if size else np.empty(0, np.uint8)
+    shift = int(np.frombuffer(held.buffers()[1], np.int32)[held.offset]) if size else 0
+    raw = raw[shift : shift + size]
+    last = raw < 0x80
+    ends = np.flatnonzero(last)
+    full = lengths > 0
+    if not last[bounds[1:][full] - 1].all():
+        raise MalformedMessage("a packed list ends within a number", int(found.starts[0]))
+    counts = np.concatenate([np.zeros(1, np.int64), np.cumsum(last)])
+    padded = np.concatenate([raw, np.zeros(_LONGEST, np.uint8)])
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])[: len(ends)]
+    values, _ = varints(padded, starts)
+    return values, counts[bounds[1:]] - counts[bounds[:-1]]
