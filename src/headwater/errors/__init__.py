@@ -3,7 +3,7 @@
     HeadwaterError
     ├── ConfigError   E0…  configuration: raised before anything is read or changed
     ├── ForkError     E1…  the chain and the stored state cannot be reconciled
-    ├── TargetError   E20… ClickHouse, E21… PostgreSQL, E25… DuckDB
+    ├── TargetError   E20… ClickHouse, E21… PostgreSQL, E22… lake, E25… DuckDB
     ├── PortalError   E3…  transport, status codes, malformed or contradictory answers
     ├── DecodeError   E4…  signatures, layouts, contents of blocks
     ├── SparkError    E5…  Java, sessions, column types, the data source
@@ -23,6 +23,7 @@ from headwater.errors.decoding import *
 from headwater.errors.duckdb import *
 from headwater.errors.effects import *
 from headwater.errors.forks import *
+from headwater.errors.lake import *
 from headwater.errors.portal import *
 from headwater.errors.postgres import *
 from headwater.errors.spark import *

@@ -56,7 +56,7 @@ class ForkError(HeadwaterError):
 
 
 class TargetError(HeadwaterError):
-    """E20 ClickHouse, E21 PostgreSQL, E25 DuckDB: a target cannot be opened, written or undone."""
+    """E20 ClickHouse, E21 PostgreSQL, E22 lake, E25 DuckDB: a target cannot do what is asked."""
 
 
 class PortalError(HeadwaterError):

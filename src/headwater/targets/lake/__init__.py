@@ -1,0 +1,1 @@
+"""What lake targets share: paths and credentials, columns, Parquet files, the stored state."""
