@@ -9,7 +9,10 @@ Runs on the driver. It keeps no position; the state it is given is the only one.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import dataclass
+from threading import Thread
 
 from headwater.core import (
     Answer,
@@ -25,6 +28,7 @@ from headwater.core import (
     Span,
     SpanLimits,
     SpanSize,
+    block_count,
     clip_ranges,
     up_to,
 )
@@ -35,6 +39,16 @@ from headwater.portal.outage import Clock, NoticeKind, SystemClock
 from headwater.portal.reading import StreamQuery
 
 LOOK_BACK = 1000  # slots to search for the last block before a skipped one
+_CLOSE = 1.25  # by this factor a plan made ahead may differ from one that is made now
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A span to be: its first and last block, and how dense it is. No `last`: no block is there."""
+
+    first: int
+    last: BlockHeader | None
+    densities: Sequence[Density]
 
 
 class PortalSource:
@@ -44,7 +58,8 @@ class PortalSource:
     none. `watch` is a query without filters: it is used where no output wants blocks but a fork
     could still orphan what is committed, in a gap between ranges and once after the last one. With
     `finalized` only final blocks are read. While `executors_ready` says no, blocks are read here,
-    however far behind.
+    however far behind. With `planner`, which opens one more client, the next span is measured while
+    the last one is written.
     """
 
     def __init__(
@@ -59,8 +74,10 @@ class PortalSource:
         finalized: bool = False,
         clock: Clock | None = None,
         executors_ready: Callable[[], bool] = lambda: True,
+        planner: Callable[[], PortalClient] | None = None,
     ) -> None:
         self._client = client
+        self._planner = planner
         self._plan = tuple(plan)
         self._watch = watch
         self._far = far
@@ -202,22 +219,69 @@ class PortalSource:
         head = Head(final, self._latest())
         before = state.cursor
         self._check_link(left, before)
+        ahead: Future[_Plan] | None = None
         while first <= end and (final.number - first >= far or end == left.to_block):
-            densities = self._measure(first, min(first + self._size.blocks - 1, end))
-            largest = first + self._size.fitting(densities) - 1
-            last = self._last_header(first, largest, before)
+            plan = self._made_ahead(ahead, end) or self._plan_span(self._client, first, end, before)
+            last = plan.last
             if last is None and first == left.from_block:
                 yield from self._blocks(state) or ()  # only skipped slots are left here
             if last is None:
                 return
-            measured = tuple(up_to(densities, last.number))
+            measured = tuple(up_to(plan.densities, last.number))
             self._estimates[first] = sum(one.total for one in measured)
+            following, before = last.number + 1, last.cursor
+            ahead = self._begin_ahead(following, end, before) if following <= end else None
             started = self._clock.monotonic()
             yield Span(BlockRange(first, last.number), last, head, measured)
-            self._size.took(self._clock.monotonic() - started, last.number - first + 1)
-            first, before = last.number + 1, last.cursor
+            self._size.took(self._clock.monotonic() - started, following - first)
+            first = following
         if first > end == left.to_block:
             yield RangeEnd(head)
+
+    def _plan_span(
+        self, client: PortalClient, first: int, end: int, before: BlockCursor | None
+    ) -> _Plan:
+        """Measure what comes next, and find the last block of a span that is as long as it may."""
+        blocks = BlockRange(first, min(first + self._size.blocks - 1, end))
+        densities = probe(client, self.query_at(first), blocks)
+        largest = first + self._size.fitting(densities) - 1
+        return _Plan(first, self._last_header(client, first, largest, before), densities)
+
+    def _begin_ahead(self, first: int, end: int, before: BlockCursor) -> Future[_Plan] | None:
+        """Plan the next span on a thread of its own, with a client of its own.
+
+        Only a help: what fails there is done again here, where it is waited for or raised.
+        """
+        if self._planner is None:
+            return None
+        made: Future[_Plan] = Future()
+
+        def plan(open_client: Callable[[], PortalClient]) -> None:
+            try:
+                with open_client() as client:
+                    made.set_result(self._plan_span(client, first, end, before))
+            except Exception as error:  # noqa: BLE001 - its reader decides
+                made.set_exception(error)
+
+        Thread(target=plan, args=(self._planner,), name="headwater-plan", daemon=True).start()
+        return made
+
+    def _made_ahead(self, ahead: Future[_Plan] | None, end: int) -> _Plan | None:
+        """Return the plan that was made ahead, if it is as good as one that is made now.
+
+        Since then the last span has told how long spans may be, and what they hold. A plan that is
+        not made yet is not waited for: a stream that is told to stop waits for no portal.
+        """
+        if ahead is None or not ahead.done() or ahead.exception() is not None:
+            return None
+        plan = ahead.result()
+        if plan.last is None:
+            return None
+        measured = sum(block_count(one.blocks) for one in plan.densities)
+        room = self._size.fitting(plan.densities)
+        wanted = room if room < measured else min(self._size.blocks, end - plan.first + 1)
+        blocks = plan.last.number - plan.first + 1
+        return plan if wanted / _CLOSE <= blocks <= wanted * _CLOSE else None
 
     def _latest(self) -> BlockCursor | None:
         """Return the newest block, which only progress needs: without an answer it is unknown."""
@@ -226,10 +290,6 @@ class PortalSource:
         except HeadwaterError:
             return None
 
-    def _measure(self, first: int, last: int) -> list[Density]:
-        """Measure the blocks of a span to be."""
-        return probe(self._client, self.query_at(first), BlockRange(first, last))
-
     def _check_link(self, left: BlockRange, cursor: BlockCursor | None) -> None:
         """Raise `BlockLinkError` if the next block does not name our last one as its parent."""
         asked = BlockRange(left.from_block, left.from_block + LOOK_BACK)
@@ -237,7 +297,9 @@ class PortalSource:
             if isinstance(answer, Blocks):
                 return
 
-    def _last_header(self, first: int, last: int, before: BlockCursor | None) -> BlockHeader | None:
+    def _last_header(
+        self, client: PortalClient, first: int, last: int, before: BlockCursor | None
+    ) -> BlockHeader | None:
         """Return the header of the last block of a span; its last numbers may be skipped slots.
 
         It is asked for together with its predecessor, so that the link between them is checked.
@@ -245,7 +307,7 @@ class PortalSource:
         for lowest in (max(first, last - 1), max(first, last - LOOK_BACK)):
             found: BlockHeader | None = None
             asked = BlockRange(lowest, last)
-            for answer in self._client.read(self._watch, asked, before, finalized=True):
+            for answer in client.read(self._watch, asked, before, finalized=True):
                 if isinstance(answer, Blocks):
                     found = answer.headers[-1]
             if found is not None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headwater.core import (
@@ -37,7 +38,14 @@ from headwater.pipeline import (
     Source,
     Waited,
 )
-from headwater.portal import Clock, Dataset, PortalClient, PortalSource
+from headwater.portal import (
+    Clock,
+    Dataset,
+    HttpTransport,
+    PortalClient,
+    PortalSource,
+    RetryPolicy,
+)
 from headwater.query import Query, merge_queries, plan_requests
 from headwater.spark.frames import Frame
 from headwater.spark.spans import read_span
@@ -117,7 +125,7 @@ class Run(Host[Delivery]):
         plan = self._plan(state.cursor)
         firsts = {name: min(one.from_block for one in r) for name, r in plan.ranges.items() if r}
         compare_firsts(self._target, state.cursor, firsts, stream.id)
-        self._source = self._make_source(plan)
+        self._source = self._make_source(plan, dataset)
         self._source.open(state)
         self._assembler = Assembler(
             stream.id,
@@ -272,7 +280,7 @@ class Run(Host[Delivery]):
 
     # --- planning ---------------------------------------------------------------------------------
 
-    def _make_source(self, plan: Plan) -> Source:
+    def _make_source(self, plan: Plan, dataset: Dataset | None) -> Source:
         """Return what reads the plan, behind the undo buffer if the stream has one."""
         reading = self._stream.reading
         source = self._spans = PortalSource(
@@ -285,10 +293,20 @@ class Run(Host[Delivery]):
             first_span=reading.first_span,
             limits=reading.spans,
             executors_ready=self._executors_ready,
+            planner=partial(self._planning_client, dataset),
         )
         depth = 0 if self._finalized else self._stream.undo_buffer
         cap = reading.rollback_cap
         return UndoBuffer(source, depth, pause=self.pause, cap=cap) if depth else source
+
+    def _planning_client(self, dataset: Dataset | None) -> PortalClient:
+        """Return a client that tries once and tells nobody: what it fails to do is done again."""
+        return PortalClient(
+            HttpTransport(self._stream.portal, self._stream.reading.timeouts),
+            retry=RetryPolicy(attempts=1),
+            on_notice=lambda notice: None,
+            dataset=dataset,
+        )
 
     def _executors_ready(self) -> bool:
         """Tell whether executors could begin; a person is told of what is waited for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from random import Random
@@ -39,6 +40,7 @@ class Setup:
         far: int = 100,
         limits: SpanLimits | None = None,
         executors_ready: Callable[[], bool] = lambda: True,
+        planned: list[PortalSim] | None = None,
     ) -> None:
         self.chain = ChainSim(3)
         self.chain.grow(300)
@@ -62,7 +64,13 @@ class Setup:
             first_span=60,
             limits=limits or SpanLimits(),
             executors_ready=executors_ready,
+            planner=None if planned is None else lambda: self.planning_client(planned),
         )
+
+    def planning_client(self, planned: list[PortalSim]) -> PortalClient:
+        """A client of a portal of its own, with the same chain."""
+        planned.append(PortalSim(self.chain, blocks_per_answer=20))
+        return PortalClient(SimTransport(planned[-1], VirtualClock()), clock=VirtualClock())
 
     def state(self, number: int, *, final: bool) -> PipeState:
         block = self.chain.canonical(number, number)[0]
@@ -189,6 +197,56 @@ def test_the_size_of_spans_follows_the_time_they_take() -> None:
     ]:
         size.took(seconds, blocks)
         assert size.blocks == then
+
+
+def wait_for_plans() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "headwater-plan":
+            thread.join()
+
+
+def test_the_next_span_is_planned_while_the_last_one_is_written() -> None:
+    planned: list[PortalSim] = []
+    setup = Setup(BlockRange(0, 239), planned=planned)
+    answers = setup.source.read(PipeState())
+    assert answers is not None
+    assert str(getattr(next(answers), "block_range", None)) == "0..59"
+    wait_for_plans()
+    assert 118 in {one.from_block for one in planned[0].ledger}, "while 0..59 is written"
+    before = len(setup.portal.ledger)
+    found = []
+    for answer in answers:
+        found.append(str(getattr(answer, "block_range", "end")))
+        wait_for_plans()
+    assert found == ["60..119", "120..179", "180..239", "end"]
+    assert len(setup.portal.ledger) == before, "nothing was planned twice"
+
+
+def test_a_plan_made_ahead_that_does_not_fit_any_more_is_made_again() -> None:
+    """The first span took a quarter of its time, and then one held far too many rows."""
+    limits = SpanLimits(rows=1000, seconds=8.0)
+    setup = Setup(limits=limits, planned=[])
+    answers = setup.source.read(PipeState())
+    assert answers is not None
+    found = []
+    for answer in answers:
+        assert isinstance(answer, Span)
+        found.append(answer.blocks)
+        wait_for_plans()
+        setup.clock.advance(8.0 * answer.blocks / 90)
+        rows = 100 if len(found) == 1 else 10_000
+        setup.source.learn(answer.block_range, 1_000_000, rows)
+    assert found[:2] == [60, 90], "it was planned with 60"
+    assert found[2] < 20, "it was planned with 90"
+
+
+def test_a_plan_that_fails_is_made_here() -> None:
+    def refuse() -> PortalClient:
+        raise OSError("no socket is left")
+
+    setup = Setup(BlockRange(0, 239))
+    setup.source._planner = refuse
+    assert spans(setup, PipeState()) == ["0..59", "60..119", "120..179", "180..239"]
 
 
 def test_spans_keep_within_bytes_and_rows() -> None:
