@@ -1,6 +1,6 @@
 """A program as a user writes it: one stream into one target. The benchmarks start it anew.
 
-    python benchmarks/path/program.py TARGET PORTAL ADDRESS LAST_BLOCK PASSES
+    python benchmarks/path/program.py TARGET PORTAL ADDRESS LAST_BLOCK PASSES [OUTPUTS]
 
 It prints a line of JSON per pass: when it began, when the first batch and the last one were
 committed, by the clock of the machine. The second pass of a process finds Spark warm.
@@ -56,12 +56,13 @@ def drop(batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatc
 
 
 def main() -> None:
-    kind, portal, address, last, passes = sys.argv[1:]
+    kind, portal, address, last, passes, *several = sys.argv[1:]
     if os.environ.get("BENCH_LOG"):
         logging.basicConfig(level=logging.INFO, format="%(relativeCreated)6d %(message)s")
     for number in range(int(passes)):
         began, commits, name = time.time(), list[float](), f"transfers{number}"
-        outputs = {name: evm.events("erc20.Transfer", range=(0, int(last)))}
+        names = [name, *(f"{name}_{more}" for more in range(1, int((several or ["1"])[0])))]
+        outputs = {one: evm.events("erc20.Transfer", range=(0, int(last))) for one in names}
 
         def on_event(event: Event, commits: list[float] = commits) -> None:
             if isinstance(event, Committed):
