@@ -73,3 +73,21 @@ class UndecodableInstructionError(
     "on_error='skip' to leave such items out and count them",
 ):
     """An instruction or event of Solana has the discriminator, but not what its types allow."""
+
+
+class MessageTypeError(
+    DecodeError,
+    code="E4009",
+    fix="give the module an output type whose messages do not contain themselves and hold no "
+    "groups; a tree can be put out as rows that name their parent",
+):
+    """A protobuf message type cannot become tables: it contains itself, or holds a group."""
+
+
+class UndecodableOutputError(
+    DecodeError,
+    code="E4010",
+    fix="check that the package is the one that the endpoint runs; if it is, report the block to "
+    "the module's author. Nothing of the block was written",
+):
+    """The output of a module is no message of its type."""

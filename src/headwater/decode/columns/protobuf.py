@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+VARINT, FIXED64, BYTES, FIXED32 = _WIRES = (0, 1, 2, 5)
 _PADDING = bytes(16)  # so that a number at the very end can be read without a look at the end
 _SIDE_BY_SIDE = 48  # so few messages are walked one by one
 _LONGEST = 10  # bytes of a varint
 _NO_SIZE = 1 << 40
+_HIGHEST = (1 << 29) - 1  # number of a field
 
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -182,7 +183,7 @@ def _next_fields(buffer: npt.NDArray[np.uint8], at: Ints, ends: Ints) -> tuple[A
         start = np.where(fixed, place, start)
         sizes += np.where(wire == FIXED64, 8, 0) + np.where(wire == FIXED32, 4, 0)
         end = start + sizes
-    wrong = (end > ends) | (number == 0) | ~np.isin(wire, (VARINT, FIXED64, BYTES, FIXED32))
+    wrong = (end > ends) | (number == 0) | (number > _HIGHEST) | ~np.isin(wire, _WIRES)
     if wrong.any():
         which = int(np.flatnonzero(wrong)[0])
         raise MalformedMessage(_complaint(int(number[which]), int(wire[which])), int(at[which]))
@@ -190,9 +191,9 @@ def _next_fields(buffer: npt.NDArray[np.uint8], at: Ints, ends: Ints) -> tuple[A
 
 
 def _complaint(number: int, wire: int) -> str:
-    if not number:
-        return "a field has the number 0"
-    if wire not in (VARINT, FIXED64, BYTES, FIXED32):
+    if not 0 < number <= _HIGHEST:
+        return f"a field has the number {number}"
+    if wire not in _WIRES:
         return f"field {number} has the unknown wire type {wire}"
     return f"the message ends within field {number}"
 
@@ -241,7 +242,7 @@ def _walk(
                     value, place = _varint(data, place - 1, end)
             size = value if wire == BYTES else 8 if wire == FIXED64 else 4 * (wire == FIXED32)
             after = place + size
-            if after > end or not number or wire not in (VARINT, FIXED64, BYTES, FIXED32):
+            if after > end or not 0 < number <= _HIGHEST or wire not in _WIRES:
                 raise MalformedMessage(_complaint(number, wire), at)
             if wanted is None or number in wanted:
                 found.setdefault(number, []).append((row, wire, place, after, value))
@@ -305,9 +306,9 @@ def varints(buffer: npt.NDArray[np.uint8], at: Ints) -> tuple[Words, Ints]:
     raise MalformedMessage("a number is too long", int(at[going[0]]))
 
 
-def fixed(messages: Messages, found: Found, width: int) -> npt.NDArray[Any]:
-    """Return the 4 or 8 bytes of each occurrence as an unsigned number."""
-    places = found.starts[:, None] + np.arange(width)
+def fixed(messages: Messages, starts: Ints, width: int) -> npt.NDArray[Any]:
+    """Return the 4 or 8 bytes at each place as an unsigned number."""
+    places = starts[:, None] + np.arange(width)
     held = messages.buffer[places.reshape(-1)]
     numbers: npt.NDArray[Any] = held.view("<u8" if width == 8 else "<u4")
     return numbers

@@ -1,0 +1,20 @@
+"""E005: Substreams packages: modules, types, annotations, and databases of the SQL sink."""
+
+from headwater.errors.base import ConfigError
+
+
+class PackageError(
+    ConfigError,
+    code="E0051",
+    fix="give a .spkg file (also .spkg.zst), its https address or its bytes, built by `substreams "
+    "pack`, with the .proto files of the output type among its protobuf files",
+):
+    """A Substreams package cannot be read, or lacks what is needed of it."""
+
+
+class ModuleChoiceError(
+    ConfigError,
+    code="E0052",
+    fix="name one of the package's map modules that the message lists",
+):
+    """The package has no such module, or it does not say which one is for a sink."""

@@ -1,0 +1,409 @@
+"""Messages of any type as Arrow columns, by their descriptors, without a Python object per row.
+
+`MessagePlan` says what becomes of a message type: which columns, of which types, and which repeated
+messages become tables of their own. `read_columns` reads many messages at once. What is allowed on
+the wire but rarely there (a field twice, lists in both forms, groups) is put in its plain form by
+protobuf's own parser first.
+
+Runs on the driver and on executors; the same bytes give the same columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+
+from headwater.decode.columns import protobuf as wire
+from headwater.decode.columns.protobuf import Found, Ints, Messages
+from headwater.errors import MessageTypeError
+
+UNSIGNED = pa.decimal128(20, 0)
+MOMENT = pa.timestamp("us", tz="UTC")
+_T = FieldDescriptor
+_ARROW: dict[int, pa.DataType] = {
+    _T.TYPE_DOUBLE: pa.float64(),
+    _T.TYPE_FLOAT: pa.float32(),
+    _T.TYPE_INT64: pa.int64(),
+    _T.TYPE_SINT64: pa.int64(),
+    _T.TYPE_SFIXED64: pa.int64(),
+    _T.TYPE_UINT64: UNSIGNED,
+    _T.TYPE_FIXED64: UNSIGNED,
+    _T.TYPE_INT32: pa.int32(),
+    _T.TYPE_SINT32: pa.int32(),
+    _T.TYPE_SFIXED32: pa.int32(),
+    _T.TYPE_UINT32: pa.int64(),
+    _T.TYPE_FIXED32: pa.int64(),
+    _T.TYPE_BOOL: pa.bool_(),
+    _T.TYPE_STRING: pa.string(),
+    _T.TYPE_BYTES: pa.binary(),
+    _T.TYPE_ENUM: pa.string(),
+}
+_WIRES = {
+    **dict.fromkeys((_T.TYPE_DOUBLE, _T.TYPE_FIXED64, _T.TYPE_SFIXED64), wire.FIXED64),
+    **dict.fromkeys((_T.TYPE_FLOAT, _T.TYPE_FIXED32, _T.TYPE_SFIXED32), wire.FIXED32),
+    **dict.fromkeys((_T.TYPE_STRING, _T.TYPE_BYTES, _T.TYPE_MESSAGE), wire.BYTES),
+}
+_WRAPPERS = frozenset(
+    f"google.protobuf.{kind}Value"
+    for kind in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+)
+TIMESTAMP = "google.protobuf.Timestamp"
+
+
+class UnusualMessage(Exception):  # noqa: N818 - never leaves the decoders, which rewrite it
+    """A message is not in its plain form."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """What becomes of a field: `many` a list, `nullable` null where it is absent.
+
+    An embedded message without fields becomes a boolean: whether it is there.
+
+    `inner` is the plan of an embedded message, of the entries of a map, and of what a wrapper
+    wraps. `names` are those of an enum's values by number. `table`: rows of a table of their own.
+    """
+
+    name: str
+    number: int
+    kind: int
+    type: pa.DataType
+    many: bool = False
+    nullable: bool = False
+    inner: MessagePlan | None = None
+    names: Mapping[int, str] = field(default_factory=dict)
+    is_map: bool = False
+    is_wrapper: bool = False
+    table: str | None = None
+
+    @property
+    def arrow(self) -> pa.Field:
+        """The column in Arrow."""
+        return pa.field(self.name, self.type, self.nullable)
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePlan:
+    """What becomes of a message type; fields of one of `oneofs` exclude each other."""
+
+    type: str
+    columns: tuple[ColumnPlan, ...]
+    oneofs: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def shown(self) -> list[ColumnPlan]:
+        """The columns of a row; others are tables, or hold nothing but tables."""
+        return [one for one in self.columns if one.table is None and not _is_hollow(one)]
+
+    @property
+    def struct(self) -> pa.DataType:
+        """The message as one value."""
+        return pa.struct([one.arrow for one in self.shown])
+
+    def tables(self) -> Iterator[ColumnPlan]:
+        """Yield the fields whose messages are rows of tables, also within embedded messages."""
+        for one in self.columns:
+            if one.table is not None:
+                yield one
+            elif one.inner is not None and not one.many:
+                yield from one.inner.tables()
+
+
+def _is_hollow(column: ColumnPlan) -> bool:
+    inner = column.inner
+    return inner is not None and not column.many and column.type == pa.struct([])
+
+
+Split = Callable[[FieldDescriptor, tuple[str, ...]], str | None]
+"""Names the table of a repeated message, given the names of the fields that lead to it; or None."""
+
+
+def as_tables(field_: FieldDescriptor, path: tuple[str, ...]) -> str | None:
+    """Make every repeated message a table, named by its path."""
+    return "_".join(path)
+
+
+def as_lists(field_: FieldDescriptor, path: tuple[str, ...]) -> str | None:
+    """Make no table."""
+    return None
+
+
+def plan_message(
+    descriptor: Descriptor,
+    split: Split,
+    path: tuple[str, ...] = (),
+    above: tuple[str, ...] = (),
+) -> MessagePlan:
+    """Return what becomes of a message type.
+
+    Raises:
+        MessageTypeError: it contains itself, or holds a group.
+    """
+    name = descriptor.full_name
+    if name in above:
+        raise MessageTypeError(
+            "a message contains itself, so its columns have no end",
+            type=above[0],
+            path=" > ".join((*above, name)),
+        )
+    columns = tuple(
+        _plan_field(one, split, (*path, one.name), (*above, name)) for one in descriptor.fields
+    )
+    oneofs = tuple(
+        tuple(one.number for one in each.fields)
+        for each in descriptor.oneofs
+        if len(each.fields) > 1
+    )
+    return MessagePlan(name, columns, oneofs)
+
+
+def _plan_field(
+    one: FieldDescriptor, split: Split, path: tuple[str, ...], above: tuple[str, ...]
+) -> ColumnPlan:
+    in_map = bool(one.containing_type.GetOptions().map_entry)
+    many, present = one.is_repeated, one.has_presence and not in_map
+    if one.type == _T.TYPE_GROUP:
+        raise MessageTypeError("a field is a group", type=above[-1], field=one.name)
+    if one.type != _T.TYPE_MESSAGE:
+        names = _names_of(one.enum_type) if one.type == _T.TYPE_ENUM else {}
+        kind = _ARROW[one.type]
+        if many:
+            kind = pa.list_(pa.field("item", kind, False))
+        return ColumnPlan(one.name, one.number, one.type, kind, many, present, names=names)
+    message = one.message_type
+    assert message is not None, "a field of a message type has one"
+    if message.full_name == TIMESTAMP and not many:
+        return ColumnPlan(one.name, one.number, one.type, MOMENT, nullable=True)
+    if message.full_name in _WRAPPERS and not many:
+        inner = plan_message(message, as_lists, path, above)
+        kind = inner.columns[0].type
+        return ColumnPlan(
+            one.name, one.number, one.type, kind, nullable=True, inner=inner, is_wrapper=True
+        )
+    is_map = bool(message.GetOptions().map_entry)
+    table = split(one, path) if many and not is_map else None
+    inner = plan_message(message, as_lists if many and table is None else split, path, above)
+    kind = inner.struct if len(inner.struct) or any(inner.tables()) else pa.bool_()
+    if many:
+        kind = pa.list_(pa.field("item", kind, False))
+    return ColumnPlan(
+        one.name, one.number, one.type, kind, many, not many, inner, is_map=is_map, table=table
+    )
+
+
+def _names_of(enum: EnumDescriptor) -> dict[int, str]:
+    """Return names by number; of two for one number the first."""
+    return {value.number: value.name for value in reversed(enum.values)}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was read of many messages: a column each, and what became of repeated messages."""
+
+    columns: dict[str, pa.Array]
+    tables: dict[str, tuple[Messages, Ints, MessagePlan]]
+
+
+def read_columns(messages: Messages, plan: MessagePlan) -> Row:
+    """Read messages of one type. Rows of tables come with the index of the message they are in.
+
+    Raises:
+        MalformedMessage: bytes are no message.
+        UnusualMessage: a message is not in its plain form.
+    """
+    found = wire.scan(messages, [one.number for one in plan.columns])
+    _refuse_two_of_one(found, plan, len(messages))
+    columns: dict[str, pa.Array] = {}
+    tables: dict[str, tuple[Messages, Ints, MessagePlan]] = {}
+    for column in plan.columns:
+        part = found[column.number]
+        if column.table is not None:
+            assert column.inner is not None, "a table has columns"
+            _expect(part, wire.BYTES)
+            tables[column.table] = (part.within(messages), part.rows, column.inner)
+        elif column.kind != _T.TYPE_MESSAGE:
+            columns[column.name] = _scalars(messages, part, column)
+        elif column.many:
+            columns[column.name] = _list_of_messages(messages, part, column)
+        else:
+            value, inner = _embedded(messages, part, column)
+            tables.update(inner)
+            if not _is_hollow(column):
+                columns[column.name] = value
+    return Row(columns, tables)
+
+
+def _refuse_two_of_one(found: wire.Fields, plan: MessagePlan, rows: int) -> None:
+    """Refuse messages that hold two members of a oneof: the last would count."""
+    for numbers in plan.oneofs:
+        parts = [found[one] for one in numbers if len(found[one])]
+        if len(parts) > 1:
+            counts = np.bincount(np.concatenate([one.last().rows for one in parts]), minlength=rows)
+            if (counts > 1).any():
+                raise UnusualMessage
+
+
+def _expect(found: Found, kind: int) -> None:
+    if not found.only(kind):
+        raise UnusualMessage
+
+
+def _scalars(messages: Messages, found: Found, column: ColumnPlan) -> pa.Array:
+    rows = len(messages)
+    natural = _WIRES.get(column.kind, wire.VARINT)
+    if not column.many:
+        _expect(found, natural)
+        last = found.last()
+        values = _values(messages, last, column)
+        return wire.spread(values, last.rows, rows, _absent(column))
+    if natural == wire.BYTES or found.only(natural):
+        _expect(found, natural)
+        values, counts = _values(messages, found, column), found.counts(rows)
+    else:
+        _expect(found, wire.BYTES)
+        values, each = _packed(messages, found, column, natural)
+        counts = np.bincount(found.rows, weights=each, minlength=rows).astype(np.int64)
+    return pa.ListArray.from_arrays(wire.offsets_of(counts), values, type=column.type)
+
+
+def _absent(column: ColumnPlan) -> Any:
+    if column.nullable:
+        return None
+    if column.kind == _T.TYPE_ENUM:
+        return column.names.get(0, "0")
+    return {pa.string(): "", pa.binary(): b"", pa.bool_(): False}.get(column.type, 0)
+
+
+def _values(messages: Messages, found: Found, column: ColumnPlan) -> pa.Array:
+    if column.kind == _T.TYPE_STRING:
+        return wire.texts(messages, found)
+    if column.kind == _T.TYPE_BYTES:
+        return wire.blobs(messages, found)
+    natural = _WIRES.get(column.kind, wire.VARINT)
+    if natural == wire.VARINT:
+        return _numbers(found.values, column)
+    return _numbers(wire.fixed(messages, found.starts, 8 if natural == wire.FIXED64 else 4), column)
+
+
+def _packed(
+    messages: Messages, found: Found, column: ColumnPlan, natural: int
+) -> tuple[pa.Array, Ints]:
+    if natural == wire.VARINT:
+        values, counts = wire.packed_varints(messages, found)
+        return _numbers(values, column), counts
+    width = 8 if natural == wire.FIXED64 else 4
+    lengths = found.ends - found.starts
+    if (lengths % width).any():
+        raise wire.MalformedMessage("a packed list ends within a number", int(found.starts[0]))
+    counts = lengths // width
+    base = np.repeat(found.starts - (np.cumsum(counts) - counts) * width, counts)
+    starts = base + np.arange(int(counts.sum())) * width
+    return _numbers(wire.fixed(messages, starts, width), column), counts
+
+
+def _numbers(raw: Any, column: ColumnPlan) -> pa.Array:
+    """Return unsigned numbers from the wire as the values that they stand for."""
+    raw = np.ascontiguousarray(raw)
+    match column.kind:
+        case _T.TYPE_BOOL:
+            return pa.array(raw != 0)
+        case _T.TYPE_DOUBLE | _T.TYPE_FLOAT:
+            return pa.array(raw.view("<f8" if raw.dtype.itemsize == 8 else "<f4"))
+        case _T.TYPE_UINT64 | _T.TYPE_FIXED64:
+            words = np.zeros((len(raw), 2), np.uint64)
+            words[:, 0] = raw
+            return pa.Array.from_buffers(UNSIGNED, len(raw), [None, pa.py_buffer(words)])
+        case _T.TYPE_UINT32 | _T.TYPE_FIXED32:
+            return pa.array(raw.astype(np.uint32).astype(np.int64))
+        case _T.TYPE_SINT64 | _T.TYPE_SINT32:
+            word = raw.astype(np.uint64 if column.kind == _T.TYPE_SINT64 else np.uint32)
+            one = word.dtype.type(1)
+            signed = (word >> one) ^ (~(word & one) + one)
+            return pa.array(signed.view(np.int64 if word.itemsize == 8 else np.int32))
+        case _T.TYPE_INT32 | _T.TYPE_SFIXED32:
+            return pa.array(raw.astype(np.uint32).view(np.int32))
+        case _T.TYPE_ENUM:
+            return _enum_names(raw.astype(np.uint32).view(np.int32), column.names)
+        case _:
+            return pa.array(raw.view(np.int64))
+
+
+def _enum_names(codes: Any, names: Mapping[int, str]) -> pa.Array:
+    """Return the names of values; the number where the type knows none, as JSON has it."""
+    distinct, which = np.unique(codes, return_inverse=True)
+    texts = pa.array([names.get(one, str(one)) for one in distinct.tolist()], pa.string())
+    return texts.take(pa.array(which.astype(np.int64)))
+
+
+def _one_each(messages: Messages, found: Found) -> Messages:
+    """Return the embedded message of each message; an empty one where it is absent."""
+    _expect(found, wire.BYTES)
+    if len(found.last()) < len(found):
+        raise UnusualMessage  # two of them are merged
+    rows = len(messages)
+    starts, ends = (wire.scattered(one, found.rows, rows) for one in (found.starts, found.ends))
+    return Messages(messages.data, starts, ends)
+
+
+def _embedded(
+    messages: Messages, found: Found, column: ColumnPlan
+) -> tuple[pa.Array, dict[str, tuple[Messages, Ints, MessagePlan]]]:
+    each = _one_each(messages, found)
+    absent = np.ones(len(messages), np.bool_)
+    absent[found.rows] = False
+    if column.inner is None:
+        return _moments(each, absent), {}
+    row = read_columns(each, column.inner)
+    if column.is_wrapper:
+        (value,) = row.columns.values()
+        null = pa.scalar(None, value.type)
+        return pa.compute.if_else(pa.array(absent), null, value), {}
+    if column.type == pa.bool_():
+        return pa.array(~absent), {}
+    if not column.inner.shown:
+        return pa.nulls(len(messages)), row.tables
+    made = pa.StructArray.from_arrays(
+        list(row.columns.values()), fields=list(column.type), mask=pa.array(absent)
+    )
+    return made, row.tables
+
+
+def _moments(messages: Messages, absent: Any) -> pa.Array:
+    found = wire.scan(messages, (1, 2))
+    parts = []
+    for number in (1, 2):
+        _expect(found[number], wire.VARINT)
+        last = found[number].last()
+        parts.append(wire.scattered(last.values, last.rows, len(messages)).view(np.int64))
+    micros = parts[0] * 1_000_000 + parts[1] // 1000
+    return pa.array(micros, mask=absent).cast(MOMENT)
+
+
+def _list_of_messages(messages: Messages, found: Found, column: ColumnPlan) -> pa.Array:
+    _expect(found, wire.BYTES)
+    assert column.inner is not None, "a list of messages has columns"
+    inside = found.within(messages)
+    row = read_columns(inside, column.inner)
+    item = column.type.value_type
+    if column.is_map:
+        _refuse_equal_keys(found.rows, row.columns["key"])
+    if item == pa.bool_():
+        values = pa.array(np.ones(len(inside), np.bool_))
+    else:
+        values = pa.StructArray.from_arrays(list(row.columns.values()), fields=list(item))
+    return pa.ListArray.from_arrays(
+        wire.offsets_of(found.counts(len(messages))), values, type=column.type
+    )
+
+
+def _refuse_equal_keys(rows: Ints, keys: pa.Array) -> None:
+    """Refuse a map that holds a key twice: the last would count."""
+    codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
+    pairs = rows * (int(codes.max(initial=0)) + 1) + codes
+    if len(np.unique(pairs)) < len(pairs):
+        raise UnusualMessage

@@ -1,0 +1,301 @@
+"""What modules put out, as tables: changes to rows, or the messages of any other type.
+
+`decoder_of` chooses by the module's output type. DatabaseChanges become one table of changes, which
+`history_target` applies. Of any other type the repeated messages become tables of their own, whose
+names are the paths of their fields; embedded messages become structs. Each row begins with its
+block, and says its place in it (`ordinal`), and that of the row that it belongs to.
+
+Decoders are values: they pickle, and decode on the driver or on executors alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError as WireError
+
+from headwater.changes import CHANGES_SCHEMA, TableSchema, read_database_changes
+from headwater.decode.columns.protobuf import Ints, MalformedMessage, Messages
+from headwater.errors import UndecodableOutputError
+from headwater.substreams.columns import (
+    MOMENT,
+    MessagePlan,
+    UnusualMessage,
+    as_tables,
+    plan_message,
+    read_columns,
+)
+from headwater.substreams.descriptors import TypeSet
+from headwater.substreams.messages import ModuleOutput, OutputDecoder
+
+DATABASE_CHANGES = frozenset(
+    {"sf.substreams.sink.database.v1.DatabaseChanges", "sf.substreams.database.v1.DatabaseChanges"}
+)
+CHANGES = "changes"  # the output that a module of DatabaseChanges has
+TYPE_URL = "type.googleapis.com/"
+_BLOCK = [
+    pa.field("block_number", pa.int64(), False),
+    pa.field("block_hash", pa.string(), False),
+    pa.field("timestamp", MOMENT),
+]
+ORDINAL = pa.field("ordinal", pa.int64(), False)
+PARENT = pa.field("parent_ordinal", pa.int64(), False)
+_OURS = frozenset(one.name for one in (*_BLOCK, ORDINAL, PARENT))
+Decoded = TypeVar("Decoded")
+
+
+def decoder_of(types: TypeSet, message: str, tables: Sequence[TableSchema] = ()) -> OutputDecoder:
+    """Return what reads the outputs of a module, by the full name of its output type.
+
+    `tables` say which columns of changes are not text, so that their empty values are null.
+
+    Raises:
+        PackageError: the package does not bring the type along.
+        MessageTypeError: the type cannot become tables.
+    """
+    if message in DATABASE_CHANGES:
+        return ChangesDecoder(message, field_operations(types, message), tuple(tables))
+    return MessageDecoder(types, message)
+
+
+def type_of(output: ModuleOutput) -> str:
+    """Return the full name of the type of an output; empty if there is none."""
+    return output.type_url.rpartition("/")[2]
+
+
+def present(outputs: Sequence[ModuleOutput], message: str) -> list[ModuleOutput]:
+    """Return the blocks that have an output.
+
+    Raises:
+        UndecodableOutputError: one is of another type.
+    """
+    for one in outputs:
+        if one.type_url and type_of(one) != message:
+            raise UndecodableOutputError(
+                "an output is of another type",
+                block=one.clock.number,
+                type=type_of(one),
+                wanted=message,
+            )
+    return [one for one in outputs if one.type_url]
+
+
+def field_operations(types: TypeSet, message: str) -> Mapping[int, str] | None:
+    """Return the field operations by number, as the package's own types number them.
+
+    None if the package does not bring the type along, or an old one without them.
+    """
+    if message not in types.messages:
+        return None
+    changes = types.descriptor(message).fields_by_name.get("table_changes")
+    fields = changes and changes.message_type.fields_by_name.get("fields")
+    operation = fields and fields.message_type.fields_by_name.get("update_op")
+    if not operation or operation.enum_type is None:
+        return None
+    names = {
+        value.number: value.name.lower().removeprefix("update_op_")
+        for value in operation.enum_type.values
+    }
+    return {code: "set" if name.startswith("un") else name for code, name in names.items()}
+
+
+@dataclass(frozen=True)
+class ChangesDecoder:
+    """Reads DatabaseChanges, of the old or the new package, into one table of changes."""
+
+    message: str
+    operations: Mapping[int, str] | None = None
+    tables: tuple[TableSchema, ...] = ()
+
+    @property
+    def type_url(self) -> str:
+        """The message type it reads."""
+        return TYPE_URL + self.message
+
+    @property
+    def schemas(self) -> Mapping[str, pa.Schema]:
+        """The one output and its columns."""
+        return {CHANGES: CHANGES_SCHEMA}
+
+    def decode(self, outputs: Sequence[ModuleOutput]) -> dict[str, pa.Table]:
+        """Return the changes of these blocks, in their order."""
+        held = [(one.clock.number, one.value) for one in present(outputs, self.message)]
+        numbering: Any = self.operations or "released"
+        return {CHANGES: read_database_changes(held, tables=self.tables, numbering=numbering)}
+
+
+@dataclass(frozen=True)
+class MessageDecoder:
+    """Reads messages of any type into tables."""
+
+    types: TypeSet
+    message: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.types, self.message)
+
+    @property
+    def type_url(self) -> str:
+        """The message type it reads."""
+        return TYPE_URL + self.message
+
+    @cached_property
+    def descriptor(self) -> Descriptor:
+        """The message type."""
+        return self.types.descriptor(self.message)
+
+    @cached_property
+    def plan(self) -> MessagePlan:
+        """What becomes of the message."""
+        return plan_message(self.descriptor, as_tables)
+
+    @cached_property
+    def schemas(self) -> Mapping[str, pa.Schema]:
+        """The columns of every table."""
+        found: dict[str, pa.Schema] = {}
+        if self.plan.shown or not any(self.plan.tables()):
+            found[self._root] = _schema(self.plan, nested=False)
+        _add_schemas(self.plan, found, nested=False)
+        return found
+
+    @cached_property
+    def _root(self) -> str:
+        """The name of the table of the message itself, if it has columns of its own."""
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.descriptor.name).lower()
+        return f"{name}_message" if name in _names(self.plan) else name
+
+    def decode(self, outputs: Sequence[ModuleOutput]) -> dict[str, pa.Table]:
+        """Return the rows of these blocks."""
+        held = present(outputs, self.message)
+        return read_plainly(held, self.descriptor, lambda messages: self._decode(held, messages))
+
+    def _decode(self, outputs: Sequence[ModuleOutput], messages: Messages) -> dict[str, pa.Table]:
+        blocks = BlockColumns.of(outputs)
+        found = {name: schema.empty_table() for name, schema in self.schemas.items()}
+        owners = np.arange(len(messages))
+        self._read(self._root, messages, self.plan, owners, None, blocks, found)
+        return found
+
+    def _read(
+        self,
+        name: str,
+        messages: Messages,
+        plan: MessagePlan,
+        owners: Ints,
+        parents: Ints | None,
+        blocks: BlockColumns,
+        found: dict[str, pa.Table],
+    ) -> None:
+        """Read one table, then those of its repeated messages; `owners` are the rows' blocks."""
+        row = read_columns(messages, plan)
+        ordinals = _places(owners)
+        if name in found:
+            columns = [*blocks.columns(owners), pa.array(ordinals)]
+            if parents is not None:
+                columns.append(pa.array(parents))
+            found[name] = pa.table([*columns, *row.columns.values()], schema=found[name].schema)
+        for table, (inside, rows, inner) in row.tables.items():
+            above = None if plan is self.plan else ordinals[rows]
+            self._read(table, inside, inner, owners[rows], above, blocks, found)
+
+
+def read_plainly(
+    outputs: Sequence[ModuleOutput],
+    descriptor: Descriptor,
+    read: Callable[[Messages], Decoded],
+) -> Decoded:
+    """Read the values of outputs; if one is not in its plain form, let protobuf rewrite all first.
+
+    Raises:
+        UndecodableOutputError: one is no message of the type.
+    """
+    values = [one.value for one in outputs]
+    try:
+        return read(Messages.of(values))
+    except (UnusualMessage, MalformedMessage):
+        made = message_factory.GetMessageClass(descriptor)
+    plain = []
+    for one in outputs:
+        try:
+            message = made.FromString(one.value)
+        except WireError as error:
+            raise UndecodableOutputError(
+                "an output cannot be read",
+                block=one.clock.number,
+                type=descriptor.full_name,
+                reason=error,
+            ) from None
+        message.DiscardUnknownFields()
+        plain.append(message.SerializeToString(deterministic=True))
+    messages = Messages.of(plain)
+    try:
+        return read(messages)
+    except MalformedMessage as error:
+        block = outputs[min(messages.index_of(error.at), len(outputs) - 1)].clock.number
+        raise UndecodableOutputError(str(error), block=block, type=descriptor.full_name) from error
+
+
+@dataclass(frozen=True, slots=True)
+class BlockColumns:
+    """Number, hash and time of blocks, to be repeated for their rows."""
+
+    numbers: pa.Array
+    hashes: pa.Array
+    times: pa.Array
+
+    @classmethod
+    def of(cls, outputs: Sequence[ModuleOutput]) -> BlockColumns:
+        """Take them from the clocks of outputs."""
+        clocks = [one.clock for one in outputs]
+        times = [
+            None if one.timestamp is None else one.timestamp * 1_000_000 + one.nanos // 1000
+            for one in clocks
+        ]
+        return cls(
+            pa.array([one.number for one in clocks], pa.int64()),
+            pa.array([one.hash for one in clocks], pa.string()),
+            pa.array(times, pa.int64()).cast(MOMENT),
+        )
+
+    def columns(self, owners: Ints) -> list[pa.Array]:
+        """Return them for rows of these blocks."""
+        taken = pa.array(owners)
+        return [one.take(taken) for one in (self.numbers, self.hashes, self.times)]
+
+
+def _places(owners: Ints) -> Ints:
+    """Return the place of each row among those of its block; owners come in order."""
+    if not len(owners):
+        return owners
+    starts = np.flatnonzero(np.append(True, owners[1:] != owners[:-1]))
+    return np.arange(len(owners)) - np.repeat(starts, np.diff(np.append(starts, len(owners))))
+
+
+def _names(plan: MessagePlan) -> list[str]:
+    found: dict[str, pa.Schema] = {}
+    _add_schemas(plan, found, nested=False)
+    return list(found)
+
+
+def _add_schemas(plan: MessagePlan, found: dict[str, pa.Schema], *, nested: bool) -> None:
+    for column in plan.tables():
+        assert column.table is not None, "it is a table"
+        assert column.inner is not None, "a table has columns"
+        found[column.table] = _schema(column.inner, nested=nested)
+        _add_schemas(column.inner, found, nested=True)
+
+
+def _schema(plan: MessagePlan, *, nested: bool) -> pa.Schema:
+    """Return the columns of a table; a field that is called like one of ours gets a `_`."""
+    ours = [*_BLOCK, ORDINAL, *([PARENT] if nested else [])]
+    theirs = [one.arrow for one in plan.shown]
+    renamed = [one.with_name(f"{one.name}_") if one.name in _OURS else one for one in theirs]
+    return pa.schema([*ours, *renamed])

@@ -1,0 +1,1 @@
+"""A simulated Substreams endpoint, and modules and packages for it."""
