@@ -30,10 +30,12 @@ from headwater.core import (
     RangeEnd,
     Raw,
     Span,
+    Undo,
     batches,
     hot_groups,
     is_stale,
     resolve_fork,
+    resolve_undo,
 )
 from headwater.core.messages import (
     HOT_BLOCKS,
@@ -120,6 +122,13 @@ class Host(Protocol[Data]):
         resolution = resolve_fork(state, previous_blocks, patient=patient)
         return resolution, state.rewind(resolution.safe_cursor)
 
+    def resolve_undo(
+        self, state: PipeState, last_valid: BlockCursor
+    ) -> tuple[ForkResolution, PipeState] | None:
+        """Return where an undo signal goes back to; None if nothing is to be undone."""
+        found = resolve_undo(state, last_valid)
+        return None if found is None else (found, state.rewind(found.safe_cursor))
+
     def after_rollback(self, state: PipeState) -> None:
         """Roll back what user code keeps. Called once the target stands at this state again."""
         return
@@ -177,7 +186,7 @@ class Pipeline(Generic[Data]):
                 with closing(answers):
                     for answer in answers:
                         yield from self._follow(answer)
-                        if isinstance(answer, Fork | RangeEnd):
+                        if isinstance(answer, Fork | Undo | RangeEnd):
                             break
             yield from self._flush()
             self._host.finish(self._state)
@@ -201,6 +210,8 @@ class Pipeline(Generic[Data]):
                     yield from self._flush()
             case Fork(previous_blocks):
                 yield self._resolve(previous_blocks)
+            case Undo(last_valid):
+                yield from self._undo(last_valid)
             case Dropped(orphaned, blocks):
                 yield Discarded(self._state, orphaned, blocks)
             case RangeEnd():
@@ -267,10 +278,28 @@ class Pipeline(Generic[Data]):
         if self._waiting:
             stale = patient and is_stale(self._ahead, previous_blocks)
             return self._wait() if stale else self._discard()
-        orphaned = self._state.cursor
         found, safe = self._host.resolve_fork(self._state, previous_blocks, patient=patient)
         if found.rule is ForkRule.WAIT:
             return self._wait()
+        return self._roll_back(safe, found)
+
+    def _undo(self, last_valid: BlockCursor) -> Iterator[Event]:
+        """Undo what lies above a block that the source names; what is not held changes nothing.
+
+        Whether it can be undone is known before anything changes. Batches that wait are discarded
+        first, also those below the block: they are read again.
+        """
+        if last_valid.number > self._ahead.number or last_valid == self._ahead.cursor:
+            return
+        found = self._host.resolve_undo(self._state, last_valid)
+        if self._waiting:
+            yield self._discard()
+        if found is not None:
+            yield self._roll_back(found[1], found[0])
+
+    def _roll_back(self, safe: PipeState, found: ForkResolution) -> Event:
+        """Undo what was committed above a state: the target first, then user code."""
+        orphaned = self._state.cursor
         assert orphaned is not None, "nothing committed, nothing orphaned"
         with self._host.uninterrupted():
             self._target.roll_back(safe)

@@ -626,7 +626,7 @@ def test_a_fork_deeper_than_the_cap_ends_the_stream_and_leaves_the_rows(
     tmp_path: Path, raised_cap: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Undo data that a lower cap has let go is not believed to be there once it is raised."""
-    monkeypatch.setattr("headwater.stream.run.WAIT_S", 0.01)
+    monkeypatch.setattr("headwater.stream.portal_run.WAIT_S", 0.01)
     with pytest.raises(ForkCursorMissingError, match="E1003"):
         deep_fork(tmp_path / "a.duckdb", depth=60, cap=20, raised_cap=raised_cap)
     assert reached(tmp_path / "a.duckdb") == 79

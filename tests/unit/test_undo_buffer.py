@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from headwater.core import AtHead, Blocks, Dropped, Fork, Head, PipeState, RangeEnd
+from headwater.core import AtHead, Blocks, Dropped, Fork, Head, PipeState, RangeEnd, Undo
 from headwater.pipeline import Answers, Said
 from headwater.stream.undo_buffer import UndoBuffer
 from tests.unit.test_pipeline import END, ScriptedSource, blocks, cursors, fork, head, span, state
@@ -50,7 +50,7 @@ class Hearing:
             if isinstance(answer, Blocks):
                 for one in answer.headers:
                     self.state = self.state.advance((one,), answer.head)
-            if isinstance(answer, Fork | RangeEnd):
+            if isinstance(answer, Fork | Undo | RangeEnd):
                 break
         answers.close()
         return heard

@@ -13,6 +13,7 @@ from headwater.core.fork import (
     find_rollback_index,
     is_stale,
     resolve_fork,
+    resolve_undo,
 )
 from headwater.core.messages import (
     Answer,
@@ -24,6 +25,7 @@ from headwater.core.messages import (
     RangeEnd,
     Raw,
     Span,
+    Undo,
     batches,
     hot_groups,
 )
@@ -87,6 +89,7 @@ __all__ = [
     "Span",
     "SpanLimits",
     "SpanSize",
+    "Undo",
     "anchor_for",
     "batches",
     "believed_head",
@@ -103,6 +106,7 @@ __all__ = [
     "merge_ranges",
     "parse_ranges",
     "resolve_fork",
+    "resolve_undo",
     "segment_ranges",
     "up_to",
 ]

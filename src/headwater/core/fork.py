@@ -14,7 +14,12 @@ from enum import StrEnum
 
 from headwater.core.cursor import BlockCursor
 from headwater.core.state import PipeState
-from headwater.errors import EmptyForkSampleError, ForkCursorMissingError, LaggingPortalError
+from headwater.errors import (
+    EmptyForkSampleError,
+    ForkCursorMissingError,
+    LaggingPortalError,
+    UndoDepthError,
+)
 
 
 class ForkRule(StrEnum):
@@ -23,6 +28,7 @@ class ForkRule(StrEnum):
     MATCH = "match"  # the highest local cursor that the sample holds
     WATERMARK = "watermark"  # the sample lies below finality: a lagging replica
     DESCEND = "descend"  # no common block in the sample: go below it and ask again
+    UNDO = "undo"  # a Substreams endpoint named the last valid block
     WAIT = "wait"  # the replica is behind, or contradicts finality: ask again, change nothing
 
 
@@ -109,6 +115,38 @@ def resolve_fork(
         finalized=state.finalized,
         sample=_show(sample),
     )
+
+
+def resolve_undo(state: PipeState, last_valid: BlockCursor) -> ForkResolution | None:
+    """Return where an undo signal sends us; None if nothing above the last valid block is held.
+
+    It is the newest block of ours at or below the last valid one, which itself may have had no
+    output. So the same signal, given again, finds nothing to undo.
+
+    Raises:
+        UndoDepthError: it lies below what can be undone, or is another block than ours.
+    """
+    points = state.landing_points()
+    ours = next((block for block in reversed(points) if block.number <= last_valid.number), None)
+    if state.cursor is None:
+        return None
+    if ours is None:
+        raise UndoDepthError(
+            "an undo signal reaches below what can be undone",
+            last_valid=last_valid,
+            oldest=points[0],
+            cursor=state.cursor,
+            finalized=state.finalized,
+        )
+    known = ours.number == last_valid.number and ours.hash and last_valid.hash
+    if known and ours.hash != last_valid.hash:
+        raise UndoDepthError(
+            "an undo signal names another block than the one that is stored",
+            last_valid=last_valid,
+            stored=ours,
+            cursor=state.cursor,
+        )
+    return None if ours == state.cursor else ForkResolution(ours, ForkRule.UNDO)
 
 
 def _refuse_contradiction(state: PipeState, sample: frozenset[BlockCursor]) -> None:

@@ -1,8 +1,9 @@
 """What the parts of a stream tell each other: answers, batches and events.
 
 A portal can say four things: `Blocks`, `Fork`, `AtHead`, `RangeEnd`. The client turns HTTP into
-these; the loop folds them into `PipeState`. Far behind the head a source may give the loop a `Span`
-instead of blocks, and tell it of blocks that it `Dropped`. A `Batch` is one unit of blocks on its
+these; the loop folds them into `PipeState`. A Substreams endpoint says `Undo` instead of `Fork`.
+Far behind the head a source may give the loop a `Span` instead of blocks, and tell it of blocks
+that it `Dropped`. A `Batch` is one unit of blocks on its
 way to a target. An `Event` follows each step of the loop; its `state` is always the committed one,
 so a listener never hears of data that a crash could take back.
 """
@@ -51,6 +52,13 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
+class Undo:
+    """Everything above this block is off the chain: a Substreams endpoint names it by itself."""
+
+    last_valid: BlockCursor
+
+
+@dataclass(frozen=True, slots=True)
 class AtHead:
     """Nothing new. The head may still have moved finality.
 
@@ -96,7 +104,7 @@ class Dropped:
     blocks: int
 
 
-Answer = Blocks | Fork | AtHead | RangeEnd
+Answer = Blocks | Fork | Undo | AtHead | RangeEnd
 
 
 # --- batches --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from headwater.core.cursor import BlockCursor, BlockHeader, Head
-from headwater.core.fork import resolve_fork
+from headwater.core.fork import resolve_fork, resolve_undo
 from headwater.core.messages import Blocks, batches
 from headwater.core.state import DEFAULT_CAP, PipeState
 from headwater.errors import EmptyForkSampleError, ForkCursorMissingError, LaggingPortalError
@@ -72,6 +72,17 @@ class Holding:
             safe = resolve_fork(self.ahead, previous_blocks, patient=False).safe_cursor
         except (EmptyForkSampleError, ForkCursorMissingError, LaggingPortalError):
             return None
+        if self.given is not None and safe.number < self.given.number:
+            return None
+        kept = tuple(block for block in self.held if block.header.number <= safe.number)
+        return replace(self, ahead=self.ahead.rewind(safe), held=kept)
+
+    def undo(self, last_valid: BlockCursor) -> Holding | None:
+        """Return what is left of the held blocks after an undo; None if it reaches below them."""
+        found = resolve_undo(self.ahead, last_valid)
+        if found is None:
+            return self
+        safe = found.safe_cursor
         if self.given is not None and safe.number < self.given.number:
             return None
         kept = tuple(block for block in self.held if block.header.number <= safe.number)

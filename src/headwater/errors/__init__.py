@@ -5,6 +5,7 @@
     ├── ForkError     E1…  the chain and the stored state cannot be reconciled
     ├── TargetError   E20… ClickHouse, E21… PostgreSQL, E22… lake, E25… DuckDB
     ├── PortalError   E3…  transport, status codes, malformed or contradictory answers
+    │                 E31… Substreams endpoints and packages
     ├── DecodeError   E4…  signatures, layouts, contents of blocks
     ├── SparkError    E5…  Java, sessions, column types, the data source
     ├── ChangeError   E6…  operations on rows
@@ -28,3 +29,4 @@ from headwater.errors.packages import *
 from headwater.errors.portal import *
 from headwater.errors.postgres import *
 from headwater.errors.spark import *
+from headwater.errors.substreams import *

@@ -77,6 +77,7 @@ class NoticeKind(StrEnum):
     NOT_REAL_TIME = "not_real_time"  # the dataset does not follow the head of its chain
     NO_FINALITY = "no_finality"  # the portal reports no finalized head
     NEXT_BLOCK = "next_block"  # a range begins or ends at a time that no block has reached
+    RECONNECTED = "reconnected"  # a Substreams endpoint ended a session on purpose
     END_UNCHECKED = "end_unchecked"  # a range is read, and its last block could still be orphaned
 
 

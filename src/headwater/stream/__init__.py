@@ -12,7 +12,8 @@ from headwater.stream.context import (
 )
 from headwater.stream.handle import StopRequested, StreamHandle
 from headwater.stream.owned import OwnedTarget, create_target
-from headwater.stream.stream import PortalStream, pipe_to_iterator, portal_stream
+from headwater.stream.portal import PortalStream, portal_stream
+from headwater.stream.stream import Stream, pipe_to_iterator
 from headwater.stream.transformer import Transformer
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "QueryInfo",
     "StartInfo",
     "StopRequested",
+    "Stream",
     "StreamBatch",
     "StreamHandle",
     "StreamInfo",

@@ -1,32 +1,28 @@
 """From blocks to what user code sees: rows of each output, transformed, with their context.
 
-The one place where backfill and head differ, and where the difference ends: a span is fetched and
-decoded by executors, block lines are decoded right here; both become frames of the same names and
-columns, and the same user code runs on them. Runs on the driver. Assembling a batch again gives the
-same rows again.
+Blocks are decoded right here and become frames; a run whose executors read spans adds those
+(`portal_assemble`). The same user code runs on all of them. Runs on the driver. Assembling a batch
+again gives the same rows again.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headwater import core
-from headwater.address import HttpAddress
-from headwater.core import Batch, BlockCursor, BlockRange, FinalizedWatermark, Flush, Head
-from headwater.decode import Decoded, Output, decode_outputs
+from headwater.core import Batch, BlockCursor, BlockRange, FinalizedWatermark, Head
+from headwater.decode import Decoded
 from headwater.pipeline import Raw
-from headwater.portal import Clock, Dataset, RetryPolicy, Timeouts
-from headwater.query import Query
+from headwater.portal import Clock, Dataset
 from headwater.spark.frames import frames
-from headwater.spark.parts import SpanReport
 from headwater.spark.row_wise import JoinedFrame, cut_by_block
-from headwater.spark.spans import Span, read_span
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.context import (
     BatchContext,
@@ -37,7 +33,6 @@ from headwater.stream.context import (
     StreamInfo,
     StreamState,
 )
-from headwater.stream.factories import Factories
 from headwater.stream.transformer import Frames, Step
 from headwater.targets.contract import Delivery
 
@@ -45,93 +40,63 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-OnSpan = Callable[[BlockRange, int, int], None]
-"""Is told the blocks of a span that was read, its bytes and its rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a run reads: the resolved ranges of each output, and the requests that cover them."""
-
-    ranges: Mapping[str, tuple[BlockRange, ...]]
-    requests: Sequence[tuple[BlockRange, Query]]
-
-    @property
-    def initial(self) -> int:
-        """The first block that any output wants."""
-        return min(one.from_block for ranges in self.ranges.values() for one in ranges)
-
-    @property
-    def merged(self) -> tuple[BlockRange, ...]:
-        """The ranges of the requests."""
-        return tuple(block_range for block_range, _ in self.requests)
-
-    def query_at(self, number: int) -> Query:
-        """Return what is asked for a block."""
-        return next(query for block_range, query in self.requests if number in block_range)
-
-
 class Assembler:
-    """Makes deliveries of one run's batches. `shared`: others than the target read them too.
+    """Makes deliveries of one run's batches. What the batches are made of, each kind of run says.
 
     `finalized` is the stored high-water mark; with `final_only` the stream ends at the finalized
-    block, whatever the latest one is. `retry` and `timeouts` are those of executors.
+    block, whatever the latest one is. `address` is shown to user code, so it holds no credential.
     """
 
     def __init__(
         self,
         stream_id: str,
-        portal: HttpAddress,
-        outputs: Mapping[str, Output],
+        address: str,
         steps: Sequence[Step],
-        plan: Plan,
-        dataset: Dataset | None,
         spark: SparkOfRun,
         clock: Clock,
-        backfill: Flush,
-        factories: Factories | None,
         *,
-        shared: bool = False,
-        on_span: OnSpan = lambda blocks, size, rows: None,
+        dataset: Dataset | None = None,
         finalized: BlockCursor | None = None,
         final_only: bool = False,
-        retry: RetryPolicy | None = None,
-        timeouts: Timeouts | None = None,
     ) -> None:
         self._id = stream_id
-        self._portal = portal
-        self._outputs = outputs
+        self._address = address
         self._steps = steps
-        self._plan = plan
-        self._dataset = dataset
         self._spark = spark
-        self._factories = factories
-        self._shared = shared
-        self._on_span = on_span
+        self._dataset = dataset
         self._watermark = FinalizedWatermark(finalized)
         self._final_only = final_only
-        self._retry = retry
-        self._timeouts = timeouts
         self._latest: BlockCursor | None = None
         self.progress = ProgressTracker(clock)
-        self._backfill = backfill
-        self._held: list[Span] = []
-        self._released: list[Span] = []
         self._joins_blocks = bool(steps) and all(step.may_join_blocks for step in steps)
+
+    @property
+    @abstractmethod
+    def ranges(self) -> tuple[BlockRange, ...]:
+        """What is read, in order."""
+
+    @abstractmethod
+    def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
+        """Return the tables of every output for the blocks of a batch."""
+
+    def _asked(self, number: int) -> QueryInfo:
+        """Return what was asked for to get a block."""
+        return QueryInfo(self._address, "", b"")
+
+    def release(self) -> None:
+        """Let go of what batches keep elsewhere. Called when they are committed or dropped."""
 
     def __call__(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Return the batch with the rows that user code made of it."""
-        made: Frames
-        if isinstance(batch.data, core.Span):
-            span = self._plan_span(batch, batch.data)
-            made = span.frames
-            info = BatchInfo(_blocks(batch), partial(_span_counts, span), partial(_known, span))
-        else:
-            decoded = self._decode(batch, batch.data)
-            made = frames(decoded.tables, self._session)
-            info = _head_info(batch, decoded)
+        made, info = self._frames(batch)
         ctx = self._context(batch, info)
         return batch.with_data(Delivery(self._transform(made, ctx), ctx))
+
+    def _frames(self, batch: Batch[Raw]) -> tuple[Frames, BatchInfo]:
+        """Return a frame per output, and what was counted."""
+        assert not isinstance(batch.data, core.Span), "only portals have spans"
+        decoded = self._decode(batch, batch.data)
+        return frames(decoded.tables, self._session), _head_info(batch, decoded)
 
     def several(self, batches: Sequence[Batch[Raw]]) -> Iterator[Batch[Delivery]]:
         """Yield hot batches with the rows that user code made of each.
@@ -167,7 +132,7 @@ class Assembler:
             name: JoinedFrame(
                 pa.concat_tables([one.tables[name] for one in decoded]), self._session
             )
-            for name in self._outputs
+            for name in decoded[0].tables
         }
         chain = tuple(cursor for batch in batches for cursor in batch.rollback_chain)
         state = replace(last.stream.state, rollback_chain=chain)
@@ -189,99 +154,30 @@ class Assembler:
             made = step.transform(made, ctx)
         return made
 
-    def release(self) -> None:
-        """Let go of what spans keep on the executors. Called when they are committed or dropped.
-
-        A span may be used after that by code that was handed its frames: what it keeps then is
-        released the next time.
-        """
-        for span in self._held:
-            self._learn(span)
-        for span in (*self._released, *self._held):
-            span.release()
-        self._released, self._held = self._held, []
-
-    def _learn(self, span: Span) -> None:
-        """Tell the source what a span held, so that the next ones keep within their limits."""
-        report = span.known_report
-        if report is not None:
-            self._on_span(span.block_range, report.bytes_read, sum(report.rows.values()))
-
     def _session(self) -> SparkSession:
         return self._spark.session
-
-    def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
-        if self._factories is not None:
-            return self._factories.decode(self._outputs, batch, self._plan.ranges)
-        return decode_outputs(self._outputs, lines, self._plan.ranges)
-
-    def _plan_span(self, batch: Batch[Raw], asked: core.Span) -> Span:
-        """Plan how executors read a span. Its rows are read when they are used.
-
-        What others read besides the target is read now and kept, so that no block is fetched twice.
-        So are spans that wait for others: else a flush would read them all at once.
-        """
-        outputs, query = self._outputs, self._plan.query_at(asked.block_range.from_block)
-        densities = asked.densities
-        if self._factories is not None:
-            ranges, densities = self._plan.ranges, ()  # what is asked for is another query
-            outputs, query = self._factories.prepare_span(outputs, batch, ranges, query)
-        span = read_span(
-            self._spark,
-            self._portal,
-            outputs,
-            self._plan.ranges,
-            query,
-            asked.block_range,
-            dataset=self._dataset,
-            densities=densities,
-            retry=self._retry,
-            timeouts=self._timeouts,
-        )
-        self._held.append(span)
-        if self._shared or not self._backfill.at_once:
-            span.keep()
-        return span
 
     def _context(self, batch: Batch[Raw], info: BatchInfo) -> BatchContext:
         current = batch.headers[-1].cursor
         self._watermark = self._watermark.observe(batch.head.finalized)
         head = replace(batch.head, finalized=self._watermark.cursor)
         last = self._last(head, current)
-        query = self._plan.query_at(batch.headers[-1].number) if self._plan.requests else None
-        progress = self.progress.reached(self._plan.initial, current.number, last)
-        state = StreamState(
-            self._plan.initial, last, current, self._plan.merged, batch.rollback_chain
-        )
-        asked = QueryInfo(
-            str(self._portal),
-            "" if query is None else query.query_hash,
-            b"" if query is None else query.body(current.number),
-        )
+        ranges = self.ranges
+        initial = min((one.from_block for one in ranges), default=0)
+        progress = self.progress.reached(initial, current.number, last)
+        state = StreamState(initial, last, current, ranges, batch.rollback_chain)
+        asked = self._asked(current.number)
         return BatchContext(self._id, StreamInfo(self._dataset, head, state, progress, asked), info)
 
     def _last(self, head: Head, current: BlockCursor) -> int | None:
         """Return the last block that the stream will reach, as far as is known now."""
-        ends = [block_range.to_block for block_range in self._plan.merged]
+        ends = [block_range.to_block for block_range in self.ranges]
         self._latest = head.latest or self._latest  # a portal may leave the header out
         newest = head.finalized if self._final_only else self._latest
         if newest is None:
             return ends[-1] if ends else None
         end = newest.number if not ends or ends[-1] is None else min(ends[-1], newest.number)
         return max(end, current.number)
-
-
-def _span_counts(span: Span) -> BatchCounts:
-    return _counts(span.report())
-
-
-def _known(span: Span) -> BatchCounts | None:
-    report = span.known_report
-    return None if report is None else _counts(report)
-
-
-def _counts(report: SpanReport) -> BatchCounts:
-    return BatchCounts(report.bytes_read, sum(report.rows.values()), report.skipped)
 
 
 def _head_info(batch: Batch[Raw], decoded: Decoded) -> BatchInfo:

@@ -87,7 +87,7 @@ def check_option(given: object) -> OnConfigChange:
 def compare_config(
     target: Target[Delivery],
     state: PipeState,
-    outputs: Mapping[str, Output],
+    now: Config,
     stream_id: str,
     how: OnConfigChange,
 ) -> None:
@@ -101,7 +101,7 @@ def compare_config(
     keeps = target.capabilities.config
     if keeps is None:
         return
-    stored, now = keeps.stored_config(), Config.of(outputs)
+    stored = keeps.stored_config()
     text = stored.read()
     differences = {}
     if text is not None and state.cursor is not None:

@@ -1,53 +1,40 @@
-"""`portal_stream`: what the user holds. One definition for backfill and head.
+"""What the user holds, whatever the blocks come from: `pipe`, `pipe_to`, `start`, iteration.
 
     stream = portal_stream(id="usdc", portal="https://…", outputs={"transfers": evm.events(…)})
     stream.pipe(large).pipe_to(duckdb_target("chain.duckdb"))
 
-A stream is a value: `pipe` returns a new one, and nothing is asked of the portal before it runs.
+A stream is a value: `pipe` returns a new one, and nothing is asked of its source before it runs.
+`portal_stream` and `substreams_stream` make the two kinds there are.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from prometheus_client import CollectorRegistry
 
-from headwater.address import HttpAddress
-from headwater.core import DEFAULT_CAP, BlockCursor, Flush, FlushRules, SpanLimits
+from headwater.core import DEFAULT_CAP, BlockCursor, Flush, FlushRules
 from headwater.core.callbacks import Callback
 from headwater.core.messages import Listener
 from headwater.dashboard import serve
 from headwater.dashboard.note import leave_note
-from headwater.decode import Output
 from headwater.effects import Subscription
 from headwater.effects.courier import Deliver
 from headwater.effects.outbox import RETRY
-from headwater.errors import InvalidOptionError, NetworkError, StreamIdError
+from headwater.errors import InvalidOptionError, StreamIdError
 from headwater.metrics import REGISTRY, StreamRecord, TimedTarget
 from headwater.pipeline import Committed, Event, Pipeline, Recovered
-from headwater.portal import (
-    HttpTransport,
-    Notice,
-    PortalClient,
-    RetryPolicy,
-    Timeouts,
-    log_notice,
-    portal_address,
-)
+from headwater.portal import RetryPolicy
 from headwater.spark.executors import coded_failures
-from headwater.stream.config import OnConfigChange, check_option
+from headwater.stream.config import OnConfigChange
 from headwater.stream.context import StreamBatch
 from headwater.stream.extensions import ExtensionMaker
-from headwater.stream.handle import (
-    Interrupt,
-    StoppableClock,
-    StoppableTransport,
-    StreamHandle,
-)
+from headwater.stream.handle import Interrupt, StreamHandle
 from headwater.stream.owned import (
     AskUser,
     Handover,
@@ -64,57 +51,43 @@ from headwater.targets.contract import Delivery, Target
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FAR = 1000  # blocks behind the finalized head at which executors take over
-FIRST_SPAN = 2000
-_SPANS = SpanLimits()
 
-
-@dataclass(frozen=True, slots=True)
-class ReadingOptions:
-    """Options of `portal_stream` that say how blocks are read; checked when the stream is made.
-
-    `retry` and `timeouts` count on the driver and, pickled, on executors.
-    """
-
-    far: int = FAR
-    first_span: int = FIRST_SPAN
-    spans: SpanLimits = SpanLimits()  # noqa: RUF009 - immutable
-    poll_interval_s: float = 0.25
-    max_bytes: int = 10 * 1024 * 1024
-    retry: RetryPolicy = RetryPolicy()  # noqa: RUF009 - immutable
-    timeouts: Timeouts = Timeouts()  # noqa: RUF009 - immutable
-    rollback_cap: int = DEFAULT_CAP
-
-    def __post_init__(self) -> None:
-        for name in ("far", "first_span", "max_bytes", "rollback_cap"):
-            given = getattr(self, name)
-            if type(given) is not int or given < 1:
-                raise InvalidOptionError(f"{name} is a whole number from 1", got=repr(given))
-        seconds = self.poll_interval_s
-        if type(seconds) not in (int, float) or not seconds > 0:
-            raise InvalidOptionError("poll_interval_s is a number above 0", got=repr(seconds))
-        if not isinstance(self.retry, RetryPolicy):
-            raise InvalidOptionError("retry is a RetryPolicy(…)", got=repr(self.retry))
-        if not isinstance(self.timeouts, Timeouts):
-            raise InvalidOptionError("timeouts are Timeouts(…)", got=repr(self.timeouts))
-
-
-@dataclass(frozen=True, slots=True)
-class PortalStream:
-    """A stream of one or more outputs from one dataset. Made by `portal_stream`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream(ABC):
+    """A stream of blocks, the transforms of their rows, and how they are committed."""
 
     id: str
-    portal: HttpAddress
-    outputs: Mapping[str, Output]
     steps: tuple[Step, ...] = ()
     spark: SparkSession | None = None
-    reading: ReadingOptions = ReadingOptions()
     extensions: tuple[ExtensionMaker, ...] = ()
     flush: FlushRules = FlushRules()  # noqa: RUF009 - immutable
     undo_buffer: int = 0
+    rollback_cap: int = DEFAULT_CAP
     on_config_change: OnConfigChange = "error"
 
-    def pipe(self, code: Transform | Transformer, *, row_wise: bool | None = None) -> PortalStream:
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where the blocks come from, as it may be shown."""
+
+    @property
+    @abstractmethod
+    def is_single(self) -> bool:
+        """Whether there is one output, so that its rows can be written as they are decoded."""
+
+    @abstractmethod
+    def _opened(
+        self,
+        target: Target[Delivery],
+        record: StreamRecord,
+        *,
+        finalized: bool = False,
+        ask_user: AskUser | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> AbstractContextManager[Run]:
+        """Connect, and let go of everything on every exit path."""
+
+    def pipe(self, code: Transform | Transformer, *, row_wise: bool | None = None) -> Self:
         """Add a transform: a function of (data) or (data, ctx), or a transformer object.
 
         `data` maps output names to DataFrames, and so must the result. The same code runs on large
@@ -135,7 +108,7 @@ class PortalStream:
         name: str | None = None,
         batch_size: int = 100,
         retry: RetryPolicy = RETRY,
-    ) -> PortalStream:
+    ) -> Self:
         """Deliver each row of an output once its block is final: at least once, and in order.
 
         A message is stored in the transaction of its batch, so nothing of an orphaned block is ever
@@ -216,7 +189,7 @@ class PortalStream:
 
     def _record(self, target: str, registry: CollectorRegistry = REGISTRY) -> StreamRecord:
         """Return what keeps the figures of a run."""
-        return StreamRecord(self.id, portal=str(self.portal), target=target, registry=registry)
+        return StreamRecord(self.id, portal=self.address, target=target, registry=registry)
 
     def _work(self, target: Target[Delivery] | OwnedTarget, handle: StreamHandle) -> None:
         """Run until the range is read, or until a stop."""
@@ -264,135 +237,21 @@ class PortalStream:
                 if interrupt is not None:
                     interrupt.check()
 
-    @contextmanager
-    def _opened(
-        self,
-        target: Target[Delivery],
-        record: StreamRecord,
-        *,
-        finalized: bool = False,
-        ask_user: AskUser | None = None,
-        interrupt: Interrupt | None = None,
-    ) -> Iterator[Run]:
-        """Connect, and let go of everything on every exit path."""
-        with ExitStack() as stack:
-            reading = self.reading
-            interrupt = interrupt or Interrupt()
-            transport = StoppableTransport(
-                HttpTransport(self.portal, reading.timeouts), interrupt, record
-            )
-
-            def on_notice(notice: Notice) -> None:
-                log_notice(notice)
-                record.noticed(notice)
-
-            clock = StoppableClock(interrupt)
-            client = stack.enter_context(
-                PortalClient(
-                    transport,
-                    retry=reading.retry,
-                    clock=clock,
-                    max_bytes=reading.max_bytes,
-                    poll_interval_s=reading.poll_interval_s,
-                    rollback_cap=reading.rollback_cap,
-                    on_notice=on_notice,
-                )
-            )
-            run = Run(
-                self,
-                client,
-                clock,
-                target,
-                finalized=finalized,
-                ask_user=ask_user,
-                interrupt=interrupt,
-                record=record,
-            )
-            stack.callback(run.stop)
-            yield run
-
     def _steps(self, run: Run, target: Target[Delivery]) -> Iterator[Event]:
         """Run the loop; the run is told of every event first."""
         with coded_failures():
-            loop = Pipeline(
-                run, target, run, flush=self.flush, rollback_cap=self.reading.rollback_cap
-            )
+            loop = Pipeline(run, target, run, flush=self.flush, rollback_cap=self.rollback_cap)
             for event in loop.steps():
                 run.on_event(event)
                 yield event
 
 
-def portal_stream(
-    *,
-    id: str,
-    portal: str | HttpAddress,
-    outputs: Mapping[str, Output],
-    spark: SparkSession | None = None,
-    flush: Flush | None = None,
-    flush_backfill: Flush | None = None,
-    undo_buffer: int = 0,
-    rollback_cap: int = DEFAULT_CAP,
-    on_config_change: OnConfigChange = "error",
-    far: int = FAR,
-    first_span: int = FIRST_SPAN,
-    largest_span: int = _SPANS.blocks,
-    span_bytes: int = _SPANS.bytes,
-    span_rows: int = _SPANS.rows,
-    span_seconds: float = _SPANS.seconds,
-    poll_interval_s: float = 0.25,
-    max_bytes: int = 10 * 1024 * 1024,
-    retry: RetryPolicy | None = None,
-    timeouts: Timeouts | None = None,
-) -> PortalStream:
-    """Define a stream.
-
-    Args:
-        id: the key of all stored state; never rename it.
-        portal: the address of a dataset; no text of the stream shows its credentials.
-        outputs: the tables to fill, by name; all are fetched together.
-        spark: your session, used as it is; without one a local session is made when needed.
-        flush: when to commit hot blocks: `Flush(blocks=…, rows=…, seconds=…)`, whichever comes
-            first; left out, each block at once. What waits is dropped by a fork or a stop.
-        flush_backfill: the same for final blocks; left out, each span at once.
-        undo_buffer: how many of the newest blocks to hold back until they are deeper or final: a
-            fork among them never reaches the target.
-        rollback_cap: how many committed blocks above the finalized one a fork can be undone to,
-            at most; also while the portal reports no finality at all. The state and its undo data
-            grow with it. A deeper fork lands on the finalized block, or ends the stream if that is
-            unknown. Choose it by the deepest reorganization of the network.
-        on_config_change: what to do if the outputs ask for something else than what the stored
-            rows were made of: "error", "warn" or "ignore".
-        far: how many blocks behind the finalized head executors take over.
-        first_span: how many blocks executors read first; later spans follow from how that went.
-        largest_span: how many blocks a span has at most.
-        span_bytes: of block lines, about, in a span at most.
-        span_rows: rows, about, in a span at most.
-        span_seconds: how long a span may take, about.
-        poll_interval_s: how often the head is asked for.
-        max_bytes: of block lines that are held at once.
-        retry: pauses and attempts after a request failed, on the driver and on executors.
-        timeouts: how long to wait for a connection, for headers, for the next part of a body; on
-            the driver and on executors.
-
-    Raises:
-        StreamIdError: the id is missing or blank.
-        PortalUrlError: the portal's address is none.
-        InvalidOptionError: outputs is not a mapping of names to outputs, or an option cannot work.
-        NetworkError: the outputs ask for several networks.
-    """
+def check_stream(
+    id: object, flush: object, flush_backfill: object, undo_buffer: object, rollback_cap: object
+) -> FlushRules:
+    """Refuse options that no stream can have; return the rules of flushing."""
     if not isinstance(id, str) or not id.strip():
         raise StreamIdError("a stream needs an id", got=repr(id))
-    if not isinstance(outputs, Mapping) or not outputs:
-        raise InvalidOptionError(
-            'outputs maps names to outputs: {"transfers": evm.events(…)}', got=repr(outputs)
-        )
-    for name, output in outputs.items():
-        if not isinstance(name, str) or not name or not hasattr(output, "query"):
-            raise InvalidOptionError("not an output", name=name, got=repr(output))
-    networks = sorted({output.query.network.type for output in outputs.values()})
-    if len(networks) > 1:
-        raise NetworkError("one stream reads one network", got=", ".join(networks))
-    address = portal_address(portal)
     for rule in (flush, flush_backfill):
         if rule is not None and not isinstance(rule, Flush):
             raise InvalidOptionError("flush rules are Flush(blocks=…)", got=repr(rule))
@@ -400,30 +259,15 @@ def portal_stream(
         raise InvalidOptionError(
             "undo_buffer is a number of blocks, 0 for none", got=repr(undo_buffer)
         )
-    rules = FlushRules(flush or Flush(), flush_backfill or Flush())
-    return PortalStream(
-        id,
-        address,
-        dict(outputs),
-        spark=spark,
-        reading=ReadingOptions(
-            far=far,
-            first_span=first_span,
-            spans=SpanLimits(largest_span, span_bytes, span_rows, span_seconds),
-            poll_interval_s=poll_interval_s,
-            max_bytes=max_bytes,
-            retry=RetryPolicy() if retry is None else retry,
-            timeouts=Timeouts() if timeouts is None else timeouts,
-            rollback_cap=rollback_cap,
-        ),
-        flush=rules,
-        undo_buffer=undo_buffer,
-        on_config_change=check_option(on_config_change),
-    )
+    if type(rollback_cap) is not int or rollback_cap < 1:
+        raise InvalidOptionError("rollback_cap is a whole number from 1", got=repr(rollback_cap))
+    live = flush if isinstance(flush, Flush) else Flush()
+    backfill = flush_backfill if isinstance(flush_backfill, Flush) else Flush()
+    return FlushRules(live, backfill)
 
 
 def pipe_to_iterator(
-    stream: PortalStream, initial_cursor: BlockCursor | None, on_fork: OnFork
+    stream: Stream, initial_cursor: BlockCursor | None, on_fork: OnFork
 ) -> Iterator[StreamBatch]:
     """Iterate in real time: resume after a full cursor, and keep fork detection on across forks.
 

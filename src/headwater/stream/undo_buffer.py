@@ -25,6 +25,7 @@ from headwater.core import (
     PipeState,
     RangeEnd,
     Span,
+    Undo,
     believed_head,
     is_stale,
 )
@@ -82,7 +83,7 @@ class UndoBuffer:
         with closing(answers):
             for answer in answers:
                 yield from self._take(answer, watched=watched)
-                if isinstance(answer, Fork | RangeEnd):
+                if isinstance(answer, Fork | Undo | RangeEnd):
                     return
                 if watched and not self._now.wanted:
                     yield RangeEnd(Head())
@@ -100,6 +101,8 @@ class UndoBuffer:
                 yield from self._settle(head, confirmed=confirmed)
             case Fork(previous_blocks):
                 yield from self._resolve(previous_blocks)
+            case Undo(last_valid):
+                yield from self._undo(last_valid)
             case RangeEnd() if now.held:
                 pass  # what is held must grow old first
             case Span(_, last, head):
@@ -146,6 +149,16 @@ class UndoBuffer:
             yield Dropped(now.ahead.cursor, now.wanted - self._now.wanted)
         if left is None:
             yield Fork(tuple(previous_blocks))
+
+    def _undo(self, last_valid: BlockCursor) -> Iterator[Said]:
+        """Drop what is held above the last valid block, and pass the signal on if it is deeper."""
+        now = self._now
+        left = now.undo(last_valid)
+        self._now, self._waits = left or Holding(now.given, PipeState()), 0
+        if now.ahead.cursor is not None and now.wanted > self._now.wanted:
+            yield Dropped(now.ahead.cursor, now.wanted - self._now.wanted)
+        if left is None:
+            yield Undo(last_valid)
 
 
 def _blocks(gone: Sequence[HeldBlock], head: Head) -> Blocks:

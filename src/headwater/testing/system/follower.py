@@ -22,7 +22,7 @@ import psycopg
 
 from headwater.core import Flush
 from headwater.core.messages import Event
-from headwater.stream.stream import portal_stream
+from headwater.stream.portal import portal_stream
 from headwater.targets.clickhouse import ClickHouseSettings, clickhouse_target
 from headwater.targets.clickhouse import table as clickhouse_table
 from headwater.targets.duckdb import duckdb_target

@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry
 from headwater.core import Batch, Flush, PipeState
 from headwater.pipeline import Event, Pipeline
 from headwater.portal import PortalClient, Transport
-from headwater.stream.run import Run
-from headwater.stream.stream import PortalStream, portal_stream
+from headwater.stream.portal import PortalStream, portal_stream
+from headwater.stream.portal_run import PortalRun
 from headwater.targets.contract import Capabilities, Delivery
 from headwater.testing.portal.transport import VirtualClock
 from headwater.testing.scenarios.crash import Crash
@@ -119,7 +119,7 @@ class Process:
                 )
             )
             record = stream._record(self.name, CollectorRegistry())
-            run = Run(stream, client, self.clock, target, record=record)
+            run = PortalRun(stream, client, self.clock, target, record=record)
             stack.callback(run.stop)
             target.bind(stream.id)
             loop = Pipeline(run, target, run, flush=stream.flush, patience=3)

@@ -1,0 +1,221 @@
+"""`portal_stream`: a stream of one or more outputs from one dataset of an SQD portal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headwater.address import HttpAddress
+from headwater.core import DEFAULT_CAP, Flush, SpanLimits
+from headwater.decode import Output
+from headwater.errors import InvalidOptionError, NetworkError
+from headwater.metrics import StreamRecord
+from headwater.portal import (
+    HttpTransport,
+    Notice,
+    PortalClient,
+    RetryPolicy,
+    Timeouts,
+    log_notice,
+    portal_address,
+)
+from headwater.stream.config import OnConfigChange, check_option
+from headwater.stream.handle import Interrupt, StoppableClock, StoppableTransport
+from headwater.stream.owned import AskUser
+from headwater.stream.portal_run import PortalRun
+from headwater.stream.stream import Stream, check_stream
+from headwater.targets.contract import Delivery, Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FAR = 1000  # blocks behind the finalized head at which executors take over
+FIRST_SPAN = 2000
+_SPANS = SpanLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingOptions:
+    """Options of `portal_stream` that say how blocks are read; checked when the stream is made.
+
+    `retry` and `timeouts` count on the driver and, pickled, on executors.
+    """
+
+    far: int = FAR
+    first_span: int = FIRST_SPAN
+    spans: SpanLimits = SpanLimits()  # noqa: RUF009 - immutable
+    poll_interval_s: float = 0.25
+    max_bytes: int = 10 * 1024 * 1024
+    retry: RetryPolicy = RetryPolicy()  # noqa: RUF009 - immutable
+    timeouts: Timeouts = Timeouts()  # noqa: RUF009 - immutable
+
+    def __post_init__(self) -> None:
+        for name in ("far", "first_span", "max_bytes"):
+            given = getattr(self, name)
+            if type(given) is not int or given < 1:
+                raise InvalidOptionError(f"{name} is a whole number from 1", got=repr(given))
+        seconds = self.poll_interval_s
+        if type(seconds) not in (int, float) or not seconds > 0:
+            raise InvalidOptionError("poll_interval_s is a number above 0", got=repr(seconds))
+        if not isinstance(self.retry, RetryPolicy):
+            raise InvalidOptionError("retry is a RetryPolicy(…)", got=repr(self.retry))
+        if not isinstance(self.timeouts, Timeouts):
+            raise InvalidOptionError("timeouts are Timeouts(…)", got=repr(self.timeouts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortalStream(Stream):
+    """A stream of one or more outputs from one dataset. Made by `portal_stream`."""
+
+    portal: HttpAddress
+    outputs: Mapping[str, Output]
+    reading: ReadingOptions = ReadingOptions()
+
+    @property
+    def address(self) -> str:
+        """The portal's address, without credentials."""
+        return str(self.portal)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one output."""
+        return len(self.outputs) == 1
+
+    @contextmanager
+    def _opened(
+        self,
+        target: Target[Delivery],
+        record: StreamRecord,
+        *,
+        finalized: bool = False,
+        ask_user: AskUser | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> Iterator[PortalRun]:
+        """Connect, and let go of everything on every exit path."""
+        with ExitStack() as stack:
+            reading = self.reading
+            interrupt = interrupt or Interrupt()
+            transport = StoppableTransport(
+                HttpTransport(self.portal, reading.timeouts), interrupt, record
+            )
+
+            def on_notice(notice: Notice) -> None:
+                log_notice(notice)
+                record.noticed(notice)
+
+            clock = StoppableClock(interrupt)
+            client = stack.enter_context(
+                PortalClient(
+                    transport,
+                    retry=reading.retry,
+                    clock=clock,
+                    max_bytes=reading.max_bytes,
+                    poll_interval_s=reading.poll_interval_s,
+                    rollback_cap=self.rollback_cap,
+                    on_notice=on_notice,
+                )
+            )
+            run = PortalRun(
+                self,
+                client,
+                clock,
+                target,
+                finalized=finalized,
+                ask_user=ask_user,
+                interrupt=interrupt,
+                record=record,
+            )
+            stack.callback(run.stop)
+            yield run
+
+
+def portal_stream(
+    *,
+    id: str,
+    portal: str | HttpAddress,
+    outputs: Mapping[str, Output],
+    spark: SparkSession | None = None,
+    flush: Flush | None = None,
+    flush_backfill: Flush | None = None,
+    undo_buffer: int = 0,
+    rollback_cap: int = DEFAULT_CAP,
+    on_config_change: OnConfigChange = "error",
+    far: int = FAR,
+    first_span: int = FIRST_SPAN,
+    largest_span: int = _SPANS.blocks,
+    span_bytes: int = _SPANS.bytes,
+    span_rows: int = _SPANS.rows,
+    span_seconds: float = _SPANS.seconds,
+    poll_interval_s: float = 0.25,
+    max_bytes: int = 10 * 1024 * 1024,
+    retry: RetryPolicy | None = None,
+    timeouts: Timeouts | None = None,
+) -> PortalStream:
+    """Define a stream.
+
+    Args:
+        id: the key of all stored state; never rename it.
+        portal: the address of a dataset; no text of the stream shows its credentials.
+        outputs: the tables to fill, by name; all are fetched together.
+        spark: your session, used as it is; without one a local session is made when needed.
+        flush: when to commit hot blocks: `Flush(blocks=…, rows=…, seconds=…)`, whichever comes
+            first; left out, each block at once. What waits is dropped by a fork or a stop.
+        flush_backfill: the same for final blocks; left out, each span at once.
+        undo_buffer: how many of the newest blocks to hold back until they are deeper or final: a
+            fork among them never reaches the target.
+        rollback_cap: how many committed blocks above the finalized one a fork can be undone to,
+            at most; also while the portal reports no finality at all. The state and its undo data
+            grow with it. A deeper fork lands on the finalized block, or ends the stream if that is
+            unknown. Choose it by the deepest reorganization of the network.
+        on_config_change: what to do if the outputs ask for something else than what the stored
+            rows were made of: "error", "warn" or "ignore".
+        far: how many blocks behind the finalized head executors take over.
+        first_span: how many blocks executors read first; later spans follow from how that went.
+        largest_span: how many blocks a span has at most.
+        span_bytes: of block lines, about, in a span at most.
+        span_rows: rows, about, in a span at most.
+        span_seconds: how long a span may take, about.
+        poll_interval_s: how often the head is asked for.
+        max_bytes: of block lines that are held at once.
+        retry: pauses and attempts after a request failed, on the driver and on executors.
+        timeouts: how long to wait for a connection, for headers, for the next part of a body; on
+            the driver and on executors.
+
+    Raises:
+        StreamIdError: the id is missing or blank.
+        PortalUrlError: the portal's address is none.
+        InvalidOptionError: outputs is not a mapping of names to outputs, or an option cannot work.
+        NetworkError: the outputs ask for several networks.
+    """
+    rules = check_stream(id, flush, flush_backfill, undo_buffer, rollback_cap)
+    if not isinstance(outputs, Mapping) or not outputs:
+        raise InvalidOptionError(
+            'outputs maps names to outputs: {"transfers": evm.events(…)}', got=repr(outputs)
+        )
+    for name, output in outputs.items():
+        if not isinstance(name, str) or not name or not hasattr(output, "query"):
+            raise InvalidOptionError("not an output", name=name, got=repr(output))
+    networks = sorted({output.query.network.type for output in outputs.values()})
+    if len(networks) > 1:
+        raise NetworkError("one stream reads one network", got=", ".join(networks))
+    return PortalStream(
+        id=id,
+        portal=portal_address(portal),
+        outputs=dict(outputs),
+        spark=spark,
+        reading=ReadingOptions(
+            far=far,
+            first_span=first_span,
+            spans=SpanLimits(largest_span, span_bytes, span_rows, span_seconds),
+            poll_interval_s=poll_interval_s,
+            max_bytes=max_bytes,
+            retry=RetryPolicy() if retry is None else retry,
+            timeouts=Timeouts() if timeouts is None else timeouts,
+        ),
+        flush=rules,
+        rollback_cap=rollback_cap,
+        undo_buffer=undo_buffer,
+        on_config_change=check_option(on_config_change),
+    )

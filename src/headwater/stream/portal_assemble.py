@@ -1,0 +1,178 @@
+"""What a portal's batches are made of: spans that executors read, and lines that are decoded here.
+
+The one place where backfill and head differ, and where the difference ends: both become frames of
+the same names and columns. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headwater import core
+from headwater.core import Batch, BlockCursor, BlockRange
+from headwater.decode import Decoded, decode_outputs
+from headwater.pipeline import Raw
+from headwater.portal import Clock, Dataset
+from headwater.query import Query
+from headwater.spark.parts import SpanReport
+from headwater.spark.spans import Span, read_span
+from headwater.spark.startup import SparkOfRun
+from headwater.stream.assemble import Assembler
+from headwater.stream.context import BatchCounts, BatchInfo, QueryInfo
+from headwater.stream.factories import Factories
+from headwater.stream.transformer import Frames
+
+if TYPE_CHECKING:
+    from headwater.stream.portal import PortalStream
+
+
+OnSpan = Callable[[BlockRange, int, int], None]
+"""Is told the blocks of a span that was read, its bytes and its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run reads: the resolved ranges of each output, and the requests that cover them."""
+
+    ranges: Mapping[str, tuple[BlockRange, ...]]
+    requests: Sequence[tuple[BlockRange, Query]]
+
+    @property
+    def initial(self) -> int:
+        """The first block that any output wants."""
+        return min(one.from_block for ranges in self.ranges.values() for one in ranges)
+
+    @property
+    def merged(self) -> tuple[BlockRange, ...]:
+        """The ranges of the requests."""
+        return tuple(block_range for block_range, _ in self.requests)
+
+    def query_at(self, number: int) -> Query:
+        """Return what is asked for a block."""
+        return next(query for block_range, query in self.requests if number in block_range)
+
+
+class PortalAssembler(Assembler):
+    """Makes deliveries of a portal's batches. `shared`: others than the target read them too."""
+
+    def __init__(
+        self,
+        stream: PortalStream,
+        plan: Plan,
+        dataset: Dataset | None,
+        spark: SparkOfRun,
+        clock: Clock,
+        factories: Factories | None,
+        *,
+        shared: bool = False,
+        on_span: OnSpan = lambda blocks, size, rows: None,
+        finalized: BlockCursor | None = None,
+        final_only: bool = False,
+    ) -> None:
+        super().__init__(
+            stream.id,
+            str(stream.portal),
+            stream.steps,
+            spark,
+            clock,
+            dataset=dataset,
+            finalized=finalized,
+            final_only=final_only,
+        )
+        self._portal = stream.portal
+        self._outputs = stream.outputs
+        self._reading = stream.reading
+        self._backfill = stream.flush.backfill
+        self._plan = plan
+        self._factories = factories
+        self._shared = shared
+        self._on_span = on_span
+        self._held: list[Span] = []
+        self._released: list[Span] = []
+
+    @property
+    def ranges(self) -> tuple[BlockRange, ...]:
+        """The ranges of the requests."""
+        return self._plan.merged
+
+    def _asked(self, number: int) -> QueryInfo:
+        query = self._plan.query_at(number) if self._plan.requests else None
+        return QueryInfo(
+            self._address,
+            "" if query is None else query.query_hash,
+            b"" if query is None else query.body(number),
+        )
+
+    def _frames(self, batch: Batch[Raw]) -> tuple[Frames, BatchInfo]:
+        if not isinstance(batch.data, core.Span):
+            return super()._frames(batch)
+        span = self._plan_span(batch, batch.data)
+        blocks = batch.data.blocks
+        return span.frames, BatchInfo(blocks, partial(_span_counts, span), partial(_known, span))
+
+    def release(self) -> None:
+        """Let go of what spans keep on the executors. Called when they are committed or dropped.
+
+        A span may be used after that by code that was handed its frames: what it keeps then is
+        released the next time.
+        """
+        for span in self._held:
+            self._learn(span)
+        for span in (*self._released, *self._held):
+            span.release()
+        self._released, self._held = self._held, []
+
+    def _learn(self, span: Span) -> None:
+        """Tell the source what a span held, so that the next ones keep within their limits."""
+        report = span.known_report
+        if report is not None:
+            self._on_span(span.block_range, report.bytes_read, sum(report.rows.values()))
+
+    def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
+        if self._factories is not None:
+            return self._factories.decode(self._outputs, batch, self._plan.ranges)
+        return decode_outputs(self._outputs, lines, self._plan.ranges)
+
+    def _plan_span(self, batch: Batch[Raw], asked: core.Span) -> Span:
+        """Plan how executors read a span. Its rows are read when they are used.
+
+        What others read besides the target is read now and kept, so that no block is fetched twice.
+        So are spans that wait for others: else a flush would read them all at once.
+        """
+        outputs, query = self._outputs, self._plan.query_at(asked.block_range.from_block)
+        densities = asked.densities
+        if self._factories is not None:
+            ranges, densities = self._plan.ranges, ()  # what is asked for is another query
+            outputs, query = self._factories.prepare_span(outputs, batch, ranges, query)
+        span = read_span(
+            self._spark,
+            self._portal,
+            outputs,
+            self._plan.ranges,
+            query,
+            asked.block_range,
+            dataset=self._dataset,
+            densities=densities,
+            retry=self._reading.retry,
+            timeouts=self._reading.timeouts,
+        )
+        self._held.append(span)
+        if self._shared or not self._backfill.at_once:
+            span.keep()
+        return span
+
+
+def _span_counts(span: Span) -> BatchCounts:
+    return _counts(span.report())
+
+
+def _known(span: Span) -> BatchCounts | None:
+    report = span.known_report
+    return None if report is None else _counts(report)
+
+
+def _counts(report: SpanReport) -> BatchCounts:
+    return BatchCounts(report.bytes_read, sum(report.rows.values()), report.skipped)

@@ -1,0 +1,257 @@
+"""One run of a portal's stream: what is read of which ranges, by whom, and what factories add.
+
+Runs on the driver, in the loop's thread. It keeps no position of its own: a run that is started
+again continues from what the target recovers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headwater.core import BlockCursor, BlockRange, PipeState, RangeSpec
+from headwater.core.ranges import At, Latest
+from headwater.decode import Output
+from headwater.errors import NetworkError, PortalHttpError, SkippedBlocksError
+from headwater.metrics import StreamRecord
+from headwater.pipeline import Answers, Source
+from headwater.portal import (
+    Clock,
+    Dataset,
+    HttpTransport,
+    PortalClient,
+    PortalSource,
+    RetryPolicy,
+)
+from headwater.query import Query, merge_queries, plan_requests
+from headwater.spark.spans import read_span
+from headwater.stream.config import Config, compare_config, compare_firsts
+from headwater.stream.factories import Factories
+from headwater.stream.factory_index import factories_of
+from headwater.stream.handle import Interrupt
+from headwater.stream.owned import AskUser
+from headwater.stream.portal_assemble import Plan, PortalAssembler
+from headwater.stream.run import Run
+from headwater.stream.undo_buffer import UndoBuffer
+from headwater.targets.contract import Delivery, Target
+from headwater.targets.frames import bounded_tables
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headwater.stream.portal import PortalStream
+
+WAIT_S = 1.0
+START_ATTEMPTS = 20  # some minutes: long for an outage, and an address may just be wrong
+
+
+class PortalRun(Run):
+    """What a portal's stream is while it runs."""
+
+    def __init__(
+        self,
+        stream: PortalStream,
+        client: PortalClient,
+        clock: Clock,
+        target: Target[Delivery],
+        *,
+        finalized: bool = False,
+        ask_user: AskUser | None = None,
+        interrupt: Interrupt | None = None,
+        record: StreamRecord,
+    ) -> None:
+        super().__init__(
+            stream,
+            clock,
+            target,
+            finalized=finalized,
+            ask_user=ask_user,
+            interrupt=interrupt,
+            record=record,
+        )
+        self._portal_stream = stream
+        self._client = client
+        self._factories = self._optional = self._make_factories()
+        self._spans: PortalSource | None = None
+
+    def open(self, state: PipeState) -> None:
+        """Plan the run from the recovered state, and tell the transformers. No row is written.
+
+        Raises:
+            ConfigChangedError: the outputs ask for something else than the stored rows hold.
+        """
+        stream = self._portal_stream
+        compare_config(
+            self._target, state, Config.of(stream.outputs), stream.id, stream.on_config_change
+        )
+        self._extensions.start(state)
+        dataset = self._check_dataset()
+        plan = self._plan(state.cursor)
+        firsts = {name: min(one.from_block for one in r) for name, r in plan.ranges.items() if r}
+        compare_firsts(self._target, state.cursor, firsts, stream.id)
+        source = self._make_source(plan, dataset)
+        assembler = PortalAssembler(
+            stream,
+            plan,
+            dataset,
+            self._spark,
+            self._clock,
+            self._factories,
+            shared=self._shared,
+            on_span=self._spans.learn if self._spans else lambda blocks, size, rows: None,
+            finalized=state.finalized,
+            final_only=self._finalized,
+        )
+        self._begin(state, source, assembler, plan.initial)
+
+    def read(self, state: PipeState) -> Answers | None:
+        """Read what follows this state, once factories know the creations up to it."""
+        if self._factories is not None:
+            self._factories.catch_up(state)
+        return super().read(state)
+
+    def _forget(self, state: PipeState) -> None:
+        if self._factories is not None:
+            self._factories.forget(state)
+
+    def pause(self) -> None:
+        """Wait for a replica that is stale; a new connection may lead to another one."""
+        self._client.close()
+        self._clock.sleep(WAIT_S)
+
+    # --- planning ---------------------------------------------------------------------------------
+
+    def _make_source(self, plan: Plan, dataset: Dataset | None) -> Source:
+        """Return what reads the plan, behind the undo buffer if the stream has one."""
+        reading = self._portal_stream.reading
+        source = self._spans = PortalSource(
+            self._client,
+            plan.requests,
+            watch=plan.requests[0][1].headers_only(),
+            clock=self._clock,
+            finalized=self._finalized,
+            far=reading.far,
+            first_span=reading.first_span,
+            limits=reading.spans,
+            executors_ready=self._executors_ready,
+            planner=partial(self._planning_client, dataset),
+        )
+        depth = 0 if self._finalized else self._stream.undo_buffer
+        cap = self._stream.rollback_cap
+        return UndoBuffer(source, depth, pause=self.pause, cap=cap) if depth else source
+
+    def _planning_client(self, dataset: Dataset | None) -> PortalClient:
+        """Return a client that tries once and tells nobody: what it fails to do is done again."""
+        return PortalClient(
+            HttpTransport(self._portal_stream.portal, self._portal_stream.reading.timeouts),
+            retry=RetryPolicy(attempts=1),
+            on_notice=lambda notice: None,
+            dataset=dataset,
+        )
+
+    def _executors_ready(self) -> bool:
+        """Tell whether executors could begin; a person is told of what is waited for."""
+        ready = self._spark.is_ready()
+        self._record.activity = None if ready else "Spark is starting"
+        return ready
+
+    def _plan(self, cursor: BlockCursor | None) -> Plan:
+        ranges = {
+            name: tuple(self._resolve(spec, cursor) for spec in output.ranges)
+            for name, output in self._portal_stream.outputs.items()
+        }
+        self._check_gap(cursor, [one for several in ranges.values() for one in several])
+        wanted = [
+            (block_range, output.query)
+            for name, output in self._portal_stream.outputs.items()
+            for block_range in ranges[name]
+        ]
+        if self._factories is not None:
+            wanted += self._factories.plan([one for one, _ in wanted], cursor)
+        return Plan(ranges, plan_requests(wanted))
+
+    def _check_gap(self, cursor: BlockCursor | None, ranges: Sequence[BlockRange]) -> None:
+        """Refuse ranges that all begin above the block after the cursor.
+
+        A gap between two ranges is what the user asked for; one between the cursor and the first of
+        them means that a range was raised, and what lies between would be skipped in silence.
+        """
+        first = min(one.from_block for one in ranges)
+        if cursor is not None and first > cursor.number + 1:
+            raise SkippedBlocksError(
+                "the range begins above the stored cursor",
+                stream=self._stream.id,
+                cursor=cursor,
+                first=first,
+                skipped=BlockRange(cursor.number + 1, first - 1),
+            )
+
+    def _resolve(self, spec: RangeSpec, cursor: BlockCursor | None) -> BlockRange:
+        """Turn a range into numbers; a stored cursor outranks "latest", which has moved on.
+
+        So it does a time that no block has reached, such as `datetime.now()` of every start. Such a
+        range has no beginning of its own: a fork may go back behind the cursor, and what follows
+        then is wanted as before.
+        """
+        if cursor is None or not self._is_head(spec.start):
+            return self._client.resolve_range(spec, finalized=self._finalized)
+        spec = replace(spec, start=cursor.number + 1)
+        resolved = self._client.resolve_range(spec, finalized=self._finalized)
+        return BlockRange(0, resolved.to_block)
+
+    def _is_head(self, start: int | Latest | At) -> bool:
+        """Tell whether a range begins at the head, by name or by time."""
+        if isinstance(start, At):
+            return self._client.block_at(start.timestamp) is None
+        return isinstance(start, Latest)
+
+    def _check_dataset(self) -> Dataset | None:
+        """Refuse a dataset that does not exist, or holds another network, before anything else."""
+        asked = merge_queries([output.query for output in self._portal_stream.outputs.values()])
+        try:
+            dataset = self._client.metadata(attempts=START_ATTEMPTS)
+        except PortalHttpError:
+            self._client.head()  # an old portal lacks metadata; a wrong dataset lacks a head too
+            return None
+        if dataset.kind is not None and dataset.kind != asked.network.type:
+            raise NetworkError(
+                "the dataset holds another network than the outputs ask for",
+                dataset=dataset.name,
+                holds=dataset.kind,
+                asked=asked.network.type,
+            )
+        return dataset
+
+    def _make_factories(self) -> Factories | None:
+        """Return what keeps the children of factories, if outputs name any."""
+        found = factories_of(self._portal_stream.outputs.values())
+        if not found:
+            return None
+        far = self._portal_stream.reading.far
+        return Factories(found, self._client, self._read_creations, far, self.pause)
+
+    def _read_creations(
+        self,
+        outputs: Mapping[str, Output],
+        ranges: Mapping[str, tuple[BlockRange, ...]],
+        query: Query,
+        block_range: BlockRange,
+    ) -> Iterator[tuple[str, pa.Table]]:
+        """Let executors read the creations of factories; they arrive in bounded tables."""
+        portal = self._portal_stream.portal
+        reading = self._portal_stream.reading
+        with read_span(
+            self._spark,
+            portal,
+            outputs,
+            ranges,
+            query,
+            block_range,
+            retry=reading.retry,
+            timeouts=reading.timeouts,
+        ) as span:
+            for name, frame in span.frames.items():
+                for rows in bounded_tables(frame):
+                    yield name, rows.cast(outputs[name].schema)
