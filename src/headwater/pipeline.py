@@ -189,6 +189,9 @@ class Pipeline(Generic[Data]):
                         if isinstance(answer, Fork | Undo | RangeEnd):
                             break
             yield from self._flush()
+            if (finish := self._target.capabilities.finish) is not None:
+                with self._host.uninterrupted():
+                    finish()
             self._host.finish(self._state)
 
     def _follow(self, answer: Said) -> Iterator[Event]:

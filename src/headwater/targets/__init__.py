@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         clickhouse_target,
     )
     from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target
+    from headwater.targets.parquet import ParquetTarget, Rollover, parquet_target
     from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target
     from headwater.targets.sql.change_log import HistoryTarget, history_target
 
@@ -37,11 +38,14 @@ _EXTRAS = {
     "DuckDBSettings": "duckdb",
     "DuckDBTarget": "duckdb",
     "HistoryTarget": "sql.change_log",
+    "ParquetTarget": "parquet",
     "PostgresSettings": "postgres",
     "PostgresTarget": "postgres",
+    "Rollover": "parquet",
     "clickhouse_target": "clickhouse",
     "duckdb_target": "duckdb",
     "history_target": "sql.change_log",
+    "parquet_target": "parquet",
     "postgres_target": "postgres",
 }
 
@@ -58,8 +62,10 @@ __all__ = [
     "KeepsSideTables",
     "MemoryStore",
     "MemoryTarget",
+    "ParquetTarget",
     "PostgresSettings",
     "PostgresTarget",
+    "Rollover",
     "SideTable",
     "TableOptions",
     "Target",
@@ -69,6 +75,7 @@ __all__ = [
     "dump_state",
     "history_target",
     "load_state",
+    "parquet_target",
     "postgres_target",
     "table",
 ]

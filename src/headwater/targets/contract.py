@@ -123,7 +123,9 @@ class Capabilities(Generic[Data]):
     executors have fetched. `file` is one that no other process can open while a stream writes it.
     `prepare_batch` is called with each batch once it is transformed, before
     it waits for its commit: it checks the batch, or does work that need not wait, and returns the
-    batch to commit. It makes nothing visible; it may be repeated for the same batch.
+    batch to commit. It makes nothing visible; it may be repeated for the same batch. `finish` is
+    called once all blocks of the range are read and committed, before `close`: a target that holds
+    rows back publishes them.
 
     That rows of a backfill stay on executors needs no field: frames offer `executor_rows()`
     (`targets/frames.py`), and a target that asks for a table gets bounded pieces.
@@ -134,6 +136,7 @@ class Capabilities(Generic[Data]):
     side_tables: KeepsSideTables | None = None
     config: KeepsConfig | None = None
     prepare_batch: Callable[[Batch[Data]], Batch[Data]] | None = None
+    finish: Callable[[], None] | None = None
 
 
 class Target(Protocol[Data]):

@@ -38,6 +38,7 @@ def table(
     engine: str | None = None,
     stream_column: str | None = None,
     live_view: bool | None = None,
+    evolve: bool | None = None,
 ) -> TableOptions:
     """Declare a table that a stream writes, for `tables=[…]` of any target.
 
@@ -55,12 +56,13 @@ def table(
         engine: of a table that the target creates (ClickHouse).
         stream_column: a column that the target fills with the stream's id (ClickHouse).
         live_view: create `<name>_live`, which shows the rows that count (ClickHouse).
+        evolve: later frames may add columns and widen types (Iceberg, Delta, Parquet).
     """
     options = {
         "key": key, "append_only": append_only, "untracked": untracked,
         "block_column": block_column, "types": types, "indexes": indexes, "order_by": order_by,
         "partition_by": partition_by, "engine": engine, "stream_column": stream_column,
-        "live_view": live_view,
+        "live_view": live_view, "evolve": evolve,
     }  # fmt: skip
     return TableOptions(name, {name: one for name, one in options.items() if one is not None})
 

@@ -170,7 +170,8 @@ class Place:
         for one in self.filesystem.get_file_info(chosen):
             if one.type == fs.FileType.File:
                 written = 0.0 if one.mtime is None else one.mtime.timestamp()
-                yield FoundFile(one.path[start:], int(one.size or 0), written)
+                path = one.path if one.path.startswith(self.path_of()) else one.path.lstrip("/")
+                yield FoundFile(path[start:], int(one.size or 0), written)
 
 
 def sync_directory(path: Path) -> None:

@@ -1,0 +1,225 @@
+"""The stored state of a stream beside its Parquet files, and the one writer that may change it.
+
+Each change is a new file, `_headwater/<stream>/<epoch>-<change>-<writer>.json`; the newest counts,
+and the older ones are removed. A writer begins a new epoch when it recovers. From then on an
+earlier one finds the newer epoch when it looks, before it publishes and after it has written a
+state, and changes nothing that counts: so object stores need neither a rename nor a lock. On a
+local disk a lock refuses the second writer at once. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from headwater.core import PipeState
+from headwater.core.codec import dump_state, load_state
+from headwater.errors import ParquetWriterError, StoredStateError
+from headwater.targets.lake.paths import Place, sync_directory
+
+FOLDER = "_headwater"
+_NAME = re.compile(r"(\d{6,})-(\d{12,})-([0-9a-f]+)\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What is stored of a stream: its state, what its files cover, their columns, its definition.
+
+    `coverage` is the first block, by table, that no file covers yet. A table is written down there
+    before its first file is published.
+    """
+
+    state: PipeState = PipeState()  # noqa: RUF009 - immutable
+    coverage: Mapping[str, int] = field(default_factory=dict)
+    schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
+    config: str | None = None
+
+    def to_text(self) -> str:
+        """Return it as JSON, which anybody can read but for the columns."""
+        return json.dumps(
+            {
+                "state": json.loads(dump_state(self.state)),
+                "coverage": dict(sorted(self.coverage.items())),
+                "schemas": {
+                    name: base64.b64encode(one.serialize()).decode()
+                    for name, one in sorted(self.schemas.items())
+                },
+                "config": self.config,
+            },
+            indent=1,
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> Stored:
+        """Read what `to_text` wrote."""
+        try:
+            found = json.loads(text)
+            schemas = {
+                name: pa.ipc.read_schema(pa.py_buffer(base64.b64decode(one)))
+                for name, one in found["schemas"].items()
+            }
+            coverage = {str(name): int(first) for name, first in found["coverage"].items()}
+            config = found.get("config")
+        except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowInvalid) as error:
+            raise StoredStateError("the state file is malformed", got=text[:80]) from error
+        return cls(load_state(json.dumps(found["state"])), coverage, schemas, config)
+
+
+class _Version(NamedTuple):
+    """The parts of a state file's name."""
+
+    epoch: int
+    change: int
+    writer: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.epoch:06d}-{self.change:012d}-{self.writer}.json"
+
+
+class Folder:
+    """The directory of a target: its files, changed in steps that are whole or not at all.
+
+    `on_io` is called before each step that changes something, for tests.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.on_io: Callable[[], None] = lambda: None
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names of all files below a folder, relative to it."""
+        return [one.name[len(folder) + 1 :] for one in self.place.files(folder)]
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a file in one step."""
+        self.on_io()
+        self.place.replace(name, content)
+
+    def publish(self, staged: str, name: str) -> None:
+        """Give a staged file its name, in one step; an object store copies, and has no rename."""
+        self.on_io()
+        place = self.place
+        source, target = place.path_of(staged), place.path_of(name)
+        if place.is_local:
+            with Path(source).open("rb") as file:
+                os.fsync(file.fileno())
+            Path(source).rename(target)
+            sync_directory(Path(target).parent)
+            return
+        place.filesystem.copy_file(source, target)
+        self.on_io()
+        place.delete(staged)
+
+    def delete(self, name: str) -> None:
+        """Remove a file; one that is gone already is no error."""
+        self.on_io()
+        self.place.delete(name)
+
+
+class StateFiles:
+    """The state files of one stream."""
+
+    def __init__(self, folder: Folder, stream_id: str) -> None:
+        self._folder = folder
+        self._id = stream_id
+        self._path = f"{FOLDER}/{quote(stream_id, safe='')}"
+        self._version: _Version | None = None
+        self._lock: int | None = None
+
+    def claim(self) -> tuple[Stored, bool]:
+        """Begin an epoch, and return what is stored, with whether anything was.
+
+        Raises:
+            ParquetWriterError: another process writes this stream, or begins to at this moment.
+        """
+        self._hold()
+        versions = self._versions()
+        stored = Stored()
+        if versions:
+            text = self._folder.place.read(f"{self._path}/{versions[-1].name}")
+            if text is None:
+                raise ParquetWriterError("another writer begins at this moment", stream=self._id)
+            stored = Stored.from_text(text.decode())
+        epoch = versions[-1].epoch + 1 if versions else 1
+        self._write(_Version(epoch, 0, secrets.token_hex(8)), stored)
+        rivals = [one for one in self._versions() if one.epoch >= epoch]
+        if rivals != [self._version]:
+            raise ParquetWriterError("another writer begins at this moment", stream=self._id)
+        self._clean()
+        return stored, bool(versions)
+
+    def save(self, stored: Stored) -> None:
+        """Store what counts from now on: the commit point."""
+        assert self._version is not None, "a writer claims a stream before it stores anything"
+        self._write(self._version._replace(change=self._version.change + 1), stored)
+        self.check()
+        self._clean()
+
+    def check(self) -> None:
+        """Refuse to go on if another writer has taken over."""
+        assert self._version is not None, "a writer claims a stream before it stores anything"
+        versions = self._versions()
+        if versions and versions[-1].epoch > self._version.epoch:
+            raise ParquetWriterError(
+                "another process has taken over this stream", stream=self._id, folder=self._path
+            )
+
+    def release(self) -> None:
+        """Let another process write the stream."""
+        lock, self._lock, self._version = self._lock, None, None
+        if lock is not None:
+            os.close(lock)
+
+    def _write(self, version: _Version, stored: Stored) -> None:
+        self._folder.put(f"{self._path}/{version.name}", stored.to_text().encode())
+        self._version = version
+
+    def _versions(self) -> list[_Version]:
+        found = map(_NAME.fullmatch, self._folder.names(self._path))
+        return sorted(_Version(int(one[1]), int(one[2]), one[3]) for one in found if one)
+
+    def _clean(self) -> None:
+        """Remove what a newer state has replaced, and what a crash has left half written."""
+        assert self._version is not None, "called by a writer"
+        for name in self._folder.names(self._path):
+            if name not in (self._version.name, "lock"):
+                self._folder.delete(f"{self._path}/{name}")
+
+    def _hold(self) -> None:
+        """Take the lock of a local place; the system releases it when the process ends."""
+        place = self._folder.place
+        if not place.is_local or self._lock is not None:
+            return
+        path = Path(place.path_of(f"{self._path}/lock"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise ParquetWriterError(
+                "another process writes this stream", stream=self._id, folder=str(path.parent)
+            ) from None
+        self._lock = handle
+
+
+def read_stored(place: Place, stream_id: str) -> Stored | None:
+    """Return what is stored of a stream, without claiming it; None if nothing is."""
+    files = StateFiles(Folder(place), stream_id)
+    versions = files._versions()
+    if not versions:
+        return None
+    text = place.read(f"{files._path}/{versions[-1].name}")
+    return None if text is None else Stored.from_text(text.decode())

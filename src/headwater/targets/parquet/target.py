@@ -1,0 +1,441 @@
+"""A folder of Parquet files as a target: final rows only, in files that anybody can read.
+
+    <dir>/<table>/000000000150-000000000180.parquet    rows of blocks 150 to 180
+    <dir>/_headwater/<stream>/…json                    the state: cursor, and what files cover
+
+A commit takes rows in; they are published once their blocks are final and a rule of `Rollover` is
+met: the files first, then the state that makes them count. So a crash leaves, at worst, files above
+the stored cursor, and every start removes these before anything is read. Rows of blocks that a fork
+may still take are held back and never reach a file. They are not stored: the stored cursor is that
+of the last published block, and a restart reads what follows it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headwater.core import Batch, PipeState
+from headwater.core.callbacks import Callback
+from headwater.errors import (
+    InvalidOptionError,
+    LakeSchemaError,
+    ParquetWriteError,
+    StateMissingError,
+    UnexplainedFilesError,
+)
+from headwater.targets.contract import Capabilities, Delivery, StoredConfig
+from headwater.targets.frames import executor_rows, to_arrow
+from headwater.targets.lake.columns import check_columns, conform, lake_schema
+from headwater.targets.lake.files import COMPRESSION, GROUP_ROWS, FilePlan, write_distributed
+from headwater.targets.lake.paths import Options, Place
+from headwater.targets.parquet.held import Held, HeldBatch, by_range
+from headwater.targets.parquet.state import Folder, StateFiles, Stored
+from headwater.targets.parquet.windows import Rollover, Window, leftovers
+from headwater.targets.tables import TableOptions, declare_tables
+
+MEMORY_BYTES = 256 << 20
+STAGING = "_staging"
+OnData = Callable[["Tx", Any], object] | Callable[["Tx", Any, Any], object]
+logger = logging.getLogger("headwater.targets.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A declared table. `evolve` lets later frames add columns and widen types."""
+
+    name: str
+    evolve: bool = False
+
+
+def table(name: str, *, evolve: bool = False) -> Table:
+    """Declare a table of Parquet files."""
+    return Table(name, evolve)
+
+
+def parquet_target(
+    dir: str | Path,
+    *,
+    tables: Iterable[str | TableOptions | Table] | None = None,
+    on_data: OnData | None = None,
+    rollover: Rollover | None = None,
+    memory_bytes: int = MEMORY_BYTES,
+    compression: str = COMPRESSION,
+    options: Options | None = None,
+    id: str | None = None,
+) -> ParquetTarget:
+    """Write the final rows of a stream to Parquet files.
+
+    Args:
+        dir: a directory, `s3://bucket/prefix`, or any path that fsspec knows; a folder per table.
+        tables: every table that `on_data` writes, as a name or `table(name, evolve=True)`. Without
+            `on_data`, only those that need more than their name.
+        on_data: `on_data(tx, data)` or `on_data(tx, data, ctx)`, called once per batch with a `tx`
+            that inserts. Left out, each output goes into the table of its own name.
+        rollover: when final rows are published; by default at 128 MiB of one table's rows, or after
+            10 minutes. Spans of a backfill are published at once.
+        memory_bytes: of rows that wait; more of them are kept in temporary files.
+        compression: of the files: zstd, snappy, gzip, none and so on.
+        options: credentials and addresses of an object store (`s3.endpoint`, `s3.region`,
+            `s3.access-key-id`, `s3.secret-access-key`); left out, those of the environment.
+        id: the key of the stored state, if not the stream's id.
+    """
+    if on_data is not None and tables is None:
+        raise InvalidOptionError("on_data is given, but not the tables that it writes")
+    declared = declare_tables(tables or (), Table, table)
+    for one in declared:
+        _check_name(one.name)
+    if type(memory_bytes) is not int or memory_bytes < 0:
+        raise InvalidOptionError("memory_bytes is a whole number from 0", got=repr(memory_bytes))
+    return ParquetTarget(
+        Place.of(dir, options),
+        {one.name: one for one in declared},
+        Callback.optional("on_data", on_data, "tx, data", "tx, data, ctx"),
+        rollover or Rollover(),
+        memory_bytes,
+        compression,
+        id,
+    )
+
+
+class ParquetTarget:
+    """Made by `parquet_target`. All calls come from one thread of the driver.
+
+    `clock` says the seconds by which a roll-over is due, `folder.on_io` is called before each
+    change of a file, both for tests.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        tables: dict[str, Table],
+        on_data: Callback | None,
+        rollover: Rollover,
+        memory_bytes: int,
+        compression: str,
+        given_id: str | None,
+    ) -> None:
+        self.clock: Callable[[], float] = time.monotonic
+        self.folder = Folder(place)
+        self._tables = tables
+        self._on_data = on_data
+        self._rollover = rollover
+        self._memory_bytes = memory_bytes
+        self._compression = compression
+        self._given_id = given_id
+        self._id = given_id or "stream"
+        self._files: StateFiles | None = None
+        self._state = PipeState()
+        self._stored = Stored()
+        self._held = Held(memory_bytes)
+
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        """It keeps the configuration, and publishes what is final when all is read."""
+        return Capabilities(config=self, finish=self._finish)
+
+    def bind(self, stream_id: str) -> None:
+        """Take the stream's id, unless the target was given another."""
+        if self._files is not None:
+            raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)
+        self._id = self._given_id or stream_id
+
+    def recover(self) -> PipeState:
+        """Return the stored state, after removing the files that lie above its cursor.
+
+        Raises:
+            ParquetWriterError: another process writes this stream.
+            StateMissingError: there is no state, but files of the declared tables are.
+            UnexplainedFilesError: a file is there that nothing explains; nothing was deleted.
+        """
+        if self._files is None:
+            self._files = StateFiles(self.folder, self._id)
+        self._stored, known = self._files.claim()
+        if not known:
+            self._refuse_lost_state()
+        self._held = Held(self._memory_bytes)
+        self._state = self._stored.state
+        self._repair()
+        return self._state
+
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        """Take the batches in, and publish what has become final if it is due."""
+        states = [self._state, *(batch.state for batch in batches[:-1]), state]
+        for batch, (before, after) in zip(batches, pairwise(states), strict=False):
+            self._take(batch, before, after)
+        self._state = state
+        final = state.undo_floor
+        going = self._held.up_to(final)
+        if going and self._is_due(going):
+            self._publish(going)
+
+    def roll_back(self, state: PipeState) -> None:
+        """Forget the rows of orphaned blocks: they were never published."""
+        self._state.check_reach(state)
+        self._held.drop_above(state.number)
+        self._state = state
+
+    def close(self) -> None:
+        """Let go of the stream; what is not published is read again by the next start."""
+        files, self._files = self._files, None
+        if files is not None:
+            files.release()
+        self._held = Held(self._memory_bytes)
+        self._state = PipeState()
+
+    def stored_config(self) -> StoredConfig:
+        """Return where the text of this stream's configuration is kept."""
+        return _Config(self)
+
+    def held_rows(self, name: str) -> pa.Table:
+        """Return the rows of a table that are not published yet, as far as the driver has them."""
+        schema = self._stored.schemas.get(name)
+        rows = [one for batch in self._held for one in batch.rows.get(name, ())]
+        return pa.concat_tables(rows) if rows else (schema or pa.schema([])).empty_table()
+
+    # --- taking rows in ---------------------------------------------------------------------------
+
+    def _take(self, batch: Batch[Delivery], before: PipeState, after: PipeState) -> None:
+        assert self._files is not None, "a target recovers before it commits"
+        assert after.cursor is not None, "a batch ends in a block"
+        start, first, blocks = _covered(batch)
+        held = HeldBatch(after.cursor, start, first, blocks, self.clock())
+        final = after.number <= self._state.undo_floor or not after.is_hot
+        tx = Tx(self, held, (before.number + 1, after.number), far=final and _is_span(batch))
+        delivery = batch.data
+        if self._on_data is None:
+            for name, frame in delivery.data.items():
+                tx.insert(name, frame)
+        else:
+            self._on_data(tx, delivery.data, delivery.ctx)
+        self._held.add(held)
+
+    def insert(self, held: HeldBatch, name: str, frame: Any, window: Any, *, far: bool) -> None:
+        """Add rows to a batch; called by its `Tx`."""
+        if self._on_data is not None and name not in self._tables:
+            raise ParquetWriteError("a table is written that was not declared", table=name)
+        rows = executor_rows(frame) if far else None
+        if rows is not None and rows.reaches_driver:
+            schema = self._prepare(name, rows.schema, held.first)
+            plan = FilePlan(
+                self.folder.place, schema, f"{window[0]}-{window[1]}", f"{name}/{STAGING}",
+                block_column="block_number", window=window, compression=self._compression,
+            )  # fmt: skip
+            held.staged.setdefault(name, []).extend(write_distributed(plan, rows))
+            return
+        found = to_arrow(frame)
+        schema = self._prepare(name, found.schema, held.first)
+        fitted = [conform(one, schema) for one in found.combine_chunks().to_batches()]
+        held.rows.setdefault(name, []).append(pa.Table.from_batches(fitted, schema))
+
+    def _prepare(self, name: str, frame: pa.Schema, first: int) -> pa.Schema:
+        """Return the columns of a table; write down a new one before anything is published."""
+        stored = self._stored
+        known = stored.schemas.get(name)
+        if known is None:
+            _check_name(name)
+            if any(not one.startswith(("_", ".")) for one in self.folder.names(name)):
+                raise UnexplainedFilesError(
+                    "the folder of a new table holds files that are not the stream's", table=name
+                )
+            known = lake_schema(frame)
+        else:
+            wider = _evolved(known, frame)
+            if wider == known or not self._tables.get(name, Table(name)).evolve:
+                check_columns(name, frame, known)
+                return known
+            check_columns(name, frame, wider)
+            known = wider
+        coverage = {**stored.coverage, name: stored.coverage.get(name, first)}
+        self._save(replace(stored, coverage=coverage, schemas={**stored.schemas, name: known}))
+        return known
+
+    # --- publishing -------------------------------------------------------------------------------
+
+    def _is_due(self, going: Sequence[HeldBatch]) -> bool:
+        names = {name for one in going for name in one.tables()}
+        if not names or any(one.staged for one in going):
+            return True
+        return self._rollover.is_due(
+            size=max(sum(one.size(name) for one in going) for name in names),
+            rows=max(sum(one.count(name) for one in going) for name in names),
+            blocks=sum(one.blocks for one in going),
+            seconds=self.clock() - going[0].since,
+        )
+
+    def _publish(self, going: Sequence[HeldBatch], *, all_tables: bool = False) -> None:
+        """Publish batches of final blocks, then the state: the commit point.
+
+        A table without rows waits, unless its range has ended: then an empty file says so.
+        """
+        assert self._files is not None, "a target recovers before it publishes"
+        self._files.check()
+        coverage, previous = dict(self._stored.coverage), self._stored.state.number
+        for start, several in by_range(going):
+            last = several[-1].cursor.number
+            for name in coverage:
+                if coverage[name] < start:
+                    self._publish_table(name, (), coverage[name], previous)
+                    coverage[name] = start
+                if any(one.count(name) for one in several):
+                    self._publish_table(name, several, coverage[name], last)
+                    coverage[name] = last + 1
+            previous = last
+        if all_tables:
+            for name in coverage:
+                self._publish_table(name, (), coverage[name], previous)
+                coverage[name] = max(coverage[name], previous + 1)
+        state = self._stored.state
+        if going:
+            cursor = going[-1].cursor
+            final = None if self._state.finalized is None else cursor
+            state = PipeState(cursor, final, (cursor,))
+        self._save(replace(self._stored, state=state, coverage=coverage))
+        self._held.drop_up_to(state.number)
+
+    def _publish_table(
+        self, name: str, batches: Sequence[HeldBatch], first: int, last: int
+    ) -> None:
+        """Publish the rows of one window: those in memory as one file, then staged files."""
+        if first > last:
+            return
+        window, schema = Window(first, last), self._stored.schemas[name]
+        rows = [one for batch in batches for one in batch.rows.get(name, ()) if one.num_rows]
+        staged = [one for batch in batches for one in batch.staged.get(name, ())]
+        parts = len(staged) + (1 if rows or not staged else 0)
+        for part, file in enumerate(staged, parts - len(staged)):
+            self.folder.publish(file.name, f"{name}/{window.file_name(part, parts)}")
+        if parts > len(staged):
+            made = self._parquet(rows, schema)
+            self.folder.put(f"{name}/{window.file_name(0, parts)}", made)
+        logger.info("window.published id=%s table=%s blocks=%d..%d", self._id, name, first, last)
+
+    def _parquet(self, rows: Sequence[pa.Table], schema: pa.Schema) -> bytes:
+        """Return rows as the bytes of a Parquet file."""
+        sink = BytesIO()
+        with pq.ParquetWriter(sink, schema, compression=self._compression) as writer:
+            for one in rows:
+                for batch in one.to_batches():
+                    writer.write_batch(conform(batch, schema), row_group_size=GROUP_ROWS)
+        return sink.getvalue()
+
+    def _finish(self) -> None:
+        """Publish all that is final: the range is read. Every table says how far it goes."""
+        going = self._held.up_to(self._state.undo_floor)
+        owing = any(first <= self._stored.state.number for first in self._stored.coverage.values())
+        if going or owing:
+            self._publish(going, all_tables=True)
+
+    # --- the state --------------------------------------------------------------------------------
+
+    def _save(self, stored: Stored) -> None:
+        assert self._files is not None, "a target recovers before it stores anything"
+        self._files.save(stored)
+        self._stored = stored
+
+    def _repair(self) -> None:
+        """Remove what a crash has left; refuse what nothing explains before removing anything."""
+        names = {name: self.folder.names(name) for name in self._stored.coverage}
+        found = {
+            name: [one for one in several if "/" not in one] for name, several in names.items()
+        }
+        removed = leftovers(found, self._state.number, self._stored.coverage)
+        for name, file in removed:
+            logger.warning("file.removed id=%s table=%s file=%s", self._id, name, file)
+            self.folder.delete(f"{name}/{file}")
+        for name, several in names.items():
+            for file in several:
+                if file.startswith((f"{STAGING}/", ".")):
+                    self.folder.delete(f"{name}/{file}")
+
+    def _refuse_lost_state(self) -> None:
+        """Refuse to begin where files of the declared tables are, but no state."""
+        for name in self._tables:
+            if any(not one.startswith(("_", ".")) for one in self.folder.names(name)):
+                raise StateMissingError(
+                    "no state is stored, but files of the stream are", stream=self._id, table=name
+                )
+
+
+class Tx:
+    """What `on_data` writes with: inserts only."""
+
+    def __init__(
+        self, target: ParquetTarget, held: HeldBatch, window: tuple[int, int], *, far: bool
+    ) -> None:
+        self._target, self._held, self._window, self._far = target, held, window, far
+
+    def insert(self, table: str, frame: Any) -> None:
+        """Add the rows of a frame to a table. They are published once their block is final."""
+        self._target.insert(self._held, table, frame, self._window, far=self._far)
+
+    def upsert(self, table: str, frame: Any, *, key: Sequence[str]) -> None:
+        """Refuse: plain files cannot be changed."""
+        raise ParquetWriteError("Parquet files take no upsert", table=table)
+
+    def delete(self, table: str, frame: Any, *, key: Sequence[str]) -> None:
+        """Refuse: plain files cannot be changed."""
+        raise ParquetWriteError("Parquet files take no delete", table=table)
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """The stored configuration: a part of the state."""
+
+    target: ParquetTarget
+
+    def read(self) -> str | None:
+        return self.target._stored.config
+
+    def write(self, text: str) -> None:
+        self.target._save(replace(self.target._stored, config=text))
+
+
+def _covered(batch: Batch[Delivery]) -> tuple[int, int, int]:
+    """Return where the range of a batch begins, where a new table does, how many blocks it has."""
+    last = batch.headers[-1].number
+    stream = getattr(batch.data.ctx, "stream", None)
+    if stream is None:
+        return 0, batch.headers[0].number, len(batch.headers)
+    start, end = stream.state.initial, -1
+    for one in sorted(stream.state.ranges, key=lambda one: one.from_block):
+        if one.from_block > last:
+            break
+        if one.from_block > end + 1:
+            start = one.from_block
+        end = last if one.to_block is None else max(end, one.to_block)
+    return start, start, int(batch.data.ctx.batch.blocks_count)
+
+
+def _is_span(batch: Batch[Delivery]) -> bool:
+    """Tell whether executors are to read the blocks of a batch: then they write its rows, too."""
+    counts = getattr(batch.data.ctx, "batch", None)
+    return counts is not None and counts.blocks_count > len(batch.headers)
+
+
+def _evolved(known: pa.Schema, frame: pa.Schema) -> pa.Schema:
+    """Return the columns of a table that later rows widen: new ones, and larger numbers."""
+    fields = {one.name: one for one in known}
+    for one in lake_schema(frame):
+        held = fields.get(one.name)
+        if held is None or (held.type, one.type) in _WIDER:
+            fields[one.name] = one
+    return pa.schema(list(fields.values()))
+
+
+_WIDER = {(pa.int32(), pa.int64()), (pa.float32(), pa.float64())}
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that is no folder, or that readers would leave out."""
+    if not name or name.startswith(("_", ".")) or set(name) & set("/\\\x00"):
+        raise LakeSchemaError("a table's name is that of a folder", table=name)

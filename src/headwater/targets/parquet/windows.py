@@ -1,0 +1,116 @@
+"""Windows of blocks: how files are named, when one is full, and what a crash may have left. Pure.
+
+A file is named by the window of blocks that it covers, so its name says what is in it and which
+file comes next. The windows of a table follow each other: `coverage` is the first block that no
+file of the table covers yet. A table without rows publishes nothing, and its next window stretches
+back to its coverage.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from headwater.errors import InvalidOptionError, UnexplainedFilesError
+
+_NAME = re.compile(r"(\d{12,})-(\d{12,})(?:-(\d{4,}))?\.parquet")
+_HIDDEN = ("_", ".")  # what readers of Parquet folders leave out
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Window:
+    """The blocks that a file covers, both ends included."""
+
+    first: int
+    last: int
+
+    def file_name(self, part: int = 0, parts: int = 1) -> str:
+        """Return the name of a file; a window of several files numbers them."""
+        end = f"-{part:04d}" if parts > 1 else ""
+        return f"{self.first:012d}-{self.last:012d}{end}.parquet"
+
+
+def window_of(name: str) -> Window | None:
+    """Return the window that a file's name tells, None if it is not such a name."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    window = Window(int(found[1]), int(found[2]))
+    return window if window.first <= window.last else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollover:
+    """Publish final rows when any of the limits is reached; without a limit, at every commit.
+
+    `bytes` are those of a table's rows in memory, several times those of the file; `rows` are those
+    of one table; `blocks` and `seconds` count from the first block that waits.
+    """
+
+    bytes: int | None = 128 << 20
+    rows: int | None = None
+    blocks: int | None = None
+    seconds: float | None = 600
+
+    def __post_init__(self) -> None:
+        for name in ("bytes", "rows", "blocks"):
+            given = getattr(self, name)
+            if given is not None and (type(given) is not int or given < 1):
+                raise InvalidOptionError(f"rollover: {name} is a whole number from 1", got=given)
+        seconds = self.seconds
+        if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):
+            raise InvalidOptionError("rollover: seconds is a number above 0", got=repr(seconds))
+
+    def is_due(self, *, size: int, rows: int, blocks: int, seconds: float) -> bool:
+        """Tell whether what waits has reached a limit."""
+        pairs = (
+            (size, self.bytes), (rows, self.rows), (blocks, self.blocks), (seconds, self.seconds)
+        )  # fmt: skip
+        limited = [(now, limit) for now, limit in pairs if limit is not None]
+        return not limited or any(now >= limit for now, limit in limited)
+
+
+def leftovers(
+    files: Mapping[str, Iterable[str]], cursor: int, coverage: Mapping[str, int]
+) -> list[tuple[str, str]]:
+    """Return the files, as (table, name), that a crash has left above the cursor.
+
+    `coverage` is as the state has it: of a table that is not in it, nothing was published.
+
+    Raises:
+        UnexplainedFilesError: a file is there that neither the state nor a crash explains: of
+            another name, below the cursor without being covered, or overlapping another one.
+    """
+    removed: list[tuple[str, str]] = []
+    for table, names in sorted(files.items()):
+        kept: set[Window] = set()
+        covered = coverage.get(table, 0)
+        for name in sorted(one for one in names if not one.startswith(_HIDDEN)):
+            window = window_of(name)
+            if window is None:
+                raise UnexplainedFilesError(
+                    "the folder of a table holds a file of another name", table=table, file=name
+                )
+            if window.last < covered:
+                kept.add(window)
+            elif window.first >= covered and window.last > cursor:
+                removed.append((table, name))
+            else:
+                raise UnexplainedFilesError(
+                    "a file covers blocks that the state does not say are published",
+                    table=table,
+                    file=name,
+                    cursor=cursor,
+                    covered=covered - 1,
+                )
+        for one, other in pairwise(sorted(kept)):
+            if other.first <= one.last:
+                raise UnexplainedFilesError(
+                    "two files cover the same blocks",
+                    table=table,
+                    file=one.file_name(),
+                    other=other.file_name(),
+                )
+    return removed
