@@ -80,3 +80,40 @@ class WorkerLostError(
     retryable=True,
 ):
     """A Python worker was killed while Spark planned a scan, several times in a row."""
+
+
+class OffsetFormatError(
+    SparkError,
+    code="E5010",
+    fix="read the checkpoint with the version of Headwater that wrote it, or start the query with "
+    "a new checkpointLocation and a new journal",
+):
+    """A checkpoint of a streaming query holds an offset that this version cannot read."""
+
+
+class JournalFormatError(
+    SparkError,
+    code="E5011",
+    fix="give each query a journal of its own and keep its options; read an old journal with the "
+    "version of Headwater that wrote it, or start with a new checkpointLocation and a new journal",
+):
+    """A journal has another format, belongs to a query with other options, or is damaged."""
+
+
+class JournalMissingError(
+    SparkError,
+    code="E5012",
+    fix="restore the journal that belongs to the checkpoint; without it, start the query with a "
+    "new checkpointLocation and a new journal, and empty what it has written",
+):
+    """The journal does not hold blocks that the checkpoint needs: only it could give them back."""
+
+
+class JournalInUseError(
+    SparkError,
+    code="E5013",
+    fix="stop the other query, or give each source of each query a journal of its own; a frame "
+    "that is joined with itself is two sources",
+    retryable=True,
+):
+    """A journal is in use by another query, or by a second source of the same query."""

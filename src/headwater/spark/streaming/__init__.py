@@ -1,0 +1,1 @@
+"""The changelog source: `spark.readStream.format("headwater")`, and helpers for its rows."""

@@ -1,0 +1,440 @@
+"""What a micro-batch holds: follows the chain from one offset to the next.
+
+The decisions are those of the loop (`pipeline.py`): `core` says what follows an answer of the
+portal and where a fork goes back to. What differs is the commit: the loop hands a batch to a
+target, this one writes hot blocks into the journal and returns an offset, and Spark comes for the
+rows later, once or several times. Far behind the finalized head an offset covers final blocks that
+executors read by themselves, and nothing is kept.
+
+Runs in a Python process of its own on the driver's machine, called by the thread of the query. A
+process that is killed at any point loses nothing: what was returned is in the journal, and what is
+in the journal is returned again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.core import (
+    Answer,
+    AtHead,
+    BlockRange,
+    Blocks,
+    Density,
+    Fork,
+    ForkRule,
+    Head,
+    PipeState,
+    RangeEnd,
+    Span,
+    SpanLimits,
+    batches,
+    block_count,
+    resolve_fork,
+)
+from headwater.errors import JournalFormatError, JournalMissingError, OffsetFormatError
+from headwater.portal import SAMPLES, Clock, PortalClient, PortalSource, StreamQuery, SystemClock
+from headwater.spark.partitions import plan_parts
+from headwater.spark.parts import Part, Receipt, RowMaker
+from headwater.spark.streaming.changelog_rows import InsertRows, retracted
+from headwater.spark.streaming.journal import Change, Journal, Segment
+from headwater.spark.streaming.offsets import Offset, ReadFrom
+
+PATIENCE = 5  # answers of replicas that are behind, before a fork is believed
+WAIT_S = 1.0
+FEW = 100  # blocks that are not measured before they are read
+POLLS = 40  # answers without blocks, before the end of `Trigger.AvailableNow` counts as reached
+
+
+@dataclass(frozen=True, slots=True)
+class FinalPart:
+    """Blocks that are final: an executor asks the portal for them."""
+
+    part: Part
+    shift: int
+    finalized: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPart:
+    """A segment of the journal, as it is: small, so it travels with the task."""
+
+    data: bytes
+
+
+ChangelogPart = FinalPart | JournalPart
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one micro-batch may hold: of final blocks that executors read, and of hot ones."""
+
+    span: SpanLimits
+    hot_blocks: int
+    hot_bytes: int
+    first_span: int
+    far: int
+    partitions: int | None = None
+
+
+@dataclass(slots=True)
+class _Step:
+    """What has happened since an offset, before it is written."""
+
+    at: Offset
+    state: PipeState
+    changes: list[Change]
+    rows: list[pa.Table]
+
+
+class Follower:
+    """Follows one chain for one source of one query. Without a journal only final blocks are read.
+
+    `watch` is the query without filters. `to_block` is the last block of the changelog, if any.
+    """
+
+    def __init__(
+        self,
+        client: PortalClient,
+        query: StreamQuery,
+        watch: StreamQuery,
+        row_maker: RowMaker,
+        journal: Journal | None,
+        limits: Limits,
+        *,
+        to_block: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._client = client
+        self._query = query
+        self._watch = watch
+        self._row_maker = row_maker
+        self._journal = journal
+        self._limits = limits
+        self._to_block = to_block
+        self._clock = clock or SystemClock()
+        self._opened = False
+        self._began: Offset | None = None
+        self._goal: int | None = None
+        self._at: Offset | None = None
+        self._state = PipeState()
+        self._head = Head()
+        self._source: PortalSource | None = None
+        self._reading: Generator[Answer | Span, None, None] | None = None
+        self._left: Blocks | None = None
+        self._measured: tuple[Offset, tuple[Density, ...]] | None = None
+
+    # --- offsets ----------------------------------------------------------------------------------
+
+    def begin(self, first_block: int) -> Offset:
+        """Return where the changelog begins. Called for a query that has no checkpoint yet.
+
+        A driver that was killed before its first checkpoint finds what it wrote, and begins there.
+
+        Raises:
+            JournalFormatError: the journal is that of a query whose checkpoint is gone.
+        """
+        journal, began = self._open()
+        if journal is None:
+            return Offset.before(first_block)
+        if began is not None and journal.segments:
+            if journal.segments[0].before != began:
+                raise JournalFormatError(
+                    "the query has no checkpoint, but its journal has been used for long",
+                    journal_begins=journal.segments[0].before.number,
+                )
+            return began
+        start = Offset.before(first_block)
+        journal.begin(start)
+        self._began = start
+        return start
+
+    def end_at_head(self) -> None:
+        """Read no further than the newest block of now. Called once, for `Trigger.AvailableNow`."""
+        final_only = self._journal is None
+        head = self._client.finalized_head() if final_only else self._client.head()
+        self._goal = -1 if head is None else head.number
+        self._stop_reading()
+        self._source = None
+
+    def next(self, start: Offset) -> Offset:
+        """Return where the micro-batch ends that begins at `start`; `start` itself if it is empty.
+
+        What is hot in between is in the journal when this returns. Called again with the same
+        `start`, it returns the same offset, or one further on if nothing was written.
+
+        Raises:
+            HeadwaterError: whatever the client, a decoder or the resolution of a fork raises.
+        """
+        journal, _ = self._open()
+        if self._at != start:
+            self._stand_at(start, journal)
+        written = None if journal is None else journal.follows(start)
+        if written is not None:
+            self._stop_reading()
+            self._at, self._state = written.after, written.state
+            return written.after
+        end = self._advance(_Step(start, self._state, [], []))
+        self._at = end
+        return end
+
+    def commit(self, end: Offset) -> None:
+        """Remove from the journal what is no longer needed: Spark will not ask for it again."""
+        journal, _ = self._open()
+        if journal is not None:
+            if self._at is None:
+                self._stand_at(end, journal)
+            journal.prune(end, self._end_state(journal))
+
+    def newest(self) -> dict[str, Any] | None:
+        """Return the newest block that is known, and how far behind it the changelog is."""
+        latest, at = self._head.latest, self._at
+        if latest is None or at is None:
+            return None
+        ahead = replace(
+            at, version=at.shift + latest.number, number=latest.number, hash=latest.hash
+        )
+        return {**ahead.to_json(), "lag": max(0, latest.number - at.number)}
+
+    def close(self) -> None:
+        """Release the portal and the journal."""
+        self._stop_reading()
+        self._client.close()
+        if self._opened and self._journal is not None:
+            self._journal.close()
+        self._opened = False
+
+    # --- what Spark reads -------------------------------------------------------------------------
+
+    def plan(self, start: Offset, end: Offset) -> list[ChangelogPart]:
+        """Return what tasks read to get the changes between two offsets: the same at every replay.
+
+        Raises:
+            JournalMissingError: the journal does not hold them any more.
+            OffsetFormatError: the offsets do not belong together.
+        """
+        if end.version == start.version:
+            return []
+        if end.read is ReadFrom.JOURNAL:
+            journal, _ = self._open()
+            if journal is None:
+                raise JournalMissingError("the query was started without the journal it had")
+            return [JournalPart(data) for data in journal.between(start, end)]
+        if end.shift != start.shift or end.version < start.version:
+            raise OffsetFormatError("offsets do not belong together", start=start, end=end)
+        blocks = BlockRange(start.number + 1, end.number)
+        measured: tuple[Density, ...] = ()
+        if self._measured is not None and self._measured[0] == end:
+            measured = self._measured[1]
+        if sum(map(block_count, (one.blocks for one in measured))) != block_count(blocks):
+            measured = ()
+        parts = plan_parts(
+            self._client,
+            self._query,
+            blocks,
+            partitions=self._limits.partitions,
+            cores=os.cpu_count() or 1,
+            samples=SAMPLES if block_count(blocks) > FEW else 0,
+            densities=measured,
+        )
+        return [
+            FinalPart(Part(index, one), start.shift, end.finalized)
+            for index, one in enumerate(parts)
+        ]
+
+    # --- following the chain ----------------------------------------------------------------------
+
+    def _advance(self, step: _Step) -> Offset:
+        """Ask until there is something to return: blocks, a retraction, or nothing new."""
+        waits = polls = 0
+        while True:
+            answer = self._ask(step.state)
+            if isinstance(answer, Blocks | AtHead | RangeEnd):
+                self._note(answer.head)
+            match answer:
+                case Blocks():
+                    return self._take_blocks(step, answer)
+                case Span():
+                    self._note(answer.head)
+                    if step.changes:  # the retraction first; the span is asked for again
+                        return self._write(step)
+                    return self._take_span(step, answer)
+                case AtHead(head, confirmed):
+                    if step.changes:
+                        return self._write(step)
+                    self._state = step.state = step.state.settle(head, confirmed=confirmed)
+                    polls += 1
+                    if polls >= POLLS or not self._is_short(step.at):
+                        return step.at
+                case Fork():
+                    waits = self._follow_fork(step, answer, waits)
+                case RangeEnd() if not step.changes:
+                    continue
+                case RangeEnd() | None:
+                    return self._write(step) if step.changes else step.at
+
+    def _take_blocks(self, step: _Step, answer: Blocks) -> Offset:
+        """Insert blocks, as many as a micro-batch may hold; the others wait in memory."""
+        taken, self._left = _cut(answer, self._limits.hot_blocks, self._limits.hot_bytes)
+        state = step.state
+        for batch in batches(state, taken):
+            state = batch.state
+        if self._journal is None:
+            self._state = state
+            return step.at.extended(taken.headers[-1], ReadFrom.PORTAL, state)
+        finalized = None if state.finalized is None else state.finalized.number
+        shift = step.at.shift
+        rows = InsertRows(self._row_maker, shift, finalized)
+        made = list(rows.rows(taken, Receipt(0)))
+        step.rows.append(pa.Table.from_batches(made, rows.schema))
+        step.changes.extend(Change(one.number + shift, one.cursor, 1) for one in taken.headers)
+        step.at = step.at.extended(taken.headers[-1], ReadFrom.JOURNAL, state)
+        step.state = state
+        return self._write(step)
+
+    def _take_span(self, step: _Step, span: Span) -> Offset:
+        """Cover final blocks that executors will read."""
+        for batch in batches(step.state, span):
+            self._state = batch.state
+        end = step.at.extended(span.last, ReadFrom.PORTAL, self._state)
+        self._measured = end, span.densities
+        return end
+
+    def _follow_fork(self, step: _Step, fork: Fork, waits: int) -> int:
+        """Retract what a fork has orphaned, or wait for a stale replica; return the waits."""
+        self._stop_reading()
+        found = resolve_fork(step.state, fork.previous_blocks, patient=waits < PATIENCE)
+        if found.rule is ForkRule.WAIT:
+            self._client.close()
+            self._clock.sleep(WAIT_S)
+            return waits + 1
+        self._retract(step, step.state.rewind(found.safe_cursor))
+        return 0
+
+    def _retract(self, step: _Step, safe: PipeState) -> None:
+        """Take back the blocks above a safe cursor, newest first."""
+        journal = self._journal
+        assert journal is not None, "final blocks are not orphaned"
+        assert safe.cursor is not None, "a fork goes back to a block"
+        gone = {one.cursor.number for one in step.changes if one.sign < 0}
+        orphans = [
+            one for one in journal.orphans(safe.cursor.number) if one.cursor.number not in gone
+        ]
+        at = step.at
+        finalized = None if safe.finalized is None else safe.finalized.number
+        for index, orphan in enumerate(orphans, start=1):
+            version = at.version + index
+            step.changes.append(Change(version, orphan.cursor, -1))
+            step.rows.append(retracted(journal.rows(orphan), version, finalized))
+        forks = at.forks if gone else at.forks + 1
+        step.at = replace(at.retracted(len(orphans), safe), forks=forks)
+        step.state = safe
+
+    def _write(self, step: _Step) -> Offset:
+        """Write a step into the journal; only then may Spark hear of it."""
+        assert self._journal is not None, "hot blocks are read with a journal"
+        assert self._at is not None, "a step follows an offset"
+        segment = Segment(self._at, step.at, step.state, tuple(step.changes))
+        self._journal.append(segment, pa.concat_tables(step.rows))
+        self._state = step.state
+        return step.at
+
+    def _ask(self, state: PipeState) -> Answer | Span | None:
+        """Return what the portal says next; None when the whole range is read."""
+        if self._left is not None:
+            left, self._left = self._left, None
+            return left
+        while True:
+            if self._reading is None:
+                self._reading = self._open_source().read(state)
+            if self._reading is None:
+                return None
+            for answer in self._reading:
+                if isinstance(answer, RangeEnd):
+                    self._stop_reading()
+                return answer
+            self._reading = None
+
+    def _open_source(self) -> PortalSource:
+        if self._source is None:
+            assert self._at is not None, "reading begins at an offset"
+            first, limits = (self._began or self._at).number + 1, self._limits  # forks go below
+            ends = [one for one in (self._to_block, self._goal) if one is not None]
+            last = min(ends) if ends else None
+            plan = (
+                []
+                if last is not None and last < first
+                else [(BlockRange(first, last), self._query)]
+            )
+            self._source = PortalSource(
+                self._client,
+                plan,
+                watch=self._watch,
+                far=1 if self._journal is None else limits.far,
+                first_span=limits.first_span,
+                limits=limits.span,
+                finalized=self._journal is None,
+                clock=self._clock,
+            )
+        return self._source
+
+    def _stand_at(self, offset: Offset, journal: Journal | None) -> None:
+        """Take up the position of a checkpoint: at a start, or where Spark asks for another one."""
+        self._stop_reading()
+        self._source = None
+        if journal is not None:
+            journal.forget_unfinished(offset)
+        if offset.read is not ReadFrom.JOURNAL:
+            self._state = offset.final_state()
+        elif journal is None:
+            raise JournalMissingError("the query was started without the journal it had")
+        else:
+            self._state = journal.state_at(offset)
+        if journal is not None and self._began is None:
+            journal.begin(offset)
+            self._began = offset
+        self._at = offset
+
+    def _end_state(self, journal: Journal) -> PipeState:
+        """Return the state at the end of all that was written: from there forks are seen."""
+        newest = journal.segments[-1] if journal.segments else None
+        if newest is None or self._at is None or newest.after.version <= self._at.version:
+            return self._state
+        return newest.state
+
+    def _open(self) -> tuple[Journal | None, Offset | None]:
+        if not self._opened and self._journal is not None:
+            self._began = self._journal.open()
+        self._opened = True
+        return self._journal, self._began
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+        self._reading = self._left = None
+
+    def _is_short(self, at: Offset) -> bool:
+        """Tell whether the query must not end yet: a replica is behind the head of its start."""
+        return self._goal is not None and at.number < self._goal
+
+    def _note(self, head: Head) -> None:
+        self._head = Head(head.finalized or self._head.finalized, head.latest or self._head.latest)
+
+
+def _cut(answer: Blocks, blocks: int, size: int) -> tuple[Blocks, Blocks | None]:
+    """Return the first blocks of an answer, within limits but one at least, and the others."""
+    count, room = 0, size
+    for line in answer.lines[:blocks]:
+        room -= len(line)
+        if count and room < 0:
+            break
+        count += 1
+    if count == len(answer.lines):
+        return answer, None
+    first = Blocks(answer.headers[:count], answer.lines[:count], answer.head)
+    return first, Blocks(answer.headers[count:], answer.lines[count:], answer.head)

@@ -1,0 +1,302 @@
+"""The journal: what a portal may not be able to give again, kept until nothing can ask for it.
+
+A portal no longer serves a block that a fork has orphaned. Yet Spark may ask for any range of
+offsets again until it has committed it, and a retraction needs the rows as they were. So the rows
+of hot blocks, and every retraction, are written to a folder before an offset covers them. A file
+(a segment) holds one step of the changelog: its rows, its changes and the state that follows. It is
+written once and never changed; a segment that no offset covers yet, because the driver was killed
+in between, is not written again but handed out as it is.
+
+A segment goes when Spark has committed it and no fork can reach its blocks. So the journal holds
+the hot blocks and what is under way: its size follows the chain's depth of finality.
+
+Used by one process, on the driver's machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.core import BlockCursor, PipeState
+from headwater.core.codec import dump_state, load_state
+from headwater.errors import (
+    HeadwaterError,
+    JournalFormatError,
+    JournalMissingError,
+)
+from headwater.spark.streaming.folder import Folder
+from headwater.spark.streaming.offsets import Offset
+
+JOURNAL_FORMAT = 1
+HEADER = "journal.json"
+_ENDING = ".arrow"
+_ABOUT = b"headwater"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A block that came (`sign` 1) or went (-1), and the version of that."""
+
+    version: int
+    cursor: BlockCursor
+    sign: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One step of the changelog, from one offset to the next: what happened, and the state then."""
+
+    before: Offset
+    after: Offset
+    state: PipeState
+    changes: tuple[Change, ...]
+
+    @property
+    def name(self) -> str:
+        """The file it is kept in: its first version, so that no other can take its place."""
+        return f"{self.before.version + 1:020d}{_ENDING}"
+
+
+def encode_segment(segment: Segment, rows: pa.Table) -> bytes:
+    """Return the file of a segment."""
+    about = {
+        "format": JOURNAL_FORMAT,
+        "before": segment.before.to_json(),
+        "after": segment.after.to_json(),
+        "state": dump_state(segment.state),
+        "changes": [
+            [one.version, one.sign, one.cursor.number, one.cursor.hash, one.cursor.timestamp]
+            for one in segment.changes
+        ],
+    }
+    schema = rows.schema.with_metadata({_ABOUT: json.dumps(about).encode()})
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
+        for batch in rows.to_batches():
+            writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def segment_batches(data: bytes) -> list[pa.RecordBatch]:
+    """Return the rows of a segment's file. Called on executors, too."""
+    with pa.ipc.open_file(pa.py_buffer(data)) as reader:
+        schema = reader.schema.remove_metadata()
+        found = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+    return [pa.RecordBatch.from_arrays(one.columns, schema=schema) for one in found]
+
+
+def decode_segment(data: bytes, name: str) -> Segment:
+    """Return what a segment's file says of itself.
+
+    Raises:
+        JournalFormatError: it is damaged, or of another format.
+    """
+    try:
+        with pa.ipc.open_file(pa.py_buffer(data)) as reader:
+            about = json.loads((reader.schema.metadata or {})[_ABOUT])
+        if about["format"] != JOURNAL_FORMAT:
+            raise JournalFormatError(
+                "a segment has another format", file=name, format=about["format"]
+            )
+        return Segment(
+            Offset.from_json(about["before"]),
+            Offset.from_json(about["after"]),
+            load_state(about["state"]),
+            tuple(
+                Change(version, BlockCursor(number, block_hash, timestamp), sign)
+                for version, sign, number, block_hash, timestamp in about["changes"]
+            ),
+        )
+    except HeadwaterError:
+        raise
+    except (pa.ArrowInvalid, pa.ArrowIOError, ValueError, KeyError, TypeError) as error:
+        raise JournalFormatError(f"a segment is damaged: {error}", file=name) from error
+
+
+class Journal:
+    """The segments of one source of one query. `fingerprint` stands for what its rows are."""
+
+    def __init__(self, folder: Folder, fingerprint: str) -> None:
+        self._folder = folder
+        self._fingerprint = fingerprint
+        self._segments: list[Segment] = []
+        self._live: dict[int, tuple[Segment, Change]] = {}
+        self._newest: tuple[str, bytes] | None = None
+        self._damaged: str | None = None
+
+    def open(self) -> Offset | None:
+        """Read what is there; return where the changelog began, if it has begun.
+
+        Raises:
+            JournalFormatError: it is damaged, of another format, or of another query.
+            JournalInUseError: another process uses it.
+        """
+        self._folder.open()
+        self._segments, self._live = [], {}
+        header = self._folder.read(HEADER)
+        if header is None:
+            if any(name.endswith(_ENDING) for name in self._folder.names()):
+                raise JournalFormatError("the journal has lost its header", file=HEADER)
+            return None
+        start = self._check_header(header)
+        names = [name for name in self._folder.names() if name.endswith(_ENDING)]
+        for name in names:
+            try:
+                self._add(decode_segment(self._folder.read(name) or b"", name))
+            except JournalFormatError:
+                if name != names[-1]:
+                    raise
+                self._damaged = name
+        return start
+
+    def close(self) -> None:
+        """Let other processes in."""
+        self._folder.close()
+
+    def begin(self, start: Offset) -> None:
+        """Write down where the changelog begins. Called once, before its first segment."""
+        about = {
+            "format": JOURNAL_FORMAT,
+            "fingerprint": self._fingerprint,
+            "start": start.to_json(),
+        }
+        self._folder.remove(HEADER)
+        self._folder.create(HEADER, json.dumps(about).encode())
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """All segments, oldest first. Between them may be blocks that were final when read."""
+        return self._segments
+
+    def follows(self, offset: Offset) -> Segment | None:
+        """Return the segment that begins at an offset, if it was written already."""
+        found = next((one for one in self._segments if one.before.version == offset.version), None)
+        if found is not None and found.before != offset:
+            raise JournalFormatError(
+                "the journal is of another checkpoint", checkpoint=offset, journal=found.before
+            )
+        return found
+
+    def state_at(self, offset: Offset) -> PipeState:
+        """Return the state at an offset that was read from the journal.
+
+        Raises:
+            JournalMissingError: no segment ends there.
+        """
+        for one in self._segments:
+            if one.after == offset:
+                return one.state
+        raise JournalMissingError(
+            "no segment of the journal ends where the checkpoint stands",
+            checkpoint=offset,
+            newest=self._segments[-1].after if self._segments else None,
+        )
+
+    def forget_unfinished(self, offset: Offset) -> None:
+        """Remove a damaged last segment, if no offset covers it: it was never handed out.
+
+        Raises:
+            JournalFormatError: the checkpoint needs it.
+        """
+        if self._damaged is None:
+            return
+        if int(self._damaged.removesuffix(_ENDING)) <= offset.version:
+            raise JournalFormatError("a segment that is needed is damaged", file=self._damaged)
+        self._folder.remove(self._damaged)
+        self._damaged = None
+
+    def append(self, segment: Segment, rows: pa.Table) -> None:
+        """Write a segment and make sure that it stays. Then an offset may cover it."""
+        data = encode_segment(segment, rows)
+        self._folder.create(segment.name, data)
+        self._newest = segment.name, data
+        self._add(segment)
+
+    def between(self, start: Offset, end: Offset) -> list[bytes]:
+        """Return the files of the segments that lead from one offset to another.
+
+        Raises:
+            JournalMissingError: not all of them are there.
+        """
+        found, at = [], start
+        while at.version < end.version:
+            segment = self.follows(at)
+            if segment is None or segment.after.version > end.version:
+                raise JournalMissingError(
+                    "the journal does not hold what is to be replayed", after=at, end=end
+                )
+            found.append(self._data(segment))
+            at = segment.after
+        return found
+
+    def orphans(self, above: int) -> list[Change]:
+        """Return the blocks above a number that came and have not gone, newest first."""
+        return [
+            self._live[number][1] for number in sorted(self._live, reverse=True) if number > above
+        ]
+
+    def rows(self, change: Change) -> pa.Table:
+        """Return the rows that a block came with."""
+        segment, own = self._live[change.cursor.number]
+        assert own == change, "only blocks that have not gone are asked for"
+        table = pa.Table.from_batches(segment_batches(self._data(segment)), self._schema(segment))
+        return table.filter(pc.equal(table["_commit_version"], change.version))
+
+    def prune(self, committed: Offset, state: PipeState) -> int:
+        """Remove what neither a replay nor a retraction can ask for; return how many segments went.
+
+        `state` is that at the end of the journal. The segment that ends where Spark has committed
+        stays: a restart takes the state from it.
+        """
+        floor = state.undo_floor
+        needed = {one.name for number, (one, _) in self._live.items() if number > floor}
+        needed.update(one.name for one in self._segments if one.after.version >= committed.version)
+        gone = [one.name for one in self._segments if one.name not in needed]
+        for name in gone:
+            self._folder.remove(name)
+        self._segments = [one for one in self._segments if one.name in needed]
+        self._live = {
+            number: entry for number, entry in self._live.items() if entry[0].name in needed
+        }
+        return len(gone)
+
+    def _add(self, segment: Segment) -> None:
+        self._segments.append(segment)
+        for change in segment.changes:
+            if change.sign > 0:
+                self._live[change.cursor.number] = segment, change
+            else:
+                self._live.pop(change.cursor.number, None)
+
+    def _data(self, segment: Segment) -> bytes:
+        if self._newest is not None and self._newest[0] == segment.name:
+            return self._newest[1]
+        data = self._folder.read(segment.name)
+        if data is None:
+            raise JournalMissingError("a file of the journal is gone", file=segment.name)
+        return data
+
+    def _schema(self, segment: Segment) -> pa.Schema:
+        with pa.ipc.open_file(pa.py_buffer(self._data(segment))) as reader:
+            return reader.schema.remove_metadata()
+
+    def _check_header(self, header: bytes) -> Offset:
+        try:
+            about = json.loads(header)
+            known, fingerprint, start = about["format"], about["fingerprint"], about["start"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise JournalFormatError("the journal's header is damaged", file=HEADER) from error
+        if known != JOURNAL_FORMAT:
+            raise JournalFormatError(
+                "the journal has another format", format=known, known=JOURNAL_FORMAT
+            )
+        if fingerprint != self._fingerprint:
+            raise JournalFormatError("the journal was written by a query with other options")
+        return Offset.from_json(start)

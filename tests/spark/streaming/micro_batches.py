@@ -1,0 +1,200 @@
+"""A model of what Spark does with a streaming source, without Spark: logs, replays, restarts.
+
+It keeps an offset log and a commit log, as a checkpoint does, and a sink that holds the rows of
+each micro-batch by its id. It can be killed at every point between two calls, and starts again
+with a new follower on the same journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from headwater.core import BlockRange, Blocks, SpanLimits
+from headwater.decode import evm
+from headwater.portal import PortalClient
+from headwater.spark.parts import Receipt, TableRows
+from headwater.spark.streaming.changelog_rows import InsertRows
+from headwater.spark.streaming.folder import LocalFolder
+from headwater.spark.streaming.follower import ChangelogPart, FinalPart, Follower, Limits
+from headwater.spark.streaming.journal import Journal, segment_batches
+from headwater.spark.streaming.offsets import Offset
+from headwater.testing import PortalSim, SimTransport, VirtualClock
+
+TRANSFER = evm.events("erc20.Transfer")
+ROWS = TableRows("event", TRANSFER, (BlockRange(0),))
+Row = dict[str, Any]
+
+
+class Killed(Exception):  # noqa: N818 - what happens, not an error
+    """The driver was killed here."""
+
+
+def limits(*, far: int = 10, first_span: int = 7, largest: int = 15, hot_blocks: int = 4) -> Limits:
+    return Limits(SpanLimits(blocks=largest, seconds=1e9), hot_blocks, 1 << 24, first_span, far, 3)
+
+
+class Query:
+    """One streaming query with its checkpoint, its journal and its sink."""
+
+    def __init__(
+        self,
+        portal: PortalSim,
+        folder: Path,
+        *,
+        dice: Random,
+        first_block: int = 0,
+        limits: Limits,
+        final_only: bool = False,
+        fingerprint: str = "rows",
+    ) -> None:
+        self.portal = portal
+        self.folder = folder
+        self.sink: dict[int, list[Row]] = {}
+        self.ends: list[dict[str, Any]] = []
+        self.committed = 0
+        self.kills = 0
+        self.replays = 0
+        self.clock = VirtualClock()
+        self._dice = dice
+        self._limits = limits
+        self._first_block = first_block
+        self._final_only = final_only
+        self._fingerprint = fingerprint
+        self._follower: Follower | None = None
+        self.kill_rate = 0.0
+        self._net: dict[str, Row] = {}
+        self._netted = 0
+
+    @property
+    def follower(self) -> Follower:
+        """The running follower; a new one after a kill."""
+        if self._follower is None:
+            journal = None
+            if not self._final_only:
+                journal = Journal(LocalFolder(self.folder, wait_s=0), self._fingerprint)
+            self._follower = Follower(
+                self._client(),
+                TRANSFER.query,
+                TRANSFER.query.headers_only(),
+                ROWS,
+                journal,
+                self._limits,
+                clock=self.clock,
+            )
+        return self._follower
+
+    def __enter__(self) -> Query:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._follower is not None:
+            self._follower.close()
+
+    def kill(self) -> None:
+        """End the process: only what is on disk stays."""
+        if self._follower is not None:
+            self._follower.close()  # releases the lock, as the end of a process does
+        self._follower = None
+        self.kills += 1
+
+    def trigger(self) -> bool:
+        """Do what Spark does at one trigger; tell whether there was something new."""
+        if self._follower is None and len(self.ends) > self.committed:
+            self.replays += 1
+            self._run_batch(self.committed)
+        start = self.start(len(self.ends))
+        self._may_die()
+        end = self.follower.next(start).to_json()
+        self._may_die()
+        if end == start.to_json():
+            return False
+        self.ends.append(end)
+        self._may_die()
+        self._run_batch(len(self.ends) - 1)
+        return True
+
+    def start(self, batch: int) -> Offset:
+        """Return where a batch begins."""
+        if batch:
+            return Offset.from_json(self.ends[batch - 1])
+        return self._began or self.begin()
+
+    _began: Offset | None = None
+
+    def begin(self) -> Offset:
+        """Ask for the initial offset; Spark keeps it with the first entry of its log."""
+        found = self.follower.begin(self._first_block)
+        if self.ends:
+            self._began = found
+        return found
+
+    def _run_batch(self, batch: int) -> None:
+        start, end = self.start(batch), Offset.from_json(self.ends[batch])
+        if not batch:
+            self._began = start
+        parts = self.follower.plan(start, end)
+        self._may_die()
+        rows = [row for part in parts for row in self._read(part)]
+        if batch in self.sink:
+            assert self.sink[batch] == rows, "a replay gives the same rows"
+        self.sink[batch] = rows
+        self._may_die()
+        self.committed = batch + 1
+        self._may_die()
+        self.follower.commit(end)
+        self._may_die()
+
+    def _read(self, part: ChangelogPart) -> Iterator[Row]:
+        """Do what a task does."""
+        if isinstance(part, FinalPart):
+            maker = InsertRows(ROWS, part.shift, part.finalized)
+            with self._client() as client:
+                for answer in client.read(TRANSFER.query, part.part.blocks, finalized=True):
+                    if isinstance(answer, Blocks):
+                        for batch in maker.rows(answer, Receipt(0)):
+                            yield from batch.to_pylist()
+            return
+        for batch in segment_batches(part.data):
+            yield from batch.to_pylist()
+
+    def _client(self) -> PortalClient:
+        clock = self.clock
+        return PortalClient(SimTransport(self.portal, clock), clock=clock, rng=Random(0))
+
+    def _may_die(self) -> None:
+        if self._dice.random() < self.kill_rate:
+            raise Killed
+
+    def net(self) -> dict[str, Row]:
+        """Return the rows that are left once inserts and deletes are netted, by their id."""
+        held = self._net
+        for batch in range(self._netted, len(self.sink)):
+            self._netted += 1
+            for row in self.sink[batch]:
+                if row["_sign"] > 0:
+                    assert row["_row_id"] not in held, f"{row['_row_id']} came twice"
+                    held[row["_row_id"]] = row
+                else:
+                    before = held.pop(row["_row_id"])
+                    assert plain(before) == plain(row), "a delete is the row as it was"
+        return held
+
+    def versions(self) -> list[tuple[int, int, str]]:
+        """Return (version, sign, block hash) of all changes with rows, in order of emission."""
+        seen: dict[tuple[int, int, str], None] = {}
+        for batch in sorted(self.sink):
+            for row in self.sink[batch]:
+                seen[row["_commit_version"], row["_sign"], row["block_hash"]] = None
+        return list(seen)
+
+    def files(self) -> list[str]:
+        """Return the segments of the journal."""
+        return sorted(one.name for one in self.folder.glob("*.arrow"))
+
+
+def plain(row: Row) -> Row:
+    """Return the columns of the batch source."""
+    return {name: value for name, value in row.items() if not name.startswith("_")}

@@ -1,0 +1,130 @@
+"""What micro-batches hold, on random chains with forks, kills and replays; no Spark is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from headwater.testing import Balance, ChainSim, ContentSettings, PortalSim, SimBlock
+from tests.spark.streaming.micro_batches import Killed, Query, limits
+from tests.stream.truth import transfers
+
+SEEDS = range(16)
+
+
+def chain_of(seed: int, blocks: int = 40, final: int = 25) -> ChainSim:
+    content = ContentSettings(transactions_per_block=1.5, transfers_per_transaction=1)
+    chain = ChainSim(seed, content=content)
+    chain.grow(blocks)
+    chain.finalize(final)
+    return chain
+
+
+class Truth:
+    """The rows of branches, worked out from the simulated contents alone."""
+
+    def __init__(self, chain: ChainSim) -> None:
+        self._chain = chain
+        self._rows: dict[str, list[tuple[str, ...]]] = {}
+
+    def rows(self, block: SimBlock) -> list[tuple[str, ...]]:
+        if block.hash not in self._rows:
+            found = transfers(self._chain, [block])
+            self._rows[block.hash] = [tuple(map(str, one)) for one in found]
+        return self._rows[block.hash]
+
+    def check(self, query: Query) -> None:
+        """At every offset, what is netted so far is the branch that ends there."""
+        if not query.sink:
+            return
+        end = query.ends[max(query.sink)]
+        expected = [row for one in self._chain.path(end["hash"]) for row in self.rows(one)]
+        found = [tuple(str(row[name]) for name in NAMES) for row in query.net().values()]
+        assert sorted(found) == sorted(expected)
+        versions = [version for version, _, _ in query.versions()]
+        assert versions == sorted(set(versions)), "versions ascend and never repeat"
+
+
+NAMES = ("block_number", "block_hash", "log_index", "address", "from", "to", "value")
+
+
+@pytest.mark.guarantee("STREAM-1")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_netted_changelog_is_the_canonical_chain_whatever_is_killed(
+    seed: int, tmp_path: Path
+) -> None:
+    dice = Random(f"changelog {seed}")
+    chain = chain_of(seed)
+    portal = PortalSim(
+        chain,
+        seed=seed,
+        replicas=dice.choice([1, 1, 2]),
+        balance=dice.choice(list(Balance)),
+        blocks_per_answer=dice.choice([(3, 3), (1, 20), (500, 500)]),
+        sample_size=dice.choice([1, 3, 50]),
+    )
+    truth = Truth(chain)
+    far = dice.choice([2, 10, 1000])
+    settings = limits(far=far, hot_blocks=dice.choice([1, 4]))
+    with Query(portal, tmp_path, dice=dice, limits=settings) as query:
+        query.kill_rate = dice.choice([0.0, 0.05, 0.2])
+        for _ in range(90):
+            act(query, chain, truth, dice)
+        query.kill_rate = 0
+        chain.extend(9)  # a head that fell back comes to stand above what was read
+        for _ in range(200):
+            if not query.trigger() and query.ends and query.ends[-1]["hash"] == chain.head.hash:
+                break
+        else:
+            pytest.fail("the head was not reached")
+        truth.check(query)
+
+
+def act(query: Query, chain: ChainSim, truth: Truth, dice: Random) -> None:
+    """Let one thing happen to the chain or to the query, and check what the query holds."""
+    final = 0 if chain.finalized is None else chain.finalized.number
+    match dice.choices(["grow", "finalize", "fork", "kill", "step"], [20, 8, 8, 3, 60])[0]:
+        case "grow":
+            chain.extend(dice.choice([1, 1, 2, 5]))
+        case "finalize":
+            chain.finalize(max(0, chain.head.number - dice.randrange(12)))
+        case "fork":
+            room = chain.head.number - final
+            if room:
+                depth = dice.choice([1, min(2, room), dice.randint(1, room)])
+                chain.fork(depth, dice.choice([None, depth, max(0, depth - 1)]))
+        case "kill":
+            query.kill()
+        case _:
+            try:
+                query.trigger()
+            except Killed:
+                query.kill()
+            truth.check(query)
+
+
+def test_the_net_meets_forks_kills_and_replays(tmp_path: Path) -> None:
+    """The run above is worth something only if what it is about does happen."""
+    seen = {"forks": 0, "kills": 0, "replays": 0, "deletes": 0}
+    for seed in range(2):
+        dice = Random(seed)
+        chain = chain_of(seed)
+        portal, truth = PortalSim(chain, seed=seed), Truth(chain)
+        with Query(portal, tmp_path / str(seed), dice=dice, limits=limits()) as query:
+            query.kill_rate = 0.15
+            for step in range(60):
+                try:
+                    query.trigger()
+                except Killed:
+                    query.kill()
+                chain.extend(1)
+                if step % 7 == 3:
+                    chain.fork(2)
+                truth.check(query)
+            seen["forks"] += query.ends[-1]["forks"]
+            seen["kills"] += query.kills
+            seen["replays"] += query.replays
+            seen["deletes"] += sum(sign < 0 for _, sign, _ in query.versions())
+    assert min(seen.values()) > 2, seen
