@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from headwater.spark.datasource import LoadedSource
+    from headwater.spark.streaming.source import LoadedStream
 
 __all__ = ["DefaultSource"]
 
@@ -22,11 +23,12 @@ __all__ = ["DefaultSource"]
 class DefaultSource(DataSource):
     """`spark.read.format("headwater")`; `headwater.spark.datasource` describes the options.
 
-    Made on the driver by `load()`, which asks for the schema. What was decided then is kept and
-    pickled along, so all later scans of the DataFrame read the same blocks.
+    With `readStream` it is a changelog (`headwater.spark.streaming.source`). Made on the driver by
+    `load()`, which asks for the schema. What was decided then is kept and pickled along, so all
+    later scans of the DataFrame read the same blocks.
     """
 
-    _loaded: LoadedSource | None = None
+    _loaded: LoadedSource | LoadedStream | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -39,11 +41,32 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader. Called on the driver whenever a scan is planned."""
-        return self._load().reader(schema)
+        from headwater.errors import SourceOptionError
+        from headwater.spark.datasource import LoadedSource
 
-    def _load(self) -> LoadedSource:
+        loaded = self._load()
+        if not isinstance(loaded, LoadedSource):
+            raise SourceOptionError("the options journal and final_only go with readStream")
+        return loaded.reader(schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        """Return the reader of a changelog. Called once per query, and whenever it is planned."""
+        from headwater.errors import SourceOptionError
+        from headwater.spark.datasource import LoadedSource
+
+        loaded = self._load()
+        if isinstance(loaded, LoadedSource):
+            raise SourceOptionError("readStream needs the option journal, or final_only=true")
+        return loaded.reader(schema)
+
+    def _load(self) -> LoadedSource | LoadedStream:
         if self._loaded is None:
-            from headwater.spark.datasource import load_source
+            from headwater.spark.streaming.source import is_stream, load_stream
 
-            self._loaded = load_source(self.options)
+            if is_stream(self.options):
+                self._loaded = load_stream(self.options)
+            else:
+                from headwater.spark.datasource import load_source
+
+                self._loaded = load_source(self.options)
         return self._loaded

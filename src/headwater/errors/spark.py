@@ -17,9 +17,11 @@ class SourceOptionError(
     SparkError,
     code="E5002",
     fix="correct the option that the message names; the data source takes portal, from_block, "
-    "to_block, partitions, and either event (with contracts, params, decimals, on_error) or query",
+    "to_block, partitions, and either event (with contracts, params, decimals, on_error) or query; "
+    "a stream also takes journal or final_only, maxBlocksPerTrigger, maxBytesPerTrigger and far",
 ):
-    """An option of `spark.read.format("headwater")` is missing, unknown or contradicts another."""
+    """An option of the data source, in `read` or `readStream`, is missing, unknown or contradicts
+    another."""
 
 
 class NotFinalError(

@@ -34,7 +34,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,8 +47,8 @@ from headwater.address import HttpAddress
 from headwater.core import BlockRange, parse_ranges
 from headwater.decode import evm, named_table
 from headwater.errors import InvalidRangeError, NotFinalError, SourceOptionError
-from headwater.portal import PortalClient, RetryPolicy, StreamQuery, portal_address
-from headwater.query import check_limits
+from headwater.portal import PortalClient, RetryPolicy, portal_address
+from headwater.query import Query, check_limits
 from headwater.spark.frames import spark_schema
 from headwater.spark.partitions import plan_parts
 from headwater.spark.parts import PartReader, PartsReader, RawRows, RowMaker, TableRows
@@ -82,8 +82,8 @@ _GOES_WITH = {
     "fields": ("table",),
     "filters": ("table",),
 }
-_IMPATIENT = RetryPolicy(attempts=6)  # 13 s while loading: an address may just be wrong
-_PATIENT = RetryPolicy(attempts=30)  # 8 minutes in a task, which has work to lose
+IMPATIENT = RetryPolicy(attempts=6)  # 13 s while loading: an address may just be wrong
+PATIENT = RetryPolicy(attempts=30)  # 8 minutes in a task, which has work to lose
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +123,18 @@ def load_source(options: Mapping[str, str]) -> LoadedSource:
         HeadwaterError: an option is malformed, or the portal cannot be asked.
     """
     given = {key.lower(): value for key, value in options.items()}
-    _check_names(given)
-    address = _choose_address(given)
-    row_maker, query = _choose_rows(given)
-    partitions = _parse_partitions(given.get("partitions"))
+    check_options(given, OPTIONS)
+    address = choose_address(given)
+    row_maker, query = choose_rows(given)
+    partitions = parse_count(given, "partitions")
     specs = parse_ranges((given.get("from_block"), given.get("to_block")))
-    reader = PartReader(address, query, row_maker, dataset=None, retry=_IMPATIENT)
+    reader = PartReader(address, query, row_maker, dataset=None, retry=IMPATIENT)
     with reader.client() as client:
         dataset = client.metadata()
         block_range = _final_range(client, client.resolve_range(specs[0], finalized=True))
         cores = os.cpu_count() or 1
         parts = plan_parts(client, query, block_range, partitions=partitions, cores=cores)
-    return LoadedSource(tuple(parts), replace(reader, dataset=dataset, retry=_PATIENT))
+    return LoadedSource(tuple(parts), replace(reader, dataset=dataset, retry=PATIENT))
 
 
 def register(spark: SparkSession) -> None:
@@ -152,8 +152,13 @@ def register(spark: SparkSession) -> None:
             raise
 
 
-def _check_names(given: Mapping[str, str]) -> None:
-    for name in sorted(set(given) - set(OPTIONS)):
+def check_options(given: Mapping[str, str], known: Iterable[str]) -> None:
+    """Refuse options that are unknown, missing, or go with others. Names are in lower case.
+
+    Raises:
+        SourceOptionError: one is.
+    """
+    for name in sorted(set(given) - set(known)):
         raise SourceOptionError(f"unknown option {name!r}")
     addresses = [name for name in _ADDRESSES if given.get(name)]
     if not addresses:
@@ -170,7 +175,7 @@ def _check_names(given: Mapping[str, str]) -> None:
             )
 
 
-def _choose_address(given: Mapping[str, str]) -> HttpAddress:
+def choose_address(given: Mapping[str, str]) -> HttpAddress:
     """Return the portal's address, and warn where Spark could show its credentials."""
     name = given.get("portal_env")
     if name:
@@ -188,7 +193,8 @@ def _choose_address(given: Mapping[str, str]) -> HttpAddress:
     return address
 
 
-def _choose_rows(given: Mapping[str, str]) -> tuple[RowMaker, StreamQuery]:
+def choose_rows(given: Mapping[str, str]) -> tuple[RowMaker, Query | RawQuery]:
+    """Return what makes the rows that the options ask for, and what to ask the portal for."""
     if "query" in given:
         return RawRows(), parse_raw_query(given["query"])
     if "table" in given:
@@ -224,11 +230,13 @@ def _parse_json(name: str, text: str) -> dict[str, Any]:
     return value
 
 
-def _parse_partitions(text: str | None) -> int | None:
+def parse_count(given: Mapping[str, str], name: str) -> int | None:
+    """Return an option that is a number, 1 or more; None if it is not given."""
+    text = given.get(name)
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and int(text) >= 1):
-        raise SourceOptionError("partitions must be a number, 1 or more", got=text)
+        raise SourceOptionError(f"{name} must be a number, 1 or more", got=text)
     return int(text)
 
 
@@ -266,6 +274,12 @@ class RawQuery:
     def include_all_blocks(self) -> bool:
         """Whether every block is asked for."""
         return bool(self.document.get("includeAllBlocks"))
+
+    def headers_only(self) -> RawQuery:
+        """Return the query for the headers of blocks alone, which no filter chose."""
+        kept = {key: value for key, value in self.document.items() if key in _NOT_FILTERS}
+        block = self.document["fields"]["block"]
+        return RawQuery({**kept, "fields": {"block": block}})
 
     def body(
         self, from_block: int, to_block: int | None = None, parent_block_hash: str | None = None

@@ -17,7 +17,7 @@ from headwater.decode import evm
 from headwater.portal import PortalClient
 from headwater.spark.parts import Receipt, TableRows
 from headwater.spark.streaming.changelog_rows import InsertRows
-from headwater.spark.streaming.folder import LocalFolder
+from headwater.spark.streaming.folder import Folder, LocalFolder, open_folder
 from headwater.spark.streaming.follower import ChangelogPart, FinalPart, Follower, Limits
 from headwater.spark.streaming.journal import Journal, segment_batches
 from headwater.spark.streaming.offsets import Offset
@@ -49,6 +49,7 @@ class Query:
         limits: Limits,
         final_only: bool = False,
         fingerprint: str = "rows",
+        address: str | None = None,
     ) -> None:
         self.portal = portal
         self.folder = folder
@@ -63,6 +64,7 @@ class Query:
         self._first_block = first_block
         self._final_only = final_only
         self._fingerprint = fingerprint
+        self._address = address
         self._follower: Follower | None = None
         self.kill_rate = 0.0
         self._net: dict[str, Row] = {}
@@ -74,7 +76,10 @@ class Query:
         if self._follower is None:
             journal = None
             if not self._final_only:
-                journal = Journal(LocalFolder(self.folder, wait_s=0), self._fingerprint)
+                folder: Folder = LocalFolder(self.folder, wait_s=0)
+                if self._address is not None:
+                    folder = open_folder(self._address)
+                journal = Journal(folder, self._fingerprint)
             self._follower = Follower(
                 self._client(),
                 TRANSFER.query,

@@ -59,7 +59,7 @@ def open_folder(address: str) -> Folder:
     if scheme == "file":
         return LocalFolder(Path(unquote(urlsplit(address).path)))
     try:
-        from fsspec.core import url_to_fs
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
         files, path = url_to_fs(address)
     except ImportError as error:
@@ -132,7 +132,8 @@ class LocalFolder:
             os.link(half, self._path / name)
         except FileExistsError:
             raise JournalInUseError("another process writes the journal", file=name) from None
-        half.unlink()
+        finally:
+            half.unlink()
         folder = os.open(self._path, os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -205,7 +205,7 @@ class Follower:
         """Release the portal and the journal."""
         self._stop_reading()
         self._client.close()
-        if self._opened and self._journal is not None:
+        if self._journal is not None:
             self._journal.close()
         self._opened = False
 

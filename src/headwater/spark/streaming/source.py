@@ -1,0 +1,196 @@
+"""The options of `spark.readStream.format("headwater")`: a changelog of the chain.
+
+    spark.readStream.format("headwater").options(
+        portal="https://portal.sqd.dev/datasets/ethereum-mainnet",
+        event="erc20.Transfer", contracts="0xa0b8…", from_block="latest",
+        journal="/var/lib/pipelines/usdc/journal",
+    ).load()
+
+    option                meaning
+    journal               a folder for hot blocks, beside the query's checkpoint: a path, or an
+                          address that fsspec knows (s3://…, hdfs://…); one for each query
+    final_only            "true", instead of a journal: only final blocks, so nothing is retracted
+    maxBlocksPerTrigger   how many blocks a micro-batch holds at most
+    maxBytesPerTrigger    how many bytes of block lines, about
+    far                   how many blocks behind the finalized head executors read in parallel
+    from_block, to_block  where the changelog begins, once; and ends, if it does
+    partitions            how many tasks read a micro-batch of final blocks
+
+All options of the batch source that say what to read (`portal`, `event`, `table`, `query`, …) are
+the same here (`headwater.spark.datasource`). The columns are those of the batch source, then those
+of the changelog: `_change_type`, `_commit_version`, `_commit_timestamp`, `_sign`, `_row_id` and
+`_finalized`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyspark
+from pyspark.sql.types import StructType
+
+from headwater.address import HttpAddress
+from headwater.core import BlockRange, RangeSpec, SpanLimits, parse_ranges
+from headwater.core.messages import HOT_BLOCKS, HOT_BYTES
+from headwater.errors import SourceOptionError
+from headwater.portal import HttpTransport, PortalClient
+from headwater.query import Query
+from headwater.spark.datasource import (
+    IMPATIENT,
+    OPTIONS,
+    PATIENT,
+    RawQuery,
+    check_options,
+    choose_address,
+    choose_rows,
+    parse_count,
+)
+from headwater.spark.frames import spark_schema
+from headwater.spark.parts import PartReader, RowMaker
+from headwater.spark.streaming.changelog_rows import InsertRows, changelog_schema
+from headwater.spark.streaming.folder import open_folder
+from headwater.spark.streaming.follower import FinalPart, Follower, Limits
+from headwater.spark.streaming.journal import Journal
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamReader
+
+STREAM_OPTIONS = (
+    *OPTIONS,
+    "journal",
+    "final_only",
+    "maxblockspertrigger",
+    "maxbytespertrigger",
+    "far",
+)
+FAR = 1000
+FIRST_SPAN = 2000
+SPAN_BLOCKS, SPAN_BYTES = 500_000, 256 << 20
+LEAST_SPARK = (4, 2)
+
+
+def is_stream(options: Mapping[str, str]) -> bool:
+    """Tell whether these are the options of a stream: Spark does not say so when it asks."""
+    return bool({"journal", "final_only"} & {key.lower() for key in options})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStream:
+    """A changelog with everything decided that can be before it begins. Pickled into the plan."""
+
+    address: HttpAddress
+    query: Query | RawQuery
+    row_maker: RowMaker
+    spec: RangeSpec
+    journal: str | None
+    limits: Limits
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of the changelog."""
+        return spark_schema(changelog_schema(self.row_maker.schema))
+
+    def reader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return Spark's reader. Called in the process that follows the chain, and for each scan.
+
+        Raises:
+            SourceOptionError: the user gave a schema, and it is another one; or Spark is too old.
+        """
+        if schema != self.schema:
+            raise SourceOptionError(
+                "the columns follow from the options; leave .schema(…) out",
+                columns=self.schema.simpleString(),
+            )
+        found = tuple(int(one) for one in pyspark.__version__.split(".")[:2])
+        if found < LEAST_SPARK:
+            raise SourceOptionError(
+                "a changelog needs Spark 4.2 or newer: before, a Python source is not told where a "
+                "micro-batch begins",
+                found=pyspark.__version__,
+            )
+        from headwater.spark.streaming.reader import ChangelogReader
+
+        return ChangelogReader(self)
+
+    def follower(self) -> Follower:
+        """Return what follows the chain. Called in one process per source of a query."""
+        journal = None
+        if self.journal is not None:
+            journal = Journal(open_folder(self.journal), self.fingerprint)
+        return Follower(
+            PortalClient(HttpTransport(self.address)),
+            self.query,
+            self.query.headers_only(),
+            self.row_maker,
+            journal,
+            self.limits,
+            to_block=None if self.spec.end is None else self._blocks().to_block,
+        )
+
+    def first_block(self) -> int:
+        """Ask the portal for the block that the changelog begins with."""
+        with PortalClient(HttpTransport(self.address), retry=IMPATIENT) as client:
+            first = self._blocks(client).from_block
+            return max(first, client.start_block())
+
+    def part_reader(self, part: FinalPart) -> PartReader:
+        """Return what reads a part of final blocks, on an executor."""
+        rows = InsertRows(self.row_maker, part.shift, part.finalized)
+        return PartReader(self.address, self.query, rows, dataset=None, retry=PATIENT)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the rows of a journal depend on: the request and the columns."""
+        text = f"{self.query.body(0).decode()}\n{self.row_maker.schema}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _blocks(self, client: PortalClient | None = None) -> BlockRange:
+        """Resolve the range; an end that is a number needs no portal."""
+        if client is None:
+            with PortalClient(HttpTransport(self.address), retry=IMPATIENT) as asking:
+                return self._blocks(asking)
+        return client.resolve_range(self.spec, finalized=self.journal is None)
+
+
+def load_stream(options: Mapping[str, str]) -> LoadedStream:
+    """Check the options. Nothing is asked of the portal: what moves is decided when it begins.
+
+    Runs in a Python process on the driver's machine, once per `load()`.
+
+    Raises:
+        SourceOptionError: an option is missing, unknown or contradicts another.
+        HeadwaterError: an option is malformed.
+    """
+    given = {key.lower(): value for key, value in options.items()}
+    check_options(given, STREAM_OPTIONS)
+    final_only = _parse_flag(given, "final_only")
+    journal = given.get("journal")
+    if final_only == bool(journal):
+        raise SourceOptionError(
+            "a stream takes either a journal, in which hot blocks are kept, or final_only=true"
+        )
+    row_maker, query = choose_rows(given)
+    blocks = parse_count(given, "maxblockspertrigger")
+    size = parse_count(given, "maxbytespertrigger")
+    limits = Limits(
+        SpanLimits(blocks or SPAN_BLOCKS, size or SPAN_BYTES, seconds=1e9),
+        hot_blocks=min(blocks or HOT_BLOCKS, HOT_BLOCKS),
+        hot_bytes=min(size or HOT_BYTES, HOT_BYTES),
+        first_span=min(blocks or FIRST_SPAN, FIRST_SPAN),
+        far=parse_count(given, "far") or FAR,
+        partitions=parse_count(given, "partitions"),
+    )
+    if given.get("to_block", "").startswith("+"):
+        raise SourceOptionError("to_block of a stream is a number or a date: a restart keeps it")
+    specs = parse_ranges((given.get("from_block"), given.get("to_block")))
+    return LoadedStream(choose_address(given), query, row_maker, specs[0], journal, limits)
+
+
+def _parse_flag(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise SourceOptionError(f"{name} must be true or false", got=text)
+    return text == "true"
