@@ -27,15 +27,18 @@ from headwater.core import (
     Blocks,
     Density,
     Fork,
+    ForkResolution,
     ForkRule,
     Head,
     PipeState,
     RangeEnd,
     Span,
     SpanLimits,
+    Undo,
     batches,
     block_count,
     resolve_fork,
+    resolve_undo,
 )
 from headwater.errors import JournalFormatError, JournalMissingError, OffsetFormatError
 from headwater.portal import SAMPLES, Clock, PortalClient, PortalSource, StreamQuery, SystemClock
@@ -271,7 +274,7 @@ class Follower:
                     polls += 1
                     if polls >= POLLS or not self._is_short(step.at):
                         return step.at
-                case Fork():
+                case Fork() | Undo():
                     waits = self._follow_fork(step, answer, waits)
                 case RangeEnd() if not step.changes:
                     continue
@@ -305,10 +308,16 @@ class Follower:
         self._measured = end, span.densities
         return end
 
-    def _follow_fork(self, step: _Step, fork: Fork, waits: int) -> int:
+    def _follow_fork(self, step: _Step, fork: Fork | Undo, waits: int) -> int:
         """Retract what a fork has orphaned, or wait for a stale replica; return the waits."""
         self._stop_reading()
-        found = resolve_fork(step.state, fork.previous_blocks, patient=waits < PATIENCE)
+        found: ForkResolution | None
+        if isinstance(fork, Undo):
+            found = resolve_undo(step.state, fork.last_valid)
+        else:
+            found = resolve_fork(step.state, fork.previous_blocks, patient=waits < PATIENCE)
+        if found is None:
+            return 0
         if found.rule is ForkRule.WAIT:
             self._client.close()
             self._clock.sleep(WAIT_S)
