@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -26,8 +27,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and disk_usage(MEMORY).free > 4 * 2**30:
-    # files of tests and servers in memory: most of what they wait for is a disk that syncs
-    os.environ.setdefault("TMPDIR", str(MEMORY))
+    # files of tests and servers in memory: most of what they wait for is a disk that syncs.
+    # A plugin has asked for the folder before; what `tmp_path` is made in is set here, too.
+    tempfile.tempdir = os.environ.setdefault("TMPDIR", str(MEMORY))
 
 # Spark's JVMs live for seconds or minutes here: a compiler that optimizes for hours, and threads
 # that collect garbage beside two busy cores, cost more than they save.

@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,7 @@ def _module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def _importers() -> dict[str, set[str]]:
     """Return who imports each module of src, at whatever depth of its code."""
     found: dict[str, set[str]] = {_module(path): set() for path in SOURCES}
