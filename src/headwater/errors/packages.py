@@ -18,3 +18,12 @@ class ModuleChoiceError(
     fix="name one of the package's map modules that the message lists",
 ):
     """The package has no such module, or it does not say which one is for a sink."""
+
+
+class RelationalSchemaError(
+    ConfigError,
+    code="E0053",
+    fix="correct the `schema` annotations of the message that the error names, or give the module "
+    "other annotations with --proto-file-override; nothing was created",
+):
+    """The annotations of a message contradict each other, or the target cannot keep them."""

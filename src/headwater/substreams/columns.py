@@ -120,12 +120,12 @@ def _is_hollow(column: ColumnPlan) -> bool:
 
 
 Split = Callable[[FieldDescriptor, tuple[str, ...]], str | None]
-"""Names the table of a repeated message, given the names of the fields that lead to it; or None."""
+"""Names the table of a message's rows, given the names of the fields that lead to it; or None."""
 
 
 def as_tables(field_: FieldDescriptor, path: tuple[str, ...]) -> str | None:
     """Make every repeated message a table, named by its path."""
-    return "_".join(path)
+    return "_".join(path) if field_.is_repeated else None
 
 
 def as_lists(field_: FieldDescriptor, path: tuple[str, ...]) -> str | None:
@@ -186,7 +186,7 @@ def _plan_field(
             one.name, one.number, one.type, kind, nullable=True, inner=inner, is_wrapper=True
         )
     is_map = bool(message.GetOptions().map_entry)
-    table = split(one, path) if many and not is_map else None
+    table = None if is_map else split(one, path)
     inner = plan_message(message, as_lists if many and table is None else split, path, above)
     kind = inner.struct if len(inner.struct) or any(inner.tables()) else pa.bool_()
     if many:
@@ -225,6 +225,8 @@ def read_columns(messages: Messages, plan: MessagePlan) -> Row:
         if column.table is not None:
             assert column.inner is not None, "a table has columns"
             _expect(part, wire.BYTES)
+            if not column.many and len(part.last()) < len(part):
+                raise UnusualMessage  # two of them are merged
             tables[column.table] = (part.within(messages), part.rows, column.inner)
         elif column.kind != _T.TYPE_MESSAGE:
             columns[column.name] = _scalars(messages, part, column)

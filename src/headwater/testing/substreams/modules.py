@@ -16,6 +16,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, message_factory
 
 from headwater.substreams.descriptors import TypeSet, describe
+from headwater.substreams.mapping import SCHEMA_CLASSES
 from headwater.substreams.package import PACKAGE_CLASSES
 from headwater.testing.chain.tree import SimBlock
 
@@ -293,3 +294,109 @@ def _transfers_of(block: SimBlock) -> bytes:
 TRANSFERS = SimModule("map_transfers", _PLAIN, _transfers_of, _PLAIN_FILES)
 """Puts out messages without annotations: a table `transfers`, a table `transfers_hops`, and one of
 the message itself, which has a count."""
+
+
+# --- annotated messages ---------------------------------------------------------------------------
+
+_ORDERS = "test.orders.v1.Batch"
+
+
+def table_option(name: str, child_of: str = "", clickhouse: Any = None) -> bytes:
+    """Return the options of a message that becomes a table."""
+    options = SCHEMA_CLASSES["MessageOptions"]()
+    options.table.name = name
+    if child_of:
+        options.table.child_of = child_of
+    if clickhouse is not None:
+        options.table.clickhouse_table_options.CopyFrom(clickhouse)
+    return bytes(options.SerializeToString())
+
+
+def column_option(convert_to: str = "", scale: int = 0, **given: Any) -> bytes:
+    """Return the options of a field: name, foreign_key, unique, primary_key, inline, convert_to."""
+    options = SCHEMA_CLASSES["FieldOptions"]()
+    for name, value in given.items():
+        setattr(options.field, name, value)
+    if convert_to:
+        place = getattr(options.field.convert_to, convert_to)
+        place.SetInParent()
+        if scale:
+            place.scale = scale
+    return bytes(options.SerializeToString())
+
+
+def _order_options() -> Any:
+    made = SCHEMA_CLASSES["ClickHouse"]()
+    made.order_by_fields.add(name="customer")
+    made.partition_fields.add(name="_block_timestamp_", function=1)
+    made.index_fields.add(name="by_total", field_name="total", type=0, granularity=4)
+    return made
+
+
+_ORDERS_FILES = (
+    build_file(
+        "test/orders.proto",
+        "test.orders.v1",
+        {
+            "Batch": "*customers 1 .Customer, *orders 2 .Order",
+            "Customer": "name 1 str, email 2 str",
+            "Order": "id 1 str, customer 2 str, total 3 str, price 4 str, *items 5 .Item, "
+            "place 6 .Place, *tags 7 .Tag, |card 8 str, |cash 9 u64, state 10 enum:.State, "
+            "proof 11 bytes",
+            "Item": "line 1 u32, what 2 str, amount 3 u64, *parts 4 .Part",
+            "Part": "code 1 str",
+            "Place": "city 1 str, zip 2 str",
+            "Tag": "key 1 str, value 2 str",
+        },
+        enums={"State": ["STATE_OPEN", "STATE_PAID"]},
+        imports=["sf/substreams/sink/sql/schema/v1/schema.proto"],
+        options={
+            "Customer": table_option("customers"),
+            "Customer.name": column_option(primary_key=True),
+            "Customer.email": column_option(unique=True),
+            "Order": table_option("orders", clickhouse=_order_options()),
+            "Order.id": column_option(primary_key=True, name="order_id"),
+            "Order.customer": column_option(foreign_key="customers on name"),
+            "Order.total": column_option("uint256"),
+            "Order.price": column_option("decimal128", 4),
+            "Order.tags": column_option(inline=True),
+            "Item": table_option("items", "orders on order_id"),
+            "Item.line": column_option(primary_key=True),
+            "Item.what": column_option(primary_key=True),
+            "Part": table_option("parts", "items on line, what"),
+        },
+    ),
+)
+
+
+def _orders_of(block: SimBlock) -> bytes:
+    random = Random(block.hash)
+    if random.randrange(6) == 0:
+        return b""
+    made = _class(_ORDERS_FILES, _ORDERS)()
+    mark = block.hash[2:18]
+    for at in range(random.randrange(1, 3)):
+        made.customers.add(name=f"{mark}-{at}", email=f"{mark}{at}@{'x' * 300}")
+    for at in range(random.randrange(3)):
+        order = made.orders.add(
+            id=f"o{mark}-{at}", customer=random.choice(made.customers).name,
+            total=str(random.getrandbits(256)), price=f"{random.randrange(10**9)}.{at:04}",
+            state=random.randrange(2), proof=random.randbytes(4),
+        )  # fmt: skip
+        if random.random() < 0.5:
+            order.place.city = "é" * random.randrange(3)
+        if random.random() < 0.5:
+            order.card = "4111"
+        else:
+            order.cash = random.getrandbits(64)
+        for _ in range(random.randrange(3)):
+            order.tags.add(key="k", value=str(random.randrange(9)))
+        for line in range(random.randrange(3)):
+            item = order.items.add(line=line, what=f"{mark}w{at}", amount=random.getrandbits(64))
+            for code in range(random.randrange(3)):
+                item.parts.add(code=f"c{code}")
+    return bytes(made.SerializeToString())
+
+
+ORDERS = SimModule("map_orders", _ORDERS, _orders_of, _ORDERS_FILES)
+"""Puts out annotated messages: customers, orders that refer to them, items and parts of orders."""
