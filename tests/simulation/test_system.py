@@ -14,7 +14,7 @@ from headwater.testing.system.soak import Outcome, play, play_seeds, report, shr
 from headwater.testing.system.world import World
 from tests.targets import clickhouse_places, postgres_places
 
-RARE = [320]  # a statement that waits for a lock of a paused writer
+RARE = [240]  # a statement that waits for a lock of a paused writer
 
 
 @pytest.fixture

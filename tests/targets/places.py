@@ -22,6 +22,7 @@ class Place:
 
     kind: str
     address: str
+    lock_wait_s: float = 0.2
 
     def target(self, stream_id: str = "one", *, only: str = "") -> Any:
         """Return a target that applies changes, to one table if named, not opened yet."""
@@ -31,7 +32,7 @@ class Place:
             self.address,
             tables=[one for one in tables if not only or one.name.name == only],
             on_data=apply_changes,
-            settings=settings(),
+            settings=settings(self.lock_wait_s),
         )
         target.bind(stream_id)
         return target
@@ -55,8 +56,8 @@ class Place:
 
 
 _KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
-    "duckdb": (duckdb_target, duckdb_table, DuckDBSettings),
-    "postgres": (postgres_target, postgres_table, lambda: PostgresSettings(lock_wait_s=0.2)),
+    "duckdb": (duckdb_target, duckdb_table, lambda wait: DuckDBSettings()),
+    "postgres": (postgres_target, postgres_table, lambda wait: PostgresSettings(lock_wait_s=wait)),
 }
 
 

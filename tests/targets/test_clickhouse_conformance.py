@@ -16,6 +16,7 @@ from headwater.targets.clickhouse import (
 from headwater.targets.clickhouse.client import refused_as
 from headwater.testing.conformance import TargetConformance, apply_changes
 from headwater.testing.conformance.crash import Script
+from tests.targets import points
 from tests.targets.clickhouse_places import admin, database
 from tests.targets.places import has_effect
 
@@ -65,7 +66,7 @@ class TestClickHouseTarget(TargetConformance):
         return [dict(row) for row in found.to_pylist()]
 
     def watch_io(self, target: ClickHouseTarget, hook: Callable[[], None]) -> None:
-        target.on_statement = lambda sql: hook() if has_effect(sql) else None
+        points.watch("ClickHouse", target, hook, has_effect)
 
 
 class TestClickHouseTargetReplacing(TestClickHouseTarget):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -26,9 +26,9 @@ from headwater.targets.clickhouse import (
 from headwater.targets.clickhouse.transfer import plan_transfer
 from headwater.targets.contract import Scope
 from tests.targets.clickhouse_places import Stream, database
+from tests.targets.zombies import WAIT_S, Zombie
 
 ENGINES = ["CollapsingMergeTree", "ReplacingMergeTree", "MergeTree"]
-WAIT_S = 60
 _IDS = "'headwater-%#%'"
 
 
@@ -75,51 +75,6 @@ class Place:
         return [row["value"] for row in found]
 
 
-class Zombie:
-    """Runs an action in a thread of its own, which pauses before the n-th statement of some."""
-
-    def __init__(
-        self,
-        target: ClickHouseTarget,
-        action: Callable[[], object],
-        at: int,
-        counts: Callable[[str], bool] = lambda sql: True,
-    ) -> None:
-        self.paused, self.woken = threading.Event(), threading.Event()
-        self.error: BaseException | None = None
-        self.done = threading.Event()
-        self._left = at
-        self._counts = counts
-        self.at = ""
-        target.on_statement = self._hook
-        self._action = action
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        while not (self.paused.wait(0.01) or self.done.is_set()):
-            pass
-
-    def _hook(self, sql: str) -> None:
-        if self.paused.is_set() or not self._counts(sql):
-            return
-        if self._left == 0:
-            self.at = sql
-            self.paused.set()
-            assert self.woken.wait(WAIT_S)
-        self._left -= 1
-
-    def _run(self) -> None:
-        try:
-            self._action()
-        except BaseException as error:  # noqa: BLE001 - looked at by the test
-            self.error = error
-        self.done.set()
-
-    def wake(self) -> None:
-        self.woken.set()
-        self._thread.join(WAIT_S)
-        assert self.done.is_set()
-
-
 def is_effective(sql: str) -> bool:
     """Leave out what creates the tables of the state: it comes before a writer begins."""
     return not sql.startswith("CREATE") and "system.databases" not in sql
@@ -164,7 +119,8 @@ def test_a_writer_that_was_paused_at_any_statement_changes_nothing_after_its_suc
                 old.fork(3)
                 place.extend(old, 5, "y")
 
-        zombie = Zombie(old.target, act, at, is_effective if every else is_write)
+        counts = is_effective if every else is_write
+        zombie = Zombie("ClickHouse", old.target, act, at, counts)
         if zombie.done.is_set():
             assert zombie.error is None
             break
@@ -216,7 +172,13 @@ def test_a_first_writer_that_was_paused_before_it_made_its_table_is_told_of_its_
         old.state = old.target.recover()
         place.extend(old, 2)
 
-    zombie = Zombie(old.target, act, 0, lambda sql: sql.startswith("CREATE") and "`t0`" in sql)
+    zombie = Zombie(
+        "ClickHouse",
+        old.target,
+        act,
+        0,
+        lambda sql: sql.startswith("CREATE") and "`t0`" in sql,
+    )
     assert zombie.at
     new = place.started()
     place.extend(new, 2, "x")

@@ -10,6 +10,7 @@ import pytest
 
 from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target, table
 from headwater.testing.conformance import TargetConformance, apply_changes
+from tests.targets import points
 from tests.targets.places import has_effect
 
 
@@ -49,7 +50,7 @@ class TestDuckDBTarget(TargetConformance):
         return rows
 
     def watch_io(self, target: DuckDBTarget, hook: Callable[[], None]) -> None:
-        target.on_statement = lambda sql: hook() if has_effect(sql) else None
+        points.watch("DuckDB", target, hook, has_effect)
 
 
 class TestDuckDBTargetWithBignum(TestDuckDBTarget):

@@ -9,6 +9,7 @@ from psycopg.rows import dict_row
 
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target, table
 from headwater.testing.conformance import TargetConformance, apply_changes
+from tests.targets import points
 from tests.targets.places import has_effect
 from tests.targets.postgres_places import NEWEST, OTHER, database, empty
 
@@ -53,7 +54,7 @@ class TestPostgresTarget(TargetConformance):
         return rows
 
     def watch_io(self, target: PostgresTarget, hook: Callable[[], None]) -> None:
-        target.on_statement = lambda sql: hook() if has_effect(sql) else None
+        points.watch("PostgreSQL", target, hook, has_effect)
 
 
 class TestPostgresTargetWithNumeric(TestPostgresTarget):

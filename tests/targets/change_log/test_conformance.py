@@ -19,6 +19,7 @@ from headwater.targets.sql.change_log import HistoryTarget
 from headwater.testing.conformance import TargetConformance
 from headwater.testing.conformance.crash import Script
 from headwater.testing.conformance.model import BALANCES, Change, Rig
+from tests.targets import points
 from tests.targets.postgres_places import database, empty
 
 TABLES = [
@@ -72,7 +73,12 @@ class GivesChanges:
         return getattr(self.inner, name)
 
 
+def _leaves_something(sql: str) -> bool:
+    return not sql.lstrip().startswith(("SELECT", "CREATE", "DROP"))
+
+
 class HistoryConformance(TargetConformance):
+    kind: ClassVar[str]
     keyless = False  # changes are of rows with a key
     walks: ClassVar[int] = 4
 
@@ -91,16 +97,13 @@ class HistoryConformance(TargetConformance):
         Dying before a query is dying after the statement before it, and whatever is created is
         created in the transaction that is watched.
         """
-
-        def watch(sql: str) -> None:
-            if not sql.lstrip().startswith(("SELECT", "CREATE", "DROP")):
-                hook()
-
-        target.inner.on_statement = watch
+        points.watch(self.kind, target.inner, hook, _leaves_something)
 
 
 @pytest.mark.guarantee("STATE-2")
 class TestHistoryOnPostgres(HistoryConformance):
+    kind = "PostgreSQL change log"
+
     @pytest.fixture(autouse=True)
     def _place(self) -> None:
         self.dsn = database()
@@ -125,6 +128,8 @@ class TestHistoryOnPostgres(HistoryConformance):
 
 @pytest.mark.guarantee("STATE-2")
 class TestHistoryOnDuckDB(HistoryConformance):
+    kind = "DuckDB change log"
+
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path: Path) -> None:
         self.places = (tmp_path / f"{number}.duckdb" for number in itertools.count())

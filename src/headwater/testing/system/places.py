@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,10 +21,12 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import psycopg
+import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, PipeState
 from headwater.core.codec import load_cursor
 from headwater.errors import ClickHouseServerError
+from headwater.stream.factory_index import CHILDREN
 from headwater.targets import MemoryStore, MemoryTarget
 from headwater.targets.clickhouse import ClickHouseClient, ClickHouseSettings, clickhouse_target
 from headwater.targets.clickhouse import table as clickhouse_table
@@ -34,22 +36,28 @@ from headwater.targets.duckdb import DuckDBSettings, duckdb_target
 from headwater.targets.duckdb import table as duckdb_table
 from headwater.targets.postgres import PostgresSettings, postgres_target
 from headwater.targets.postgres import table as postgres_table
-from headwater.targets.sql.undo import BLOCK
+from headwater.targets.side_rows import PREFIX
+from headwater.targets.sql.change_log.target import history_target
+from headwater.targets.sql.undo import BLOCK, CHANGE_LOG
 from headwater.testing.faults.proxy import LossyProxy
 from headwater.testing.servers.clickhouse import clickhouse_server
 from headwater.testing.servers.postgres import postgres_server
 from headwater.testing.system.tables import (
     COLUMNS,
     LATEST,
+    POOLS,
+    SWAPS,
     TRANSFERS,
     Shape,
     Tables,
     in_order,
+    pools_in,
 )
 
 MEMORY = Path("/dev/shm")
 _NUMBERS = itertools.count(1)
 _UNKNOWN_TABLE = 60
+_CHILDREN = PREFIX + CHILDREN.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +104,12 @@ class Engines:
 
 
 class Place(ABC):
-    """One database for the streams of a world. `proxy` is there where a network is."""
+    """One database for the streams of a world. `proxy` is there where a network is.
 
+    `schema` is where tables are made, if they are not all in one.
+    """
+
+    schema: str = ""
     kind: ClassVar[str]
     fenced: ClassVar[bool] = True  # a second writer is refused, or refuses the first
     transactional: ClassVar[bool] = True
@@ -113,6 +125,10 @@ class Place(ABC):
 
     def waits_for_lock(self, process: str) -> bool:
         """Tell whether a statement of a process waits for a lock of another one."""
+        return False
+
+    def has_sessions(self, processes: Sequence[str]) -> bool:
+        """Tell whether the server holds a session of one of these processes."""
         return False
 
     def drop_sessions(self, process: str) -> None:
@@ -141,6 +157,16 @@ class _WatchedMemory(MemoryTarget[Delivery]):
         self._announce("roll back")
         super().roll_back(state)
 
+    def read_side_table(self, name: str, **which: Any) -> pa.Table:
+        self._announce(f"read {name}")
+        return super().read_side_table(name, **which)
+
+    def settle_side_rows(
+        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
+    ) -> None:
+        self._announce(f"settle {name}")
+        super().settle_side_rows(name, up_to, moved)
+
     def _announce(self, what: str) -> None:
         if self.on_statement is not None:
             self.on_statement(what)
@@ -162,12 +188,14 @@ class MemoryPlace(Place):
     def read(self, shape: Shape) -> Stored:
         """Read the store."""
         held = self._stores.setdefault(shape.stream, MemoryStore()).committed
-        rows = [
-            row
-            for batch in held.batches
-            for row in batch.data.data[TRANSFERS].toArrow().to_pylist()
-        ]
-        return Stored(held.state.cursor, {TRANSFERS: in_order(TRANSFERS, rows)})
+        tables: Tables = {}
+        for name in shape.tables:
+            frames = [batch.data.data[name].toArrow() for batch in held.batches]
+            tables[name] = in_order(name, [row for one in frames for row in one.to_pylist()])
+        if shape.swaps:
+            children = held.side.get(CHILDREN.name)
+            tables[POOLS] = pools_in([] if children is None else children["address"].to_pylist())
+        return Stored(held.state.cursor, tables)
 
 
 class DuckDBPlace(Place):
@@ -183,6 +211,8 @@ class DuckDBPlace(Place):
 
     def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
         """Return a target on the file."""
+        if shape.changes:
+            return history_target(self._path, tables=shape.schemas(), settings=self._settings)
         return duckdb_target(
             self._path,
             tables=_declared(shape, duckdb_table),
@@ -194,7 +224,8 @@ class DuckDBPlace(Place):
     def read(self, shape: Shape) -> Stored:
         """Read the file, beside writers of this process."""
         if not Path(self._path).exists():
-            return Stored(None, {one: [] for one in shape.tables})
+            pools: Tables = {POOLS: []} if shape.swaps else {}
+            return Stored(None, {one: [] for one in shape.tables} | pools)
         reader = duckdb_target(self._path, settings=self._settings)
 
         def query(sql: str) -> list[dict[str, Any]]:
@@ -202,7 +233,7 @@ class DuckDBPlace(Place):
             return found
 
         there = {row["name"] for row in query("SELECT table_name AS name FROM duckdb_tables()")}
-        return _read_sql(shape, query, there, "sync")
+        return _read_sql(shape, query, there)
 
     def close(self) -> None:
         """Remove the file."""
@@ -218,46 +249,53 @@ class PostgresPlace(Place):
         self._dsn = engines.postgres
         parts = urlsplit(self._dsn)
         self.proxy = LossyProxy(str(parts.hostname), int(parts.port or 5432))
-        self._schema = f"world_{os.getpid()}_{next(_NUMBERS)}"
+        self.schema = f"world_{os.getpid()}_{next(_NUMBERS)}"
         self._by_proxy = self._dsn.replace(f":{parts.port}/", f":{self.proxy.port}/")
         self._admin = psycopg.connect(self._dsn, autocommit=True, row_factory=psycopg.rows.dict_row)
 
     def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
         """Return a target on the schema, by way of the proxy."""
-        shape = self._placed(shape)
+        address = f"{self._by_proxy}?application_name={self.schema}_{process}"
+        settings = PostgresSettings(
+            schema=self.schema, attempts=3, lock_wait_s=0.2, unfinalized_blocks_retention=1
+        )
+        if shape.changes:
+            return history_target(address, tables=shape.schemas(), settings=settings)
         return postgres_target(
-            f"{self._by_proxy}?application_name={self._schema}_{process}",
+            address,
             tables=_declared(shape, postgres_table),
             on_data=shape.write,
             aggregates=shape.aggregates(),
-            settings=PostgresSettings(
-                schema=self._schema,
-                attempts=3,
-                lock_wait_s=0.2,
-                unfinalized_blocks_retention=1,
-            ),
+            settings=settings,
         )
 
     def read(self, shape: Shape) -> Stored:
         """Read in one transaction."""
-        shape = self._placed(shape)
         with self._admin.transaction():
             self._admin.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             there = {
                 row["name"]
                 for row in self._rows(
                     "SELECT table_schema || '.' || table_name AS name FROM "
-                    f"information_schema.tables WHERE table_schema = '{self._schema}'"
+                    f"information_schema.tables WHERE table_schema = '{self.schema}'"
                 )
             }
-            return _read_sql(shape, self._rows, there, f"{self._schema}.sync")
+            return _read_sql(shape, self._rows, there)
 
     def waits_for_lock(self, process: str) -> bool:
         """Ask the server."""
         (found,) = self._admin.execute(
             "SELECT count(*) AS n FROM pg_stat_activity "
             "WHERE application_name = %s AND wait_event_type = 'Lock'",
-            [f"{self._schema}_{process}"],
+            [f"{self.schema}_{process}"],
+        ).fetchall()
+        return bool(found["n"])
+
+    def has_sessions(self, processes: Sequence[str]) -> bool:
+        """Ask the server."""
+        (found,) = self._admin.execute(
+            "SELECT count(*) AS n FROM pg_stat_activity WHERE application_name = ANY(%s)",
+            [[f"{self.schema}_{one}" for one in processes]],
         ).fetchall()
         return bool(found["n"])
 
@@ -266,7 +304,7 @@ class PostgresPlace(Place):
         self._admin.execute(
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
             "WHERE application_name = %s",
-            [f"{self._schema}_{process}"],
+            [f"{self.schema}_{process}"],
         )
 
     def close(self) -> None:
@@ -276,16 +314,13 @@ class PostgresPlace(Place):
         self._admin.execute(
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
             "WHERE starts_with(application_name, %s)",
-            [f"{self._schema}_"],
+            [f"{self.schema}_"],
         )
-        self._admin.execute(f"DROP SCHEMA IF EXISTS {self._schema} CASCADE".encode())
+        self._admin.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE".encode())
         self._admin.close()
 
     def _rows(self, sql: str) -> list[dict[str, Any]]:
         return self._admin.execute(sql.encode()).fetchall()
-
-    def _placed(self, shape: Shape) -> Shape:
-        return Shape(shape.stream, self._schema, shape.latest, shape.sums)
 
 
 class ClickHousePlace(Place):
@@ -308,7 +343,7 @@ class ClickHousePlace(Place):
         """Return a target on the database, by way of the proxy, on a machine with this clock."""
         target = clickhouse_target(
             self._by_proxy,
-            tables=[clickhouse_table(shape.name(TRANSFERS), engine=self._engine)],
+            tables=[clickhouse_table(shape.name(one), engine=self._engine) for one in shape.tables],
             on_data=shape.write,
             settings=ClickHouseSettings(attempts=3),
         )
@@ -317,16 +352,23 @@ class ClickHousePlace(Place):
 
     def read(self, shape: Shape) -> Stored:
         """Read what the view shows."""
-        name = shape.name(TRANSFERS)
-        shown = name if self._engine == "MergeTree" else f"{name}_live"
         found = self._rows(
             "SELECT current FROM sync GROUP BY current, timestamp, id HAVING sum(sign) > 0 "
             f"AND id = '{shape.stream}' ORDER BY timestamp DESC LIMIT 1"
         )
         cursor = load_cursor(found[0]["current"]) if found else None
-        columns = ", ".join(f"`{one}`" for one in COLUMNS[TRANSFERS])
-        rows = in_order(TRANSFERS, self._rows(f"SELECT {columns} FROM {shown}"))
-        return Stored(cursor, {TRANSFERS: rows})
+        tables: Tables = {}
+        for one in shape.tables:
+            name = shape.name(one)
+            shown = name if self._engine == "MergeTree" else f"{name}_live"
+            columns = ", ".join(f"`{column}`" for column in COLUMNS[one])
+            tables[one] = in_order(one, self._rows(f"SELECT {columns} FROM {shown}"))
+        if shape.swaps:
+            children = self._rows(
+                f"SELECT address FROM {_CHILDREN} FINAL WHERE stream_id = '{shape.stream}'"
+            )
+            tables[POOLS] = pools_in(row["address"] for row in children)
+        return Stored(cursor, tables)
 
     def close(self) -> None:
         """Remove the database."""
@@ -349,35 +391,39 @@ class ClickHousePlace(Place):
 def _declared(shape: Shape, table: Callable[..., Any]) -> list[Any]:
     """Declare the tables that `Shape.write` writes."""
     declared = [table(shape.name(TRANSFERS), append_only=True)]
+    if shape.swaps:
+        declared.append(table(shape.name(SWAPS), append_only=True))
     if shape.latest:
         declared.append(table(shape.name(LATEST), key=["owner"]))
     return declared
 
 
 def _read_sql(
-    shape: Shape, query: Callable[[str], list[dict[str, Any]]], there: set[str], sync: str
+    shape: Shape, query: Callable[[str], list[dict[str, Any]]], there: set[str]
 ) -> Stored:
-    """Read a stream from a database with transactions."""
-    tables: Tables = {}
-    undo: list[int] = []
-    for one in shape.tables:
-        name = shape.name(one)
+    """Read a stream from a database with transactions; `there` are the tables that exist."""
+    own = f"WHERE stream_id = '{shape.stream}'"
+
+    def rows(name: str, columns: str = "*", which: str = "") -> list[dict[str, Any]]:
         quoted = ".".join(f'"{part}"' for part in name.split("."))
-        tables[one] = in_order(one, query(f"SELECT * FROM {quoted}") if name in there else [])
-        log = f"{name}__snapshots"
-        if log in there:
-            quoted = ".".join(f'"{part}"' for part in log.split("."))
-            undo += [row["block"] for row in query(
-                f"SELECT DISTINCT {BLOCK} AS block FROM {quoted}"
-            )]  # fmt: skip
-    cursor = None
-    if sync in there:
-        found = query(
-            f"SELECT current_number AS number, current_hash AS hash FROM {sync} "
-            f"WHERE id = '{shape.stream}' ORDER BY current_number DESC LIMIT 1"
-        )
-        cursor = BlockCursor(int(found[0]["number"]), found[0]["hash"]) if found else None
-    return Stored(cursor, tables, tuple(sorted(set(map(int, undo)))))
+        return query(f"SELECT {columns} FROM {quoted} {which}") if name in there else []
+
+    def placed(name: str) -> str:
+        return f"{shape.schema}.{name}" if shape.schema else name
+
+    tables = {one: in_order(one, rows(shape.name(one))) for one in shape.tables}
+    undo = rows(placed(CHANGE_LOG), "DISTINCT block_num AS block", own)
+    for one in shape.tables:
+        undo += rows(f"{shape.name(one)}__snapshots", f"DISTINCT {BLOCK} AS block")
+    if shape.swaps:
+        tables[POOLS] = pools_in(row["address"] for row in rows(placed(_CHILDREN), which=own))
+    found = rows(
+        placed("sync"),
+        "current_number AS number, current_hash AS hash",
+        f"WHERE id = '{shape.stream}' ORDER BY current_number DESC LIMIT 1",
+    )
+    cursor = BlockCursor(int(found[0]["number"]), found[0]["hash"]) if found else None
+    return Stored(cursor, tables, tuple(sorted({int(row["block"]) for row in undo})))
 
 
 def make_place(kind: str, engines: Engines, engine: str) -> Place:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
 from typing import Any
@@ -22,10 +22,13 @@ from headwater.portal import PortalClient, Transport
 from headwater.stream.portal import PortalStream, portal_stream
 from headwater.stream.portal_run import PortalRun
 from headwater.targets.contract import Capabilities, Delivery
+from headwater.testing.chain.tree import ChainSim
 from headwater.testing.portal.transport import VirtualClock
 from headwater.testing.scenarios.crash import Crash
 from headwater.testing.system.actor import Actor
+from headwater.testing.system.inbox import Inbox
 from headwater.testing.system.places import Place
+from headwater.testing.system.situations import Tally
 from headwater.testing.system.tables import Shape, outputs
 
 ADDRESS = "http://127.0.0.1:9/datasets/simulated"  # of the portal in memory; nothing connects
@@ -38,7 +41,7 @@ class Call(StrEnum):
     COMMIT = "commit"
     SETTLE = "settle"
     ROLL_BACK = "roll back"
-    READ = "between calls"
+    BETWEEN = "between batches"  # outbox, children of factories, the stored definition
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,9 @@ class Point:
 class Process:
     """One life of a stream's process.
 
-    `events` collects what the loop did. `point` is where it was interrupted last. `on_point` is
-    told each time.
+    `point` is where it was interrupted last; `on_point` is told each time. `turns` are the first
+    and the last time it ran. `dropped` says that the server ended its sessions, `haunted` that one
+    of a dead process was still there when it ran last.
     """
 
     def __init__(
@@ -74,18 +78,23 @@ class Process:
         transport: Transport,
         clock: VirtualClock,
         *,
+        inbox: Inbox | None,
         on_event: Callable[[Event], None],
         on_point: Callable[[Point], None],
     ) -> None:
         self.name = name
         self.clock = clock
         self.point: Point | None = None
+        self.turns: tuple[int, int] | None = None
+        self.struck = 0  # connections that the proxy had cut when it began
+        self.dropped = self.haunted = False
+        self._inbox = inbox
         self._stream = stream
         self._target = target
         self._transport = transport
         self._on_event = on_event
         self._on_point = on_point
-        self._call = Call.READ
+        self._call = Call.BETWEEN
         self._armed: Interruption | None = None
         self._left = 0
         self.actor = Actor(self._live)
@@ -107,7 +116,9 @@ class Process:
     def _live(self) -> None:
         target = _Watched(self._target, self._enter)
         self._target.on_statement = self._statement
-        stream = self._stream
+        stream, inbox = self._stream, self._inbox
+        if inbox is not None:
+            stream = replace(stream, extensions=(lambda name: inbox.outbox(name, self.clock),))
         with ExitStack() as stack:
             client = stack.enter_context(
                 PortalClient(
@@ -160,11 +171,12 @@ class Line:
     place: Place
     stream: PortalStream
     tokens: tuple[str, ...]
+    inbox: Inbox | None = None
     processes: list[Process] = field(default_factory=list)
     lives: int = 0
     state: PipeState = PipeState()  # noqa: RUF009 - immutable; what the last event said
     lossy: bool = False  # a connection to its database was lost, or may be
-    rivals: bool = False  # more than one process has been started at a time
+    haunted: bool = False  # the server may hold a session of a dead process
 
     @property
     def alive(self) -> list[Process]:
@@ -172,24 +184,38 @@ class Line:
         return [one for one in self.processes if not one.actor.is_over]
 
     @classmethod
-    def draw(cls, name: str, place: Place, tokens: Sequence[str], dice: Random) -> Line:
-        """Draw what a stream reads, which tables it writes, and when it commits."""
+    def draw(
+        cls, name: str, place: Place, chain: ChainSim, dice: Random, tally: Tally, *, outbox: bool
+    ) -> Line:
+        """Draw what a stream reads, which tables it writes, and when it commits.
+
+        With `outbox` it has one, whatever is drawn.
+        """
         keyed = place.kind in ("DuckDB", "PostgreSQL")
         shape = Shape(
             name,
+            place.schema,
             latest=keyed and dice.random() < 0.5,
             sums=keyed and dice.random() < 0.3,
+            swaps=dice.random() < 0.25,
+            changes=keyed and not outbox and dice.random() < 0.25,
         )
-        tokens = tuple(tokens[: dice.choice([1, 2, 3])])
+        tokens = tuple(chain.population.tokens[: dice.choice([1, 2, 3])])
         flush = Flush(blocks=dice.choice([2, 5]), seconds=1) if dice.random() < 0.25 else None
         stream = portal_stream(
             id=name,
             portal=ADDRESS,
-            outputs=outputs(tokens),
+            outputs=outputs(tokens, chain.population.factory if shape.swaps else None),
             flush=flush,
             undo_buffer=dice.choice([0, 0, 0, 0, 2]),
             far=1_000_000,
         )
+        if shape.changes:
+            stream = stream.pipe(shape.to_changes)
+        elif outbox or dice.random() < 0.25:
+            failing = dice.choice([0.0, 0.0, 0.3])
+            inbox = Inbox(chain, tokens, dice.random(), failing, tally)
+            return cls(shape, place, stream, tokens, inbox)
         return cls(shape, place, stream, tokens)
 
 
@@ -211,18 +237,18 @@ class _Watched:
     def recover(self) -> PipeState:
         self._enter(Call.RECOVER)
         state: PipeState = self._target.recover()
-        self._enter(Call.READ)
+        self._enter(Call.BETWEEN)
         return state
 
     def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         self._enter(Call.COMMIT if batches else Call.SETTLE)
         self._target.commit(batches, state)
-        self._enter(Call.READ)
+        self._enter(Call.BETWEEN)
 
     def roll_back(self, state: PipeState) -> None:
         self._enter(Call.ROLL_BACK)
         self._target.roll_back(state)
-        self._enter(Call.READ)
+        self._enter(Call.BETWEEN)
 
     def close(self) -> None:
         self._target.close()

@@ -23,6 +23,7 @@ class Do(StrEnum):
     TAKE_BACK = "take back"
     FINALIZE = "finalize"
     REPLICA = "replica"
+    STRAND = "strand a replica"
     FAULT = "fault"
     LOSE = "lose connection"
     RELEASE = "release connection"
@@ -38,8 +39,8 @@ class Do(StrEnum):
 
 
 _WEIGHTS = {
-    Do.GROW: 12, Do.FORK: 9, Do.TAKE_BACK: 2, Do.FINALIZE: 6, Do.REPLICA: 5, Do.FAULT: 4,
-    Do.LOSE: 8, Do.RELEASE: 3, Do.RUN: 32, Do.KILL: 1, Do.STOP: 1, Do.INTERRUPT: 13,
+    Do.GROW: 12, Do.FORK: 9, Do.TAKE_BACK: 2, Do.FINALIZE: 6, Do.REPLICA: 5, Do.STRAND: 2,
+    Do.FAULT: 4, Do.LOSE: 8, Do.RELEASE: 3, Do.RUN: 32, Do.KILL: 1, Do.STOP: 1, Do.INTERRUPT: 13,
     Do.TAKE_OVER: 8, Do.WAKE: 4, Do.CLOCK: 2, Do.LOOK: 4,
 }  # fmt: skip
 
@@ -47,7 +48,8 @@ _WEIGHTS = {
 # Real databases are costly: of 20 seeds in a row this is the kind of the first stream. Rare points
 # are met by turns: a seed's block of 20 says in which call its focus is, and whether it is a pause.
 KINDS = ("PostgreSQL",) * 3 + ("DuckDB", "ClickHouse") + ("memory",) * 15
-FOCUS = tuple(product((Call.ROLL_BACK, Call.COMMIT, Call.RECOVER), (True, False)))
+_FOCUS = (Call.ROLL_BACK, Call.COMMIT, Call.RECOVER, Call.BETWEEN)
+FOCUS = tuple(product(_FOCUS, (True, False)))
 
 
 @dataclass(frozen=True, slots=True)

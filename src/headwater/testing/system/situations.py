@@ -24,10 +24,17 @@ class Met(StrEnum):
     FINALITY_REGRESSED = "a replica that reports older finality"
     REPLICA_BEHIND = "a replica that was behind and was waited for"
     REPLICA_ON_BRANCH = "a replica on a branch that was abandoned"
+    REPLICA_RULED_OUT = "a replica on a branch that finality ruled out, waited for"
     PORTAL_FAULT = "a portal's answer that was faulty"
     PORTAL_CUT = "a portal's answer cut on the wire"
     PORTAL_HELD = "a portal's answer that came late or never"
     SEVERAL_STREAMS = "several streams in one database"
+    DELIVERED = "message of a final block delivered"
+    DELIVERED_AGAIN = "message delivered again, the same"
+    DELIVERY_FAILED = "receiver of messages that failed"
+    MESSAGE_UNDONE = "message of a block that a fork took away, never delivered"
+    POOL_UNDONE = "child of a factory that a fork took away"
+    CHANGES_UNDONE = "rollback by a change log"
     STOPPED = "stop and start with the same configuration"
     KILLED = "process killed between two events"
     CLOCK_BACK = "clock set back by an hour"
@@ -45,13 +52,17 @@ class Met(StrEnum):
 
 
 class Tally:
-    """Counts situations, faults, coded errors and points of interruption over a soak."""
+    """Counts situations, faults, coded errors and points of interruption over a soak.
+
+    `points` are those of worlds that ended with what their chains say, `different` all others.
+    """
 
     def __init__(self) -> None:
         self.met: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.points: Counter[str] = Counter()
+        self.different: Counter[str] = Counter()
 
     def meet(self, situation: str) -> None:
         """Count one occurrence."""
@@ -63,6 +74,7 @@ class Tally:
         self.faults += other.faults
         self.errors += other.errors
         self.points += other.points
+        self.different += other.different
 
     def never_met(self) -> list[str]:
         """Name everything that should have occurred and did not."""
@@ -71,7 +83,7 @@ class Tally:
 
 def expected() -> list[str]:
     """Return every situation that a soak should meet."""
-    calls = ("recover", "commit", "roll back")
+    calls = ("recover", "commit", "roll back", "between batches")
     points = [
         interrupted(how, call, kind)
         for kind in KINDS

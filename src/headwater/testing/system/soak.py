@@ -113,8 +113,18 @@ def _in_worker(seeds: Sequence[int]) -> Outcome:
     return play_seeds(seeds, _ENGINES[0])
 
 
-def soak(first: int, worlds: int | None, seconds: float, jobs: int, console: Console) -> Outcome:
-    """Play seeds from `first` on until so many are played, or the time is up."""
+def soak(
+    first: int,
+    worlds: int | None,
+    seconds: float,
+    jobs: int,
+    console: Console,
+    on_progress: Callable[[Outcome, float], None] = lambda outcome, seconds: None,
+) -> Outcome:
+    """Play seeds from `first` on until so many are played, or the time is up.
+
+    `on_progress` is told every few seconds how far it is.
+    """
     total, began, said = Outcome(), time.monotonic(), 0.0
     chunks = _chunks(first, worlds)
     with ProcessPoolExecutor(jobs) as pool:
@@ -134,6 +144,7 @@ def soak(first: int, worlds: int | None, seconds: float, jobs: int, console: Con
                 _print_failures(outcome, console)
             if time.monotonic() - said > SAY_EVERY_S:
                 said = time.monotonic()
+                on_progress(total, said - began)
                 console.print(
                     f"{said - began:6.0f} s  {total.worlds:,} worlds  {total.steps:,} steps  "
                     f"{len(total.failures)} differences",
@@ -200,6 +211,7 @@ def save(outcome: Outcome, seconds: float, first: int, path: Path) -> None:
                 "faults": dict(sorted(tally.faults.items())),
                 "errors": dict(sorted(tally.errors.items())),
                 "points": dict(sorted(tally.points.items())),
+                "different": dict(sorted(tally.different.items())),
             },
             indent=1,
         )
@@ -238,10 +250,14 @@ def main() -> int:
     seconds = options.minutes * 60 if options.worlds is None else float("inf")
     console.print(f"seeds from {first}", highlight=False)
     began = time.monotonic()
-    outcome = soak(first, options.worlds, seconds, options.jobs, console)
+
+    def keep(outcome: Outcome, took: float) -> None:
+        if options.results is not None:
+            save(outcome, took, first, options.results)
+
+    outcome = soak(first, options.worlds, seconds, options.jobs, console, keep)
     took = time.monotonic() - began
-    if options.results is not None:
-        save(outcome, took, first, options.results)
+    keep(outcome, took)
     return report(outcome, took, console)
 
 

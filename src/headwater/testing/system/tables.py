@@ -1,8 +1,9 @@
 """What a stream of the simulation writes, and what its tables must hold.
 
 Each stream reads the transfers of a few tokens and keeps them; the keyed table and the sums show
-what an append-only table cannot: a block undone twice, or counted twice, changes them. `expected`
-reads the simulated contents directly; it shares no code with the client or the decoders.
+what an append-only table cannot: a block undone twice, or counted twice, changes them. Some also
+read the swaps of a factory's pools, and some write all of it as changes, with a change log.
+`expected` reads the simulated contents directly; it shares no code with the client or the decoders.
 """
 
 from __future__ import annotations
@@ -13,37 +14,54 @@ from typing import Any
 
 import pyarrow as pa
 
+from headwater.changes import TableSchema, add, from_columns
 from headwater.decode import Output
-from headwater.decode.evm import events
+from headwater.decode.evm import events, factory
 from headwater.targets import aggregate
 from headwater.targets.sql.aggregates import Aggregate
 from headwater.testing.chain.content import content_of
+from headwater.testing.chain.content.evm_scenes import PAIR_CREATED, SWAP
 from headwater.testing.chain.tree import ChainSim, SimBlock
 
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
-TRANSFERS, LATEST, SUMS = "transfers", "latest", "sums"
+TRANSFERS, LATEST, SUMS, SWAPS, POOLS = "transfers", "latest", "sums", "swaps", "pools"
 COLUMNS = {
     TRANSFERS: ("block_number", "log_index", "address", "from", "to", "value"),
     LATEST: ("owner", "block_number", "value"),
     SUMS: ("owner", "amount", "rows"),
+    SWAPS: ("block_number", "log_index", "address", "factory_n"),
+    POOLS: ("address",),  # the children of the factory that the stream knows
 }
+_LARGE = ("value", "amount", "factory_n")  # compared as text
+_SMALL = ("block_number", "log_index", "rows")
+_SWAP = (
+    "Swap(address indexed sender, uint256 amount0In, uint256 amount1In, uint256 amount0Out, "
+    "uint256 amount1Out, address indexed to)"
+)
+_CREATED = "PairCreated(address indexed token0, address indexed token1, address pair, uint256 n)"
 Row = tuple[Any, ...]
 Tables = dict[str, list[Row]]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which tables a stream writes, and what they are called."""
+    """Which tables a stream writes, and what they are called.
+
+    `changes`: it writes them as changes, and a change log undoes them.
+    """
 
     stream: str
     schema: str = ""
     latest: bool = False
     sums: bool = False
+    swaps: bool = False
+    changes: bool = False
 
     @property
     def tables(self) -> list[str]:
         """The tables there are."""
-        return [TRANSFERS, *([LATEST] if self.latest else []), *([SUMS] if self.sums else [])]
+        more = {LATEST: self.latest, SUMS: self.sums, SWAPS: self.swaps}
+        return [TRANSFERS, *(name for name, wanted in more.items() if wanted)]
 
     def name(self, table: str) -> str:
         """Return the name of a table in its database."""
@@ -65,6 +83,8 @@ class Shape:
     def write(self, tx: Any, data: Mapping[str, Any]) -> None:
         """Serve as `on_data` of the targets."""
         tx.insert(self.name(TRANSFERS), data[TRANSFERS])
+        if self.swaps:
+            tx.insert(self.name(SWAPS), data[SWAPS])
         if not self.latest:
             return
         newest = {
@@ -76,48 +96,137 @@ class Shape:
             rows = pa.Table.from_pylist(list(newest.values()))
             tx.upsert(self.name(LATEST), rows, key=["owner"])
 
+    # --- as changes -------------------------------------------------------------------------------
 
-def outputs(tokens: Iterable[str]) -> dict[str, Output]:
-    """Return what a stream asks for."""
-    return {TRANSFERS: events("erc20.Transfer", contracts=list(tokens), range=0)}
+    def schemas(self) -> list[TableSchema]:
+        """Declare the tables that changes are applied to."""
+        keys = {TRANSFERS: 2, LATEST: 1, SUMS: 1, SWAPS: 2}
+        return [
+            TableSchema(
+                self.name(one),
+                COLUMNS[one][: keys[one]],
+                {name: "integer" if name in _LARGE + _SMALL else "text" for name in COLUMNS[one]},
+            )
+            for one in self.tables
+        ]
+
+    def to_changes(self, data: Mapping[str, Any], ctx: object) -> dict[str, pa.Table]:
+        """Serve as a transform: return the changes that the rows of a batch stand for."""
+        rows = data[TRANSFERS].toArrow()
+        rows = rows.append_column("one", pa.array([1] * rows.num_rows, pa.int64()))
+        owner = {"owner": "to"}
+        made = [self._changes(TRANSFERS, rows, "insert", COLUMNS[TRANSFERS][:2])]
+        if self.latest:
+            made.append(self._changes(LATEST, rows, "upsert", owner))
+        if self.sums:
+            added = {"amount": add("value"), "rows": add("one")}
+            made.append(self._changes(SUMS, rows, "upsert", owner, added))
+        if self.swaps:
+            swaps = data[SWAPS].toArrow()
+            made.append(self._changes(SWAPS, swaps, "insert", COLUMNS[SWAPS][:2]))
+        return {TRANSFERS: pa.concat_tables(made)}
+
+    def _changes(
+        self, table: str, rows: pa.Table, operation: Any, key: Any, fields: Any = None
+    ) -> pa.Table:
+        own = [name for name in COLUMNS[table] if name not in key]
+        return from_columns(
+            rows,
+            table=self.name(table),
+            operation=operation,
+            key=key,
+            fields=own if fields is None else fields,
+            ordinal="log_index",
+        )
+
+
+def outputs(tokens: Iterable[str], pools_of: str | None = None) -> dict[str, Output]:
+    """Return what a stream asks for: transfers, and swaps of the pools of a factory."""
+    asked: dict[str, Output] = {
+        TRANSFERS: events("erc20.Transfer", contracts=list(tokens), range=0)
+    }
+    if pools_of is not None:
+        pools = factory(pools_of, _CREATED, child="pair", columns=["n"])
+        asked[SWAPS] = events(_SWAP, contracts=pools, range=0)
+    return asked
+
+
+def transfers_of(chain: ChainSim, block: SimBlock, tokens: Iterable[str]) -> list[Row]:
+    """Return the transfers of some tokens in a block, in the order of its logs."""
+    wanted = set(tokens)
+    found: list[Row] = []
+    for log in content_of(chain, block).rows("logs"):
+        topics = log["topics"]
+        if topics[:1] != [TRANSFER] or len(topics) != 3 or log["address"] not in wanted:
+            continue
+        sender, receiver = ("0x" + topic[-40:] for topic in topics[1:])
+        value = str(int(log["data"], 16))
+        found.append((block.number, log["logIndex"], log["address"], sender, receiver, value))
+    return found
+
+
+def pools_created(chain: ChainSim, block: SimBlock) -> list[str]:
+    """Return the pools that the chain's factory announces in a block."""
+    return [
+        "0x" + log["data"][26:66]
+        for log in content_of(chain, block).rows("logs")
+        if log["topics"][0] == PAIR_CREATED and log["address"] == chain.population.factory
+    ]
 
 
 def expected(
     chain: ChainSim, branch: Iterable[SimBlock], tokens: Iterable[str], shape: Shape
 ) -> Tables:
     """Return what the tables hold after these blocks, in their order."""
-    wanted = set(tokens)
+    tokens = list(tokens)
     transfers: list[Row] = []
     latest: dict[str, Row] = {}
     sums: dict[str, tuple[int, int]] = {}
+    swaps: list[Row] = []
+    pools: dict[str, str] = {}
     for block in branch:
-        for log in content_of(chain, block).rows("logs"):
-            topics = log["topics"]
-            if topics[:1] != [TRANSFER] or len(topics) != 3 or log["address"] not in wanted:
-                continue
-            sender, receiver = ("0x" + topic[-40:] for topic in topics[1:])
-            value = int(log["data"], 16)
-            transfers.append(
-                (block.number, log["logIndex"], log["address"], sender, receiver, str(value))
-            )
-            latest[receiver] = (receiver, block.number, str(value))
+        for row in transfers_of(chain, block, tokens):
+            receiver, value = row[4:]
+            transfers.append(row)
+            latest[receiver] = (receiver, block.number, value)
             amount, rows = sums.get(receiver, (0, 0))
-            sums[receiver] = (amount + value, rows + 1)
+            sums[receiver] = (amount + int(value), rows + 1)
+        if shape.swaps:
+            swaps += _swaps_of(chain, block, pools)
     held: Tables = {TRANSFERS: sorted(transfers)}
     if shape.latest:
         held[LATEST] = sorted(latest.values())
     if shape.sums:
         held[SUMS] = sorted((owner, str(amount), rows) for owner, (amount, rows) in sums.items())
+    if shape.swaps:
+        held[SWAPS], held[POOLS] = sorted(swaps), sorted((one,) for one in pools)
     return held
+
+
+def _swaps_of(chain: ChainSim, block: SimBlock, pools: dict[str, str]) -> list[Row]:
+    """Return the swaps of known pools in a block, and learn of new ones, log by log."""
+    found: list[Row] = []
+    for log in content_of(chain, block).rows("logs"):
+        topic, address = log["topics"][0], log["address"]
+        if topic == PAIR_CREATED and address == chain.population.factory:
+            pools.setdefault("0x" + log["data"][26:66], str(int(log["data"][66:], 16)))
+        elif topic == SWAP and address in pools:
+            found.append((block.number, log["logIndex"], address, pools[address]))
+    return found
 
 
 def in_order(table: str, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     """Return rows of a database in the form and order of `expected`."""
     columns = COLUMNS[table]
+    kinds = [int if one in _SMALL else str for one in columns]
     return sorted(
-        tuple(str(row[one]) if one in ("value", "amount") else row[one] for one in columns)
-        for row in rows
+        tuple(kind(row[one]) for one, kind in zip(columns, kinds, strict=True)) for row in rows
     )
+
+
+def pools_in(addresses: Iterable[str]) -> list[Row]:
+    """Return stored children in the form of `expected`; marks among them have no address."""
+    return sorted({(one,) for one in addresses if one})
 
 
 def difference(held: Tables, wanted: Tables) -> str:

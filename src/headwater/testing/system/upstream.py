@@ -10,7 +10,7 @@ from headwater.testing.chain.tree import ChainSim, ContentSettings
 from headwater.testing.faults.plan import CATALOGUE
 from headwater.testing.faults.proxy import LossyProxy
 from headwater.testing.portal.dataset import PortalSim
-from headwater.testing.portal.replicas import Balance, Finality
+from headwater.testing.portal.replicas import Balance, Finality, Replica
 from headwater.testing.portal.server import PortalServer
 from headwater.testing.portal.stream_plan import Behind
 from headwater.testing.portal.transport import SimTransport, VirtualClock
@@ -27,16 +27,18 @@ _HARMLESS = tuple(
 class Upstream:
     """What the streams of a world read. `wire` is there where they read over real sockets.
 
-    `faulty` says that an answer was or may be faulty, `lagging` that a replica is behind.
+    `faulty` says that an answer was or may be faulty.
     """
 
     def __init__(self, seed: int, dice: Random, tally: Tally, note: Callable[[str], None]) -> None:
-        self.faulty = self.lagging = False
+        self.faulty = False
         self.wire: LossyProxy | None = None
         self._tally = tally
         self._note = note
         self._server: PortalServer | None = None
-        content = ContentSettings(transactions_per_block=1.5, transfers_per_transaction=1)
+        content = ContentSettings(
+            transactions_per_block=1.5, transfers_per_transaction=1, pool_share=0.3
+        )
         self.chain = ChainSim(seed, content=content)
         self.chain.grow(dice.randrange(1, 8))
         self.finality_known = dice.random() < 0.9
@@ -104,8 +106,24 @@ class Upstream:
                 self._tally.meet(Met.FORK_TAKEN_BACK)
                 return
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a replica does not hold the head now."""
+        return any(one.view().tip != self.chain.head for one in self.portal.replicas)
+
+    @property
+    def is_ruled_out(self) -> bool:
+        """Whether a replica is on a branch now that finality has ruled out."""
+        return any(map(self._rules_out, self.portal.replicas))
+
+    def _rules_out(self, replica: Replica) -> bool:
+        tip, final, chain = replica.view().tip.hash, self.chain.finalized, self.chain
+        return final is not None and not (
+            chain.is_ancestor(final.hash, tip) or chain.is_ancestor(tip, final.hash)
+        )
+
     def finalize(self, number: int) -> None:
-        """Finalize, and move replicas away from branches that finality rules out."""
+        """Finalize. A replica may stay on a branch that this rules out, if there are others."""
         before = self.chain.finalized
         was = self.chain.start_block if before is None else before.number
         if number <= was:
@@ -117,10 +135,7 @@ class Upstream:
             self._tally.meet(Met.FINALITY_JUMPED)
         self._note(f"final {final.number}")
         for replica in self.portal.replicas:
-            tip = replica.view().tip.hash
-            if not (
-                self.chain.is_ancestor(final.hash, tip) or self.chain.is_ancestor(tip, final.hash)
-            ):
+            if self._rules_out(replica) and (replica.index == 0 or number % 2):
                 replica.live()
 
     def move_replica(self, dice: Random) -> None:
@@ -130,10 +145,8 @@ class Upstream:
             case "live":
                 replica.live()
             case "lag":
-                self.lagging = True
                 replica.lag(dice.choice([1, 3, 10]))
             case "freeze":
-                self.lagging = True
                 replica.freeze()
             case _:
                 if self.finality_known:
@@ -143,6 +156,16 @@ class Upstream:
                     replica.report(shown, 5)
                     if shown in (Finality.LAGGING, Finality.REGRESSED):
                         self._tally.meet(Met.FINALITY_REGRESSED)
+
+    def strand_replica(self, dice: Random) -> None:
+        """Leave a replica on a branch that the others give up, and finality rules out at once."""
+        several = len(self.portal.replicas)
+        if several < 2 or not self.fork(dice):
+            return
+        tip = self.chain.forks[-1].orphaned_hashes[-1]
+        self.chain.extend(2)
+        self.finalize(self.chain.head.number - 1)
+        self.portal.replicas[dice.randrange(1, several)].freeze(tip)
 
     def add_fault(self, dice: Random) -> None:
         """Have one of the next answers spoiled."""

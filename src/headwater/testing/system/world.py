@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
+from headwater.core import BlockCursor
 from headwater.errors import HeadwaterError
 from headwater.pipeline import (
     Committed,
@@ -26,14 +27,15 @@ from headwater.testing.system.places import Engines, Place, make_place
 from headwater.testing.system.process import Call, Interruption, Line, Point, Process
 from headwater.testing.system.script import FOCUS, KINDS, Do, Script, Step
 from headwater.testing.system.situations import Met, Tally, interrupted
-from headwater.testing.system.tables import difference, expected
+from headwater.testing.system.tables import difference, expected, pools_created, transfers_of
 from headwater.testing.system.upstream import LIMIT_S, Upstream
 
 BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # the portal's fault
 LOST = {"E2101", "E2010"}
 LAGGING = {"E1004"}  # a replica stayed behind a final cursor
-REFUSED = {"E2103", "E2016", "E2507"}  # another writer has the stream
-ENDING = "E2103"  # PostgreSQL has not noticed yet that a killed process is gone
+RULED_OUT = {"E1003"}  # a replica stayed on a branch that finality ruled out
+LOCKED = {"E2103", "E2507"}  # another session has the stream: PostgreSQL, DuckDB
+FENCED = {"E2016"}  # another writer has begun since: ClickHouse
 HOUR = 3600.0
 
 
@@ -50,6 +52,8 @@ class World:
         self.upstream = Upstream(script.seed, dice, tally, self._note)
         self.chain, self.portal = self.upstream.chain, self.upstream.portal
         self._places: list[Place] = []
+        self._points: list[str] = []  # where processes were interrupted
+        self._turn = 0
         self.lines: list[Line] = []
 
     # --- playing ----------------------------------------------------------------------------------
@@ -63,6 +67,10 @@ class World:
                 self._do(step)
             self._rest()
             self._count()
+            self._tally.points.update(self._points)
+        except BaseException:
+            self._tally.different.update(self._points)
+            raise
         finally:
             self._tear_down()
 
@@ -91,8 +99,11 @@ class World:
                 engines = ["CollapsingMergeTree", "ReplacingMergeTree", "MergeTree"]
                 place = make_place(kind, self._engines, dice.choice(engines))
                 self._places.append(place)
-            tokens = list(self.chain.population.tokens)
-            self.lines.append(Line.draw(f"s{number}", place, tokens, dice))
+            call, _ = self._focus_of_seed()
+            outbox = number == 0 and call is Call.BETWEEN
+            name = f"s{number}"
+            line = Line.draw(name, place, self.chain, dice, self._tally, outbox=outbox)
+            self.lines.append(line)
         if len(self._places) < len(self.lines):
             self._tally.meet(Met.SEVERAL_STREAMS)
 
@@ -118,6 +129,8 @@ class World:
                 self.upstream.finalize(self.chain.head.number - dice.choice([0, 1, 2, 4, 8, 15]))
             case Do.REPLICA:
                 self.upstream.move_replica(dice)
+            case Do.STRAND:
+                self.upstream.strand_replica(dice)
             case Do.FAULT:
                 self.upstream.add_fault(dice)
             case Do.LOSE | Do.RELEASE:
@@ -196,7 +209,8 @@ class World:
                 self._tally.meet(Met.STOPPED)
                 self._end(line, newest)
             case Do.INTERRUPT:
-                calls = [Call.RECOVER, Call.COMMIT, Call.COMMIT, Call.ROLL_BACK, Call.SETTLE]
+                calls = [Call.RECOVER, Call.COMMIT, Call.COMMIT, Call.ROLL_BACK, Call.SETTLE,
+                         Call.BETWEEN]  # fmt: skip
                 call, pause = dice.choice(calls), dice.random() < 0.6
                 self._interrupt(line, newest, dice, call, pause, runs=dice.choice([0, 4, 4]))
             case Do.FOCUS:
@@ -216,7 +230,7 @@ class World:
         for _ in range(6):
             if not self._advance(line, line.alive[-1] if line.alive else self._start(line)):
                 break
-        call, pause = FOCUS[self.script.seed // len(KINDS) % len(FOCUS)]
+        call, pause = self._focus_of_seed()
         self._interrupt(line, line.alive[-1] if line.alive else None, dice, call, pause, runs=5)
         for other in self.lines[1:]:
             for process in other.alive:
@@ -225,6 +239,10 @@ class World:
         paused = [one for one in line.alive if one.is_paused]
         if paused and dice.random() < 0.7:
             self._take_over(line, paused[-1], drop=dice.random() < 0.6)
+
+    def _focus_of_seed(self) -> tuple[Call, bool]:
+        """Return in which call the first stream is interrupted, and whether it is a pause."""
+        return FOCUS[self.script.seed // len(KINDS) % len(FOCUS)]
 
     def _interrupt(
         self,
@@ -249,6 +267,9 @@ class World:
             self._fork(dice)
         elif call is Call.COMMIT:
             self.chain.extend(1)
+        elif call is Call.BETWEEN:
+            self.chain.extend(1)
+            self.upstream.finalize(self.chain.head.number - 1)
         for _ in range(runs):
             if not self._advance(line, process):
                 break
@@ -256,18 +277,17 @@ class World:
     def _start(self, line: Line) -> Process:
         """Start a process of a stream; it does nothing before it runs."""
         line.lives += 1
-        line.rivals = line.rivals or bool(line.alive)
         name = f"{line.shape.stream}.{line.lives}"
         dice = Random(f"{self.script.seed} {name}")
         clock = VirtualClock(1_750_000_000.0 + dice.choice([0, 0, -HOUR, HOUR, -60]))
         target = line.place.target(line.shape, name, clock.now)
-        kind = line.place.kind
+        kind = f"{line.place.kind} change log" if line.shape.changes else line.place.kind
 
         def on_point(point: Point) -> None:
             how = "killed" if point.kill else "paused"
             self._note(f"{name} {how} in {point.call}: {point.statement[:60]!r}")
-            self._tally.meet(interrupted(how, point.call, kind))
-            self._tally.points[f"{kind}|{point.call}|{how}|{statement_kind(point.statement)}"] += 1
+            self._tally.meet(interrupted(how, point.call, line.place.kind))
+            self._points.append(f"{kind}|{point.call}|{how}|{statement_kind(point.statement)}")
 
         process = Process(
             name,
@@ -275,32 +295,47 @@ class World:
             target,
             self.upstream.transport(clock),
             clock,
+            inbox=line.inbox,
             on_event=lambda event: self._on_event(line, name, event),
             on_point=on_point,
         )
+        process.struck = self._struck(line)
         line.processes.append(process)
         self._note(f"{name} starts")
         return process
 
     def _advance(self, line: Line, process: Process) -> bool:
         """Let a process run to its next event; False if it does not get there."""
-        struck = len(line.place.proxy.struck) if line.place.proxy else 0
+        struck = self._struck(line)
         self._run(line, process)
+        if line.inbox is not None and line.inbox.wrong is not None:
+            raise DisagreementError(line.inbox.wrong)
         if process.actor.is_blocked:
             self._note(f"{process.name} waits for the network")
             return False
-        if line.place.proxy and len(line.place.proxy.struck) > struck and not process.actor.is_over:
+        if self._struck(line) > struck and not process.actor.is_over:
             self._tally.meet(Met.SURVIVED_LOSS)
         if process.actor.is_over:
             self._judge(line, process)
             return False
         return not process.is_paused
 
+    @staticmethod
+    def _struck(line: Line) -> int:
+        """Count the connections to a stream's database that were lost so far."""
+        return len(line.place.proxy.struck) if line.place.proxy else 0
+
     def _run(self, line: Line, process: Process) -> None:
         """Let a process run until it stops, or until the network holds it.
 
         Where it waits for the lock of a paused writer, that one is killed.
         """
+        self._turn += 1
+        process.turns = (process.turns[0] if process.turns else self._turn, self._turn)
+        if line.haunted:
+            dead = [one.name for one in line.processes if one.actor.is_over]
+            line.haunted = line.place.has_sessions(dead)
+        process.haunted = line.haunted
 
         def is_held() -> bool:
             return self._holding(line) or line.place.waits_for_lock(process.name)
@@ -321,6 +356,7 @@ class World:
         """Start a second writer beside a paused one; `drop`: the server has given that one up."""
         if drop:
             line.place.drop_sessions(paused.name)
+            paused.dropped = True
         successor = self._start(line)
         for _ in range(4):
             if not self._advance(line, successor):
@@ -342,6 +378,7 @@ class World:
     def _end(self, line: Line, process: Process) -> None:
         """Kill a process wherever it is."""
         process.actor.kill()
+        line.haunted = True
         for proxy, _ in self._proxies():
             if process.actor.is_blocked and proxy.is_holding:
                 proxy.release(deliver=False)
@@ -356,6 +393,7 @@ class World:
         line.state, cursor = event.state, event.state.cursor
         match event:
             case RolledBack(state, orphaned, _):
+                self._on_rollback(line, orphaned, state.number)
                 depth = orphaned.number - (state.cursor.number if state.cursor else 0)
                 if depth == 1:
                     self._tally.meet(Met.FORK_OF_ONE)
@@ -367,6 +405,8 @@ class World:
                 self._tally.meet(Met.FORK_BEFORE_FLUSH)
             case Waited():
                 self._tally.meet(Met.REPLICA_BEHIND)
+                if self.upstream.is_ruled_out:
+                    self._tally.meet(Met.REPLICA_RULED_OUT)
             case Recovered() if cursor is not None and not self.upstream.is_canonical(cursor.hash):
                 self._tally.meet(Met.RESTART_ON_ORPHAN)
             case Committed() | Settled():
@@ -377,6 +417,18 @@ class World:
                     self._tally.meet(Met.REPLICA_ON_BRANCH)
             case _:
                 pass
+
+    def _on_rollback(self, line: Line, orphaned: BlockCursor, safe: int) -> None:
+        """Recognise what a rollback took away beside rows."""
+        if line.shape.changes:
+            self._tally.meet(Met.CHANGES_UNDONE)
+        if not line.shape.swaps and line.inbox is None:
+            return
+        for block in self.chain.path(str(orphaned.hash), safe + 1):
+            if line.shape.swaps and pools_created(self.chain, block):
+                self._tally.meet(Met.POOL_UNDONE)
+            if line.inbox is not None and transfers_of(self.chain, block, line.tokens):
+                self._tally.meet(Met.MESSAGE_UNDONE)
 
     def _judge(self, line: Line, process: Process) -> None:
         """Accept the end of a process if what was done to it explains it."""
@@ -390,20 +442,28 @@ class World:
         code = failure.code
         self._note(f"{process.name} ended: {failure}")
         self._tally.errors[code] += 1
-        explained = (
-            (code in BAD_DATA and self.upstream.faulty)
-            or (code in LAGGING and self.upstream.lagging)
-            or (code in LOST and line.lossy)
-            or (code in LOST | REFUSED and line.rivals)
-            or (code == ENDING and line.lives > 1)
-        )
-        if code in REFUSED and line.rivals and any(one.is_paused for one in line.alive):
+        if code in LOCKED | FENCED and any(one.is_paused for one in line.alive):
             self._tally.meet(Met.SUCCESSOR_REFUSED)
-        if not explained:
+        if not self._explains(line, process, code):
             raise DisagreementError(f"nothing explains this end of {process.name}: {failure}")
 
-    def _on_chain(self, block_hash: str | None) -> bool:
-        return self.chain.is_ancestor(block_hash or "", self.chain.head.hash)
+    def _explains(self, line: Line, process: Process, code: str) -> bool:
+        """Tell whether how things stand explains that a process ended with a code."""
+        others = [one for one in line.processes if one is not process and one.turns]
+        began = process.turns[0] if process.turns else 0
+        replaced = any(one.turns[1] > began for one in others if one.turns)
+        if code in LOCKED:
+            lost = self._struck(line) > process.struck
+            held = process.haunted or lost or any(not one.actor.is_over for one in others)
+            return held or (process.dropped and replaced)
+        if code in FENCED:
+            return replaced
+        return (
+            (code in BAD_DATA and self.upstream.faulty)
+            or (code in LAGGING and self.upstream.is_behind)
+            or (code in RULED_OUT and self.upstream.is_ruled_out)
+            or (code in LOST and (line.lossy or process.dropped))
+        )
 
     def _look(self, line: Line) -> None:
         """Compare what is stored with the branch that ends in the stored cursor."""
@@ -433,6 +493,9 @@ class World:
             if proxy.is_holding:
                 self._release(proxy, False, portal=line is None)
         self.upstream.calm(max(one.state.number for one in self.lines))
+        for one in self.lines:
+            if one.inbox is not None:
+                one.inbox.calm()
         for each in self.lines:
             for process in [one for one in each.alive if one.is_paused]:
                 self._wake(each, process)
@@ -464,13 +527,18 @@ class World:
             self._advance(line, process)
             if process.is_paused or process.actor.is_over:
                 continue
-            if self._is_at_head(line):
+            if self._is_at_head(line) and self._is_delivered(line):
                 break
         else:
             raise DisagreementError(
                 f"{line.shape.stream} at {line.state.cursor} never reached the head"
             )
         self._compare(line)
+
+    def _is_delivered(self, line: Line) -> bool:
+        """Tell whether every message of a block that the stream knows to be final has come."""
+        final = line.state.finalized
+        return line.inbox is None or final is None or line.inbox.is_complete(final.number)
 
     def _is_at_head(self, line: Line) -> bool:
         cursor = line.state.cursor
@@ -484,6 +552,6 @@ class World:
 
 
 def statement_kind(sql: str) -> str:
-    """Return what kind of statement this is: its first word, and the table if that says more."""
+    """Return what kind of statement this is: its first word."""
     words = sql.split()
     return words[0].upper() if words else "?"

@@ -1,0 +1,116 @@
+"""Where tests have killed and paused writers, and whether the tables were right afterwards.
+
+    python -m tests.targets.points docs/results/walks.json
+
+runs the tests that kill and pause a writer at every statement, and writes what they did; a point
+counts as right if its test has passed. `scripts/reliability.py` makes a table of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from headwater.testing.scenarios.crash import Crash
+from headwater.testing.system.world import statement_kind
+
+TESTS = ("test_duckdb_conformance", "test_postgres_conformance", "test_clickhouse_conformance",
+         "change_log/test_conformance", "test_clickhouse_zombies", "test_zombies")  # fmt: skip
+CALLS = {
+    "recover": "recover",
+    "roll_back": "roll back",
+    "settle_side_rows": "between batches",
+    "open_side_tables": "between batches",
+}
+_noted: list[str] = []  # by the test that runs
+
+
+def note(kind: str, how: str, statement: str) -> None:
+    """Note that a writer of this kind of target is killed or paused here, before a statement."""
+    _noted.append(f"{kind}|{_call()}|{how}|{statement_kind(statement)}")
+
+
+def watch(kind: str, target: Any, hook: Callable[[], None], counts: Callable[[str], bool]) -> None:
+    """Have `hook` called before each statement that counts; note the one at which it kills."""
+    dead = False
+
+    def on_statement(sql: str) -> None:
+        nonlocal dead
+        if not counts(sql):
+            return
+        try:
+            hook()
+        except Crash:
+            if not dead:
+                note(kind, "killed", sql)
+            dead = True
+            raise
+
+    target.on_statement = on_statement
+
+
+def _call() -> str:
+    """Return which call of the target is under way, by the stack."""
+    frame: FrameType | None = sys._getframe(1)
+    found = "between batches"
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name == "commit" and "batches" in frame.f_locals:
+            found = "commit" if frame.f_locals["batches"] else "settle"
+        found = CALLS.get(name, found)
+        frame = frame.f_back
+    return found
+
+
+class Recorder:
+    """A pytest plugin that adds up what passed and failed tests have noted."""
+
+    def __init__(self) -> None:
+        self.equal: Counter[str] = Counter()
+        self.different: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take what a test has noted."""
+        if report.when == "call":
+            (self.equal if report.passed else self.different).update(_noted)
+            _noted.clear()
+
+    def save(self, path: Path) -> None:
+        """Write the counts."""
+        found = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "points": dict(sorted(self.equal.items())),
+            "different": dict(sorted(self.different.items())),
+        }
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def main() -> int:
+    """Run from the command line."""
+    recorder = Recorder()
+    which = [
+        "-k",
+        "crash_at_any or paused or zombie",
+        "-q",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:cacheprovider",
+    ]
+    code = pytest.main([*which, *TESTS], plugins=[recorder])
+    recorder.save(Path(sys.argv[1]))
+    return int(code)
+
+
+if __name__ == "__main__":
+    from tests.targets import points  # the same module that tests note in
+
+    sys.exit(points.main())
