@@ -40,6 +40,18 @@ if TYPE_CHECKING:
     from headwater.decode import bitcoin, evm, hyperliquid, solana, substrate, tron
     from headwater.effects import kafka, webhook
     from headwater.portal import Timeouts
+    from headwater.spark.numbers import (
+        to_decimal,
+        try_to_decimal,
+        try_uint256_add,
+        try_uint256_compare,
+        try_uint256_sub,
+        try_units,
+        uint256_add,
+        uint256_compare,
+        uint256_sub,
+        units,
+    )
     from headwater.stream import (
         BatchContext,
         PortalStream,
@@ -67,6 +79,10 @@ _LAZY = {
     "decode": ("bitcoin", "evm", "hyperliquid", "solana", "substrate", "tron"),
     "effects": ("kafka", "webhook"),
     "portal": ("Timeouts",),
+    "spark.numbers": (
+        "to_decimal", "try_to_decimal", "try_uint256_add", "try_uint256_compare",
+        "try_uint256_sub", "try_units", "uint256_add", "uint256_compare", "uint256_sub", "units",
+    ),
     "stream": (
         "BatchContext", "PortalStream", "Progress", "StopRequested", "StreamBatch", "StreamHandle",
         "create_target", "pipe_to_iterator", "portal_stream",
@@ -121,7 +137,17 @@ __all__ = [
     "solana",
     "substrate",
     "table",
+    "to_decimal",
     "tron",
+    "try_to_decimal",
+    "try_uint256_add",
+    "try_uint256_compare",
+    "try_uint256_sub",
+    "try_units",
+    "uint256_add",
+    "uint256_compare",
+    "uint256_sub",
+    "units",
     "webhook",
 ]
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from headwater.core import AtHead, BlockCursor, ForkResolution, ForkRule, Head, PipeState
 from headwater.core.messages import Committed, RolledBack
 from headwater.dashboard import Dashboard
-from headwater.metrics import BatchFacts, StreamRecord
+from headwater.metrics import BatchFacts, Counts, StreamRecord
 from headwater.portal import Notice, NoticeKind
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -45,7 +45,7 @@ class Told:
         self.now += 1
         self.record.read(AtHead(Head(None, BlockCursor(head, "0xhead"))))
         self.record.transformed(
-            BatchFacts(1, cursor, 0, head, 100 * number / head, 1.0, 4.0, lambda: (7, 900, 0))
+            BatchFacts(1, cursor, 0, head, 100 * number / head, 1.0, 4.0, lambda: Counts(7, 900))
         )
         finalized = next((one for one in self.chain if one.number == final), None)
         state = PipeState(cursor, finalized, tuple(self.chain[-4:]))

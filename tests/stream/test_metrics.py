@@ -132,3 +132,21 @@ def test_a_record_keeps_forks_and_the_blocks_they_orphaned(tmp_path: Path) -> No
         assert sorted(orphans) == [fork["reached"] - 2, fork["reached"] - 1, fork["reached"]]
         assert kept == sorted(set(kept))
         assert handle.record.preview()["t"]
+
+
+def test_logs_that_fit_the_topic_only_are_counted_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An event with other `indexed` has the same topic: no row would ever come, in silence."""
+    wrong = "Transfer(address from, address indexed to, uint256 value)"
+    with simulated_portal(seed=3, blocks=30) as portal:
+        events = {"t": wrong, "right": "erc20.Transfer"}
+        outputs = {name: evm.events(event, range=(0, 29)) for name, event in events.items()}
+        stream = portal_stream(id="unlike", portal=portal.url, outputs=outputs)
+        stream.pipe_to(duckdb_target(tmp_path / "a.duckdb"), progress=False)
+        logs = len(transfers(portal.chain, portal.chain.canonical()))
+    assert figures("unlike")["headwater_logs_unlike_total", "t"] >= logs > 0
+    assert ("headwater_logs_unlike_total", "right") not in figures("unlike")
+    said = [one.getMessage() for one in caplog.records if "event.unlike" in one.getMessage()]
+    assert len(said) == 1
+    assert "output t: no row" in said[0]

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.core import BlockCursor, PipeState
+from headwater.decode import evm
 from headwater.errors import (
     ClickHouseBlockColumnError,
     ClickHouseConnectionError,
@@ -103,6 +104,24 @@ def values(s: Stream, name: str = "t_live") -> list[Any]:
 
 
 # --- tables ---------------------------------------------------------------------------------------
+
+
+def test_new_tables_hold_decoded_integers_as_numbers_and_older_ones_keep_text(make: Make) -> None:
+    """What the decoder knows of a column is in its metadata; `types` outranks it."""
+    s = make("t", "older", table("text", types={"value": "String"}))
+    s.block(1, {"older": frame(1, "5")})
+    decoded = evm.events("Moved(uint256 value, int256 change)").schema
+    rows = frame(2, "7", str(LARGEST)).append_column("change", pa.array(["-7", "9"]))
+    known = [decoded.field("value"), decoded.field("change")]
+    rows = rows.cast(pa.schema([*rows.schema][:2] + known))
+    s.block(2, {"t": rows, "older": rows.select([0, 1, 2]), "text": rows})
+    kinds = {one["name"]: one["type"] for one in s.client.rows("DESCRIBE TABLE t")}
+    assert (kinds["value"], kinds["change"]) == ("Nullable(UInt256)", "Nullable(Int256)")
+    assert values(s) == ["7", str(LARGEST)]
+    for name in ("older", "text"):
+        kinds = {one["name"]: one["type"] for one in s.client.rows(f"DESCRIBE TABLE {name}")}
+        assert kinds["value"].removeprefix("Nullable(").startswith("String")
+        assert {"7", str(LARGEST)} <= set(values(s, f"{name}_live"))
 
 
 def test_a_table_is_created_from_the_frame_and_its_values_come_back_exactly(make: Make) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
+from headwater.decode import evm
 from headwater.errors import (
     AppendOnlyError,
     DuckDBDiskFullError,
@@ -188,6 +189,27 @@ def test_integers_of_256_bits_are_exact_as_numbers(stream: Any) -> None:
         {"who": "a", "value": str(LARGEST)},
     ]
     assert s.rows("SELECT sum(value) AS total FROM t") == [{"total": "0"}]
+
+
+def test_new_tables_hold_decoded_integers_as_numbers_and_older_ones_keep_text(stream: Any) -> None:
+    """What the decoder knows of a column is in its metadata; `types` outranks it."""
+    value = evm.events("erc20.Transfer").schema.field("value")
+    known = pa.schema([("who", pa.string()), value])
+    s = stream("t", "older", table("text", types={"value": "varchar"}))
+    s.block(1, doing(lambda tx: tx.insert("older", balances(a=LARGEST))))
+
+    def write(tx: Tx) -> None:
+        for name in ("t", "older", "text"):
+            tx.insert(name, balances(b=LARGEST, c=7).cast(known))
+
+    s.block(2, doing(write))
+    s.fork(1)
+    s.block(2, doing(write))
+    for name, kind in (("t", "BIGNUM"), ("older", "VARCHAR"), ("text", "VARCHAR")):
+        assert s.rows(f"SELECT value, typeof(value) AS kind FROM {name} WHERE who > 'a'") == [
+            {"value": str(LARGEST), "kind": kind},
+            {"value": "7", "kind": kind},
+        ]
 
 
 @pytest.mark.parametrize("text", ["1.5", "1e3", "x", "", " 1", "0x10"])

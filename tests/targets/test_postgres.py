@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.core import BlockCursor, PipeState
+from headwater.decode import evm
 from headwater.errors import (
     HeadwaterError,
     InvalidOptionError,
@@ -189,6 +190,31 @@ def test_integers_of_256_bits_are_exact_as_numbers(stream: Start) -> None:
         str(LARGEST), str(-LARGEST), "0", "10000", "-1",
     ]  # fmt: skip
     assert s.rows("SELECT sum(value) AS total FROM t") == [{"total": "9999"}]
+
+
+def test_new_tables_hold_decoded_integers_as_numbers_and_older_ones_keep_text(
+    stream: Start,
+) -> None:
+    """What the decoder knows of a column is in its metadata; `types` outranks it."""
+    value = evm.events("erc20.Transfer").schema.field("value")
+    known = pa.schema([("who", pa.string()), value])
+    text = table("text", key=["who"], types={"value": "text"})
+    s = stream(table("t", key=["who"]), table("older", key=["who"]), text)
+    s.do(1, lambda tx: tx.insert("older", balances(a=LARGEST)))
+
+    def write(tx: Tx) -> None:
+        for name in ("t", "older", "text"):
+            tx.upsert(name, balances(b=LARGEST, c=7).cast(known))
+
+    s.do(2, write)
+    s.fork(1)
+    s.do(2, write)
+    for name, kind in (("t", "numeric"), ("older", "text"), ("text", "text")):
+        found = f"SELECT value, pg_typeof(value)::text AS kind FROM {name} WHERE who > 'a'"
+        assert s.rows(f"{found} ORDER BY who") == [
+            {"value": str(LARGEST), "kind": kind},
+            {"value": "7", "kind": kind},
+        ]
 
 
 @pytest.mark.parametrize("text", ["1.5", "1e3", "x", "", " 1", "0x10", "9" * 79])

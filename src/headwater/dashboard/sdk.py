@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from headwater.metrics import BatchFacts
+from headwater.metrics import BatchFacts, Counts
 
 
 class Shown(Protocol):
@@ -94,7 +94,7 @@ def preview(record: Shown | None) -> dict[str, Any]:
     facts = None if record is None else record.facts
     if record is None or facts is None:
         return {}
-    counts = facts.counts() or (0, 0, 0)
+    counts = facts.counts() or Counts()
     children = [
         {"name": name, "data": json.dumps(rows, default=str), "children": []}
         for name, rows in record.preview(1).items()
@@ -105,7 +105,7 @@ def preview(record: Shown | None) -> dict[str, Any]:
             "from": facts.last.number - facts.blocks + 1,
             "to": facts.last.number,
             "blocksCount": facts.blocks,
-            "bytesSize": counts[1],
+            "bytesSize": counts.bytes,
         },
     }
 

@@ -22,18 +22,24 @@ from headwater.query import Field, Query
 
 @dataclass(frozen=True, slots=True)
 class DecodedRows:
-    """Rows of one output, and how many items it left out as they could not be decoded."""
+    """Rows of one output, and how many items it left out as they could not be decoded.
+
+    `unlike` counts logs that have the topic of the event and other indexed parameters, where there
+    is no row: then the signature may be wrong.
+    """
 
     table: pa.Table
     skipped: int = 0
+    unlike: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """All outputs of one batch, by name: their tables, and how many items each left out."""
+    """All outputs of one batch, by name: their tables, what each left out, and `unlike` logs."""
 
     tables: dict[str, pa.Table]
     skipped: dict[str, int]
+    unlike: dict[str, int]
 
 
 def decode_rows(
@@ -141,6 +147,7 @@ def decode_entities(
     return Decoded(
         tables={name: one.table for name, one in rows.items()},
         skipped={name: one.skipped for name, one in rows.items()},
+        unlike={name: one.unlike for name, one in rows.items() if one.unlike},
     )
 
 

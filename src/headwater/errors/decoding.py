@@ -91,3 +91,11 @@ class UndecodableOutputError(
     "the module's author. Nothing of the block was written",
 ):
     """The output of a module is no message of its type."""
+
+
+class IntegerRangeError(
+    DecodeError,
+    code="E4020",
+    fix="leave such rows out before, or use the form that begins with try_ and gives NULL",
+):
+    """A text is no integer, or a result has no place in 256 bits or in a decimal of 38 digits."""

@@ -3,6 +3,7 @@
 from headwater.metrics.instruments import REGISTRY, Instruments, instruments
 from headwater.metrics.record import (
     BatchFacts,
+    Counts,
     Stage,
     Status,
     StreamRecord,
@@ -14,6 +15,7 @@ from headwater.metrics.record import (
 __all__ = [
     "REGISTRY",
     "BatchFacts",
+    "Counts",
     "Instruments",
     "Stage",
     "Status",

@@ -39,6 +39,9 @@ class Instruments:
         self.rows = self._counter("rows", "Decoded rows committed, those undone later included")
         self.bytes = self._counter("bytes", "Bytes of block lines read")
         self.skipped = self._counter("rows_skipped", "Rows left out by on_error='skip'")
+        self.unlike = self._counter(
+            "logs_unlike", "Logs with an event's topic and other indexed parameters", "output"
+        )
         self.commits = self._counter("commits", "Commits of the target")
         self.stage_seconds = self._histogram(
             "stage_seconds", "Seconds per step, by stage", _SECONDS, "stage"

@@ -7,6 +7,7 @@ stored: a restart begins with empty lists, and the target's state says where it 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from headwater.metrics.instruments import REGISTRY, instruments
 from headwater.portal import Notice, NoticeKind
 from headwater.targets.contract import Capabilities, Target
 
+logger = logging.getLogger("headwater.stream")
 Data = TypeVar("Data")
 Status = Literal[
     "starting", "backfilling", "following", "waiting", "stalled", "stopped", "failed", "done"
@@ -47,10 +49,20 @@ NEAR = 20  # blocks behind the head up to which a stream counts as following it
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """What was counted of a batch; `unlike` are logs of another form, by output."""
+
+    rows: int = 0
+    bytes: int = 0
+    skipped: int = 0
+    unlike: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class BatchFacts:
     """What a transformed batch holds, as far as it is known when it is committed.
 
-    `counts` returns rows, bytes and skipped rows; None while executors have not read the batch.
+    `counts` returns None while executors have not read the batch.
     `tables` are the Arrow tables of a batch near the head, for a preview.
     """
 
@@ -61,7 +73,7 @@ class BatchFacts:
     percent: float | None
     blocks_per_s: float | None
     eta_s: float | None
-    counts: Callable[[], tuple[int, int, int] | None] = lambda: None
+    counts: Callable[[], Counts | None] = lambda: None
     tables: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -140,6 +152,7 @@ class StreamRecord:
         self._profiles: deque[tuple[float, dict[Stage, float]]] = deque(maxlen=RECENT_PROFILES)
         self._spent: dict[Stage, float] = {}
         self._total_blocks = self._total_rows = 0
+        self._unlike: set[str] = set()
         self.fork_count = 0
         self._show()
 
@@ -308,12 +321,27 @@ class StreamRecord:
 
     # --- inside -----------------------------------------------------------------------------------
 
+    def _note_unlike(self, unlike: Mapping[str, int]) -> None:
+        """Count logs that an output's event does not fit; say so once per output."""
+        for name, count in unlike.items():
+            self._meters.unlike.labels(self.id, name).inc(count)
+            if name not in self._unlike:
+                self._unlike.add(name)
+                text = (
+                    f"output {name}: no row, but {count} logs with the event's topic and other "
+                    "indexed parameters; compare the signature with the contract's ABI"
+                )
+                self._say(text)
+                logger.warning("event.unlike id=%s %s", self.id, text)
+
     def _commit(self, event: Committed) -> None:
         meters, held = self._meters, self._pending
         self._pending = []
         rows_of_all = 0
         for facts in held:
-            rows, size, skipped = facts.counts() or (0, 0, 0)
+            counts = facts.counts() or Counts()
+            rows, size, skipped = counts.rows, counts.bytes, counts.skipped
+            self._note_unlike(counts.unlike)
             rows_of_all += rows
             meters.rows.labels(self.id).inc(rows)
             meters.bytes.labels(self.id).inc(size)

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as spark
 from pyspark.sql.types import StructType
 
+from headwater.decode.columns.integers import spark_metadata
 from headwater.errors import ColumnTypeError
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def spark_schema(schema: pa.Schema) -> spark.StructType:
 
 
 def _field(field: pa.Field, path: str) -> spark.StructField:
-    return spark.StructField(field.name, _type(field.type, path), field.nullable)
+    kind = _type(field.type, path)
+    return spark.StructField(field.name, kind, field.nullable, spark_metadata(field))
 
 
 def _type(arrow: pa.DataType, path: str) -> spark.DataType:

@@ -52,6 +52,7 @@ class Receipt:
     last: BlockHeader | None = None
     rows: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
+    unlike: dict[str, int] = field(default_factory=dict)
 
     def add(self, headers: Sequence[BlockHeader], lines: Sequence[bytes]) -> None:
         """Count the blocks of one answer."""
@@ -64,6 +65,7 @@ class Receipt:
         """Count the rows of outputs, and those that they left out."""
         _add(self.rows, {name: table.num_rows for name, table in decoded.tables.items()})
         _add(self.skipped, decoded.skipped)
+        _add(self.unlike, decoded.unlike)
 
     def to_text(self) -> str:
         """Return the text that goes into the row."""
@@ -76,7 +78,8 @@ class SpanReport:
 
     `blocks` counts the blocks that arrived (of those without a match, only some do), `bytes_read`
     their size. `cursor` is the last of them: the place to go on from. `rows` counts the rows of
-    each output, `skipped` those that could not be decoded, where the output skips such.
+    each output, `skipped` those that could not be decoded, where the output skips such, `unlike`
+    logs of another form, of outputs that have no row here.
     """
 
     blocks: int
@@ -84,6 +87,7 @@ class SpanReport:
     cursor: BlockCursor | None
     rows: dict[str, int]
     skipped: dict[str, int]
+    unlike: dict[str, int]
 
 
 def sum_receipts(
@@ -110,9 +114,11 @@ def sum_receipts(
         _check_seam(lower, upper, parts[upper.part], complete=complete)
     rows: dict[str, int] = {}
     skipped: dict[str, int] = {}
+    unlike: dict[str, int] = {}
     for one in ordered:
         _add(rows, one.rows)
         _add(skipped, one.skipped)
+        _add(unlike, one.unlike)
     last = filled[-1].last if filled else None
     return SpanReport(
         blocks=sum(one.blocks for one in ordered),
@@ -120,6 +126,7 @@ def sum_receipts(
         cursor=None if last is None else last.cursor,
         rows=rows,
         skipped=skipped,
+        unlike={name: count for name, count in unlike.items() if not rows.get(name)},
     )
 
 

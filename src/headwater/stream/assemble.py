@@ -188,16 +188,17 @@ def _head_info(batch: Batch[Raw], decoded: Decoded) -> BatchInfo:
 def _sum_counts(batches: Sequence[Batch[Raw]], decoded: Sequence[Decoded]) -> BatchCounts:
     counts = [_head_counts(one, _size(batch)) for batch, one in zip(batches, decoded, strict=True)]
     skipped: Counter[str] = Counter()
+    unlike: Counter[str] = Counter()
     for one in counts:
         skipped.update(one.skipped)
-    return BatchCounts(
-        sum(one.bytes_size for one in counts), sum(one.rows_count for one in counts), skipped
-    )
+        unlike.update(one.unlike)
+    size, rows = sum(one.bytes_size for one in counts), sum(one.rows_count for one in counts)
+    return BatchCounts(size, rows, skipped, unlike)
 
 
 def _head_counts(decoded: Decoded, size: int) -> BatchCounts:
     rows = sum(table.num_rows for table in decoded.tables.values())
-    return BatchCounts(size, rows, decoded.skipped)
+    return BatchCounts(size, rows, decoded.skipped, decoded.unlike)
 
 
 def _blocks(batch: Batch[Raw]) -> int:

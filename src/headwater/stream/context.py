@@ -70,6 +70,7 @@ class BatchCounts:
     bytes_size: int
     rows_count: int
     skipped: Mapping[str, int]
+    unlike: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,4 +175,5 @@ def _known(span: Span) -> BatchCounts | None:
 
 
 def _counts(report: SpanReport) -> BatchCounts:
-    return BatchCounts(report.bytes_read, sum(report.rows.values()), report.skipped)
+    rows = sum(report.rows.values())
+    return BatchCounts(report.bytes_read, rows, report.skipped, report.unlike)

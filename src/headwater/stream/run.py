@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING
 
 from headwater.core import Batch, BlockCursor, ForkResolution, PipeState
-from headwater.metrics import BatchFacts, StreamRecord
+from headwater.metrics import BatchFacts, Counts, StreamRecord
 from headwater.pipeline import (
     Answers,
     Committed,
@@ -237,11 +237,12 @@ def _facts(batch: Batch[Delivery]) -> BatchFacts:
     ctx: BatchContext = batch.data.ctx
     progress, known = ctx.stream.progress, ctx.batch.known
 
-    def counts() -> tuple[int, int, int] | None:
+    def counts() -> Counts | None:
         found = known()
         if found is None:
             return None
-        return found.rows_count, found.bytes_size, sum(found.skipped.values())
+        skipped = sum(found.skipped.values())
+        return Counts(found.rows_count, found.bytes_size, skipped, found.unlike)
 
     return BatchFacts(
         blocks=ctx.batch.blocks_count,

@@ -28,7 +28,7 @@ from collections.abc import Set as AbstractSet
 
 import pyarrow as pa
 
-from headwater.decode.columns.integers import DECIMAL
+from headwater.decode.columns.integers import DECIMAL, Integer, integer_field
 from headwater.decode.lines.block_lines import TIMESTAMP
 from headwater.errors import ParameterError, SignatureError
 from headwater.query import BITCOIN, Field, Network, WireType
@@ -70,6 +70,16 @@ def column_type(field: Field) -> pa.DataType:
     else:
         kind = scalar_type(field)
     return pa.list_(kind) if field.is_list else kind
+
+
+def column_field(name: str, field: Field, *, as_decimal: bool) -> pa.Field:
+    """Return the field of the column that holds a field of the wire."""
+    if as_decimal:
+        return pa.field(name, decimal_type(field))
+    kind = column_type(field)
+    if kind == pa.string() and field.type is WireType.QUANTITY:
+        return integer_field(name, Integer(256))
+    return pa.field(name, kind)
 
 
 def decimal_type(field: Field) -> pa.DataType | None:

@@ -3,10 +3,16 @@
 A word is kept as its 64 hex digits, eight to a 64-bit integer. Small types become int32 or int64,
 middle ones decimal128(38, 0), wide ones exact decimal text. A word that is not the extension of a
 value of its type is malformed, never truncated.
+
+A column of such text says in its metadata which integers it holds, in Spark's own form: the tag
+goes through DataFrames as long as the column is selected, filtered or renamed, and is gone once an
+expression makes another one of it. Targets give tables that they create a number column by it.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -73,6 +79,36 @@ class Integer:
         if signed_bits <= 64:
             return pa.int32() if signed_bits <= 32 else pa.int64()
         return pa.string() if self.is_wide and not self.as_decimal else DECIMAL
+
+
+_METADATA = b"SPARK::metadata::json"  # where Spark keeps the metadata of a column in Arrow
+_TAG = "headwater.integer"
+_NAME = re.compile(r"(u?)int(\d+)")
+
+
+def tag(kind: Integer) -> dict[str, str]:
+    """Return Spark's metadata of a column of text that holds such integers."""
+    return {_TAG: kind.name}
+
+
+def integer_field(name: str, kind: Integer) -> pa.Field:
+    """Return the field of a column of integers; if they become text, it says which they are."""
+    metadata = {_METADATA: json.dumps(tag(kind)).encode()}
+    return pa.field(name, kind.column, metadata=metadata if kind.column == pa.string() else None)
+
+
+def spark_metadata(field: pa.Field) -> dict[str, object]:
+    """Return the metadata that Spark has of a column, or is to have."""
+    found = json.loads((field.metadata or {}).get(_METADATA, b"{}"))
+    return found if isinstance(found, dict) else {}
+
+
+def wide_integer(field: pa.Field) -> Integer | None:
+    """Return which integers a column of text holds, if its metadata says so. Called by targets."""
+    found = _NAME.fullmatch(str(spark_metadata(field).get(_TAG)))
+    if found is None or not pa.types.is_string(field.type):
+        return None
+    return Integer(int(found[2]), signed=not found[1])
 
 
 def decode_integers(kind: Integer, words: WordText, where: str, owners: Rows) -> pa.Array:

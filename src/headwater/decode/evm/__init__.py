@@ -17,8 +17,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Unpack
 
-import pyarrow as pa
-
 from headwater.core import RangeSpec, parse_ranges
 from headwater.decode.columns.field_columns import check_decimals
 from headwater.decode.columns.malformed import OnError, check_on_error
@@ -37,7 +35,7 @@ from headwater.decode.evm.events import (
 from headwater.decode.evm.factory import PREFIX, Factory, calls_scope, events_scope
 from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.topics import make_topic_filters
-from headwater.decode.evm.types import Elementary, Kind, arrow_type, is_wide
+from headwater.decode.evm.types import Elementary, Kind, arrow_field, is_wide
 from headwater.decode.tables.raw_table import Fields, TableOutput, make_table
 from headwater.errors import AddressError, InvalidOptionError, InvalidRangeError, ParameterError
 from headwater.query import EvmQuery, Query
@@ -231,7 +229,7 @@ def factory(
         parent=parent,
         topics=make_topic_filters(parsed, params or {}),
         columns=asked,
-        fields=tuple(pa.field(PREFIX + name, arrow_type(simple[name])) for name in asked),
+        fields=tuple(arrow_field(PREFIX + name, simple[name]) for name in asked),
     )
 
 

@@ -29,7 +29,7 @@ from headwater.decode.evm.abi import Function
 from headwater.decode.evm.factory import ChildScope
 from headwater.decode.evm.payload import Payload
 from headwater.decode.evm.signature import Parameter
-from headwater.decode.evm.types import arrow_type
+from headwater.decode.evm.types import arrow_field, arrow_type
 from headwater.decode.lines.block_lines import HEADER_FIELDS
 from headwater.decode.lines.entities import Entities
 from headwater.decode.output import DecodedRows, decode_rows
@@ -88,7 +88,7 @@ class CallsOutput:
         inputs, outputs = self.function.inputs, self._results
         names = call_columns(self.function, self.source)
         columns = [
-            pa.field(name, arrow_type(one.type))
+            arrow_field(name, one.type)
             for name, one in zip(names, (*inputs, *outputs), strict=True)
         ]
         return pa.schema([*_base(self.source), *columns, *self._details])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import ClassVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from headwater.decode.evm.factory import FOUND_FIELDS, ChildScope, Factory, even
 from headwater.decode.evm.payload import Payload, decode_words
 from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.topics import TopicFilters
-from headwater.decode.evm.types import Array, Elementary, Kind, Tuple, arrow_type, is_dynamic
+from headwater.decode.evm.types import Array, Elementary, Kind, Tuple, arrow_field, is_dynamic
 from headwater.decode.lines.entities import Entities
 from headwater.decode.lines.log_scan import TOPICS
 from headwater.decode.lines.logs import LOG_SCHEMA
@@ -63,7 +64,7 @@ class EventsOutput:
     def schema(self) -> pa.Schema:
         """The columns of the table; `evm.types` says which ABI type becomes which."""
         columns = [
-            pa.field(name, arrow_type(column_type(one)))
+            arrow_field(name, column_type(one))
             for name, one in zip(event_columns(self.event), self.event.parameters, strict=True)
         ]
         details = self.scope.factory.fields if self.scope is not None else ()
@@ -83,7 +84,9 @@ class EventsOutput:
                 is "raise". With "skip" such logs are left out and counted in the result.
         """
         own = self._own_rows(entities, ranges)
-        return decode_rows(own, self.schema, self._columns, self.on_error, self._explain)
+        rows = decode_rows(own, self.schema, self._columns, self.on_error, self._explain)
+        found = rows.table.num_rows or rows.skipped or self.event.anonymous
+        return rows if found else replace(rows, unlike=self._count_unlike(entities, ranges))
 
     def _own_rows(
         self, entities: Entities, ranges: Sequence[BlockRange]
@@ -94,6 +97,14 @@ class EventsOutput:
                 chosen = self.scope.select(chosen)
             if chosen.num_rows:
                 yield chosen
+
+    def _count_unlike(self, entities: Entities, ranges: Sequence[BlockRange]) -> int:
+        """Count logs of these contracts with this topic and another number of topics."""
+        count = 0
+        for batch in entities["log"].to_batches():
+            held = select_logs(batch, self.event, self.contracts, (), ranges, unlike=True)
+            count += (held if self.scope is None else self.scope.select(held)).num_rows
+        return count
 
     def _columns(self, logs: pa.RecordBatch) -> list[pa.Array]:
         rows = np.arange(logs.num_rows, dtype=np.int64)
@@ -168,15 +179,19 @@ def select_logs(
     contracts: tuple[str, ...] | None,
     topics: TopicFilters,
     ranges: Sequence[BlockRange],
+    *,
+    unlike: bool = False,
 ) -> pa.RecordBatch:
     """Return the logs of this event, these contracts, these topics and these blocks.
 
     The number of topics must be the event's too: ERC-20 and ERC-721 share a Transfer signature and
-    differ only in what is indexed. Called by `EventsOutput.decode`.
+    differ only in what is indexed. `unlike` asks for those of other numbers. Called by
+    `EventsOutput.decode`.
     """
+    alike = _has_topics(batch, len(event.indexed) + event.first_topic)
     checks = [
         *in_ranges(batch.column("block_number"), ranges),
-        *_has_topics(batch, len(event.indexed) + event.first_topic),
+        *([pc.invert(reduce(pc.and_, alike))] if unlike else alike),
         *(
             is_one_of(batch.column(f"topic{slot}"), [value[2:].encode() for value in values])
             for slot, values in topics
@@ -224,8 +239,11 @@ class UnionOutput:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the table."""
-        fields = {one.name: one for part in self.parts for one in part.schema}
+        """The columns of the table; which integers a text holds only where all events agree."""
+        fields: dict[str, pa.Field] = {}
+        for one in (field for part in self.parts for field in part.schema):
+            same = fields.setdefault(one.name, one).equals(one, check_metadata=True)
+            fields[one.name] = one if same else one.remove_metadata()
         base = [fields.pop(name) for name in BASE_COLUMNS]
         return pa.schema([*base, pa.field(EVENT, pa.string()), *fields.values()])
 
@@ -237,13 +255,14 @@ class UnionOutput:
         Raises:
             UndecodableLogError: as `EventsOutput.decode`.
         """
-        schema, tables, skipped = self.schema, [], 0
+        schema, tables, skipped, unlike = self.schema, [], 0, 0
         for part in self.parts:
             rows = part.decode(entities, ranges)
-            skipped += rows.skipped
+            skipped, unlike = skipped + rows.skipped, unlike + rows.unlike
             tables.append(_widen(rows.table, part.event.signature, schema))
         order = [("block_number", "ascending"), ("log_index", "ascending")]
-        return DecodedRows(pa.concat_tables(tables).sort_by(order).combine_chunks(), skipped)
+        table = pa.concat_tables(tables).sort_by(order).combine_chunks()
+        return DecodedRows(table, skipped, 0 if table.num_rows else unlike)
 
 
 def make_union(parts: Sequence[EventsOutput]) -> UnionOutput:

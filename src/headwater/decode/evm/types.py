@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from headwater.decode.columns.integers import Integer
+from headwater.decode.columns.integers import Integer, integer_field
 
 
 class Kind(Enum):
@@ -114,6 +114,13 @@ def arrow_type(abi_type: AbiType) -> pa.DataType:
             return pa.list_(arrow_type(item))
         case Tuple(members):
             return pa.struct([pa.field(member.name, arrow_type(member.type)) for member in members])
+
+
+def arrow_field(name: str, abi_type: AbiType) -> pa.Field:
+    """Return the field of the column that holds such values."""
+    if isinstance(abi_type, Elementary) and abi_type.kind in (Kind.UINT, Kind.INT):
+        return integer_field(name, integer(abi_type))
+    return pa.field(name, arrow_type(abi_type))
 
 
 def integer(abi_type: Elementary) -> Integer:

@@ -21,7 +21,7 @@ from headwater.decode.columns.malformed import MalformedRowsError, OnError, refu
 from headwater.decode.columns.row_filter import keep_rows, refuse_missing_filter_fields, select_rows
 from headwater.decode.lines.entities import Entities
 from headwater.decode.output import DecodedRows, decode_rows
-from headwater.decode.solana.borsh import arrow_type
+from headwater.decode.solana.borsh import arrow_field
 from headwater.decode.solana.data_layout import DataLayout
 from headwater.decode.solana.instructions import (
     LOG_FIELDS,
@@ -60,7 +60,7 @@ class AnchorEventsOutput:
         """The columns of the table; `borsh` says which type becomes which."""
         names = layout_columns(self.layout, LOG_FIELDS)
         columns = [
-            pa.field(name, DECIMAL if one.name in self.decimals else arrow_type(one.type))
+            pa.field(name, DECIMAL) if one.name in self.decimals else arrow_field(name, one.type)
             for name, one in zip(names, self.layout.args.members, strict=True)
         ]
         return pa.schema([*LOG_FIELDS, *columns])

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from headwater.decode.columns.base58 import encode_base58
 from headwater.decode.columns.decimal_text import format_integers, negate
-from headwater.decode.columns.integers import DECIMAL
+from headwater.decode.columns.integers import DECIMAL, Integer, integer_field
 from headwater.decode.columns.malformed import Rows, refuse, refuse_unless_utf8
 from headwater.decode.columns.wire_columns import fixed_width_array, spread, text_parts
 from headwater.errors import LayoutError
@@ -198,6 +198,14 @@ def arrow_type(borsh: BorshType) -> pa.DataType:
                 return pa.string()
             fields = [pa.field(one.name, arrow_type(one.content)) for one in held if one.content]
             return pa.struct([pa.field("variant", pa.string()), *fields])
+
+
+def arrow_field(name: str, borsh: BorshType) -> pa.Field:
+    """Return the field of the column that holds such values."""
+    held = borsh.item if isinstance(borsh, Option) else borsh
+    if isinstance(held, Scalar) and is_wide(held):
+        return integer_field(name, Integer(held.bits, held.name.startswith("i")))
+    return pa.field(name, arrow_type(borsh))
 
 
 def fixed_size(borsh: BorshType) -> int | None:

@@ -31,7 +31,7 @@ from headwater.decode.columns.wire_columns import as_decimals, required
 from headwater.decode.lines.block_lines import HEADER_FIELDS
 from headwater.decode.lines.entities import Entities
 from headwater.decode.output import DecodedRows, decode_rows
-from headwater.decode.solana.borsh import BorshReader, arrow_type
+from headwater.decode.solana.borsh import BorshReader, arrow_field
 from headwater.decode.solana.data_layout import Account, DataLayout
 from headwater.errors import UndecodableInstructionError
 from headwater.query import SOLANA, Filter, Query
@@ -120,13 +120,13 @@ class InstructionsOutput:
     def schema(self) -> pa.Schema:
         """The columns of the table; `borsh` says which type becomes which."""
         names = layout_columns(self.layout, INSTRUCTION_FIELDS)
-        args = [
-            DECIMAL if one.name in self.decimals else arrow_type(one.type)
-            for one in self.layout.args.members
+        members = self.layout.args.members
+        columns = [
+            pa.field(name, DECIMAL) if one.name in self.decimals else arrow_field(name, one.type)
+            for name, one in zip(names, members, strict=False)
         ]
-        kinds = [*args, *(pa.string() for _ in self.layout.accounts)]
-        columns = [pa.field(name, kind) for name, kind in zip(names, kinds, strict=True)]
-        return pa.schema([*INSTRUCTION_FIELDS, *columns])
+        accounts = [pa.field(name, pa.string()) for name in names[len(members) :]]
+        return pa.schema([*INSTRUCTION_FIELDS, *columns, *accounts])
 
     def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
         """Return this instruction's rows among all of a batch, in their order.

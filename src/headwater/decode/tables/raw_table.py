@@ -19,8 +19,8 @@ from headwater.core import BlockRange, RangeSpec, parse_ranges
 from headwater.decode.columns.field_columns import (
     HEADER,
     check_decimals,
+    column_field,
     column_name,
-    column_type,
     decimal_type,
 )
 from headwater.decode.columns.malformed import MalformedRowsError
@@ -71,8 +71,8 @@ class TableOutput:
         if self._definition.joined:
             fields.append(pa.field(transaction_name(network).column, pa.string()))
         for one in self.columns:
-            kind = decimal_type(one) if one.name in self.decimals else column_type(one)
-            fields.append(pa.field(column_name(network, self.entity, one.name), kind))
+            name = column_name(network, self.entity, one.name)
+            fields.append(column_field(name, one, as_decimal=one.name in self.decimals))
         return pa.schema(fields)
 
     @property

@@ -20,7 +20,7 @@ from headwater.errors import (
 from headwater.targets.clickhouse.client import ClickHouseClient, ignoring_refusal
 from headwater.targets.clickhouse.settings import BLOCK_COLUMN, Table
 from headwater.targets.clickhouse.sql import TableName, columns, compose, quote
-from headwater.targets.clickhouse.types import bare, column_type, nullable
+from headwater.targets.clickhouse.types import bare, new_column_type, nullable
 
 _ENGINE = re.compile(r"(?:Shared)?(?:Replicated)?(\w*?)MergeTree")
 _INTEGERS = re.compile(r"U?Int(16|32|64)")
@@ -187,7 +187,7 @@ def create_table(
         kinds[declared.block_column] = "Int64"
     nullable_key = False
     for one in schema:
-        kind = declared.types.get(one.name) or column_type(one)
+        kind = declared.types.get(one.name) or new_column_type(one)
         keyed = one.name in (declared.block_column, *declared.order_by, *_IDENTITY)
         if keyed:
             kind = re.sub(r"Nullable\((\w+)\)", r"\1", kind)

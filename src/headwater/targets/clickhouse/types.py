@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.decode.columns.hex_text import bytes_of, is_lower_hex
+from headwater.decode.columns.integers import wide_integer
 from headwater.errors import ClickHouseTableError
 
 _PLAIN = {
@@ -64,6 +65,14 @@ def column_type(field: pa.Field) -> str:
     if pa.types.is_map(kind):
         return f"Map({column_type(kind.key_field)}, {_inner(kind.item_field)})"
     raise ClickHouseTableError("no column type for this Arrow type", column=field.name, type=kind)
+
+
+def new_column_type(field: pa.Field) -> str:
+    """Return the type of a column that is created for a frame's: wide integers are numbers."""
+    wide = wide_integer(field)
+    if wide is None:
+        return column_type(field)
+    return f"{'' if wide.signed else 'U'}Int{128 if wide.bits <= 128 else 256}"
 
 
 def nullable(kind: str) -> str:

@@ -19,7 +19,13 @@ from headwater.errors import (
     UntraceableWriteError,
 )
 from headwater.targets.duckdb.session import Session
-from headwater.targets.duckdb.types import INTEGER_TYPES, column_type, fits, from_text
+from headwater.targets.duckdb.types import (
+    INTEGER_TYPES,
+    column_type,
+    fits,
+    from_text,
+    new_column_type,
+)
 from headwater.targets.sql.catalog import Column, Layout, Undo
 from headwater.targets.sql.dialect import Dialect, Errors
 from headwater.targets.sql.settings import Table
@@ -80,12 +86,16 @@ class DuckDBDialect(Dialect[Session]):
         """Return the type of a column that holds the values of a field."""
         return column_type(field)
 
+    def new_column_type(self, field: pa.Field) -> str:
+        """Return the type of a column that is created for a field."""
+        return new_column_type(field)
+
     def _checked(self, declared: Table) -> Table:
         types = {one: kind.upper().replace(" ", "") for one, kind in declared.types.items()}
         for column, kind in types.items():
-            if not INTEGER_TYPES.fullmatch(kind):
+            if kind != "VARCHAR" and not INTEGER_TYPES.fullmatch(kind):
                 raise InvalidOptionError(
-                    "types= takes integer types: BIGNUM, HUGEINT, BIGINT, DECIMAL(38,0), …",
+                    "types= takes VARCHAR and integer types: BIGNUM, HUGEINT, DECIMAL(38,0), …",
                     column=column,
                     got=kind,
                 )

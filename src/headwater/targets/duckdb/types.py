@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.decode.columns.integers import wide_integer
 from headwater.errors import TableSchemaError
 from headwater.targets.sql.text import Fragment
 
@@ -71,6 +72,15 @@ def column_type(field: pa.Field) -> str:
     if pa.types.is_fixed_size_binary(kind):
         return "BLOB"
     raise TableSchemaError("no column type for this Arrow type", column=field.name, type=kind)
+
+
+def new_column_type(field: pa.Field) -> str:
+    """Return the type of a column that is created for a frame's column: wide integers are numbers.
+
+    `BIGNUM` is the only exact one for 256 bits. It is taken for 128 bits as well: the sum of
+    `UHUGEINT` is a `DOUBLE`, and that of `HUGEINT` can overflow.
+    """
+    return "BIGNUM" if wide_integer(field) else column_type(field)
 
 
 def fits(source: str, target: str, kind: pa.DataType) -> bool:

@@ -26,7 +26,7 @@ from headwater.targets.postgres.encode import encoder
 from headwater.targets.postgres.layout import Layout, read_layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.transfer import copy_in, plan_transfer
-from headwater.targets.postgres.types import SCALARS, castable, column_type
+from headwater.targets.postgres.types import SCALARS, castable, column_type, new_column_type
 from headwater.targets.sql.catalog import Column
 from headwater.targets.sql.dialect import Dialect, Errors
 from headwater.targets.sql.settings import Table
@@ -94,6 +94,10 @@ class PostgresDialect(Dialect[Session]):
     def column_type(self, field: pa.Field) -> str:
         """Return the type of a column that holds the values of a field."""
         return column_type(field)
+
+    def new_column_type(self, field: pa.Field) -> str:
+        """Return the type of a column that is created for a field."""
+        return new_column_type(field)
 
     def _checked(self, declared: Table) -> Table:
         types = {column: kind.strip().lower() for column, kind in declared.types.items()}

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.targets.postgres.encode import HEADER, TRAILER, encode, encoder
-from headwater.targets.postgres.types import bare_type, column_type
+from headwater.targets.postgres.types import bare_type, new_column_type
 from headwater.targets.sql.text import Fragment, QualifiedName, compose, quote
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def plan_transfer(
     columns = []
     for field in schema:
         if layout is None:
-            kind = (types or {}).get(field.name) or column_type(field)
+            kind = (types or {}).get(field.name) or new_column_type(field)
             bare, cast = bare_type(kind), kind
         else:
             column = layout.columns[field.name]

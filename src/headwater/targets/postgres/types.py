@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from psycopg import RawCursor
 
 from headwater.changes.declaration import ColumnType
+from headwater.decode.columns.integers import wide_integer
 from headwater.errors import PostgresTableError
 from headwater.targets.postgres.encode import INTEGERS
 
@@ -83,6 +84,15 @@ def column_type(field: pa.Field) -> str:
     if pa.types.is_struct(kind):
         return "jsonb"
     raise PostgresTableError("no column type for this Arrow type", column=field.name, type=kind)
+
+
+def new_column_type(field: pa.Field) -> str:
+    """Return the type of a column that is created for a frame's column: wide integers are numbers.
+
+    `numeric(78,0)` holds 256 bits, with and without sign.
+    """
+    wide = wide_integer(field)
+    return f"numeric({len(str(2**wide.bits))},0)" if wide else column_type(field)
 
 
 def bare_type(kind: str) -> str:

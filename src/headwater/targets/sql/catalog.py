@@ -232,7 +232,7 @@ class Catalog(Generic[Held, Laid]):
         put_off = self._puts_off_indexes(undo)
         types = {fold(column): kind for column, kind in declared.types.items()}
         parts = [
-            f"{quote(one.name)} {types.get(fold(one.name)) or self.dialect.column_type(one)}"
+            f"{quote(one.name)} {types.get(fold(one.name)) or self.dialect.new_column_type(one)}"
             for one in schema
         ]
         if key and not put_off:

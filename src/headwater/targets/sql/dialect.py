@@ -147,6 +147,10 @@ class Dialect(ABC, Generic[Held]):
         """Return the type of a column that holds the values of a field."""
 
     @abstractmethod
+    def new_column_type(self, field: pa.Field) -> str:
+        """Return the type of a column that is created for a field: wide integers are numbers."""
+
+    @abstractmethod
     def can_hold(self, column: Column, field: pa.Field) -> bool:
         """Tell whether a column can hold all values of a field without loss."""
 

@@ -148,7 +148,7 @@ def find_columns(plan: Plan, data: Mapping[str, Any]) -> Columns:
     first = plan.parts[0]
     for name in plan.key:
         source = check_column(schemas[first.source], first, first.keys[name])
-        fields[name] = pa.field(name, source.type, nullable=False)
+        fields[name] = source.with_name(name).with_nullable(False)
     for part in plan.parts:
         for one in part.measures:
             if isinstance(one.source, int):
