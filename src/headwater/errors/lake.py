@@ -23,6 +23,68 @@ class LakeSchemaError(
     """A frame does not agree with its table, or has a type that lake tables lack."""
 
 
+class LakeWriterError(
+    TargetError,
+    code="E2203",
+    fix="let one process at a time run a stream; this one was replaced by a later start and has "
+    "changed nothing since: stop it",
+):
+    """Another writer of the stream has begun; this one may change nothing any more."""
+
+
+class LakeForeignWriteError(
+    TargetError,
+    code="E2204",
+    fix="let nothing but the stream write its tables (rewriting files without changing rows is "
+    "allowed): take the foreign snapshot back, or give the stream a table of its own",
+):
+    """A table was changed by another writer, or belongs to another stream."""
+
+
+class LakeUndoError(
+    TargetError,
+    code="E2205",
+    fix="snapshots of blocks that are not final must not be expired: leave that to `headwater "
+    "maintain`; load the table again from the start under a new stream id",
+):
+    """What a rollback goes back to is not there any more."""
+
+
+class LakeUnsupportedError(
+    TargetError,
+    code="E2206",
+    fix="use insert, upsert and delete; for SQL, hooks and aggregates write to DuckDB, PostgreSQL "
+    "or ClickHouse, or aggregate in the engine that reads the table",
+):
+    """Something is asked for that lake targets do not offer."""
+
+
+class LakeKeyError(
+    TargetError,
+    code="E2207",
+    fix="declare table(name, key=[...]) or give key=[...]; every row needs a key, and a batch may "
+    "hold one row of each",
+):
+    """A change by key lacks a key, or two rows share one."""
+
+
+class LakeRewriteError(
+    TargetError,
+    code="E2208",
+    fix="partition or sort the table by its key so that fewer files hold it, raise rewrite_bytes, "
+    "or keep tables with many changes by key in PostgreSQL or DuckDB; nothing was committed",
+):
+    """A change by key would rewrite more of a table than one batch may."""
+
+
+class UndeclaredLakeTableError(
+    TargetError,
+    code="E2209",
+    fix="name every table that is written in tables=[...]: undo is kept for these",
+):
+    """A table is written that was not declared, so a fork could not undo it."""
+
+
 class UnexplainedFilesError(
     TargetError,
     code="E2220",

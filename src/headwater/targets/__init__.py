@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         clickhouse_target,
     )
     from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target
+    from headwater.targets.iceberg import IcebergSettings, IcebergTarget, iceberg_target
     from headwater.targets.parquet import ParquetTarget, Rollover, parquet_target
     from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target
     from headwater.targets.sql.change_log import HistoryTarget, history_target
@@ -38,6 +39,8 @@ _EXTRAS = {
     "DuckDBSettings": "duckdb",
     "DuckDBTarget": "duckdb",
     "HistoryTarget": "sql.change_log",
+    "IcebergSettings": "iceberg",
+    "IcebergTarget": "iceberg",
     "ParquetTarget": "parquet",
     "PostgresSettings": "postgres",
     "PostgresTarget": "postgres",
@@ -45,6 +48,7 @@ _EXTRAS = {
     "clickhouse_target": "clickhouse",
     "duckdb_target": "duckdb",
     "history_target": "sql.change_log",
+    "iceberg_target": "iceberg",
     "parquet_target": "parquet",
     "postgres_target": "postgres",
 }
@@ -58,6 +62,8 @@ __all__ = [
     "DuckDBSettings",
     "DuckDBTarget",
     "HistoryTarget",
+    "IcebergSettings",
+    "IcebergTarget",
     "KeepsConfig",
     "KeepsSideTables",
     "MemoryStore",
@@ -74,6 +80,7 @@ __all__ = [
     "duckdb_target",
     "dump_state",
     "history_target",
+    "iceberg_target",
     "load_state",
     "parquet_target",
     "postgres_target",

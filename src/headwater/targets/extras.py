@@ -7,7 +7,12 @@ from typing import Any
 
 from headwater.errors import MissingExtraError
 
-_PACKAGES = {"clickhouse": "urllib3", "duckdb": "duckdb", "postgres": "psycopg"}
+_PACKAGES = {
+    "clickhouse": "urllib3",
+    "duckdb": "duckdb",
+    "iceberg": "pyiceberg",
+    "postgres": "psycopg",
+}
 
 
 def import_extra(extra: str, name: str, module: str = "") -> Any:

@@ -44,15 +44,17 @@ def table(
 
     Args:
         name: `name`, or `name` within a schema or database, joined by a dot.
-        key: the primary key of a table that the target creates (PostgreSQL, DuckDB).
+        key: the primary key of a table that the target creates (PostgreSQL, DuckDB); the columns
+            that tell rows apart (Iceberg).
         append_only: rows are only inserted, and a fork removes them by their block number
             (PostgreSQL, DuckDB).
         untracked: a fork leaves this table alone (PostgreSQL, DuckDB).
         block_column: where rows keep the number of their block.
         types: types of columns of a table that the target creates, where the frame's will not do.
         indexes: columns of further indexes of a table that the target creates (PostgreSQL).
-        order_by: columns that tell the rows of a block apart (ClickHouse).
-        partition_by: an expression (ClickHouse).
+        order_by: columns that tell the rows of a block apart (ClickHouse); by which the rows of a
+            file are sorted (Iceberg).
+        partition_by: an expression (ClickHouse); columns and transforms (Iceberg).
         engine: of a table that the target creates (ClickHouse).
         stream_column: a column that the target fills with the stream's id (ClickHouse).
         live_view: create `<name>_live`, which shows the rows that count (ClickHouse).

@@ -1,0 +1,85 @@
+"""Maintains the streams of an Iceberg catalog from outside: for `headwater maintain`.
+
+It takes no stream over: a stream that runs goes on, and finds its files rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table as PyIcebergTable
+
+from headwater.errors import LakeForeignWriteError
+from headwater.targets.iceberg.maintenance import Maintenance
+from headwater.targets.iceberg.settings import CatalogName, IcebergSettings, Table
+from headwater.targets.iceberg.snapshots import properties_of
+from headwater.targets.iceberg.tables import StreamTable
+from headwater.targets.lake.state import STATE, STREAM, StoredStream
+
+_ATTEMPTS = 5
+
+
+def maintain_catalog(
+    given: str | Path | Mapping[str, str],
+    *,
+    stream_id: str | None = None,
+    settings: IcebergSettings | None = None,
+) -> dict[str, dict[str, int]]:
+    """Expire, compact and sweep the tables of all streams, or of one; return what was done.
+
+    Raises:
+        LakePathError: the catalog cannot be loaded.
+        LakeForeignWriteError: a table changes all the time.
+    """
+    catalog = CatalogName.of(given).open()
+    try:
+        tables = _tables_by_stream(catalog)
+        wanted = [one for one in tables if stream_id in (None, one)]
+        return {
+            one: _maintain(catalog, tables[one], settings or IcebergSettings()) for one in wanted
+        }
+    finally:
+        catalog.close()
+
+
+def _tables_by_stream(catalog: Catalog) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for namespace in catalog.list_namespaces():
+        for identifier in catalog.list_tables(namespace):
+            owner = catalog.load_table(identifier).properties.get(STREAM)
+            if owner is not None:
+                found.setdefault(owner, []).append(".".join(identifier))
+    return found
+
+
+def _maintain(catalog: Catalog, names: list[str], settings: IcebergSettings) -> dict[str, int]:
+    for _ in range(_ATTEMPTS):
+        stored, states, tables = _load(catalog, names)
+        if stored is None:
+            return {}
+        work = Maintenance(tables, stored, settings, bounded=False)
+        try:
+            return {**work.run(), "swept": work.sweep(states)}
+        except CommitFailedException:
+            continue
+    raise LakeForeignWriteError("tables change all the time", tables=", ".join(names))
+
+
+def _load(
+    catalog: Catalog, names: list[str]
+) -> tuple[StoredStream | None, list[PyIcebergTable], list[StreamTable]]:
+    """Return what is stored of a stream, its table of state, and its tables."""
+    stored, states, tables = None, [], []
+    for name in names:
+        one = catalog.load_table(name)
+        current = one.current_snapshot()
+        said = {} if current is None else properties_of(current)
+        if STATE in said:
+            stored = StoredStream.from_properties(said)
+            states.append(one)
+        else:
+            tables.append(StreamTable(Table(name), one))
+    return stored, states, tables

@@ -1,0 +1,303 @@
+"""Commits to one Iceberg table: several snapshots, a way back and an expiry in one step.
+
+pyiceberg's transactions copy all of a table's metadata many times for each snapshot, and cannot go
+back and add in one commit; so the updates are put together here, of pyiceberg's own parts, and
+given to the catalog with the requirement that `main` is what this writer saw last. A catalog that
+finds another snapshot there refuses: that is the fence. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, cast
+
+from pyiceberg.manifest import (
+    DataFile,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    write_manifest,
+    write_manifest_list,
+)
+from pyiceberg.table import Table
+from pyiceberg.table import update as _update
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.snapshots import (
+    Operation,
+    Snapshot,
+    SnapshotSummaryCollector,
+    Summary,
+    update_snapshot_summaries,
+)
+
+from headwater.targets.lake.state import BLOCK, HASH
+
+SMALL_MANIFEST = 1 << 20  # of bytes: those below are merged
+_CODEC: Literal["deflate"] = "deflate"
+update: Any = _update  # its classes are made with names that their types do not show
+_snapshot: Any = Snapshot
+
+
+class TableChange:
+    """What one commit changes of a table. Nothing is visible before `commit`.
+
+    A change builds on what `table` was when it was loaded or committed last.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._metadata = cast(Any, table.metadata)
+        self._base = table.current_snapshot()
+        self._head = self._base
+        self._sequence = int(self._metadata.last_sequence_number)
+        self._updates: list[Any] = []
+        self._paths: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._updates)
+
+    def go_back(self, snapshot: Snapshot) -> None:
+        """Make an older snapshot the current one; what follows builds on it."""
+        self._head = snapshot
+        self._updates.append(
+            update.SetSnapshotRefUpdate(
+                ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH, snapshot_id=snapshot.snapshot_id
+            )
+        )
+
+    def append(self, added: Sequence[DataFile], properties: Mapping[str, str]) -> None:
+        """Add a snapshot with more files, or with none: it only says something."""
+        self._add(Operation.APPEND, added, (), properties, merge=False)
+
+    def overwrite(
+        self,
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile],
+        properties: Mapping[str, str],
+    ) -> None:
+        """Add a snapshot in which files take the place of others, with other rows."""
+        self._add(Operation.OVERWRITE, added, removed, properties, merge=False)
+
+    def rewrite(
+        self,
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile],
+        properties: Mapping[str, str],
+    ) -> None:
+        """Add a snapshot with the same rows in other files; small manifests become one."""
+        self._add(Operation.REPLACE, added, removed, properties, merge=True)
+
+    def expire(self, ids: Collection[int]) -> None:
+        """Forget snapshots; their files stay until they are swept."""
+        if ids:
+            self._updates.append(update.RemoveSnapshotsUpdate(snapshot_ids=list(ids)))
+
+    def commit(self) -> None:
+        """Let the catalog make all of it current; `table` is then what was committed.
+
+        Raises:
+            CommitFailedException: the table has changed since it was loaded; nothing was done.
+        """
+        table = self._table
+        requirements = (
+            update.AssertTableUUID(uuid=self._metadata.table_uuid),
+            update.AssertRefSnapshotId(
+                ref=MAIN_BRANCH,
+                snapshot_id=None if self._base is None else self._base.snapshot_id,
+            ),
+        )
+        made = table.catalog.commit_table(table, requirements, tuple(self._updates))
+        before, table.metadata = table.metadata, made.metadata
+        table.metadata_location = made.metadata_location
+        kept = {one.metadata_file for one in made.metadata.metadata_log}
+        for one in before.metadata_log:
+            if one.metadata_file not in kept:
+                _delete(table, one.metadata_file)
+
+    def abandon(self) -> None:
+        """Delete what was written for a commit that the catalog has refused."""
+        for path in self._paths:
+            _delete(self._table, path)
+
+    # --- one snapshot -----------------------------------------------------------------------------
+
+    def _add(
+        self,
+        operation: Operation,
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile],
+        properties: Mapping[str, str],
+        *,
+        merge: bool,
+    ) -> None:
+        number = self._metadata.new_snapshot_id()
+        self._sequence += 1
+        manifests = self._held()
+        if removed or merge:
+            manifests = self._without(manifests, removed, number, merge=merge)
+        entries = [_entry(ManifestEntryStatus.ADDED, number, one) for one in added]
+        manifests = [*self._written(entries, number), *manifests]
+        path = self._new_path(f"snap-{number}-0-{uuid.uuid4()}.avro")
+        with write_manifest_list(
+            self._metadata.format_version,
+            self._table.io.new_output(path),
+            number,
+            None if self._head is None else self._head.snapshot_id,
+            self._sequence,
+            _CODEC,
+        ) as writer:
+            writer.add_manifests(manifests)
+        previous = None if self._head is None else self._head.snapshot_id
+        snapshot: Snapshot = _snapshot(
+            snapshot_id=number,
+            parent_snapshot_id=previous,
+            sequence_number=self._sequence,
+            timestamp_ms=self._now(),
+            manifest_list=path,
+            summary=self._summary(operation, added, removed, properties),
+            schema_id=self._metadata.current_schema_id,
+        )
+        self._updates += [
+            update.AddSnapshotUpdate(snapshot=snapshot),
+            update.SetSnapshotRefUpdate(
+                ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH, snapshot_id=number
+            ),
+        ]
+        self._head = snapshot
+
+    def _held(self) -> list[ManifestFile]:
+        """Return the manifests of the snapshot that the next one builds on."""
+        found = [] if self._head is None else self._head.manifests(self._table.io)
+        return [one for one in found if one.has_added_files() or one.has_existing_files()]
+
+    def _without(
+        self,
+        manifests: Sequence[ManifestFile],
+        removed: Sequence[DataFile],
+        number: int,
+        *,
+        merge: bool,
+    ) -> list[ManifestFile]:
+        """Return manifests without some files, and those that say that these are gone."""
+        gone = {one.file_path for one in removed}
+        kept: list[ManifestFile] = []
+        entries: list[ManifestEntry] = []
+        for manifest in manifests:
+            if manifest.content != ManifestContent.DATA:
+                kept.append(manifest)
+                continue
+            found = manifest.fetch_manifest_entry(self._table.io, discard_deleted=True)
+            hit = any(one.data_file.file_path in gone for one in found)
+            if not hit and not (merge and manifest.manifest_length < SMALL_MANIFEST):
+                kept.append(manifest)
+                continue
+            for one in found:
+                is_gone = one.data_file.file_path in gone
+                status = ManifestEntryStatus.DELETED if is_gone else ManifestEntryStatus.EXISTING
+                entries.append(
+                    _entry(status, number if is_gone else one.snapshot_id, one.data_file, one)
+                )
+        return [*kept, *self._written(entries, number)]
+
+    def _written(self, entries: Sequence[ManifestEntry], number: int) -> Iterator[ManifestFile]:
+        """Write entries into one manifest for each partition spec."""
+        specs = self._metadata.specs()
+        for spec_id in sorted({one.data_file.spec_id for one in entries}):
+            path = self._new_path(f"{uuid.uuid4()}-m0.avro")
+            with write_manifest(
+                self._metadata.format_version,
+                specs[spec_id],
+                self._metadata.schema(),
+                self._table.io.new_output(path),
+                number,
+                _CODEC,
+            ) as writer:
+                for one in entries:
+                    if one.data_file.spec_id == spec_id:
+                        writer.add_entry(one)
+            yield writer.to_manifest_file()
+
+    def _summary(
+        self,
+        operation: Operation,
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile],
+        properties: Mapping[str, str],
+    ) -> Summary:
+        collector = SnapshotSummaryCollector()
+        schema, specs = self._metadata.schema(), self._metadata.specs()
+        for one in added:
+            collector.add_file(one, schema, specs[one.spec_id])
+        for one in removed:
+            collector.remove_file(one, schema, specs[one.spec_id])
+        before: Any = None if self._head is None else self._head.summary
+        known = Operation.OVERWRITE if operation is Operation.REPLACE else operation
+        made = update_snapshot_summaries(Summary(known, **collector.build(), **properties), before)
+        return Summary(operation, **made.additional_properties)
+
+    def _now(self) -> int:
+        """Return the time, never before that of the snapshot that this one follows."""
+        last = 0 if self._head is None else self._head.timestamp_ms
+        return max(int(time.time() * 1000), last, int(self._metadata.last_updated_ms))
+
+    def _new_path(self, name: str) -> str:
+        path = self._table.location_provider().new_metadata_location(name)
+        self._paths.append(path)
+        return path
+
+
+def _entry(
+    status: ManifestEntryStatus,
+    snapshot_id: int | None,
+    file: DataFile,
+    before: ManifestEntry | None = None,
+) -> ManifestEntry:
+    return ManifestEntry.from_args(
+        status=status,
+        snapshot_id=snapshot_id,
+        sequence_number=None if before is None else before.sequence_number,
+        file_sequence_number=None if before is None else before.file_sequence_number,
+        data_file=file,
+    )
+
+
+def _delete(table: Table, path: str) -> None:
+    with suppress(Exception):  # it is swept later
+        table.io.delete(path)
+
+
+# --- what snapshots say ---------------------------------------------------------------------------
+
+
+def ancestors(table: Table) -> Iterator[Snapshot]:
+    """Yield the current snapshot and those that it came from, newest first."""
+    snapshot = table.current_snapshot()
+    held = {one.snapshot_id: one for one in table.metadata.snapshots}
+    while snapshot is not None:
+        yield snapshot
+        snapshot = held.get(snapshot.parent_snapshot_id or -1)
+
+
+def properties_of(snapshot: Snapshot) -> Mapping[str, str]:
+    """Return what a commit has said about itself."""
+    return {} if snapshot.summary is None else snapshot.summary.additional_properties
+
+
+def block_of(snapshot: Snapshot) -> tuple[int, str | None] | None:
+    """Return the block up to which a table is complete, and its hash; None if it is not said."""
+    found = properties_of(snapshot)
+    text = found.get(BLOCK)
+    return None if text is None else (int(text), found.get(HASH))
+
+
+def live_files(table: Table) -> Iterator[tuple[DataFile, int | None]]:
+    """Yield the data files of the current snapshot, and the snapshot that added each."""
+    snapshot = table.current_snapshot()
+    for manifest in () if snapshot is None else snapshot.manifests(table.io):
+        if manifest.content == ManifestContent.DATA:
+            for one in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                yield one.data_file, one.snapshot_id

@@ -1,0 +1,132 @@
+"""The state of a stream in an Iceberg catalog: a table without rows, whose snapshots say it.
+
+Each state is the summary of a snapshot of `headwater_<stream>`. The catalog lets it in only if the
+snapshot before it is the one that this writer has seen: so a writer that was replaced stores
+nothing, and what it has stored last is what the next one reads. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import NestedField, StringType
+
+from headwater.errors import LakeWriterError
+from headwater.targets.iceberg.snapshots import TableChange, properties_of
+from headwater.targets.iceberg.tables import PROPERTIES, place_of
+from headwater.targets.lake.files import slug
+from headwater.targets.lake.paths import Place
+from headwater.targets.lake.state import STREAM, StoredStream
+
+_SCHEMA = Schema(NestedField(field_id=1, name="stream_id", field_type=StringType(), required=False))
+_KEPT = 3  # snapshots: for people who look
+_STARTS = 5
+
+
+class StateTable:
+    """What is stored of one stream. `stored` is what was read or written last."""
+
+    def __init__(self, catalog: Catalog, namespace: str, stream_id: str) -> None:
+        self._catalog = catalog
+        self._namespace = namespace
+        self.name = f"{namespace}.headwater_{slug(stream_id)}"
+        self._id = stream_id
+        self.stored = StoredStream(stream_id)
+        self._table: Table | None = None
+
+    def load(self) -> StoredStream:
+        """Read what is stored; a stream that was never here has an empty state and epoch 0."""
+        try:
+            self._table = self._catalog.load_table(self.name)
+        except NoSuchTableError:
+            return StoredStream(self._id)
+        current = self._table.current_snapshot()
+        if current is None:
+            return StoredStream(self._id)
+        return StoredStream.from_properties(properties_of(current))
+
+    def take_over(self) -> StoredStream:
+        """Begin the next epoch: no earlier writer can store anything from here on.
+
+        Raises:
+            LakeWriterError: others begin at the same moment, again and again.
+        """
+        for _ in range(_STARTS):
+            found = self.load()
+            if self._table is None:
+                self._create()
+            next_one = StoredStream(
+                self._id, found.state, found.epoch + 1, found.config, found.side
+            )
+            try:
+                self._write(next_one)
+            except CommitFailedException:
+                continue
+            return self.stored
+        raise LakeWriterError("other writers of the stream begin all the time", stream=self._id)
+
+    def store(self, stored: StoredStream) -> None:
+        """Replace what is stored, in one step.
+
+        Raises:
+            LakeWriterError: another writer has begun.
+        """
+        try:
+            self._write(stored)
+        except CommitFailedException:
+            raise self.replaced() from None
+
+    def check(self) -> StoredStream:
+        """Read again what is stored; refuse to go on if another writer has begun."""
+        found = self.load()
+        if found.epoch != self.stored.epoch:
+            raise self.replaced()
+        self.stored = found
+        return found
+
+    def replaced(self) -> LakeWriterError:
+        """Return the error of a writer that has been replaced."""
+        return LakeWriterError(
+            "another writer of the stream has begun", stream=self._id, epoch=self.stored.epoch
+        )
+
+    @property
+    def place(self) -> Place:
+        """Where files of the stream itself are kept."""
+        assert self._table is not None, "take_over creates it"
+        return place_of(self._table)
+
+    def _create(self) -> None:
+        self._catalog.create_namespace_if_not_exists(self._namespace)
+        try:
+            self._table = self._catalog.create_table(
+                self.name,
+                _SCHEMA,
+                properties={
+                    **PROPERTIES,
+                    STREAM: self._id,
+                    "comment": "State of a Headwater stream, in the summary of the newest snapshot",
+                },
+            )
+        except TableAlreadyExistsError:
+            self._table = self._catalog.load_table(self.name)
+
+    def _write(self, stored: StoredStream) -> None:
+        assert self._table is not None, "take_over creates it"
+        old = self._table.metadata.snapshots[: -_KEPT + 1]
+        change = TableChange(self._table)
+        change.append((), stored.to_properties())
+        change.expire([one.snapshot_id for one in old])
+        try:
+            change.commit()
+        except CommitFailedException:
+            change.abandon()
+            raise
+        self.stored = stored
+        for one in old:
+            with suppress(Exception):  # it is swept later
+                self._table.io.delete(one.manifest_list)
