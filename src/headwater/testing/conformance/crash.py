@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,53 +21,64 @@ _RECOVERY_STEPS = 5
 class Clock:
     """Counts the steps of I/O of each call; the process dies at chosen ones, and stays dead.
 
-    `plan` says at which step of I/O of which call: `{2: 5}` is the fifth of the call at index 2.
+    `points` are those to die at: `(2, 5)` is the fifth step of the call at index 2. The process
+    that begins a call dies at the last of its points; those that try the call again, each in a
+    process that has just recovered, die at the first step, the second, and so on to the end.
     """
 
-    def __init__(self, plan: Mapping[int, int] | None = None) -> None:
+    def __init__(self, points: Iterable[tuple[int, int]] = ()) -> None:
         self.counts: list[int] = []
         self.died: list[tuple[int, int]] = []
-        self._plan = plan or {}
+        self._points = set(points)
+        self._at: int | None = None
+        self._tries = 0
         self._dead = False
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether the call after the last one to die in has ended: no other is needed."""
+        return bool(self.died) and len(self.counts) > max(call for call, _ in self._points) + 1
 
     def begin_call(self) -> None:
         """Count the steps of the next call."""
         self.counts.append(0)
+        call = len(self.counts) - 1
+        self._at = max((step for one, step in self._points if one == call), default=None)
+        self._tries = 0
 
     def tick(self) -> None:
         """Count one step, or die at it."""
         self.counts[-1] += 1
         call, step = len(self.counts) - 1, self.counts[-1]
-        if self._plan.get(call) == step and not self._dead:
+        if self._at == step and not self._dead:
             self.died.append((call, step))
             self._dead = True
         if self._dead:
             raise Crash(call, step)
 
-    def recovered(self) -> None:
-        """Let a new process live; the rest of this call is not counted."""
+    def recovered(self, *, again: bool) -> None:
+        """Let a new process live; it dies in this call as well if it tries all of it again."""
         self._dead = False
-        self._plan = {call: at for call, at in self._plan.items() if call >= len(self.counts)}
+        self._tries += 1
+        self._at = self._tries if again else None
+        self.counts[-1] = 0
 
 
 def crash_everywhere(run: Callable[[Clock], None]) -> int:
     """Run a script until its process has died at every step of I/O; return how many those are.
 
-    A run dies in every second call, once in each: so the calls between run in a process that has
-    begun well, and a script with many calls is not run anew for each of its steps. A step that such
-    a run does not reach, because a recovery spared it, gets a run of its own.
+    A crash that leaves the state as it was lets the call be tried again, and the process die in it
+    again: one run dies at all steps before the commits, however many, and no call is replayed for
+    the steps of a later one. Steps that a run does not reach (an opening is tried once, a call that
+    was committed is not tried again) are left to the next run, which ends behind the last of them.
     """
     run(counted := Clock())
     points = {(call, step) for call, n in enumerate(counted.counts) for step in range(1, n + 1)}
     left = set(points)
-    for first in (0, 1):
-        calls = range(first, len(counted.counts), 2)
-        for step in range(1, max(counted.counts[first::2], default=0) + 1):
-            run(clock := Clock({one: step for one in calls if step <= counted.counts[one]}))
-            left -= set(clock.died)
-    for call, step in sorted(left):
-        run(clock := Clock({call: step}))
-        assert clock.died == [(call, step)], f"step {step} of call {call} was not reached"
+    while left:
+        run(clock := Clock(left))
+        assert left & set(clock.died), f"these steps were not reached: {sorted(left)}"
+        left -= set(clock.died)
     return len(points)
 
 
@@ -81,25 +92,35 @@ def run_crashing(suite: TargetConformance, script: Script, clock: Clock) -> None
     suite.fresh()
     rig = Rig(_watched(suite, clock.tick), suite.read_rows, suite.tables)
     for step in [_recover, *script]:
+        if clock.is_over:
+            break
         clock.begin_call()
-        try:
-            step(rig)
-            continue
-        except Crash:
-            suite.crash(rig.target)
-        clock.recovered()
-        state = _recover_dying(suite, rig, 1 + sum(clock.died[-1]) % _RECOVERY_STEPS)
-        suite.watch_io(rig.target, clock.tick)
-        if state == rig.state:
+        while not _survives(suite, rig, step, clock):
             rig.check()  # not committed: nothing of it is there
-            step(rig)
-        else:
-            _follow(rig, step, state)
         rig.check()
     suite.watch_io(rig.target, lambda: None)
-    rig.check()
     suite.restart(rig)
+    rig.check()
     rig.target.close()
+
+
+def _survives(
+    suite: TargetConformance, rig: Rig, step: Callable[[Rig], None], clock: Clock
+) -> bool:
+    """Do a step once; False if the process died of it, and a new one has to do it again."""
+    try:
+        step(rig)
+    except Crash:
+        suite.crash(rig.target)
+    else:
+        return True
+    clock.recovered(again=step is not _recover)
+    state = _recover_dying(suite, rig, 1 + sum(clock.died[-1]) % _RECOVERY_STEPS)
+    suite.watch_io(rig.target, clock.tick)
+    if state == rig.state:
+        return False
+    _follow(rig, step, state)
+    return True
 
 
 class PreparesTwice:
@@ -138,7 +159,7 @@ def _recover(rig: Rig) -> None:
 
 def _recover_dying(suite: TargetConformance, rig: Rig, crash_at: int) -> PipeState:
     """Recover in a new process; the first one dies at this step of its recovery."""
-    clock = Clock({0: crash_at})
+    clock = Clock([(0, crash_at)])
     clock.begin_call()
     rig.target = _watched(suite, clock.tick)
     try:

@@ -311,18 +311,22 @@ class SideTablePromises:
             lambda model: settle(model, (5, 1)),
         ]
         for make in script:
+            if clock.is_over:
+                break
             step = make(model)
             clock.begin_call()
-            try:
-                step.call(target)
-            except Crash:
-                clock.recovered()
+            while True:
+                try:
+                    step.call(target)
+                    break
+                except Crash:
+                    clock.recovered(again=step.after != model)
                 target = self.reopen_side(target)
                 held = self.held(target)
                 assert held in (model, step.after), f"crash at {clock.died[-1]}: {held}"
                 self.watch_io(target, clock.tick)
-                if held == model != step.after:
-                    step.call(target)
+                if held == step.after:
+                    break
             model = step.after
         self.watch_io(target, lambda: None)
         assert self.held(target) == model
