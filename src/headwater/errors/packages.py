@@ -27,3 +27,12 @@ class RelationalSchemaError(
     "other annotations with --proto-file-override; nothing was created",
 ):
     """The annotations of a message contradict each other, or the target cannot keep them."""
+
+
+class SinkCursorError(
+    ConfigError,
+    code="E0054",
+    fix="give a cursor as the endpoint or the sink's `cursors` table has it: about 200 characters "
+    "of URL-safe base64",
+):
+    """A text is no cursor of a Substreams endpoint."""

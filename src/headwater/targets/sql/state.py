@@ -53,6 +53,11 @@ class SyncTable:
         self._name = name
         self._id = stream_id
 
+    @property
+    def stream_id(self) -> str:
+        """The stream whose state this is."""
+        return self._id
+
     def create(self) -> None:
         """Create the table if it is not there. Another user may have made it, with more rights."""
         if self._dialect.exists(self._session, self._name):
@@ -192,6 +197,11 @@ class SyncTable:
                     sync=self._name,
                 )
 
+    def replace(self, state: PipeState) -> None:
+        """Forget everything, and store one state: another program has written since."""
+        self._session.run("DELETE FROM {sync} WHERE id = $1", [self._id], sync=self._name)
+        self.append(state, PipeState())
+
     def adopt_legacy(self, legacy_id: str) -> bool:
         """Take over the rows that were kept before streams had ids, once: if there are no own."""
         return bool(
@@ -243,11 +253,18 @@ class CursorTable:
             )
 
     def show(
-        self, session: Session, stream_id: str, state: PipeState, *, known: bool = False
+        self,
+        session: Session,
+        stream_id: str,
+        state: PipeState,
+        *,
+        known: bool = False,
+        text: str | None = None,
     ) -> None:
         """Write the stream's row, or remove it where there is no cursor.
 
-        With `known` a stream that has no row gets none: it may not be one with a change log.
+        With `known` a stream that has no row gets none: it may not be one with a change log. `text`
+        stands for the cursor where another program has a form of its own.
         """
         cursor = state.cursor
         query = compose("SELECT 1 FROM {cursors} WHERE id = $1", cursors=self._name)
@@ -260,7 +277,7 @@ class CursorTable:
             "INSERT INTO {cursors} (id, cursor, block_num, block_id) VALUES ($1, $2, $3, $4) "
             "ON CONFLICT (id) DO UPDATE SET cursor = excluded.cursor, "
             "block_num = excluded.block_num, block_id = excluded.block_id",
-            [stream_id, dump_cursor(cursor), cursor.number, cursor.hash or ""],
+            [stream_id, text or dump_cursor(cursor), cursor.number, cursor.hash or ""],
             prepare=True,
             cursors=self._name,
         )

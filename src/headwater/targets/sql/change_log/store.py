@@ -22,6 +22,7 @@ from headwater.errors import (
     UnknownTableError,
 )
 from headwater.targets.sql.catalog import Layout
+from headwater.targets.sql.change_log.sink import FinalOf, SinkTables
 from headwater.targets.sql.dialect import Dialect, Session
 from headwater.targets.sql.merge.changes import Rounds, Shape
 from headwater.targets.sql.settings import Table
@@ -75,7 +76,9 @@ class Hooks:
     `shapes` are the tables as changes see them, by the names that changes call them.
     """
 
-    def __init__(self, dialect: Dialect[Any], names: Names, schema: str) -> None:
+    def __init__(
+        self, dialect: Dialect[Any], names: Names, schema: str, final_of: FinalOf | None = None
+    ) -> None:
         self.shapes: dict[str, Shape] = {}
         self.log = dialect.name_type(schema, names.change_log)
         self._dialect = dialect
@@ -83,6 +86,7 @@ class Hooks:
         self._change_log = ChangeLog(dialect, self.log)
         self._cursors = dialect.name_type(schema, names.cursors)
         self._shown = CursorTable(dialect, self._cursors)
+        self._sink = SinkTables(self._cursors, self.log, final_of) if final_of else None
         self._layouts: dict[str, Layout] = {}
         self._rounds = Rounds({})
 
@@ -118,6 +122,8 @@ class Hooks:
             self._layouts[name] = layout
             self.shapes[name] = agreed(tx.store.merger.shape(name, layout), declared)
         tx.store.catalog.claim_cursors(self._cursors)
+        if self._sink is not None:
+            self._sink.take_over(tx, tx.store.sync.stream_id)
         self._dialect.check_change_log_tables(session, [one.name for one in self._layouts.values()])
         self._rounds = Rounds(self.shapes)
 
@@ -131,7 +137,8 @@ class Hooks:
 
     def on_state(self, session: Session, stream_id: str, state: PipeState) -> None:
         """Show the cursor, and forget what became final. Called by every commit and rollback."""
-        self._shown.show(session, stream_id, state)
+        text = None if self._sink is None else self._sink.cursor_at(state.number)
+        self._shown.show(session, stream_id, state, text=text)
         session.run(
             "DELETE FROM {log} WHERE stream_id = $1 AND block_num <= $2",
             [stream_id, state.undo_floor],

@@ -29,6 +29,7 @@ from headwater.targets.database import Callbacks
 from headwater.targets.extras import import_extra
 from headwater.targets.frames import executor_rows
 from headwater.targets.sql.aggregates.declaration import Aggregate
+from headwater.targets.sql.change_log.sink import FinalOf
 from headwater.targets.sql.change_log.store import Hooks, Names, Work
 from headwater.targets.sql.flow import SqlTarget
 from headwater.targets.sql.state import CURSORS
@@ -47,6 +48,7 @@ def history_target(
     cursors_table: str = CURSORS,
     aggregates: Iterable[Aggregate] = (),
     settings: PostgresSettings | DuckDBSettings | None = None,
+    shared_with_sink: FinalOf | None = None,
 ) -> HistoryTarget:
     """Apply a stream of changes to tables of PostgreSQL or DuckDB.
 
@@ -62,6 +64,9 @@ def history_target(
         aggregates: tables that sum up outputs, made by `aggregate(...)`. An output that is not a
             table of changes may only be their source.
         settings: those of the database's own target: the stream id, the schema, the state's table.
+        shared_with_sink: for a Substreams stream whose id is its module's hash: go on where
+            substreams-sink-sql stopped in this database, and keep `cursors` in its form, so that it
+            can go on too. `headwater.substreams.cursor_text.final_block` is what it takes.
     """
     names = Names.of(tables, history_table, cursors_table)
     check_address(place, "postgres", "duckdb")
@@ -72,7 +77,7 @@ def history_target(
         raise InvalidOptionError(
             f"this database takes {made.settings_type.__name__}", got=type(given).__name__
         )
-    hooks = Hooks(made.dialect, names, given.schema)
+    hooks = Hooks(made.dialect, names, given.schema, shared_with_sink)
     callbacks = Callbacks.check(hooks.on_data, hooks.on_start)
     return HistoryTarget(made(place, hooks.tables(), aggregates, callbacks, given), hooks)
 

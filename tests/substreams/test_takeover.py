@@ -1,0 +1,156 @@
+"""A database of substreams-sink-sql, taken over where it stopped, and handed back; both ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from headwater.changes import Changes
+from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
+from headwater.substreams.cursor_text import CursorText, final_block, write_cursor
+from headwater.targets import history_target
+from headwater.targets.contract import Delivery, SideTable, prepared
+from tests.targets import postgres_places
+
+HASH = "6aca30692dfa835efe09fbf51b0a1735ea3b3155"
+SIDE = SideTable(
+    "substreams_cursors",
+    pa.schema(
+        [
+            ("block_number", pa.int64()),
+            ("ordinal", pa.int64()),
+            ("block_hash", pa.string()),
+            ("cursor", pa.string()),
+        ]
+    ),
+)
+SINK = """
+CREATE TABLE transfer (id VARCHAR PRIMARY KEY, "from" VARCHAR, "to" VARCHAR, value BIGINT);
+CREATE TABLE cursors (id TEXT NOT NULL PRIMARY KEY, cursor TEXT, block_num BIGINT, block_id TEXT);
+CREATE TABLE substreams_history (id SERIAL PRIMARY KEY, op CHAR, table_name TEXT, pk TEXT,
+    prev_value TEXT, block_num BIGINT);
+"""
+
+
+def cursor_of(number: int, final: int) -> str:
+    block = BlockCursor(number, f"h{number}")
+    return write_cursor(CursorText(1, block, block, BlockCursor(final, f"h{final}")))
+
+
+@pytest.fixture
+def address() -> str:
+    """A database that the sink has left at block 102; 99 was final."""
+    found = postgres_places.database()
+    with psycopg.connect(found, autocommit=True) as sink:
+        sink.execute(SINK)
+        sink.execute(
+            "INSERT INTO transfer VALUES ('tx1', 'alice', 'bob', 1500), ('tx2', 'bob', 'al', 5)"
+        )
+        sink.execute(
+            "INSERT INTO substreams_history (op, table_name, pk, prev_value, block_num) VALUES "
+            """('I', '"public"."transfer"', '{"id":"tx1"}', NULL, 100), """
+            """('U', 'public.transfer', '{"id":"tx1"}', """
+            """'{"id":"tx1","from":"alice","to":"bob","value":1000}', 101), """
+            """('D', '"public"."transfer"', '{"id":"gone"}', """
+            """'{"id":"gone","from":"x","to":"y","value":1}', 102), """
+            """('I', '"public"."transfer"', '{"id":"tx2"}', NULL, 102)"""
+        )
+        sink.execute("INSERT INTO cursors VALUES (%s, %s, 102, 'h102')", [HASH, cursor_of(102, 99)])
+    return found
+
+
+def open_target(address: str) -> tuple[Any, PipeState]:
+    target = history_target(address, tables=["transfer"], shared_with_sink=final_block)
+    target.bind(HASH)
+    target.capabilities.side_tables.open_side_tables([SIDE])  # type: ignore[union-attr]
+    return target, target.recover()
+
+
+def commit(target: Any, state: PipeState, number: int, changes: Changes) -> PipeState:
+    header = BlockHeader(number, f"h{number}", f"h{number - 1}", number - 1, 1000 + number)
+    head = Head(BlockCursor(99, "h99"))
+    after = state.advance([header], head)
+    row = {"block_number": number, "ordinal": 0, "block_hash": f"h{number}",
+           "cursor": cursor_of(number, 99)}  # fmt: skip
+    side = {"substreams_cursors": pa.Table.from_pylist([row], schema=SIDE.columns)}
+    batch = Batch((header,), head, after, (header.cursor,),
+                  Delivery({"changes": changes.toArrow()}, None, side))  # fmt: skip
+    target.commit([prepared(target, batch)], after)
+    return after
+
+
+def rows(address: str, sql: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(address) as connection:
+        return connection.execute(sql).fetchall()
+
+
+TABLE = "SELECT id, value FROM transfer ORDER BY id"
+
+
+def test_the_stream_goes_on_after_the_sinks_block(address: str) -> None:
+    target, state = open_target(address)
+    assert (state.cursor, state.finalized) == (BlockCursor(102, "h102"), BlockCursor(99, "h99"))
+    found = target.capabilities.side_tables.read_side_table("substreams_cursors")
+    assert found["cursor"].to_pylist() == [cursor_of(102, 99)]
+    state = commit(target, state, 103, Changes(block=103).update("transfer", "tx1", value=7))
+    assert rows(address, TABLE) == [("tx1", 7), ("tx2", 5)]
+    target.roll_back(state.rewind(BlockCursor(99, "h99")))
+    target.close()
+    assert rows(address, TABLE) == [("gone", 1)]  # as the sink's own log says it was
+    assert rows(address, "SELECT count(*) FROM substreams_history") == [(0,)]
+
+
+def test_taking_over_twice_changes_nothing(address: str) -> None:
+    first, state = open_target(address)
+    first.close()
+    second, again = open_target(address)
+    second.close()
+    assert again == state
+
+
+def test_the_sink_can_go_on_and_come_back(address: str) -> None:
+    target, state = open_target(address)
+    commit(target, state, 103, Changes(block=103).insert("transfer", "tx3", value=9))
+    target.close()
+    assert rows(address, "SELECT id, cursor, block_num, block_id FROM cursors") == [
+        (HASH, cursor_of(103, 99), 103, "h103")
+    ]
+    with psycopg.connect(address, autocommit=True) as sink:  # what the sink does for a block
+        sink.execute(
+            "INSERT INTO substreams_history (op, table_name, pk, prev_value, block_num) "
+            """SELECT 'U', 'public.transfer', '{"id":"tx3"}', row_to_json(transfer), 104 """
+            "FROM transfer WHERE id = 'tx3'"
+        )
+        sink.execute("UPDATE transfer SET value = 10 WHERE id = 'tx3'")
+        sink.execute("DELETE FROM substreams_history WHERE block_num <= 100")
+        done = sink.execute(
+            "UPDATE cursors SET cursor = %s, block_num = 104, block_id = 'h104' WHERE id = %s",
+            [cursor_of(104, 100), HASH],
+        )
+        assert done.rowcount == 1
+    target, state = open_target(address)
+    assert (state.cursor, state.finalized) == (BlockCursor(104, "h104"), BlockCursor(100, "h100"))
+    target.roll_back(state.rewind(BlockCursor(100, "h100")))
+    target.close()
+    assert rows(address, TABLE) == [("gone", 1), ("tx1", 1000)]
+
+
+def test_a_cursor_that_cannot_be_read_is_taken_over_without_finality(address: str) -> None:
+    with psycopg.connect(address, autocommit=True) as sink:
+        sink.execute("UPDATE cursors SET cursor = 'unreadable'")
+    target, state = open_target(address)
+    target.close()
+    assert (state.number, state.finalized) == (102, None)
+
+
+def test_an_empty_cursor_and_those_of_other_modules_are_left_alone(address: str) -> None:
+    with psycopg.connect(address, autocommit=True) as sink:
+        sink.execute("UPDATE cursors SET id = 'other'")
+        sink.execute("INSERT INTO cursors VALUES (%s, '', 0, '')", [HASH])
+    target, state = open_target(address)
+    target.close()
+    assert state == PipeState()
+    assert rows(address, "SELECT block_num FROM cursors WHERE id = 'other'") == [(102,)]
