@@ -19,6 +19,7 @@ from headwater.cli.dashboard import dashboard
 from headwater.cli.demo import demo as show_demo
 from headwater.cli.doctor import doctor
 from headwater.cli.init import init
+from headwater.cli.maintain import maintain
 from headwater.cli.outbox import app as outbox
 from headwater.cli.run import run
 from headwater.cli.setup import setup
@@ -63,6 +64,7 @@ app.add_typer(cursor, name="cursor")
 app.command()(rewind)
 app.command()(verify)
 app.command()(status)
+app.command()(maintain)
 app.command()(doctor)
 
 
