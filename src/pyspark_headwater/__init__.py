@@ -61,12 +61,11 @@ class DefaultSource(DataSource):
 
     def _load(self) -> LoadedSource | LoadedStream:
         if self._loaded is None:
+            from headwater.errors import coded_line_first
+            from headwater.spark.datasource import load_source
             from headwater.spark.streaming.source import is_stream, load_stream
 
-            if is_stream(self.options):
-                self._loaded = load_stream(self.options)
-            else:
-                from headwater.spark.datasource import load_source
-
-                self._loaded = load_source(self.options)
+            with coded_line_first():
+                load = load_stream if is_stream(self.options) else load_source
+                self._loaded = load(self.options)
         return self._loaded

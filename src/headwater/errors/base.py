@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 REGISTRY: dict[str, type[HeadwaterError]] = {}
@@ -41,6 +44,21 @@ class HeadwaterError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.facts)
+
+
+@contextmanager
+def coded_line_first() -> Iterator[None]:
+    """Let the text of a coded error begin with its code where Spark shows it.
+
+    Used in Python processes of Spark's, which end with an error; Spark shows a user the traceback
+    of such a process, and the frames of ours would stand before what went wrong and what to do.
+    """
+    try:
+        yield
+    except HeadwaterError:
+        if "pyspark.worker" in sys.modules or "pyspark.sql.worker" in sys.modules:
+            sys.tracebacklimit = 0
+        raise
 
 
 def _rebuild(cls: type[HeadwaterError], message: str, facts: dict[str, object]) -> HeadwaterError:

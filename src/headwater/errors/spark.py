@@ -119,3 +119,12 @@ class JournalInUseError(
     retryable=True,
 ):
     """A journal is in use by another query, or by a second source of the same query."""
+
+
+class ExecutorPythonError(
+    SparkError,
+    code="E5014",
+    fix="give executors a Python of the driver's version that has this version of headwater: set "
+    "PYSPARK_PYTHON or spark.pyspark.python to it before Spark starts (headwater doctor looks)",
+):
+    """The Python of an executor lacks headwater, or is, or has, another version than the driver."""

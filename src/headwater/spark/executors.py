@@ -30,7 +30,7 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from headwater.core import BlockRange
-from headwater.errors import REGISTRY, HeadwaterError, WorkerLostError
+from headwater.errors import REGISTRY, ExecutorPythonError, HeadwaterError, WorkerLostError
 from headwater.spark.frames import spark_schema
 from headwater.spark.parts import Part, PartReader, Receipt
 from headwater.spark.relay import IpcSender, Relay, read_batches
@@ -47,6 +47,7 @@ _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _UNLIMITED = str(2**31 - 1)
 _ROWS = 4000  # of half a megabyte each would fill a batch
 _CODED = re.compile(r"\[(E\d{4})\] (.+?)\. Fix: ", re.DOTALL)
+_OTHER_PYTHON = re.compile(r"No module named '?headwater\b[\w.']*|PYTHON_VERSION_MISMATCH.*")
 _WORKER_LOST = "Python worker exited unexpectedly"
 _TASK_FAILED = "Job aborted due to stage failure"
 _PLANS = 4  # as often as Spark tries a task
@@ -291,7 +292,7 @@ def coded_error(text: str) -> HeadwaterError | None:
 
 @contextmanager
 def coded_failures() -> Iterator[None]:
-    """Raise failures of tasks as the coded errors they were, and a lost planner as one.
+    """Raise failures of tasks as the coded errors they were; so a lost planner, a wrong Python.
 
     Others stay Spark's.
     """
@@ -300,6 +301,8 @@ def coded_failures() -> Iterator[None]:
     except (PySparkException, Py4JError) as error:
         text = str(error)
         found = coded_error(text)
+        if found is None and (wrong := _OTHER_PYTHON.search(text)):
+            found = ExecutorPythonError("executors run another Python", said=wrong[0])
         if found is None and _WORKER_LOST in text and _TASK_FAILED not in text:
             found = WorkerLostError("a Python worker was lost while Spark planned a scan")
         if found is None:

@@ -20,10 +20,16 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from headwater import __version__
 from headwater.address import HttpAddress
 from headwater.core import Answer, BlockCursor, BlockHeader, BlockRange, Blocks, Fork
 from headwater.decode import Decoded, Output, decode_outputs
-from headwater.errors import BlockLinkError, FinalizedForkError
+from headwater.errors import (
+    BlockLinkError,
+    ExecutorPythonError,
+    FinalizedForkError,
+    coded_line_first,
+)
 from headwater.portal import (
     BlockOrder,
     Dataset,
@@ -303,6 +309,7 @@ class PartReader:
     retry: RetryPolicy
     with_receipts: bool = False
     timeouts: Timeouts | None = None
+    version: str = __version__  # of the driver, where the reader is made
 
     @property
     def schema(self) -> pa.Schema:
@@ -329,7 +336,17 @@ class PartReader:
             yield pa.RecordBatch.from_arrays(row, schema=self.schema)
 
     def rows(self, part: Part, receipt: Receipt) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one part, and sum the part up in a receipt. Runs on an executor."""
+        """Yield the rows of one part, and sum the part up in a receipt. Runs on an executor.
+
+        Raises:
+            ExecutorPythonError: the executor has another version of this package than the driver.
+        """
+        if self.version != __version__:
+            raise ExecutorPythonError(
+                "an executor has another version of headwater",
+                driver=self.version,
+                here=__version__,
+            )
         return gather(self._rows(part, receipt))
 
     def client(self, max_bytes: int = READ_BYTES) -> PortalClient:
@@ -381,7 +398,8 @@ class PartsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part. Called on an executor, once per attempt of the task."""
-        return self._reader.read(partition.value)
+        with coded_line_first():
+            yield from self._reader.read(partition.value)
 
 
 class ReadAhead(Generic[Item]):

@@ -1,0 +1,70 @@
+"""A Python of executors that cannot do the work is named, with what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headwater.core.retry import RetryPolicy
+from headwater.errors import ExecutorPythonError
+from headwater.portal import portal_address
+from headwater.spark.parts import Part, PartReader, RawRows
+from headwater.targets import duckdb_target
+from headwater.testing import PortalServer
+from tests.spark.conftest import ALL, TRANSFER
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from headwater import duckdb_target, evm, portal_stream
+from headwater.testing import simulated_portal
+
+session = (
+    SparkSession.builder.master("local[1]")
+    .config("spark.ui.enabled", "false")
+    .getOrCreate()
+)
+with simulated_portal(seed=5, blocks=200, finality_depth=10) as portal:
+    events = evm.events("erc20.Transfer", range=(0, 150))
+    stream = portal_stream(
+        id="a", portal=portal.url, outputs={"t": events}, spark=session, far=20, first_span=100
+    )
+    stream.pipe_to(duckdb_target(sys.argv[1]), progress=False)
+"""
+
+
+def test_executors_whose_python_lacks_headwater_are_named(tmp_path: Path) -> None:
+    """In a session of the user's own; nothing is written."""
+    bare = tmp_path / "python"
+    bare.write_text(
+        "#!/bin/sh\n"
+        f"PYTHONPATH=$(echo \"$PYTHONPATH\" | tr : '\\n' | grep -v '{ROOT}' | paste -sd: -)\n"
+        f'export PYTHONPATH\nexec "{sys.executable}" -S "$@"\n'
+    )
+    bare.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "a.duckdb")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYSPARK_PYTHON": str(bare)},
+        check=False,
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert "ExecutorPythonError: [E5014]" in last, done.stderr[-3000:]
+    assert "No module named 'headwater'" in last
+    assert "PYSPARK_PYTHON or spark.pyspark.python" in last
+    assert duckdb_target(tmp_path / "a.duckdb").query("FROM sync").num_rows == 0
+
+
+def test_executors_with_another_version_are_named(portal: PortalServer) -> None:
+    reader = PartReader(portal_address(portal.url), TRANSFER.query, RawRows(), None, RetryPolicy())
+    with pytest.raises(ExecutorPythonError, match=r"driver=0\.0\.1"):
+        next(replace(reader, version="0.0.1").read(Part(0, ALL)))
