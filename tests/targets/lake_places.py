@@ -1,14 +1,23 @@
-"""Places for lake targets in tests: buckets of an S3 server in this process."""
+"""Places for lake targets in tests: buckets of an S3 server on this machine."""
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import Any
+from pathlib import Path
+from socket import create_connection
+from tempfile import mkdtemp
 from urllib.parse import urlsplit
 
 from pyarrow import fs
+
+from headwater.testing.servers.process import ServerProcess, free_port
 
 ACCESS_KEY, SECRET_KEY = "an-access-key-id", "a-secret-of-tests-0123456789"
 _numbers = count()
@@ -24,13 +33,23 @@ class Bucket:
 
 @cache
 def s3_server() -> str:
-    """Start moto's server once in this process; return its address."""
-    from moto.server import ThreadedMotoServer
+    """Start moto's server once; return its address.
 
-    server: Any = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    return f"http://{host}:{port}"
+    It has a process of its own: delta-rs waits for answers without letting other threads of Python
+    run.
+    """
+    port = free_port()
+    folder = Path(mkdtemp(prefix="headwater-s3-"))
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = ServerProcess(command, folder, dict(os.environ))
+    atexit.register(server.stop)
+    deadline = time.monotonic() + 60
+    while True:
+        with suppress(OSError), create_connection(("127.0.0.1", port), 1):
+            return f"http://127.0.0.1:{port}"
+        if not server.is_running or time.monotonic() > deadline:
+            raise RuntimeError(server.output())
+        time.sleep(0.05)
 
 
 def bucket() -> Bucket:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ClickHouseTarget,
         clickhouse_target,
     )
+    from headwater.targets.delta import DeltaSettings, DeltaTarget, delta_target
     from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target
     from headwater.targets.iceberg import IcebergSettings, IcebergTarget, iceberg_target
     from headwater.targets.parquet import ParquetTarget, Rollover, parquet_target
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _EXTRAS = {
     "ClickHouseSettings": "clickhouse",
     "ClickHouseTarget": "clickhouse",
+    "DeltaSettings": "delta",
+    "DeltaTarget": "delta",
     "DuckDBSettings": "duckdb",
     "DuckDBTarget": "duckdb",
     "HistoryTarget": "sql.change_log",
@@ -46,6 +49,7 @@ _EXTRAS = {
     "PostgresTarget": "postgres",
     "Rollover": "parquet",
     "clickhouse_target": "clickhouse",
+    "delta_target": "delta",
     "duckdb_target": "duckdb",
     "history_target": "sql.change_log",
     "iceberg_target": "iceberg",
@@ -59,6 +63,8 @@ __all__ = [
     "ClickHouseSettings",
     "ClickHouseTarget",
     "Delivery",
+    "DeltaSettings",
+    "DeltaTarget",
     "DuckDBSettings",
     "DuckDBTarget",
     "HistoryTarget",
@@ -77,6 +83,7 @@ __all__ = [
     "Target",
     "aggregate",
     "clickhouse_target",
+    "delta_target",
     "duckdb_target",
     "dump_state",
     "history_target",

@@ -9,6 +9,7 @@ from headwater.errors import MissingExtraError
 
 _PACKAGES = {
     "clickhouse": "urllib3",
+    "delta": "deltalake",
     "duckdb": "duckdb",
     "iceberg": "pyiceberg",
     "postgres": "psycopg",

@@ -1,0 +1,108 @@
+"""What batches change of a Delta table: files that come, files that go, and the way back. Pure.
+
+Every commit carries the changes of its batches in its metadata, so a rollback needs nothing but the
+newest commits of the log: it removes the files that came and adds those that went, in one commit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.errors import StoredStateError
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of a table: its path in it, its size, and the statistics that Delta keeps of it."""
+
+    path: str
+    size: int
+    stats: str
+
+    @property
+    def last_block(self) -> int:
+        """The last block that the file may hold rows of, as its name tells; -1 if it tells none."""
+        parts = self.path.rpartition("/")[2].split("-", 2)
+        return (
+            int(parts[1]) if len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit() else -1
+        )
+
+    def may_hold(self, ranges: Mapping[str, tuple[Any, Any]]) -> bool:
+        """Tell whether the file may hold a key, by the smallest and largest of each column."""
+        found = json.loads(self.stats or "{}")
+        low, high = found.get("minValues", {}), found.get("maxValues", {})
+        for name, (least, most) in ranges.items():
+            if name in low and type(low[name]) is type(most) and low[name] > most:
+                return False
+            if name in high and type(high[name]) is type(least) and high[name] < least:
+                return False
+        return True
+
+
+@dataclass(slots=True)
+class BatchChange:
+    """The files that one batch, up to a block, added to a table and removed from it."""
+
+    block: int
+    added: dict[str, DataFile] = field(default_factory=dict)
+    removed: dict[str, DataFile] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed)
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """What several changes come to: each file is added, or removed, or neither."""
+
+    added: Mapping[str, DataFile]
+    removed: Mapping[str, DataFile]
+
+    @classmethod
+    def of(cls, changes: Iterable[BatchChange]) -> Net:
+        """Return what changes come to, one after the other."""
+        added: dict[str, DataFile] = {}
+        removed: dict[str, DataFile] = {}
+        for one in changes:
+            for path, file in one.removed.items():
+                if added.pop(path, None) is None:
+                    removed[path] = file
+            for path, file in one.added.items():
+                if removed.pop(path, None) is None:
+                    added[path] = file
+        return cls(added, removed)
+
+    def undone(self) -> Net:
+        """Return the way back."""
+        return Net(self.removed, self.added)
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed)
+
+
+def dump_changes(changes: Sequence[BatchChange]) -> str:
+    """Write changes for the metadata of a commit."""
+
+    def rows(files: Mapping[str, DataFile]) -> list[list[object]]:
+        return [[one.path, one.size, one.stats] for one in files.values()]
+
+    found = [[one.block, rows(one.added), rows(one.removed)] for one in changes]
+    return json.dumps(found, separators=(",", ":"))
+
+
+def load_changes(text: str) -> list[BatchChange]:
+    """Read what `dump_changes` wrote."""
+
+    def files(rows: Iterable[Any]) -> dict[str, DataFile]:
+        return {path: DataFile(path, size, stats) for path, size, stats in rows}
+
+    try:
+        return [
+            BatchChange(int(block), files(added), files(removed))
+            for block, added, removed in json.loads(text)
+        ]
+    except (ValueError, TypeError) as error:
+        raise StoredStateError("the changes of a commit cannot be read", got=text[:80]) from error

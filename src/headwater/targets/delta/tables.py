@@ -1,0 +1,424 @@
+"""Tables of a stream in Delta's format: found, created, widened, changed in atomic commits.
+
+Runs on the driver. A table belongs to one stream. Each commit carries Delta's transaction id with a
+version that grows: of two writers of one stream the one that has not seen the other's commit is
+refused. Delta itself would accept an old version and a writer without one, so each start commits to
+every table before it trusts what it has read.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import Field
+from deltalake.schema import Schema as DeltaSchema
+from deltalake.transaction import AddAction, RemoveAction
+
+from headwater.errors import (
+    LakeForeignWriteError,
+    LakePathError,
+    LakeSchemaError,
+    LakeWriterError,
+    UndeclaredLakeTableError,
+)
+from headwater.targets.delta.changes import (
+    BatchChange,
+    DataFile,
+    Net,
+    dump_changes,
+    load_changes,
+)
+from headwater.targets.lake.columns import check_columns, lake_schema
+from headwater.targets.lake.files import FilePlan, WrittenFile, slug
+from headwater.targets.lake.paths import Place
+from headwater.targets.lake.state import BLOCK, STREAM
+
+CHANGES = "headwater.changes"
+LEAD = "headwater.lead"
+_LOG = "_delta_log"
+_HISTORY = 64  # commits that are read at once
+_TEXT = 64  # characters of a text that is worth a place in statistics
+_DELTA_OPTIONS = {
+    "s3.endpoint": "AWS_ENDPOINT_URL",
+    "s3.region": "AWS_REGION",
+    "s3.access-key-id": "AWS_ACCESS_KEY_ID",
+    "s3.secret-access-key": "AWS_SECRET_ACCESS_KEY",
+    "s3.session-token": "AWS_SESSION_TOKEN",
+}
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table that a stream writes. Made by `table`."""
+
+    name: str
+    key: tuple[str, ...] = ()
+    evolve: bool = False
+
+
+def table(name: str, *, key: Sequence[str] = (), evolve: bool = False) -> Table:
+    """Declare a Delta table.
+
+    Args:
+        name: of its folder.
+        key: columns that tell rows apart, for `tx.upsert` and `tx.delete`.
+        evolve: a frame with a new column adds it to the table; otherwise such a frame is refused.
+    """
+    if not name or name.startswith(("_", ".")) or set(name) & set("/\\\x00"):
+        raise LakeSchemaError("a table's name is that of a folder", table=name)
+    return Table(name, tuple(key), evolve)
+
+
+class StreamTable:
+    """One table, as this writer has left it: nothing is read again but what a commit returns."""
+
+    def __init__(self, declared: Table, place: Place, handle: DeltaTable, app: str) -> None:
+        self.declared, self.place, self.name = declared, place, declared.name
+        self.files: dict[str, DataFile] | None = None  # of keyed tables, once they are read
+        self.undo: list[BatchChange] = []  # of blocks that a fork may take, oldest first
+        self.pending: list[BatchChange] = []  # of batches that are not committed yet
+        self._handle = handle
+        self._app = app
+        self._version = handle.transaction_version(app) or 0
+        self._learn()
+
+    def _learn(self) -> None:
+        found = pa.schema(self._handle.schema().to_arrow())
+        self.columns = lake_schema(found)
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether the table's commits carry the state of the stream."""
+        return self._handle.metadata().configuration.get(LEAD) == "true"
+
+    def owner(self) -> str | None:
+        """Return the id of the stream that the table belongs to."""
+        return self._handle.metadata().configuration.get(STREAM)
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    def plan(self, frame: pa.Schema, stem: str) -> FilePlan:
+        """Return how rows of a frame become files of this table; widen it if that was declared."""
+        new = [one for one in lake_schema(frame) if one.name not in self.columns.names]
+        if new and self.declared.evolve:
+            fields = DeltaSchema.from_arrow(pa.schema(new)).fields
+            with self._coded():
+                self._handle.alter.add_columns(list[Field](fields))
+                self._handle.update_incremental()
+            self._learn()
+        check_columns(self.name, frame, self.columns)
+        return FilePlan(self.place, self.columns, stem)
+
+    def data_file(self, file: WrittenFile) -> DataFile:
+        """Return a written file as the log names it."""
+        return DataFile(file.name, file.size, _statistics(file.metadata))
+
+    def live(self) -> dict[str, DataFile]:
+        """Return the files of the table by path; kept up by those who change it."""
+        if self.files is None:
+            rows = pa.table(self._handle.get_add_actions(flatten=True)).to_pylist()
+            found = (
+                DataFile(one["path"], one["size_bytes"], _flat_statistics(one)) for one in rows
+            )
+            net = Net.of(self.pending)
+            kept = {one.path: one for one in found if one.path not in net.removed}
+            self.files = {**kept, **net.added}
+        return self.files
+
+    def read(self, files: Sequence[DataFile]) -> pa.Table:
+        """Return the rows of some files, in the columns of today."""
+        from headwater.targets.lake.keys import conformed
+
+        found = [self.columns.empty_table()]
+        for one in files:
+            with self.place.open(one.path) as file:
+                found.append(conformed(pq.ParquetFile(file).read(), self.columns))
+        return pa.concat_tables(found)
+
+    # --- commits ----------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        net: Net,
+        said: Mapping[str, str],
+        changes: Sequence[BatchChange] = (),
+        *,
+        data_change: bool = True,
+    ) -> None:
+        """Add and remove files in one commit, which says what it is.
+
+        Raises:
+            LakeWriterError: another writer of the stream has committed.
+            LakeForeignWriteError: something else has changed the same files.
+        """
+        now = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(one.path, data_change, now, one.size, {}) for one in net.removed.values()
+        ]
+        actions += [
+            AddAction(one.path, one.size, {}, now, data_change, one.stats)
+            for one in net.added.values()
+        ]
+        with self._coded():
+            self._handle.create_write_transaction(
+                actions,
+                "append",
+                self._handle.schema(),
+                commit_properties=CommitProperties(
+                    custom_metadata={**said, CHANGES: dump_changes(changes)},
+                    app_transactions=[Transaction(self._app, self._version + 1)],
+                ),
+            )
+            self._handle.update_incremental()
+        self._version += 1
+        self.pending = []
+
+    def put_back(self, number: int) -> Net:
+        """Return what undoes all batches above a block, and forget them."""
+        taken = [one for one in self.undo if one.block > number]
+        self.undo = [one for one in self.undo if one.block <= number]
+        return Net.of(taken).undone()
+
+    def forget_up_to(self, floor: int) -> None:
+        """Forget how to undo blocks that no fork can take."""
+        self.undo = [one for one in self.undo if one.block > floor]
+
+    def read_undo(self, floor: int) -> None:
+        """Learn from the log how to undo batches above a block. Called by each start."""
+        said = []
+        for one in self.said():
+            said.append(one)
+            if int(one[BLOCK]) <= floor:
+                break
+        self.undo = []
+        for one in reversed(said):
+            block = int(one[BLOCK])
+            self.undo = [held for held in self.undo if held.block <= block]
+            self.undo += [held for held in load_changes(one[CHANGES]) if held.block > floor]
+
+    def said(self) -> Iterator[dict[str, Any]]:
+        """Yield what the stream's own commits said, the newest first."""
+        limit, seen = _HISTORY, 0
+        while True:
+            found = self._handle.history(limit)
+            for one in found[seen:]:
+                if CHANGES in one:
+                    yield one
+            if len(found) < limit:
+                return
+            limit, seen = limit * 4, len(found)
+
+    def reload(self) -> None:
+        """Read what others have committed."""
+        self._handle.update_incremental()
+        self._version = self._handle.transaction_version(self._app) or 0
+        self.files = None
+        self._learn()
+
+    def unreferenced(self, hours: int) -> list[str]:
+        """Return files that no version of the last hours needs, and that no attempt just wrote."""
+        found: list[str] = self._handle.vacuum(
+            hours, dry_run=True, enforce_retention_duration=False, full=True
+        )
+        return found
+
+    def checkpoint(self) -> None:
+        """Write the log's checkpoint, and remove log entries that have expired."""
+        self._handle.create_checkpoint()
+        self._handle.cleanup_metadata()
+
+    @contextmanager
+    def _coded(self) -> Iterator[None]:
+        """Raise what Delta refuses as the errors that say why."""
+        try:
+            yield
+        except CommitFailedError as error:
+            self._refused(error)
+
+    def _refused(self, error: CommitFailedError) -> None:
+        with suppress(DeltaError):
+            self._handle.update_incremental()
+        if (self._handle.transaction_version(self._app) or 0) > self._version:
+            raise LakeWriterError(
+                "another writer of the stream has committed", table=self.name
+            ) from None
+        raise LakeForeignWriteError(
+            "the table was changed while the stream wrote it",
+            table=self.name,
+            reason=str(error).splitlines()[0][:120],
+        ) from None
+
+
+class StreamTables:
+    """The tables of one stream, by name. The first one that is made leads: it has the state."""
+
+    def __init__(
+        self,
+        place: Place,
+        stream_id: str,
+        declared: Mapping[str, Table],
+        *,
+        automatic: bool,
+        announce: Announce,
+    ) -> None:
+        self._place = place
+        self._id = stream_id
+        self._declared = declared
+        self._automatic = automatic
+        self._announce = announce
+        self._app = f"headwater/{stream_id}"
+        self._own = f"_headwater/{slug(stream_id)}/state"  # leads until a table has rows
+        self.open: dict[str, StreamTable] = {}
+
+    @property
+    def lead(self) -> StreamTable | None:
+        """The table whose commits carry the state."""
+        return next((one for one in self.open.values() if one.is_lead), None)
+
+    def load(self) -> None:
+        """Open the tables of the stream that exist; leave those of others alone."""
+        self.open = {}
+        for name in sorted({*self._declared, *self._folders(), self._own}):
+            handle = self._opened(name)
+            if handle is None:
+                continue
+            declared = self._declared.get(name, Table(name))
+            found = StreamTable(declared, self._place.under(name), handle, self._app)
+            if found.owner() == self._id:
+                self.open[name] = found
+
+    def get(
+        self, name: str, frame: pa.Schema | None, said: Mapping[str, str]
+    ) -> StreamTable | None:
+        """Return a table; it is created for the columns of a frame, if one is given.
+
+        Raises:
+            UndeclaredLakeTableError: `on_data` writes a table that was not declared.
+            LakeForeignWriteError: the table belongs to another stream.
+        """
+        if not self._automatic and name not in self._declared and name != self._own:
+            raise UndeclaredLakeTableError("a table is written that was not declared", table=name)
+        found = self.open.get(name)
+        if found is not None or frame is None:
+            return found
+        declared = self._declared.get(name) or (Table(name) if name == self._own else table(name))
+        if self._opened(name) is not None:
+            raise LakeForeignWriteError("the table belongs to another stream", table=name)
+        leads = {} if self.lead is not None else {LEAD: "true"}
+        self._announce(f"create table {name}")
+        place = self._place.under(name)
+        try:
+            handle = DeltaTable.create(
+                place.uri,
+                DeltaSchema.from_arrow(lake_schema(frame)),
+                configuration={STREAM: self._id, **leads},
+                raise_if_key_not_exists=False,
+                storage_options=self._options(),
+                commit_properties=CommitProperties(
+                    custom_metadata={**said, CHANGES: "[]"},
+                    app_transactions=[Transaction(self._app, 1)],
+                ),
+            )
+        except DeltaError as error:
+            if self._opened(name) is not None:
+                raise LakeWriterError("another writer has made the table", table=name) from None
+            raise LakePathError("the table cannot be made", table=name, reason=str(error)) from None
+        self.open[name] = made = StreamTable(declared, place, handle, self._app)
+        return made
+
+    def make_lead(self, said: Mapping[str, str]) -> StreamTable:
+        """Return the table that leads; make one of no rows if there is none."""
+        found = self.lead or self.get(self._own, pa.schema([("block_number", pa.int64())]), said)
+        assert found is not None, "a schema was given"
+        return found
+
+    def _opened(self, name: str) -> DeltaTable | None:
+        place = self._place.under(name)
+        if place.is_local and not (place.local_path / _LOG).is_dir():
+            return None
+        try:
+            return DeltaTable(place.uri, storage_options=self._options())
+        except TableNotFoundError:
+            return None
+
+    def _folders(self) -> list[str]:
+        """Return the folders of the place, where tables need no declaration."""
+        from pyarrow import fs
+
+        if not self._automatic:
+            return []
+        chosen = fs.FileSelector(self._place.path_of(), allow_not_found=True)
+        found = self._place.filesystem.get_file_info(chosen)
+        names = [one.base_name for one in found if one.type == fs.FileType.Directory]
+        return [one for one in names if not one.startswith(("_", "."))]
+
+    def _options(self) -> dict[str, str] | None:
+        """Return the options of the place by the names that delta-rs has for them."""
+        given = dict(self._place.options.reveal())
+        options = {_DELTA_OPTIONS.get(name, name): value for name, value in given.items()}
+        if given.get("s3.endpoint", "").startswith("http://"):
+            options["AWS_ALLOW_HTTP"] = "true"
+        return options or None
+
+
+def _statistics(footer: pq.FileMetaData) -> str:
+    """Return what the log keeps of a file's columns: counts, and the ends of numbers and texts."""
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    unknown: set[str] = set()
+    nulls: dict[str, int] = {}
+    for group in range(footer.num_row_groups):
+        for index in range(footer.num_columns):
+            column = footer.row_group(group).column(index)
+            name, found = column.path_in_schema, column.statistics
+            if "." in name:
+                continue
+            if found is None or not found.has_null_count:
+                unknown.add(name)
+                continue
+            nulls[name] = nulls.get(name, 0) + found.null_count
+            if not found.has_min_max:
+                if found.num_values:
+                    unknown.add(name)
+                continue
+            ends = (found.min, found.max)
+            if not all(
+                type(one) is int or (type(one) is str and len(one) <= _TEXT) for one in ends
+            ):
+                unknown.add(name)
+                continue
+            low[name] = min(low.get(name, ends[0]), ends[0])
+            high[name] = max(high.get(name, ends[1]), ends[1])
+    found_stats = {
+        "numRecords": footer.num_rows,
+        "minValues": {name: one for name, one in low.items() if name not in unknown},
+        "maxValues": {name: one for name, one in high.items() if name not in unknown},
+        "nullCount": {name: one for name, one in nulls.items() if name not in unknown},
+    }
+    return json.dumps(found_stats, separators=(",", ":"))
+
+
+def _flat_statistics(row: Mapping[str, Any]) -> str:
+    """Return statistics as the log has them, from the columns of `get_add_actions`."""
+    found: dict[str, Any] = {"numRecords": row.get("num_records")}
+    for prefix, name in (
+        ("min.", "minValues"),
+        ("max.", "maxValues"),
+        ("null_count.", "nullCount"),
+    ):
+        found[name] = {
+            column[len(prefix) :]: one
+            for column, one in row.items()
+            if column.startswith(prefix) and type(one) in (int, str)
+        }
+    return json.dumps(found, separators=(",", ":"))

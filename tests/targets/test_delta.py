@@ -1,0 +1,294 @@
+"""Delta tables: writers that were replaced, maintenance, schemas, object stores, whole streams."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from headwater import StopRequested, evm, portal_stream
+from headwater.core import PipeState
+from headwater.errors import (
+    InvalidOptionError,
+    LakeForeignWriteError,
+    LakeKeyError,
+    LakeRewriteError,
+    LakeSchemaError,
+    LakeUnsupportedError,
+    LakeWriterError,
+    StateMissingError,
+    UndeclaredLakeTableError,
+)
+from headwater.pipeline import Event, RolledBack
+from headwater.targets.delta import DeltaSettings, DeltaTarget, delta_target, table
+from headwater.targets.delta.tables import StreamTables
+from headwater.testing import PortalServer, simulated_portal
+from headwater.testing.conformance.model import (
+    KEY,
+    Change,
+    Rig,
+    balance,
+    delete,
+    insert,
+    log,
+    upsert,
+)
+from headwater.testing.conformance.suite import apply_changes
+from tests.stream.truth import COLUMNS, transfers
+from tests.targets.lake_places import ACCESS_KEY, SECRET_KEY, bucket
+
+TABLES = ("log", table("balances", key=KEY))
+
+
+def made(path: Any, **options: Any) -> DeltaTarget:
+    target = delta_target(path, **{"tables": TABLES, "on_data": apply_changes, **options})
+    target.bind("one")
+    return target
+
+
+def started(path: Any, **options: Any) -> Rig:
+    target = made(path, **options)
+    target.recover()
+    return Rig(target, lambda name: rows(path, name), ["log", "balances"])
+
+
+def rows(path: Path, name: str) -> list[dict[str, Any]]:
+    if not (path / name / "_delta_log").exists():
+        return []
+    found: list[dict[str, Any]] = DeltaTable(path / name).to_pyarrow_table().to_pylist()
+    return found
+
+
+# --- writers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.guarantee("LAKE-3")
+def test_a_writer_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
+    old = started(tmp_path)
+    old.block(1, log(1, 1), upsert(balance("a", "t", 1)), final=1)
+    new = made(tmp_path)
+    assert new.recover() == old.state
+    with pytest.raises(LakeWriterError):
+        old.target.commit((), old.state)
+    with pytest.raises(LakeWriterError):
+        old.target.recover()
+    rig = Rig(new, old._read_rows, ["log", "balances"])
+    rig.model = old.model
+    rig.block(2, log(2, "right"), upsert(balance("a", "t", 2)))
+    rig.check()
+    rig.roll_back(1)
+    rig.check()
+
+
+def test_a_replaced_writer_with_rows_at_hand_commits_none_of_them(tmp_path: Path) -> None:
+    old = started(tmp_path)
+    old.block(1, log(1, 1), upsert(balance("a", "t", 1)), final=1)
+    new = made(tmp_path)
+    new.recover()
+    with pytest.raises(LakeWriterError):
+        old.block(2, log(2, "stale"), upsert(balance("a", "t", 9)))
+    old.check()
+
+
+def test_rows_of_others_in_a_table_do_not_pass_unnoticed(tmp_path: Path) -> None:
+    rig = started(tmp_path)
+    rig.block(1, upsert(balance("a", "t", 1)), final=1)
+    handle = DeltaTable(tmp_path / "balances")
+    handle.delete("owner = 'a'")
+    with pytest.raises(LakeForeignWriteError):
+        rig.block(2, upsert(balance("a", "t", 2)))
+
+
+def test_a_table_of_another_stream_or_program_is_left_alone(tmp_path: Path) -> None:
+    write_deltalake(tmp_path / "log", pa.table({"block_number": [1]}))
+    rig = started(tmp_path)
+    with pytest.raises(LakeForeignWriteError):
+        rig.block(1, log(1, 1), final=1)
+    assert rows(tmp_path, "log") == [{"block_number": 1}]
+
+
+def test_a_lost_state_is_not_taken_for_a_beginning(tmp_path: Path) -> None:
+    rig = started(tmp_path)
+    rig.block(1, log(1, 1), insert(balance("a", "t", 1)), final=1)
+    for one in sorted((tmp_path / "log" / "_delta_log").glob("*.json"))[1:]:
+        one.unlink()
+    first = tmp_path / "log" / "_delta_log" / f"{0:020d}.json"
+    first.write_text(first.read_text().replace("headwater.state", "headwater.lost"))
+    with pytest.raises(StateMissingError):
+        made(tmp_path).recover()
+
+
+# --- what is written ------------------------------------------------------------------------------
+
+
+def test_what_is_not_offered_is_said(tmp_path: Path) -> None:
+    with pytest.raises(LakeUnsupportedError):
+        delta_target(tmp_path, aggregates=["balances"])
+    with pytest.raises(InvalidOptionError):
+        delta_target(tmp_path, on_data=apply_changes)
+    with pytest.raises(InvalidOptionError):
+        DeltaSettings(compact_files=1)
+    for name in ("_hidden", "a/b"):
+        with pytest.raises(LakeSchemaError):
+            delta_target(tmp_path, tables=[name])
+
+    def execute(tx: Any, data: Any) -> None:
+        tx.execute("DELETE FROM log")
+
+    def query(tx: Any, data: Any) -> None:
+        tx.query("FROM log")
+
+    for callback in (execute, query):
+        rig = started(tmp_path, on_data=callback)
+        with pytest.raises(LakeUnsupportedError):
+            rig.block(1, log(1, 1), final=1)
+
+
+def test_keys_are_checked_and_rewrites_are_bounded(tmp_path: Path) -> None:
+    rig = started(tmp_path, settings=DeltaSettings(rewrite_bytes=2))
+    with pytest.raises(LakeKeyError):
+        rig.block(1, upsert(balance("a", "t", 1), balance("a", "t", 2)), final=1)
+    rig = started(tmp_path, settings=DeltaSettings(rewrite_bytes=2))
+    rig.block(1, insert(balance("a", "t", 1)), final=1)
+    with pytest.raises(LakeRewriteError):
+        rig.block(2, upsert(balance("a", "t", 2)))
+    rig = started(tmp_path, tables=["log"])
+    with pytest.raises(UndeclaredLakeTableError):
+        rig.block(2, upsert(balance("b", "t", 2)))
+
+
+def frame(number: int, value: pa.Table) -> Change:
+    return Change("insert", "log", log(number, 1).rows, value)
+
+
+def test_new_columns_are_taken_where_that_is_declared(tmp_path: Path) -> None:
+    narrow, wide = pa.table({"block_number": [1]}), pa.table({"block_number": [2], "more": ["x"]})
+    rig = started(tmp_path / "fixed")
+    rig.block(1, frame(1, narrow), final=1)
+    with pytest.raises(LakeSchemaError):
+        rig.block(2, frame(2, wide))
+    rig = started(tmp_path / "free", tables=[table("log", evolve=True)])
+    rig.block(1, frame(1, narrow), final=1)
+    rig.block(2, frame(2, wide))
+    rig.block(3, frame(3, narrow))
+    found = sorted(rows(tmp_path / "free", "log"), key=str)
+    assert found == [
+        {"block_number": 1, "more": None},
+        {"block_number": 1, "more": None},
+        {"block_number": 2, "more": "x"},
+    ]
+
+
+# --- maintenance ----------------------------------------------------------------------------------
+
+
+@pytest.mark.guarantee("LAKE-3")
+def test_maintenance_keeps_all_that_a_rollback_needs(tmp_path: Path) -> None:
+    settings = DeltaSettings(maintain_every=0, compact_files=2, retention_hours=0)
+    rig = started(tmp_path, settings=settings)
+    for number in range(1, 9):
+        rig.block(number, log(number, number), upsert(balance("a", "t", number)), final=number)
+    for number in range(9, 13):
+        rig.block(number, log(number, number), upsert(balance("a", "t", number)))
+    rig.block(13, delete(("a", "t")))
+    before = len(list((tmp_path / "log").rglob("*.parquet")))
+    target: Any = rig.target
+    done = target.maintain()
+    assert done["compacted"] >= 8
+    assert done["swept"] > 0
+    assert len(list((tmp_path / "log").rglob("*.parquet"))) < before
+    rig.check()
+    again = made(tmp_path, settings=settings)
+    assert again.recover() == rig.state
+    rig.target = again
+    for number in (12, 10, 8):
+        rig.roll_back(number)
+        rig.check()
+
+
+def test_the_state_is_found_behind_any_number_of_commits_of_others(tmp_path: Path) -> None:
+    rig = started(tmp_path)
+    rig.block(1, log(1, 1), final=1)
+    for _ in range(70):
+        DeltaTable(tmp_path / "log").alter.set_table_properties({"delta.checkpointInterval": "10"})
+    assert made(tmp_path).recover() == rig.state
+
+
+# --- whole streams --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def portal() -> Iterator[PortalServer]:
+    with simulated_portal(seed=11, blocks=60, finality_depth=15) as server:
+        yield server
+
+
+def held(path: str, options: dict[str, str] | None = None) -> list[tuple[Any, ...]]:
+    names = [one.strip('" ') for one in COLUMNS.split(",")]
+    order = [("block_number", "ascending"), ("log_index", "ascending")]
+    found = DeltaTable(path, storage_options=options).to_pyarrow_table(columns=names)
+    return [tuple(row.values()) for row in found.sort_by(order).to_pylist()]
+
+
+@pytest.mark.guarantee("LAKE-2")
+def test_hot_blocks_are_readable_at_once_and_a_fork_takes_them_back(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    chain = portal.sim.chain
+    forked: list[Event] = []
+    stream = portal_stream(
+        id="transfers", portal=portal.url, far=10**9, poll_interval_s=0.01,
+        outputs={"transfers": evm.events("erc20.Transfer", range=5)},
+    )  # fmt: skip
+
+    def follow(event: Event) -> None:
+        cursor = event.state.cursor
+        if cursor is not None and cursor.number == chain.head.number:
+            number = chain.head.number
+            assert held(str(tmp_path / "transfers")) == transfers(chain, chain.canonical(5, number))
+            if len(forked) == 3:
+                raise StopRequested
+            chain.fork(4, 5)
+            forked.append(event)
+        elif isinstance(event, RolledBack):
+            assert held(str(tmp_path / "transfers"))[-1][0] <= event.state.number
+
+    stream.pipe_to(delta_target(tmp_path), on_event=follow, progress=False)
+    assert len(forked) == 3
+
+
+def test_s3_with_conditional_writes_and_without_a_word_of_its_credentials(
+    portal: PortalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    place = bucket()
+    stream = portal_stream(
+        id="transfers", portal=portal.url, far=10**9, poll_interval_s=0.01,
+        outputs={"transfers": evm.events("erc20.Transfer", range=(30, 50))},
+    )  # fmt: skip
+    target = delta_target(place.uri, options=place.options)
+    stream.pipe_to(target, progress=False)
+    chain = portal.sim.chain
+    tables: Any = StreamTables(
+        target._place, "transfers", {}, automatic=True, announce=lambda step: None
+    )
+    uri = f"{place.uri}/transfers"
+    assert held(uri, tables._options()) == transfers(chain, chain.canonical(30, 50))
+    for text in (caplog.text, repr(vars(target)), str(vars(tables))):
+        assert SECRET_KEY not in text
+        assert ACCESS_KEY not in text
+    old = delta_target(place.uri, options=place.options)
+    old.bind("transfers")
+    state = old.recover()
+    assert state.number == 50
+    new = delta_target(place.uri, options=place.options)
+    new.bind("transfers")
+    assert new.recover() == state
+    with pytest.raises(LakeWriterError):
+        old.commit((), state)
+    assert PipeState() != state
