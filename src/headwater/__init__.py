@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         StreamBatch,
         StreamHandle,
         create_target,
+        foreach_batch,
         pipe_to_iterator,
         portal_stream,
     )
@@ -85,7 +86,7 @@ _LAZY = {
     ),
     "stream": (
         "BatchContext", "PortalStream", "Progress", "StopRequested", "StreamBatch", "StreamHandle",
-        "create_target", "pipe_to_iterator", "portal_stream",
+        "create_target", "foreach_batch", "pipe_to_iterator", "portal_stream",
     ),
     "targets": (
         "aggregate", "clickhouse_target", "duckdb_target", "history_target", "postgres_target",
@@ -127,6 +128,7 @@ __all__ = [
     "duckdb_target",
     "evm",
     "find_rollback_index",
+    "foreach_batch",
     "history_target",
     "hyperliquid",
     "kafka",

@@ -11,6 +11,7 @@ from headwater.stream.context import (
     StreamState,
 )
 from headwater.stream.handle import StopRequested, StreamHandle
+from headwater.stream.micro_batches import ForeachBatch, foreach_batch
 from headwater.stream.owned import OwnedTarget, create_target
 from headwater.stream.portal import PortalStream, portal_stream
 from headwater.stream.stream import Stream, pipe_to_iterator
@@ -19,6 +20,7 @@ from headwater.stream.transformer import Transformer
 __all__ = [
     "BatchContext",
     "BatchInfo",
+    "ForeachBatch",
     "OwnedTarget",
     "PortalStream",
     "Progress",
@@ -32,6 +34,7 @@ __all__ = [
     "StreamState",
     "Transformer",
     "create_target",
+    "foreach_batch",
     "pipe_to_iterator",
     "portal_stream",
 ]

@@ -1,0 +1,41 @@
+"""ERC-20 transfers through forks: the changelog is appended, views net it."""
+
+import os
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headwater.spark.streaming import collapse, retractable
+
+spark = SparkSession.active()
+AMOUNT = F.col("value").cast("decimal(38,0)")
+
+
+@dp.table
+def transfer_changes() -> DataFrame:
+    """Every insert and every delete, as they came: a streaming table that only grows."""
+    return (
+        spark.readStream.format("headwater")
+        .option("portal", os.environ["HEADWATER_PORTAL"])
+        .option("event", "erc20.Transfer")
+        .option("journal", os.environ["HEADWATER_JOURNAL"])
+        .load()
+    )
+
+
+@dp.materialized_view
+def transfers() -> DataFrame:
+    """The transfers of the canonical chain."""
+    return collapse(spark.read.table("transfer_changes"))
+
+
+@dp.materialized_view
+def received() -> DataFrame:
+    """What each account has received, worked out of the changes alone."""
+    return (
+        spark.read.table("transfer_changes")
+        .groupBy("address", "to")
+        .agg(retractable.sum(AMOUNT).alias("amount"), retractable.count().alias("transfers"))
+        .where("transfers > 0")
+    )
