@@ -4,12 +4,11 @@ import os
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812
 
 from headwater.spark.streaming import collapse, retractable
 
 spark = SparkSession.active()
-AMOUNT = F.col("value").cast("decimal(38,0)")
 
 
 @dp.table
@@ -33,9 +32,10 @@ def transfers() -> DataFrame:
 @dp.materialized_view
 def received() -> DataFrame:
     """What each account has received, worked out of the changes alone."""
+    amount = F.col("value").cast("decimal(38,0)")
     return (
         spark.read.table("transfer_changes")
         .groupBy("address", "to")
-        .agg(retractable.sum(AMOUNT).alias("amount"), retractable.count().alias("transfers"))
+        .agg(retractable.sum(amount).alias("amount"), retractable.count().alias("transfers"))
         .where("transfers > 0")
     )

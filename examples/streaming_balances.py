@@ -1,0 +1,59 @@
+"""Balances kept by Structured Streaming through three forks, with a plot of what it held."""
+
+from tempfile import mkdtemp
+
+import matplotlib as mpl
+from pyspark.sql import functions as F  # noqa: N812
+
+from headwater.spark import local_session, register
+from headwater.spark.streaming import retractable
+from headwater.testing import simulated_portal
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+spark = local_session("balances")
+register(spark)
+folder = mkdtemp()
+held: dict[str, int] = {}
+seen: list[tuple[int, int, int]] = []
+
+
+def keep(rows, batch_id):
+    for row in rows.collect():
+        held[row["owner"]] = int(row["amount"])
+    blocks = portal.chain.head.number
+    seen.append((batch_id, blocks, sum(amount != 0 for amount in held.values())))
+
+
+with simulated_portal(seed=7, blocks=60) as portal:
+    options = {"portal": portal.url, "event": "erc20.Transfer", "journal": f"{folder}/journal"}
+    changes = spark.readStream.format("headwater").options(**options).load()
+    amount = F.col("value").cast("decimal(38,0)")
+    moves = changes.select("_sign", F.explode(F.array(
+        F.struct(F.col("to").alias("owner"), amount.alias("amount")),
+        F.struct(F.col("from").alias("owner"), (-amount).alias("amount")))).alias("m"))  # fmt: skip
+    balances = moves.groupBy("m.owner").agg(retractable.sum("m.amount").alias("amount"))
+    query = (balances.writeStream.outputMode("update").foreachBatch(keep)
+             .option("checkpointLocation", f"{folder}/checkpoint").start())  # fmt: skip
+    for depth in (2, 4, 6):
+        query.processAllAvailable()
+        portal.extend(3)
+        query.processAllAvailable()
+        portal.fork(depth)
+    query.processAllAvailable()
+    query.stop()
+    portal.finalize(portal.chain.head.number)  # so that the batch source reads the whole chain
+    truth = spark.read.format("headwater").options(portal=portal.url, event="erc20.Transfer").load()
+    expected: dict[str, int] = {}
+    for row in truth.collect():
+        for owner, sign in ((row["to"], 1), (row["from"], -1)):
+            expected[owner] = expected.get(owner, 0) + sign * int(row["value"])
+    assert held == {**dict.fromkeys(held, 0), **expected}
+    print(len(expected), "balances equal the chain after", len(portal.chain.forks), "forks")
+
+plt.figure(figsize=(7, 3))
+plt.step([one[0] for one in seen], [one[2] for one in seen], where="post")
+plt.xlabel("micro-batch")
+plt.ylabel("accounts with a balance")
+plt.savefig("streaming_balances.png", dpi=120, bbox_inches="tight")
