@@ -35,6 +35,7 @@ def received() -> DataFrame:
     amount = F.col("value").cast("decimal(38,0)")
     return (
         spark.read.table("transfer_changes")
+        .where("length(value) <= 30")  # what a decimal of Spark holds, with room for sums
         .groupBy("address", "to")
         .agg(retractable.sum(amount).alias("amount"), retractable.count().alias("transfers"))
         .where("transfers > 0")
