@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         pipe_to_iterator,
         portal_stream,
     )
+    from headwater.stream.substreams import SubstreamsStream, substreams_stream
     from headwater.targets import (
         aggregate,
         clickhouse_target,
@@ -88,6 +89,7 @@ _LAZY = {
         "BatchContext", "PortalStream", "Progress", "StopRequested", "StreamBatch", "StreamHandle",
         "create_target", "foreach_batch", "pipe_to_iterator", "portal_stream",
     ),
+    "stream.substreams": ("SubstreamsStream", "substreams_stream"),
     "targets": (
         "aggregate", "clickhouse_target", "duckdb_target", "history_target", "postgres_target",
         "table",
@@ -118,6 +120,7 @@ __all__ = [
     "StopRequested",
     "StreamBatch",
     "StreamHandle",
+    "SubstreamsStream",
     "TargetError",
     "Timeouts",
     "Waited",
@@ -138,6 +141,7 @@ __all__ = [
     "setup_logging",
     "solana",
     "substrate",
+    "substreams_stream",
     "table",
     "to_decimal",
     "tron",

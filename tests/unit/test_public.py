@@ -14,7 +14,7 @@ from headwater import clickhouse_target, duckdb_target, postgres_target, table
 from headwater.errors import InvalidOptionError
 from headwater.targets.duckdb import table as own_table
 
-HEAVY = ("duckdb", "numpy", "psycopg", "py4j", "pyarrow", "pyspark", "urllib3")
+HEAVY = ("duckdb", "grpc", "numpy", "psycopg", "py4j", "pyarrow", "pyspark", "urllib3")
 TARGETS: dict[str, Any] = {
     "duckdb": lambda tables: duckdb_target(":memory:", tables=tables),
     "postgres": lambda tables: postgres_target("postgresql://x/y", tables=tables),

@@ -16,7 +16,7 @@ from headwater.dashboard import serve
 from headwater.errors import HeadwaterError, PipelineFileError
 from headwater.logs import setup_logging
 from headwater.metrics import StreamRecord
-from headwater.stream import PortalStream, StopRequested, StreamHandle
+from headwater.stream import StopRequested, Stream, StreamHandle
 from headwater.stream.handle import Interrupt
 from headwater.stream.view import ProgressView
 
@@ -96,7 +96,7 @@ class _Job:
     file: Path
     index: int
     id: str
-    pipeline: tuple[PortalStream, Any]
+    pipeline: tuple[Stream, Any]
     handle: StreamHandle | None = None
     error: BaseException | None = None
     failures: int = 0
@@ -153,7 +153,7 @@ def _jobs_of(file: Path) -> list[_Job]:
     ]
 
 
-def read_pipelines(file: Path) -> list[tuple[PortalStream, Any]]:
+def read_pipelines(file: Path) -> list[tuple[Stream, Any]]:
     """Run a file, and return the pipelines that it defines.
 
     Raises:
@@ -170,13 +170,13 @@ def read_pipelines(file: Path) -> list[tuple[PortalStream, Any]]:
     return list(_pipelines(file, names))
 
 
-def _pipelines(file: Path, names: Mapping[str, Any]) -> Iterator[tuple[PortalStream, Any]]:
+def _pipelines(file: Path, names: Mapping[str, Any]) -> Iterator[tuple[Stream, Any]]:
     found = names.get("pipelines", [(names.get("stream"), names.get("target"))])
     for one in found:
         if (
             not isinstance(one, tuple)
             or len(one) != 2
-            or not isinstance(one[0], PortalStream)
+            or not isinstance(one[0], Stream)
             or one[1] is None
         ):
             defined = sorted(key for key in names if not key.startswith("_"))

@@ -129,7 +129,8 @@ class TableReport:
 
 
 def _choose(file: Path, stream_id: str | None) -> PortalStream:
-    streams = {stream.id: stream for stream, _ in read_pipelines(file)}
+    defined = [stream for stream, _ in read_pipelines(file)]
+    streams = {stream.id: stream for stream in defined if isinstance(stream, PortalStream)}
     if stream_id is None and len(streams) == 1:
         return next(iter(streams.values()))
     if stream_id not in streams:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+UNKNOWN_HASH = "unknown"  # of a final block that a source names by its number alone
 _HEX = re.compile(r"0[xX][0-9a-fA-F]*|[0-9a-fA-F]{64}")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from headwater.core.cursor import BlockCursor
+from headwater.core.cursor import UNKNOWN_HASH, BlockCursor
 from headwater.core.state import PipeState
 from headwater.errors import (
     EmptyForkSampleError,
@@ -138,8 +138,8 @@ def resolve_undo(state: PipeState, last_valid: BlockCursor) -> ForkResolution | 
             cursor=state.cursor,
             finalized=state.finalized,
         )
-    known = ours.number == last_valid.number and ours.hash and last_valid.hash
-    if known and ours.hash != last_valid.hash:
+    unknown = {ours.hash, last_valid.hash} & {None, UNKNOWN_HASH}
+    if ours.number == last_valid.number and not unknown and ours != last_valid:
         raise UndoDepthError(
             "an undo signal names another block than the one that is stored",
             last_valid=last_valid,

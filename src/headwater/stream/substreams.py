@@ -1,0 +1,387 @@
+"""`substreams_stream`: a stream of the outputs of one module of a Substreams package.
+
+    stream = substreams_stream(id="usdc", endpoint="https://…:443", package="usdc.spkg")
+    stream.pipe_to(history_target("postgresql://…", tables=["transfers"]))
+
+The same kind of stream as `portal_stream`: the same loop, targets, transforms and handle. Needs the
+extra `substreams` (grpcio, protobuf).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headwater.changes import TableSchema
+from headwater.core import DEFAULT_CAP, Batch, BlockCursor, BlockRange, Flush, PipeState
+from headwater.decode import Decoded
+from headwater.errors import InvalidOptionError, MissingExtraError, PackageError
+from headwater.metrics import StreamRecord
+from headwater.pipeline import Committed, Discarded, Event, Raw, Settled, Source
+from headwater.portal import Clock, Notice, log_notice
+from headwater.spark.startup import SparkOfRun
+from headwater.stream.assemble import Assembler
+from headwater.stream.config import Config, OnConfigChange, check_option, compare_config
+from headwater.stream.handle import Interrupt, StoppableClock
+from headwater.stream.owned import AskUser
+from headwater.stream.run import Run
+from headwater.stream.stream import Stream, check_stream
+from headwater.stream.undo_buffer import UndoBuffer
+from headwater.targets.contract import Delivery, Target
+
+try:
+    from headwater.substreams.client import Dialling, Order, SubstreamsClient
+    from headwater.substreams.cursors import CursorLog
+    from headwater.substreams.endpoint import API_KEY, API_TOKEN, Credentials, Endpoint
+    from headwater.substreams.messages import Message, OutputDecoder, Outputs, Progress
+    from headwater.substreams.outputs import decoder_of
+    from headwater.substreams.package import Package
+    from headwater.substreams.source import SubstreamsSource
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] not in ("grpc", "google"):
+        raise
+    raise MissingExtraError(
+        "substreams_stream needs the packages grpcio and protobuf: "
+        "pip install 'headwater[substreams]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OnMessage = Callable[[Message], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubstreamsStream(Stream):
+    """A stream of one module's outputs. Made by `substreams_stream`.
+
+    `first` is where it begins without a stored cursor, `stop` the block before which it ends; 0
+    follows the head. `on_message` is told of every message, in the loop's thread.
+    """
+
+    endpoint: Endpoint
+    package: Package
+    module: str
+    order: Order
+    decoder: OutputDecoder
+    first: int
+    stop: int = 0
+    credentials: Credentials = Credentials()  # noqa: RUF009 - immutable
+    dialling: Dialling = Dialling()  # noqa: RUF009 - immutable
+    on_message: OnMessage | None = None
+
+    @property
+    def address(self) -> str:
+        """The endpoint's address."""
+        return str(self.endpoint)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the module's output is one table."""
+        return len(self.decoder.schemas) == 1
+
+    @property
+    def fingerprint(self) -> str:
+        """What the rows are made of: the module's hash, where it can be computed."""
+        try:
+            return self.package.module_hash(self.module)
+        except PackageError:
+            return sha256(self.package.data).hexdigest()[:40]
+
+    @contextmanager
+    def _opened(
+        self,
+        target: Target[Delivery],
+        record: StreamRecord,
+        *,
+        finalized: bool = False,
+        ask_user: AskUser | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> Iterator[SubstreamsRun]:
+        """Connect, and let go of everything on every exit path."""
+        interrupt = interrupt or Interrupt()
+        clock = StoppableClock(interrupt)
+
+        def on_notice(notice: Notice) -> None:
+            log_notice(notice)
+            record.noticed(notice)
+
+        client = SubstreamsClient(
+            self.endpoint,
+            replace(self.order, final_only=self.order.final_only or finalized),
+            credentials=self.credentials,
+            dialling=self.dialling,
+            clock=clock,
+            on_notice=on_notice,
+        )
+        run = SubstreamsRun(
+            self,
+            client,
+            clock,
+            target,
+            finalized=finalized or self.order.final_only,
+            ask_user=ask_user,
+            interrupt=interrupt,
+            record=record,
+        )
+        with ExitStack() as stack:
+            stack.callback(client.close)
+            stack.callback(run.stop)
+            yield run
+
+
+class SubstreamsRun(Run):
+    """What a stream of a module is while it runs."""
+
+    def __init__(
+        self,
+        stream: SubstreamsStream,
+        client: SubstreamsClient,
+        clock: Clock,
+        target: Target[Delivery],
+        *,
+        finalized: bool = False,
+        ask_user: AskUser | None = None,
+        interrupt: Interrupt | None = None,
+        record: StreamRecord,
+    ) -> None:
+        super().__init__(
+            stream,
+            clock,
+            target,
+            finalized=finalized,
+            ask_user=ask_user,
+            interrupt=interrupt,
+            record=record,
+        )
+        self._module = stream
+        self._stops = interrupt or Interrupt()
+        self._log = self._optional = CursorLog()
+        self._keeps = target.capabilities.side_tables is not None
+        self._messages = SubstreamsSource(
+            client,
+            self._log,
+            start=stream.first,
+            stop=stream.stop,
+            on_message=self._hear,
+            check=self._stops.check_if_idle,
+        )
+
+    def open(self, state: PipeState) -> None:
+        """Compare what the module is with what the stored rows were made of, and begin.
+
+        Raises:
+            ConfigChangedError: the package, the module or its parameters are others.
+        """
+        stream = self._module
+        now = Config({stream.module: stream.fingerprint})
+        compare_config(self._target, state, now, stream.id, stream.on_config_change)
+        self._extensions.start(state)
+        self._stops.abort = self._messages.abort
+        source: Source = self._messages
+        if stream.undo_buffer and not self._finalized:
+            source = UndoBuffer(
+                self._messages, stream.undo_buffer, pause=self.pause, cap=stream.rollback_cap
+            )
+        assembler = ModuleAssembler(
+            stream,
+            self._log,
+            self._spark,
+            self._clock,
+            finalized=state.finalized,
+            final_only=self._finalized,
+        )
+        self._begin(state, source, assembler, max(stream.first, 0))
+
+    def on_event(self, event: Event) -> None:
+        """Tell the log, where the target does not keep its table, how far the stream is."""
+        super().on_event(event)
+        if not self._keeps and isinstance(event, Committed | Settled | Discarded):
+            self._log.advanced(event.state)
+
+    def pause(self) -> None:
+        """Do nothing: an endpoint says by itself what is to be undone."""
+
+    def stop(self) -> None:
+        """End the session, then everything else."""
+        self._stops.abort = lambda: None
+        self._messages.close()
+        super().stop()
+
+    def _hear(self, message: Message) -> None:
+        """Show what the endpoint is doing while no block arrives."""
+        if isinstance(message, Outputs):
+            self._record.activity = None
+        elif isinstance(message, Progress) and self._record.facts is None:
+            self._record.activity = (
+                f"the endpoint has processed {message.processed_blocks} blocks, "
+                f"{message.running_jobs} jobs are running"
+            )
+        if self._module.on_message is not None:
+            self._module.on_message(message)
+
+
+class ModuleAssembler(Assembler):
+    """Makes deliveries of the outputs that the log holds."""
+
+    def __init__(
+        self,
+        stream: SubstreamsStream,
+        log: CursorLog,
+        spark: SparkOfRun,
+        clock: Clock,
+        *,
+        finalized: BlockCursor | None,
+        final_only: bool,
+    ) -> None:
+        super().__init__(
+            stream.id,
+            stream.address,
+            stream.steps,
+            spark,
+            clock,
+            finalized=finalized,
+            final_only=final_only,
+        )
+        self._log = log
+        self._decoder = stream.decoder
+        last = stream.stop - 1 if stream.stop else None
+        self._range = BlockRange(max(0, stream.first), last)
+
+    @property
+    def ranges(self) -> tuple[BlockRange, ...]:
+        """The one range of the stream."""
+        return (self._range,)
+
+    def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
+        return Decoded(self._decoder.decode(self._log.outputs(batch.headers)), {})
+
+
+def substreams_stream(
+    *,
+    id: str,
+    package: str | Path | bytes | Package,
+    endpoint: str = "",
+    module: str | None = None,
+    params: Mapping[str, str] | None = None,
+    network: str = "",
+    start: int | None = None,
+    stop: int | str | None = None,
+    final_blocks_only: bool = False,
+    production_mode: bool = True,
+    decoder: OutputDecoder | None = None,
+    tables: Sequence[TableSchema] = (),
+    spark: SparkSession | None = None,
+    flush: Flush | None = None,
+    flush_backfill: Flush | None = None,
+    undo_buffer: int = 0,
+    rollback_cap: int = DEFAULT_CAP,
+    on_config_change: OnConfigChange = "error",
+    headers: Mapping[str, str] | None = None,
+    api_key_variable: str = API_KEY,
+    api_token_variable: str = API_TOKEN,
+    ca_file: str | Path | None = None,
+    dialling: Dialling | None = None,
+    on_message: OnMessage | None = None,
+) -> SubstreamsStream:
+    """Define a stream of the outputs of a module.
+
+    Args:
+        id: the key of all stored state; never rename it.
+        package: a .spkg: its path, its address, or its bytes.
+        endpoint: `host:port` and `https://…` speak TLS, `http://…` plaintext, over which no
+            credential is sent. Without one, SUBSTREAMS_ENDPOINTS_CONFIG_<NETWORK> names it.
+        module: the map module to read; left out, the one that the package names.
+        params: parameters by module.
+        network: which network's settings of the package apply; left out, the package's own.
+        start: the first block, the module's initial one if left out; below 0, so many blocks
+            before the head. A stored cursor outranks it.
+        stop: the block before which to end, as everywhere in Substreams; "+N" counts from `start`;
+            left out, the head is followed.
+        final_blocks_only: read final blocks alone: nothing is ever undone.
+        production_mode: let the endpoint process history in parallel.
+        decoder: what turns outputs into tables, if not what fits the module's type.
+        tables: of DatabaseChanges modules: the declared tables, whose empty values are null where
+            a column is not text.
+        spark: your session, used as it is; without one a local session is made when needed.
+        flush: when to commit hot blocks; left out, as they arrive.
+        flush_backfill: the same for final blocks.
+        undo_buffer: how many of the newest blocks to hold back.
+        rollback_cap: how many committed blocks above the finalized one can be undone, at most.
+        on_config_change: what to do if the module is another than the stored rows were made by.
+        headers: more headers of each session.
+        api_key_variable: the environment's variable that holds the API key.
+        api_token_variable: the one that holds a token, used if there is no key.
+        ca_file: certificates to trust instead of the system's, PEM.
+        dialling: idle time, retries, receive limit, version.
+        on_message: is told of every message of the endpoint, in the loop's thread.
+
+    Raises:
+        StreamIdError: the id is missing or blank.
+        SubstreamsEndpointError: the endpoint cannot be understood, or none is known.
+        PackageError, ModuleChoiceError: the package cannot be used, or has no such module.
+        InvalidOptionError: an option cannot work.
+    """
+    rules = check_stream(id, flush, flush_backfill, undo_buffer, rollback_cap)
+    raw = Package.read(package)
+    resolved = raw.resolve(network, params)
+    chosen = resolved.choose(module)
+    address = Endpoint.parse(endpoint, resolved.network)
+    first = resolved.initial_block(chosen) if start is None else start
+    if type(first) is not int:
+        raise InvalidOptionError("start is a block number", got=repr(start))
+    dialled = dialling or Dialling()
+    if ca_file is not None:
+        dialled = replace(dialled, roots=_read_ca(ca_file))
+    return SubstreamsStream(
+        id=id,
+        endpoint=address,
+        package=resolved,
+        module=chosen,
+        order=Order(
+            chosen,
+            raw.data,
+            resolved.modules_bytes,
+            dict(params or {}),
+            network,
+            production=production_mode,
+            final_only=final_blocks_only,
+        ),
+        decoder=decoder or decoder_of(resolved.types, resolved.output_type(chosen), tables),
+        first=first,
+        stop=_stop_block(first, stop),
+        credentials=Credentials.read(
+            key_variable=api_key_variable, token_variable=api_token_variable, headers=headers
+        ),
+        dialling=dialled,
+        on_message=on_message,
+        spark=spark,
+        flush=rules,
+        undo_buffer=undo_buffer,
+        rollback_cap=rollback_cap,
+        on_config_change=check_option(on_config_change),
+    )
+
+
+def _stop_block(start: int, stop: int | str | None) -> int:
+    """Return the number before which to end; 0 without an end."""
+    if stop is None or stop == 0:
+        return 0
+    if isinstance(stop, str) and stop.startswith("+") and stop[1:].isdecimal() and start >= 0:
+        stop = start + int(stop[1:])
+    if type(stop) is not int or stop <= max(start, 0):
+        raise InvalidOptionError(
+            'stop is a block number above start, or "+N"', got=repr(stop), start=start
+        )
+    return stop
+
+
+def _read_ca(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidOptionError("ca_file cannot be read", got=str(path), reason=error) from None

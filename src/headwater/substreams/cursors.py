@@ -1,0 +1,136 @@
+"""The endpoint's own cursors, beside the state: one row per commit, in the same transaction.
+
+A cursor is opaque: only the endpoint reads it. It names a block and what was final then, so an
+endpoint that is given the cursor of an orphaned block answers with an undo signal first. The rows
+live in a side table of the target, so a rollback undoes them with everything else, and what is left
+is the cursor of the block that the stream stands at. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headwater.core import Batch, BlockHeader, PipeState
+from headwater.substreams.messages import ModuleOutput
+from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
+
+TABLE = SideTable(
+    "substreams_cursors",
+    pa.schema(
+        [
+            ("block_number", pa.int64()),
+            ("ordinal", pa.int64()),
+            ("block_hash", pa.string()),
+            ("cursor", pa.string()),
+        ]
+    ),
+)
+PRUNE_AT = 200  # rows that no resume needs, before they are removed
+
+
+@dataclass(slots=True)
+class Note:
+    """What is known of a block that was handed to the loop; its output until it is committed."""
+
+    hash: str
+    cursor: str
+    output: ModuleOutput | None = None
+
+
+class CursorLog:
+    """Remembers what the source hands out, and stores the cursors. An extension of the stream.
+
+    Without a target that keeps side tables it remembers the same, and stores nothing.
+    """
+
+    def __init__(self) -> None:
+        self._notes: dict[int, Note] = {}  # ascending
+        self._rows: list[int] = []  # blocks that have a row, ascending
+        self._target: KeepsSideTables | None = None
+
+    # --- told and asked by the source -------------------------------------------------------------
+
+    @property
+    def last(self) -> int:
+        """The newest block that was handed out and not taken back; -1 if there is none."""
+        return next(reversed(self._notes), -1)
+
+    def note(self, output: ModuleOutput) -> None:
+        """Remember a block that is about to be handed out."""
+        self._notes[output.clock.number] = Note(output.clock.hash, output.cursor, output)
+
+    def undo(self, number: int) -> None:
+        """Forget what lies above a block."""
+        for above in [one for one in self._notes if one > number]:
+            del self._notes[above]
+
+    def resume_at(self, state: PipeState) -> str:
+        """Return the cursor of the newest known block at or below a state's; "" without any."""
+        return next(
+            (note.cursor for number, note in reversed(self._notes.items())
+             if number <= state.number), ""
+        )  # fmt: skip
+
+    def hash_of(self, number: int) -> str:
+        """Return the hash of a block that was handed out; "" if it is not known."""
+        note = self._notes.get(number)
+        return "" if note is None else note.hash
+
+    def outputs(self, headers: Sequence[BlockHeader]) -> list[ModuleOutput]:
+        """Return what the module made of blocks that are not committed yet."""
+        found = [self._notes[header.number].output for header in headers]
+        return [output for output in found if output is not None]
+
+    # --- an extension of the stream ---------------------------------------------------------------
+
+    @property
+    def tables(self) -> Sequence[SideTable]:
+        """The table of cursors."""
+        return (TABLE,)
+
+    def start(self, target: KeepsSideTables, state: PipeState) -> None:
+        """Read the stored cursors up to the state's."""
+        self._target = target
+        rows = target.read_side_table(TABLE.name, up_to_block=max(state.number, 0))
+        for row in rows.to_pylist():
+            if row["block_number"] <= state.number:
+                self._notes[row["block_number"]] = Note(row["block_hash"], row["cursor"])
+        self._rows = list(self._notes)
+
+    def rows(self, batch: Batch[Delivery]) -> Mapping[str, pa.Table]:
+        """Return the cursor of the batch's last block."""
+        number = batch.headers[-1].number
+        note = self._notes[number]
+        row = {"block_number": number, "ordinal": 0, "block_hash": note.hash, "cursor": note.cursor}
+        return {TABLE.name: pa.Table.from_pylist([row], schema=TABLE.columns)}
+
+    def advanced(self, state: PipeState) -> None:
+        """Forget outputs that are committed, and cursors that no resume and no fork needs."""
+        floor = min(state.undo_floor, state.number)
+        kept = max((number for number in self._notes if number <= floor), default=-1)
+        for number in list(self._notes):
+            if number > state.number:
+                break
+            if number < kept:
+                del self._notes[number]
+            else:
+                self._notes[number].output = None
+        if state.number > (self._rows[-1] if self._rows else -1):
+            self._rows.append(state.number)
+        old = [number for number in self._rows if number < kept]
+        if self._target is not None and len(old) >= PRUNE_AT:
+            self._target.settle_side_rows(TABLE.name, (old[-1], 0), {})
+            self._rows = self._rows[len(old) :]
+
+    def rolled_back(self, state: PipeState) -> None:
+        """Forget the rows above the state's cursor, as the target did."""
+        self._rows = [number for number in self._rows if number <= state.number]
+
+    def finish(self, state: PipeState) -> None:
+        """Do nothing: all cursors are stored."""
+
+    def stop(self) -> None:
+        """Hold nothing."""

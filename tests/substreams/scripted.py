@@ -1,0 +1,118 @@
+"""Modules whose outputs a test writes down, the oracle of `DB_OUT`, and a driver of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from google.protobuf import message_factory
+
+from headwater.changes import TableSchema
+from headwater.changes.database_changes import read_database_changes
+from headwater.pipeline import Event
+from headwater.stream import StopRequested
+from headwater.stream.substreams import SubstreamsStream, substreams_stream
+from headwater.substreams.client import Dialling
+from headwater.substreams.descriptors import TypeSet
+from headwater.testing.chain.tree import SimBlock
+from headwater.testing.scenarios.change_model import apply_one_by_one
+from headwater.testing.substreams import DB_OUT, EndpointServer, SimModule
+from headwater.testing.substreams.modules import changes_file
+
+CHANGES = "sf.substreams.sink.database.v1.DatabaseChanges"
+FILES = (changes_file(),)
+_CLASS = message_factory.GetMessageClass(TypeSet(FILES).descriptor(CHANGES))
+CREATE, UPDATE, DELETE = 1, 2, 3
+TABLES = [
+    TableSchema(
+        "transfer", ["id"], {"id": "text", "from": "text", "to": "text", "value": "integer"}
+    ),
+    TableSchema(
+        "holder",
+        ["address"],
+        {"address": "text", **dict.fromkeys(
+            ["balance", "largest", "smallest", "first_block", "last_block"], "integer"
+        )},
+    ),
+    TableSchema("note", ["page", "line"], {"page": "integer", "line": "integer", "body": "text"}),
+]  # fmt: skip
+
+
+def changes(*given: tuple[str, str, int, Mapping[str, object]]) -> bytes:
+    """Return a message of changes: table, key, operation, fields."""
+    made = _CLASS()
+    for table, key, operation, fields in given:
+        change = made.table_changes.add(table=table, pk=key, operation=operation)
+        for name, value in fields.items():
+            change.fields.add(name=name, value=str(value), update_op=1)
+    return bytes(made.SerializeToString())
+
+
+def module(make: Callable[[SimBlock], bytes]) -> SimModule:
+    """Return a module of DatabaseChanges."""
+    return SimModule("db_out", CHANGES, make, FILES)
+
+
+def stream_of(server: EndpointServer, **options: Any) -> SubstreamsStream:
+    """Return a stream of the endpoint's module."""
+    options = {
+        "id": "one",
+        "dialling": Dialling(idle_s=1.0),
+        "endpoint": server.url,
+        "package": server.package,
+        **options,
+    }
+    return substreams_stream(**options)
+
+
+def run(
+    stream: SubstreamsStream, target: Any, listen: Callable[[Event], None] = lambda event: None
+) -> list[Event]:
+    """Run until the end, or until the listener raises `StopRequested`; return the events."""
+    heard: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        heard.append(event)
+        listen(event)
+
+    stream.pipe_to(target, on_event=on_event, progress=False)
+    return heard
+
+
+def stop_at(number: int) -> Callable[[Event], None]:
+    """Return a listener that ends the run once a block is committed."""
+
+    def listen(event: Event) -> None:
+        if event.state.number >= number:
+            raise StopRequested
+
+    return listen
+
+
+def expected(blocks: Iterable[SimBlock]) -> dict[str, list[dict[str, str]]]:
+    """Return what the tables of `DB_OUT` hold after these blocks, worked out one by one."""
+    given = [(block.number, value) for block in blocks if (value := DB_OUT.make(block))]
+    table = read_database_changes(given, tables=TABLES)
+    rows = apply_one_by_one({}, table.to_pylist())
+    found: dict[str, list[dict[str, str]]] = {schema.name: [] for schema in TABLES}
+    keys = {schema.name: schema.key[0] for schema in TABLES}
+    for (name, key), row in rows.items():
+        row = row | {column or keys[name]: value for column, value in key}
+        found[name].append(dict(sorted(row.items())))
+    return {name: sorted(several, key=str) for name, several in found.items()}
+
+
+def stored(query: Callable[[str], Any]) -> dict[str, list[dict[str, str]]]:
+    """Return the same of a database; null columns are left out."""
+    found = {}
+    for schema in TABLES:
+        rows = query(f'SELECT * FROM "{schema.name}"').to_pylist()
+        texts = [
+            {name: _text(value) for name, value in row.items() if value is not None} for row in rows
+        ]
+        found[schema.name] = sorted([dict(sorted(row.items())) for row in texts], key=str)
+    return found
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(int(value))
