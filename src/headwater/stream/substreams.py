@@ -258,7 +258,7 @@ class ModuleAssembler(Assembler):
         return (self._range,)
 
     def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
-        return Decoded(self._decoder.decode(self._log.outputs(batch.headers)), {})
+        return Decoded(self._decoder.decode(self._log.outputs(batch.headers)), {}, {})
 
 
 def substreams_stream(

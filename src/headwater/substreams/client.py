@@ -300,13 +300,11 @@ class Reading:
         elif verdict is Verdict.RETRY:
             self._wait(session, status, shown)
         else:
-            kind = QuotaExceededError if verdict is Verdict.QUOTA else SubstreamsRefusedError
-            raise kind(
-                f"the endpoint answered {status}",
-                endpoint=client.endpoint,
-                status=status,
-                endpoint_says=repr(shown),
-            ) from None
+            said, shown_as = f"the endpoint answered {status}", repr(shown)
+            facts = {"endpoint": client.endpoint, "status": status, "endpoint_says": shown_as}
+            if verdict is Verdict.QUOTA:
+                raise QuotaExceededError(said, **facts) from None
+            raise SubstreamsRefusedError(said, **facts) from None
 
     def _wait(self, session: _Session, status: str, shown: str) -> None:
         """Wait before the next session; raise once the retries are used up."""
