@@ -16,9 +16,12 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from headwater import evm, portal_stream
 from headwater.core import BlockCursor, Head, PipeState
 from headwater.errors import PostgresConnectionError, PostgresDiskFullError, PostgresLockError
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, Tx, postgres_target, table
+from headwater.testing import simulated_portal
+from tests.stream.truth import transfers
 from tests.targets.postgres_places import Stream, database
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -182,6 +185,56 @@ def test_a_connection_that_breaks_anywhere_is_made_again(
     assert s.rows("SELECT k FROM t ORDER BY k") == [{"k": 1}, {"k": 2}]
     s.fork(1)
     assert s.rows("SELECT k FROM t") == [{"k": 1}]
+
+
+def test_a_server_is_waited_for_by_minutes(stream: Start, proxy: Proxy) -> None:
+    """Ten minutes unless the settings say otherwise; what pauses stands in for the time."""
+    s = stream(at=proxy.dsn, lock_wait_s=5)
+    s.do(1, insert(1))
+    waited: list[float] = []
+
+    def pause(seconds: float, why: str) -> None:
+        assert "away" in why
+        waited.append(seconds)
+        proxy.refuse = sum(waited) < 180
+
+    s.target.pause = pause
+    proxy.cut_at, proxy.refuse = b"COMMIT", True
+    s.do(2, insert(2))
+    assert sum(waited) >= 180
+    assert s.rows("SELECT k FROM t ORDER BY k") == [{"k": 1}, {"k": 2}]
+    s.target.close()
+    impatient = stream(at=proxy.dsn, wait_s=0)
+    proxy.cut_at, proxy.refuse = b"COMMIT", True
+    with pytest.raises(PostgresConnectionError, match=r"attempts=1"):
+        impatient.do(3, insert(3))
+
+
+def test_a_stop_ends_the_wait_for_a_server(proxy: Proxy) -> None:
+    """What was committed stays, and the next start goes on there."""
+
+    target = postgres_target(proxy.dsn)
+
+    def cut(sql: str) -> None:
+        if "INSERT" in sql:
+            proxy.cut_at, proxy.refuse, target.on_statement = b"COMMIT", True, None
+
+    with simulated_portal(seed=3, blocks=40) as portal:
+        outputs = {"t": evm.events("erc20.Transfer", range=(0, 35))}
+        program = portal_stream(id="waits", portal=portal.url, outputs=outputs)
+        target.on_statement = cut
+        handle = program.start(target)
+        while handle.record.trouble is None:
+            handle.await_termination(0.05)
+        assert handle.record.trouble.startswith("the database is away")
+        handle.stop()
+        handle.await_termination(20)
+        assert not handle.is_active
+        proxy.refuse = False
+        target = postgres_target(proxy.dsn)
+        program.pipe_to(target, progress=False)
+        (found,) = target.query("SELECT count(*) AS n FROM t").to_pylist()
+        assert found["n"] == len(transfers(portal.chain, portal.chain.canonical(0, 35)))
 
 
 def test_a_server_that_stays_away_is_given_up_and_nothing_is_lost(

@@ -119,6 +119,11 @@ class Interrupt:
         elif self._requested.wait(seconds):
             raise StopRequested
 
+    def wait(self, seconds: float) -> None:
+        """Wait inside a change of the target that can be broken off; a stop ends the run."""
+        if self._requested.wait(seconds):
+            raise StopRequested
+
     def request(self) -> None:
         """Ask the run to end. Called from another thread, or by a listener."""
         self._requested.set()

@@ -8,6 +8,7 @@ is started again continues from what the target recovers.
 from __future__ import annotations
 
 import logging
+import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -36,6 +37,7 @@ from headwater.stream.extensions import Extension, Extensions, stop_all
 from headwater.stream.handle import Interrupt
 from headwater.stream.owned import AskUser
 from headwater.targets.contract import Delivery, Target
+from headwater.targets.database import DatabaseTarget
 
 if TYPE_CHECKING:
     from headwater.stream.stream import Stream
@@ -69,6 +71,8 @@ class Run(Host[Delivery]):
         self._finalized = finalized
         self._ask_user = ask_user
         self._interrupt = interrupt
+        if isinstance(target, DatabaseTarget):
+            target.pause = self._wait_for_target
         self._started = False
         self._extensions = Extensions([make(stream.id) for make in stream.extensions])
         self._optional: Extension | None = None
@@ -182,6 +186,17 @@ class Run(Host[Delivery]):
     @abstractmethod
     def pause(self) -> None:
         """Wait for a replica that is stale."""
+
+    def _wait_for_target(self, seconds: float, why: str) -> None:
+        """Wait for a database that is away, visibly; a stop ends the wait and the run.
+
+        Nothing is committed then: what a lost connection has left is found at the next start.
+        """
+        self._record.trouble = why
+        if self._interrupt is None:
+            time.sleep(seconds)
+        else:
+            self._interrupt.wait(seconds)
 
     def uninterrupted(self) -> AbstractContextManager[object]:
         """Let signals wait while the target is changed."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,11 +63,13 @@ class DatabaseTarget(ABC):
     """A target that keeps its state in the database it writes.
 
     All calls come from one thread; it may be opened again after `close`. `on_statement` is called
-    with each statement before it runs, for tests and logs.
+    with each statement before it runs, for tests and logs. `pause` waits for a server that is away,
+    and is told why: a stream that runs shows it, and a stop ends the wait.
     """
 
     def __init__(self, callbacks: Callbacks, given_id: str | None) -> None:
         self.on_statement: Callable[[str], None] | None = None
+        self.pause: Callable[[float, str], None] = lambda seconds, why: time.sleep(seconds)
         self._callbacks = callbacks
         self._given_id = given_id
         self._id = given_id or LEGACY_ID

@@ -23,16 +23,18 @@ class PostgresSettings(StateSettings):
     """Where and under which id the state is kept, and how transactions run.
 
     `id` overrides the stream's own. Undo data is kept for `unfinalized_blocks_retention` blocks
-    below the finalized one. A transaction that meets a conflict or loses its connection is tried
-    `attempts` times. `lock_wait_s` is how long a writer waits for the one before it to be gone.
-    With `defer_indexes`, tables that the target creates get their keys and indexes when the stream
-    first comes near the head, or when a write needs them. Executors send their rows to the driver,
-    to `relay_port`, or to any free port if it is 0.
+    below the finalized one. A server that goes away, or whose disk is full, is waited for up to
+    `wait_s` seconds; a transaction that meets a conflict is tried eight times. `attempts`, if it is
+    given, is how often either is tried. `lock_wait_s` is how long a writer waits for the one before
+    it to be gone. With `defer_indexes`, tables that the target creates get their keys and indexes
+    when the stream first comes near the head, or when a write needs them. Executors send their rows
+    to the driver, to `relay_port`, or to any free port if it is 0.
     """
 
     schema: str = DEFAULT_SCHEMA
     isolation_level: str = "serializable"
-    attempts: int = 8
+    attempts: int | None = None
+    wait_s: float = 600.0
     lock_wait_s: float = 5.0
     defer_indexes: bool = False
     relay_port: int = 0
@@ -45,11 +47,13 @@ class PostgresSettings(StateSettings):
             raise InvalidOptionError(
                 "no such isolation level", got=self.isolation_level, known=ISOLATION_LEVELS
             )
-        if self.attempts < 1 or self.lock_wait_s < 0:
+        wrong = self.attempts is not None and self.attempts < 1
+        if wrong or min(self.lock_wait_s, self.wait_s) < 0:
             raise InvalidOptionError(
-                "attempts must be 1 or more, lock_wait_s not negative",
+                "attempts must be 1 or more, lock_wait_s and wait_s not negative",
                 attempts=self.attempts,
                 lock_wait_s=self.lock_wait_s,
+                wait_s=self.wait_s,
             )
 
 

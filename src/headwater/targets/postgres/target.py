@@ -8,7 +8,6 @@ stream's lock is taken again first, so nothing of the old connection can still b
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,7 +21,7 @@ from headwater.targets.postgres.guard import Guard
 from headwater.targets.postgres.session import Interrupted, Session
 from headwater.targets.postgres.staging import Staging
 from headwater.targets.postgres.store import PostgresSettings, PostgresStore, open_store
-from headwater.targets.postgres.transactions import Transactions, delay_s
+from headwater.targets.postgres.transactions import Patience, Transactions
 from headwater.targets.postgres.tx import Tx
 from headwater.targets.sql.aggregates import Aggregate
 from headwater.targets.sql.flow import SqlTarget
@@ -134,7 +133,7 @@ class PostgresTarget(SqlTarget[Session]):
             session,
             self._store.sync,
             self._id,
-            settings.attempts,
+            self._patience,
             forget=self._forget,
             prepare=self._install,
         )
@@ -174,18 +173,22 @@ class PostgresTarget(SqlTarget[Session]):
 
         A server that cannot be reached at all is an error at once: the address may be wrong.
         """
-        reached, failures = False, 0
+        reached, patience = False, self._patience()
         while True:
             try:
                 return work()
             except (Interrupted, PostgresConnectionError) as error:
-                reached, failures = reached or isinstance(error, Interrupted), failures + 1
-                if not reached or failures >= self._settings.attempts:
+                reached = reached or isinstance(error, Interrupted)
+                if patience.ends(away=True) or not reached:
                     if isinstance(error, Interrupted):
                         raise error.coded from error.__cause__
                     raise
+                failures = patience.failures
                 logger.warning("open.retried id=%s attempt=%d error=%s", self._id, failures, error)
-                time.sleep(delay_s(failures))
+                patience.wait("the database is away, trying again")
+
+    def _patience(self) -> Patience:
+        return Patience(self._settings.attempts, self._settings.wait_s, self.pause)
 
     def _install(self) -> None:
         """Install capture on partitions that came since, in a transaction of its own."""

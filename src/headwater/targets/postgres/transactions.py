@@ -23,6 +23,7 @@ from headwater.targets.sql.state import Newest, SyncTable, read_newest
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 5.0
 _RESTARTS = 3
+_CONFLICTS = 8
 _LOCK = "SELECT pg_try_advisory_xact_lock(hashtext($1)::bigint)"
 logger = logging.getLogger("headwater.targets.postgres")
 
@@ -32,6 +33,34 @@ Work = Callable[[], Newest | None]
 def delay_s(failures: int) -> float:
     """Return how long to wait after so many failures."""
     return min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (failures - 1))
+
+
+class Patience:
+    """How long failures of one piece of work are borne. `pause` waits, and says for what."""
+
+    def __init__(
+        self, attempts: int | None, wait_s: float, pause: Callable[[float, str], None]
+    ) -> None:
+        self.failures = 0
+        self._attempts = attempts
+        self._wait_s = wait_s
+        self._pause = pause
+        self._began = time.monotonic()
+
+    def ends(self, *, away: bool) -> bool:
+        """Count a failure; tell whether it was the last one. `away`: the server cannot work."""
+        if not self.failures:
+            self._began = time.monotonic()
+        self.failures += 1
+        if self._attempts is not None:
+            return self.failures >= self._attempts
+        if away:
+            return time.monotonic() - self._began >= self._wait_s
+        return self.failures >= _CONFLICTS
+
+    def wait(self, why: str) -> None:
+        """Wait before the next attempt."""
+        self._pause(delay_s(self.failures), why)
 
 
 class TryAgain(Exception):  # noqa: N818 - not an error: the batch is written once more
@@ -50,7 +79,7 @@ class Transactions:
         session: Session,
         sync: SyncTable,
         stream_id: str,
-        attempts: int,
+        patience: Callable[[], Patience],
         *,
         forget: Callable[[], None],
         prepare: Callable[[], None],
@@ -59,7 +88,7 @@ class Transactions:
         self._session = session
         self._sync = sync
         self._id = stream_id
-        self._attempts = attempts
+        self._patience = patience
         self._forget = forget
         self._prepare = prepare
         self._written: list[Newest | None] = []
@@ -86,7 +115,7 @@ class Transactions:
         `first` is the batch that it writes first, if any: the transaction begins with its capture.
         """
         self._written, self._first = [], first
-        failures = restarts = 0
+        restarts, patience = 0, self._patience()
         while True:
             try:
                 if self._reconnected_to_committed():
@@ -105,10 +134,10 @@ class Transactions:
                 self._prepare()
             except Exception as error:  # noqa: BLE001 - judged, and raised unless a retry can help
                 self._forget()
-                failures += 1
-                self._raise_unless_worth_another(error, failures)
+                self._raise_unless_worth_another(error, patience)
+                failures = patience.failures
                 logger.warning("batch.retried id=%s attempt=%d error=%s", self._id, failures, error)
-                time.sleep(delay_s(failures))
+                patience.wait("the database is away or busy, trying again")
             except BaseException:
                 self._forget()
                 raise
@@ -150,14 +179,14 @@ class Transactions:
                 expected=self.stored and self.stored.cursor,
             )
 
-    def _raise_unless_worth_another(self, error: Exception, failures: int) -> None:
+    def _raise_unless_worth_another(self, error: Exception, patience: Patience) -> None:
         session = self._session
         final = isinstance(error, PostgresLockError | PostgresTransactionError)
         if final or not (session.lost or session.conflicted or session.full):
             raise error
-        if failures < self._attempts:
+        if not patience.ends(away=session.lost or session.full):
             return
-        coded = session.coded(error, attempts=failures)
+        coded = session.coded(error, attempts=patience.failures)
         raise coded from (None if coded is error else error)
 
 
