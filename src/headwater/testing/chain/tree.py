@@ -18,6 +18,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from threading import RLock
 
@@ -338,7 +339,9 @@ class ChainSim:
     def _at(self, index: int) -> SimBlock:
         number = self._numbers[index]
         parent = self._raw(index - 1) if index else self._root
-        salt_index = bisect_right(self._salts, index, key=lambda entry: entry[0]) - 1
+        last = len(self._salts) - 1
+        if self._salts[last][0] > index:
+            last = bisect_right(self._salts, index, key=lambda entry: entry[0]) - 1
         return SimBlock(
             number=number,
             hash=hash_to_text(self._raw(index), self.network),
@@ -346,7 +349,7 @@ class ChainSim:
             parent_number=self._numbers[index - 1] if index else max(number - 1, 0),
             height=self._first_height + index,
             timestamp=self._time_of(number),
-            salt=self._salts[salt_index][1],
+            salt=self._salts[last][1],
         )
 
     def _time_of(self, number: int) -> int:
@@ -385,6 +388,7 @@ def number_in_hash(raw: bytes) -> int | None:
     return number if number < _LIMIT else None
 
 
+@lru_cache(maxsize=1 << 14)  # a block's hash is written wherever the block is asked for
 def hash_to_text(raw: bytes, network: Network) -> str:
     """Write a hash as the network does: hex digits with or without `0x`, or base58."""
     if network is Network.SOLANA:
