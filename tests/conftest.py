@@ -45,6 +45,14 @@ CORE = (
     "property/test_span_properties.py",
     "spark/test_partitions.py",
 )
+LONG = (
+    "simulation/test_system.py",
+    "simulation/test_campaign.py",
+    "spark/test_cluster.py",
+    "targets/*conformance.py",
+    "targets/change_log/*conformance.py",
+    "demo/*",
+)
 
 
 @pytest.fixture(scope="session")
@@ -57,14 +65,26 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Measure the coverage of the core by its own tests, where nothing but the core is measured."""
+    """Run the longest first, so that no worker waits for another at the end; choose the coverage.
+
+    The coverage of the core is that of its own tests, where nothing but the core is measured.
+    """
+    items.sort(key=lambda item: not _is_of(item, LONG))
     if config.getoption("cov_source", None) != ["headwater.core"]:
         return
     for item in items:
-        path = Path(item.path).relative_to(ROOT)
-        if not any(path.match(pattern) for pattern in CORE):
+        if not _is_of(item, CORE):
             item.add_marker("no_cover")
+
+
+def _is_of(item: pytest.Item, patterns: tuple[str, ...]) -> bool:
+    """Tell whether a test is in one of some files."""
+    path = Path(item.path)
+    if not path.is_relative_to(ROOT):
+        return False
+    return any(path.relative_to(ROOT).match(pattern) for pattern in patterns)
 
 
 def pytest_report_header() -> str:

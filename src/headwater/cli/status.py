@@ -20,9 +20,10 @@ from headwater.core import BlockCursor, PipeState
 from headwater.dashboard.note import read_note
 from headwater.errors import DuckDBFileError, HeadwaterError, PipelineSilentError
 from headwater.metrics.record import block_seconds
-from headwater.portal import PortalClient
+from headwater.portal import PortalClient, RetryPolicy
 from headwater.targets.admin import Admin, StreamStatus, find_stream, kind_of, open_admin
 
+_RETRY = RetryPolicy(attempts=5)  # three seconds: a person waits for the answer
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:]+\]|[\w.-]+):\d{1,5}")
 
 
@@ -110,7 +111,7 @@ def _look(
     if stream_id is not None:
         found = [one for one in found if one.id == stream_id] or [_missing(found, stream_id)]
     if portal is not None:
-        with PortalClient(portal) as client:
+        with PortalClient(portal, retry=_RETRY) as client:
             head = client.head()
         for one in found:
             one.head = None if head is None else head.number
