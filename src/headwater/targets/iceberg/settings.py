@@ -120,7 +120,7 @@ class IcebergSettings:
     compact_files: int = 16
     compact_bytes: int = 64 << 20
     rewrite_bytes: int = 256 << 20
-    grace_s: float = 3600.0
+    grace_s: float = 86_400.0
 
     def __post_init__(self) -> None:
         if self.id is not None and not self.id.strip():
