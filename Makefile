@@ -7,6 +7,7 @@ RUNS   ?= 2000
 MINUTES ?= 1
 KEEP   ?=
 LONG   ?=
+LOAD   ?= 30
 SEED   ?=
 SECONDS ?= 120
 TARGET ?=
@@ -15,7 +16,7 @@ REPLAY ?=
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test fast cover sim soak fuzz reliability bench docs wheel lock sbom licences audit clean
+.PHONY: help setup demo check test fast cover sim soak walks fuzz reliability bench docs wheel lock sbom licences audit clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,16 +53,23 @@ soak: setup ## Play whole-system worlds for MINUTES: databases, cuts, pauses, ki
 	@$(BIN)/python -m headwater.testing.system.$(if $(LONG),long,soak) --minutes $(MINUTES) \
 	  $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP))
 
+walks: setup ## Kill and pause writers of every target at every statement; docs/guarantees.md shows where
+	@$(BIN)/python -m tests.targets.points docs/results/walks.json
+	@$(BIN)/python scripts/check_docs.py --write
+
 fuzz: setup ## Throw mutated bytes at decoders and wire parser for SECONDS (TARGET=, SEED=, REPLAY=file)
 	@$(BIN)/pip install --quiet --only-binary :all: atheris 2>/dev/null || true
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(TARGET),--target $(TARGET)) $(if $(REPLAY),--replay $(REPLAY))
 
-reliability: setup ## Measure docs/reliability.md again: scenarios, fuzzing, MINUTES of worlds, half an hour of load
+# About 45 minutes on two cores: scenarios 2, fuzzing 2, walks 5, worlds MINUTES, load LOAD.
+reliability: MINUTES := $(if $(filter 1,$(MINUTES)),8,$(MINUTES))
+reliability: setup ## Measure docs/reliability.md again: scenarios, fuzzing, walks, MINUTES of worlds, LOAD minutes of load
 	@$(BIN)/python -m headwater.testing.scenarios.campaign --runs $(RUNS) --results docs/results/sim.json
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --results docs/results/fuzz.json
+	@$(BIN)/python -m tests.targets.points docs/results/walks.json
 	@$(BIN)/python -m headwater.testing.system.soak --minutes $(MINUTES) --results docs/results/soak.json
-	@$(BIN)/python -m headwater.testing.system.long --results docs/results/long.json \
+	@$(BIN)/python -m headwater.testing.system.long --minutes $(LOAD) --results docs/results/long.json \
 	  --picture docs/results/long.png
 	@$(BIN)/python scripts/check_docs.py --write
 

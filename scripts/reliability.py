@@ -1,4 +1,4 @@
-"""Pages made of figures: what the soak, the simulation and the fuzzer did, read from their results.
+"""Pages made of figures: what soak, walks, simulation and fuzzer did, read from their results.
 
 `docs/results/` holds a file per run, written by its `--results`; `make reliability` renews them.
 `check_docs.py` puts the tables into `docs/reliability.md` and `docs/guarantees.md`.
@@ -12,26 +12,40 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
-CALLS = ("recover", "commit", "settle", "roll back")
+CALLS = ("recover", "commit", "settle", "roll back", "between batches")
 
 
 def point_table() -> str:
-    """Return where processes of the soak were killed and paused: per target, call and statement."""
+    """Return where writers were killed and paused, how often, and what their tables held then.
+
+    Walks are tests that take every statement in turn, worlds are those of the soak.
+    """
     counts: dict[tuple[str, str, str], Counter[str]] = {}
-    for point, number in _read("soak")["points"].items():
-        kind, call, how, statement = point.split("|")
-        counts.setdefault((kind, call, statement), Counter())[how] += number
+    walks = [("walks", one) for one in _read("walks").values() if isinstance(one, dict)]
+    for source, found in [*walks, ("soak", _read("soak"))]:
+        for outcome in ("points", "different"):
+            for point, number in found.get(outcome, {}).items():
+                kind, call, how, statement = point.split("|")
+                row = counts.setdefault((kind, call, statement), Counter())
+                row[f"{how} {source}"] += number
+                row[outcome] += number
     rows = [
-        "| target | call | statement | killed before it | paused before it |",
-        "|---|---|---|--:|--:|",
+        "| target | call | before | killed: walks | worlds | paused: walks | worlds | as the "
+        "oracle says |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
     ]
-    for (kind, call, statement), hows in sorted(
+    for key, row in sorted(
         counts.items(), key=lambda one: (one[0][0], CALLS.index(one[0][1]), one[0][2])
     ):
-        if kind != "memory":
-            rows.append(
-                f"| {kind} | {call} | `{statement}` | {hows['killed']} | {hows['paused']} |"
-            )
+        kind, call, statement = key
+        if kind == "memory":
+            continue
+        numbers = [row[f"{how} {one}"] for how in ("killed", "paused") for one in ("walks", "soak")]
+        total = row["points"] + row["different"]
+        rows.append(
+            f"| {kind} | {call} | `{statement}` | {' | '.join(map(str, numbers))} "
+            f"| {row['points']} of {total} |"
+        )
     return "\n".join(rows)
 
 

@@ -122,6 +122,30 @@ def test_a_stream_that_ends_before_spark_is_up_waits_for_nothing_and_leaves_no_p
         assert rows_of(tmp_path / "a.duckdb") == truth
 
 
+def test_a_program_that_ends_while_spark_starts_waits_for_the_thread_that_starts_it(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import atexit, threading\n"
+        "names = lambda: [one.name for one in threading.enumerate()]\n"
+        "atexit.register(lambda: print('in the end', names()))\n"
+        "from headwater.spark.startup import SparkOfRun\n"
+        "assert not SparkOfRun(None).is_ready()\n"
+        "print('before', names())\n"
+    )
+    java = fake_java(tmp_path, "exec sleep 1000")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "JAVA_HOME": str(java)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    before, end = done.stdout.splitlines()
+    assert "headwater-spark" in before
+    assert end == "in the end ['MainThread']", done.stderr
+
+
 @pytest.mark.parametrize(
     ("otherwise", "code"), [("echo no memory >&2; exit 3", "E5007"), (None, "E5001")]
 )

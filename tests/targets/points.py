@@ -1,9 +1,10 @@
 """Where tests have killed and paused writers, and whether the tables were right afterwards.
 
-    python -m tests.targets.points docs/results/walks.json
+    python -m tests.targets.points docs/results/walks.json [test_zombies …]
 
-runs the tests that kill and pause a writer at every statement, and writes what they did; a point
-counts as right if its test has passed. `scripts/reliability.py` makes a table of it.
+runs the tests that kill and pause a writer at every statement, all or those of some files, and
+writes what they did; a point counts as right if its test has passed. `scripts/reliability.py` makes
+a table of it.
 """
 
 from __future__ import annotations
@@ -71,43 +72,31 @@ def _call() -> str:
 
 
 class Recorder:
-    """A pytest plugin that adds up what passed and failed tests have noted."""
+    """A pytest plugin that adds up what passed and failed tests of a file have noted."""
 
     def __init__(self) -> None:
-        self.equal: Counter[str] = Counter()
-        self.different: Counter[str] = Counter()
+        self.points: dict[str, Counter[str]] = {"points": Counter(), "different": Counter()}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take what a test has noted."""
         if report.when == "call":
-            (self.equal if report.passed else self.different).update(_noted)
+            self.points["points" if report.passed else "different"].update(_noted)
             _noted.clear()
-
-    def save(self, path: Path) -> None:
-        """Write the counts."""
-        found = {
-            "date": datetime.now(UTC).date().isoformat(),
-            "points": dict(sorted(self.equal.items())),
-            "different": dict(sorted(self.different.items())),
-        }
-        path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def main() -> int:
     """Run from the command line."""
-    recorder = Recorder()
-    which = [
-        "-k",
-        "crash_at_any or paused or zombie",
-        "-q",
-        "-p",
-        "no:xdist",
-        "-p",
-        "no:cacheprovider",
-    ]
-    code = pytest.main([*which, *TESTS], plugins=[recorder])
-    recorder.save(Path(sys.argv[1]))
-    return int(code)
+    path, names = Path(sys.argv[1]), sys.argv[2:] or TESTS
+    found = json.loads(path.read_text()) if path.exists() else {}
+    failed = 0
+    for name in names:
+        recorder = Recorder()
+        options = ["-q", "-p", "no:xdist", "-k", "crash_at_any or paused"]
+        failed += bool(pytest.main([*options, f"tests/targets/{name}.py"], plugins=[recorder]))
+        found["date"] = datetime.now(UTC).date().isoformat()
+        found[name] = {key: dict(sorted(one.items())) for key, one in recorder.points.items()}
+        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    return failed
 
 
 if __name__ == "__main__":

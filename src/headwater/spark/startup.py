@@ -10,6 +10,7 @@ Runs on the driver: `SparkOfRun` in the run's thread, the start in a thread of i
 
 from __future__ import annotations
 
+import atexit
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,6 +32,7 @@ from headwater.spark.session import (
 logger = logging.getLogger("headwater.spark")
 
 APP = "headwater"
+EXIT_S = 2.0  # what the end of the program waits for a Spark that it has not used
 
 
 class SparkOfRun:
@@ -123,6 +125,7 @@ class _Start:
         _Start.newest = self
         self._thread = Thread(target=self._run, name="headwater-spark", daemon=True)
         self._thread.start()
+        atexit.register(self._leave)
 
     def take(self) -> None:
         """Wait until Spark is there, to use it; raise what went wrong."""
@@ -153,6 +156,15 @@ class _Start:
         if self._process is not None and not self.ended.is_set():
             self._process.end()
 
+    def _leave(self) -> None:
+        """End a Spark that nothing uses before the interpreter ends, and its thread with it.
+
+        A thread that still runs then is frozen where it is, and extensions report leaks.
+        """
+        self.give_up()
+        if not self._wanted:
+            self._thread.join(EXIT_S)
+
     def _run(self) -> None:
         with making:
             try:
@@ -166,6 +178,7 @@ class _Start:
         if not self._wanted and self._error is None:
             with making:
                 self._stop(context)
+        atexit.unregister(self._leave)
         if not self._wanted:
             logger.info("spark.unused: it ends with the stream")
 

@@ -135,6 +135,10 @@ class Place(ABC):
         """End what the server holds for a process, as it does when it misses its keepalives."""
         return
 
+    def merge(self) -> None:
+        """Have the server merge the parts of its tables."""
+        return
+
     def close(self) -> None:
         """Remove everything."""
         return
@@ -369,6 +373,14 @@ class ClickHousePlace(Place):
             )
             tables[POOLS] = pools_in(row["address"] for row in children)
         return Stored(cursor, tables)
+
+    def merge(self) -> None:
+        """Merge every table into one part."""
+        for row in self._rows(
+            "SELECT name FROM system.tables "
+            "WHERE database = currentDatabase() AND endsWith(engine, 'MergeTree')"
+        ):
+            self._client.run(f"OPTIMIZE TABLE `{row['name']}` FINAL")
 
     def close(self) -> None:
         """Remove the database."""

@@ -48,6 +48,7 @@ class Met(StrEnum):
     REQUEST_CUT = "statement cut on its way to a database"
     ANSWER_HELD = "half-open connection to a database, then lost"
     ANSWER_LATE = "database's answer that came late"
+    MERGED = "ClickHouse merged its tables meanwhile"
     SURVIVED_LOSS = "lost connection that the writer survived"
 
 

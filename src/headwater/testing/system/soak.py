@@ -3,6 +3,7 @@
     python -m headwater.testing.system.soak --minutes 5                  # make soak MINUTES=5
     python -m headwater.testing.system.soak --seed 1234                  # make soak SEED=1234
     python -m headwater.testing.system.soak --seed 1234 --keep 3,7,8     # some of its steps
+    python -m headwater.testing.system.soak --results FILE --go-on       # more seeds, added to FILE
 
 A soak fails if a world differs from its chain, or if one of the rare situations never occurred:
 then it would prove nothing about it. A seed that fails is cut down to the steps that it needs, and
@@ -219,6 +220,18 @@ def save(outcome: Outcome, seconds: float, first: int, path: Path) -> None:
     )
 
 
+def load(path: Path) -> tuple[Outcome, int, float]:
+    """Return what a file says of an earlier soak: its figures, its first seed, how long it took."""
+    found = json.loads(path.read_text())
+    if found["differences"]:
+        raise SystemExit(f"{path} tells of differences: begin anew")
+    tally = Tally()
+    for name in ("met", "faults", "errors", "points", "different"):
+        getattr(tally, name).update(found[name])
+    outcome = Outcome(found["worlds"], found["steps"], found["requests"], tally=tally)
+    return outcome, found["first"], found["seconds"]
+
+
 def replay(seed: int, keep: str | None, console: Console) -> int:
     """Play one seed, or some of its steps, and show all that happened."""
     script = Script.draw(seed)
@@ -242,20 +255,28 @@ def main() -> int:
     parser.add_argument("--keep", help="replay only these steps of it: 3,7,8")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--results", type=Path, help="write the figures to this file")
+    parser.add_argument("--go-on", action="store_true", help="add to the figures that it holds")
     options = parser.parse_args()
     console = Console()
     if options.seed is not None:
         return replay(options.seed, options.keep, console)
     first = options.first or Random().randrange(1, 1 << 30)
+    earlier, before_s = Outcome(), 0.0
+    if options.go_on and options.results.exists():
+        earlier, first, before_s = load(options.results)
     seconds = options.minutes * 60 if options.worlds is None else float("inf")
-    console.print(f"seeds from {first}", highlight=False)
+    start = first + earlier.worlds
+    console.print(f"seeds from {start}", highlight=False)
     began = time.monotonic()
 
     def keep(outcome: Outcome, took: float) -> None:
         if options.results is not None:
-            save(outcome, took, first, options.results)
+            total = Outcome()
+            total.add(earlier)
+            total.add(outcome)
+            save(total, before_s + took, first, options.results)
 
-    outcome = soak(first, options.worlds, seconds, options.jobs, console, keep)
+    outcome = soak(start, options.worlds, seconds, options.jobs, console, keep)
     took = time.monotonic() - began
     keep(outcome, took)
     return report(outcome, took, console)

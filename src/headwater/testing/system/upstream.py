@@ -177,11 +177,14 @@ class Upstream:
         self._note(f"fault {name}")
         self._tally.meet(Met.PORTAL_FAULT)
 
-    def calm(self, highest: int) -> None:
-        """End all faults, let the replicas agree, and grow above every cursor.
+    def calm(self) -> None:
+        """End all faults, let the replicas agree, and grow above every block there ever was.
 
-        A cursor above the head cannot be told from one that is merely ahead of a replica.
+        A stream that has read further than the head, and holds blocks back or waits to flush,
+        cannot be told from one that is merely ahead of a replica.
         """
+        tips = [one.orphaned_hashes[-1] for one in self.chain.forks if one.orphaned_hashes]
+        highest = max([self.chain.block(one).number for one in tips], default=0)
         self.portal.faults.clear()
         for replica in self.portal.replicas:
             replica.live()

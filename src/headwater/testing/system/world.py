@@ -346,6 +346,7 @@ class World:
             if others:
                 self._tally.meet(Met.WAITED_FOR_LOCK)
                 self._end(*others.pop())
+                process.haunted = True  # it may be refused before the server has noticed
                 continue
             # a process that was killed keeps its locks until the server has noticed
             came = process.actor.run(LIMIT_S, lambda: self._holding(line))
@@ -466,10 +467,16 @@ class World:
         )
 
     def _look(self, line: Line) -> None:
-        """Compare what is stored with the branch that ends in the stored cursor."""
-        if not line.place.transactional:
-            return  # rows above the cursor are there until the next start
-        self._compare(line)
+        """Compare what is stored with the branch that ends in the stored cursor.
+
+        Where there are no transactions, rows above the cursor are there until the next start: the
+        server is made to merge what it holds instead, as it may at any moment.
+        """
+        if line.place.transactional:
+            self._compare(line)
+        else:
+            line.place.merge()
+            self._tally.meet(Met.MERGED)
 
     def _compare(self, line: Line) -> None:
         """Compare tables, and the stored cursor with what the loop last said, if it rests."""
@@ -492,7 +499,7 @@ class World:
             proxy.disarm()
             if proxy.is_holding:
                 self._release(proxy, False, portal=line is None)
-        self.upstream.calm(max(one.state.number for one in self.lines))
+        self.upstream.calm()
         for one in self.lines:
             if one.inbox is not None:
                 one.inbox.calm()
