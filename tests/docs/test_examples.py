@@ -24,6 +24,7 @@ WITHOUT_SPARK = [
     "docs/guides/cursor-management.md",
     "docs/guides/fork-handling.md",
     "docs/guides/sql-reorg-handling.md",
+    "docs/substreams.md",
     "docs/tutorial.md",
 ]
 """Pages whose code never treats rows as a DataFrame: no session is started for them."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from random import Random
 from typing import Any
 
 from google.protobuf import message_factory
 
 from headwater.changes import TableSchema
 from headwater.changes.database_changes import read_database_changes
-from headwater.pipeline import Event
+from headwater.pipeline import Discarded, Event, RolledBack
 from headwater.stream import StopRequested
 from headwater.stream.substreams import SubstreamsStream, substreams_stream
 from headwater.substreams.client import Dialling
 from headwater.substreams.descriptors import TypeSet
-from headwater.testing.chain.tree import SimBlock
+from headwater.testing.chain.tree import ChainSim, SimBlock
 from headwater.testing.scenarios.change_model import apply_one_by_one
 from headwater.testing.substreams import DB_OUT, EndpointServer, SimModule
 from headwater.testing.substreams.modules import changes_file
@@ -116,3 +117,48 @@ def stored(query: Callable[[str], Any]) -> dict[str, list[dict[str, str]]]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(int(value))
+
+
+def chain_of(blocks: int, final: int, seed: int = 1) -> ChainSim:
+    chain = ChainSim(seed)
+    chain.grow(blocks - 1)
+    chain.finalize(final)
+    return chain
+
+
+class CrashError(Exception):
+    """The process dies between two steps."""
+
+
+class Weather:
+    """Grows, forks and finalizes the chain while a stream runs, and ends the run now and then."""
+
+    def __init__(self, chain: ChainSim, random: Random, blocks: int) -> None:
+        self.chain = chain
+        self.random = random
+        self.blocks = blocks
+        self.undone = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.chain.head.number >= self.blocks
+
+    def __call__(self, event: Event) -> None:
+        self.undone += isinstance(event, RolledBack | Discarded)
+        random, chain = self.random, self.chain
+        if self.is_over:
+            raise StopRequested
+        match random.randrange(8):
+            case 0 | 1 | 2:
+                chain.grow(random.randrange(1, 6))
+            case 3 | 4:
+                final = chain.finalized
+                depth = chain.head.number - (0 if final is None else final.number)
+                if depth:
+                    chain.fork(random.randrange(1, depth + 1), random.randrange(0, 8))
+            case 5:
+                chain.finalize(max(0, chain.head.number - random.randrange(2, 9)))
+            case 6 if random.random() < 0.3:
+                raise CrashError
+            case _:
+                pass

@@ -19,8 +19,9 @@ from headwater.errors import (
     SubstreamsMessageError,
     UndoDepthError,
 )
-from headwater.pipeline import Committed, Discarded, Event, Recovered, RolledBack
+from headwater.pipeline import Committed, Event, Recovered, RolledBack
 from headwater.stream import StopRequested, create_target
+from headwater.stream.substreams import substreams_stream
 from headwater.substreams.client import Dialling
 from headwater.testing.chain.tree import ChainSim, SimBlock
 from headwater.testing.substreams import (
@@ -38,6 +39,9 @@ from tests.substreams.scripted import (
     DELETE,
     TABLES,
     UPDATE,
+    CrashError,
+    Weather,
+    chain_of,
     changes,
     expected,
     module,
@@ -49,13 +53,6 @@ from tests.substreams.scripted import (
 from tests.targets.change_log.places import Place
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
-
-
-def chain_of(blocks: int, final: int, seed: int = 1) -> ChainSim:
-    chain = ChainSim(seed)
-    chain.grow(blocks - 1)
-    chain.finalize(final)
-    return chain
 
 
 def cursors(target: Any) -> list[tuple[int, str]]:
@@ -393,44 +390,6 @@ def test_without_the_extra_the_error_says_what_to_install() -> None:
 # --- random histories -----------------------------------------------------------------------------
 
 
-class CrashError(Exception):
-    """The process dies between two steps."""
-
-
-class Weather:
-    """Grows, forks and finalizes the chain while a stream runs, and ends the run now and then."""
-
-    def __init__(self, chain: ChainSim, random: Random, blocks: int) -> None:
-        self.chain = chain
-        self.random = random
-        self.blocks = blocks
-        self.undone = 0
-
-    @property
-    def is_over(self) -> bool:
-        return self.chain.head.number >= self.blocks
-
-    def __call__(self, event: Event) -> None:
-        self.undone += isinstance(event, RolledBack | Discarded)
-        random, chain = self.random, self.chain
-        if self.is_over:
-            raise StopRequested
-        match random.randrange(8):
-            case 0 | 1 | 2:
-                chain.grow(random.randrange(1, 6))
-            case 3 | 4:
-                final = chain.finalized
-                depth = chain.head.number - (0 if final is None else final.number)
-                if depth:
-                    chain.fork(random.randrange(1, depth + 1), random.randrange(0, 8))
-            case 5:
-                chain.finalize(max(0, chain.head.number - random.randrange(2, 9)))
-            case 6 if random.random() < 0.3:
-                raise CrashError
-            case _:
-                pass
-
-
 @pytest.mark.guarantee("UNDO-1")
 @pytest.mark.guarantee("CURSOR-1")
 @pytest.mark.parametrize("seed", range(6))
@@ -468,3 +427,20 @@ def test_a_connection_that_breaks_often_costs_nothing(place: Place) -> None:
         run(stream_of(server, stop=40), target)
         assert len(server.sessions) == 10
     assert stored(target.query) == expected(chain.canonical(0, 39))
+
+
+def test_simulate_serves_an_endpoint_and_says_where_its_package_is() -> None:
+    command = [sys.executable, "-c", "from headwater.cli import main; main()", "simulate"]
+    options = ["--substreams", "--for", "20", "--blocks", "40", "--fork-rate", "0"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said: dict[str, str] = {}
+        while "package" not in said:
+            name, _, value = process.stdout.readline().strip().partition(" ")
+            said[name] = value.strip()
+        stream = substreams_stream(
+            id="s", endpoint=said["endpoint"], package=said["package"], stop=10
+        )
+        read = [batch.ctx.stream.state.current.number for batch in stream]
+        process.kill()
+    assert read[-1] == 9

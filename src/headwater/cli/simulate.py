@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -13,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headwater.errors import MissingExtraError
 from headwater.testing import ChainSim, LiveChain, Network, PortalServer, PortalSim
 
 _TRIES: dict[Network, tuple[str, str, tuple[str, ...]]] = {
@@ -44,6 +48,9 @@ def simulate(
     seconds: Annotated[
         float | None, typer.Option("--for", min=0, help="Stop by itself after this many seconds.")
     ] = None,
+    substreams: Annotated[
+        bool, typer.Option("--substreams", help="Serve a Substreams endpoint on the same chain.")
+    ] = False,
 ) -> None:
     """Serve a simulated SQD portal on this machine: a chain that grows and forks.
 
@@ -69,8 +76,11 @@ def simulate(
         chain, seed=seed, interval=interval, finality_depth=finality_depth, fork_rate=fork_rate
     )
     console = Console(soft_wrap=True)
-    with PortalServer(sim, port=port, live=live) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(PortalServer(sim, port=port, live=live))
         _introduce(console, server)
+        if substreams:
+            _serve_substreams(console, chain, stack)
         with suppress(KeyboardInterrupt):
             _watch(console, server, seconds)
     console.print(f"stopped: {_summary(server)}", highlight=False)
@@ -94,6 +104,22 @@ def _introduce(console: Console, server: PortalServer) -> None:
         Text("try      ") + Text(f"curl -s {server.url}/stream -d '{query}' | head -c 600")
     )
     console.print(Text(f"         curl -s {server.base_url}/control/fork -d '{{\"depth\":3}}'"))
+
+
+def _serve_substreams(console: Console, chain: ChainSim, stack: ExitStack) -> None:
+    """Serve the chain as a Substreams endpoint, and say where it is and where its package is."""
+    try:
+        testing = import_module("headwater.testing.substreams")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "a Substreams endpoint needs grpcio and protobuf: pip install 'headwater[substreams]'"
+        ) from error
+    server = stack.enter_context(testing.simulated_endpoint(chain=chain))
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="headwater-")))
+    package = folder / "simulated.spkg"
+    package.write_bytes(server.package)
+    console.print(Text(f"endpoint {server.url}"))
+    console.print(Text(f"package  {package}"))
 
 
 def _watch(console: Console, server: PortalServer, seconds: float | None) -> None:
