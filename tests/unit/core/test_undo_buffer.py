@@ -105,3 +105,17 @@ def test_the_head_that_is_reported_counts_only_above_the_last_block() -> None:
     assert newest_number(header("7"), Head()) == 7
     assert newest_number(header("7"), Head(None, header("9").cursor)) == 9
     assert newest_number(header("7"), Head(None, header("5").cursor)) == 7
+
+
+def test_an_undo_signal_leaves_the_held_blocks_up_to_it_and_says_nothing_twice() -> None:
+    holding = after("5", "5").add(blocks("6 7 8", "5"), watched=False)
+    left = holding.undo(header("6").cursor)
+    assert left is not None
+    assert names(left.held) == "6"
+    assert left.ahead.cursor == header("6").cursor
+    assert left.undo(header("6").cursor) == left, "nothing above it is held"
+
+
+def test_an_undo_signal_below_what_was_handed_out_is_not_for_the_buffer() -> None:
+    holding = after("5 6", "5").add(blocks("7", "5"), watched=False)
+    assert holding.undo(header("5").cursor) is None
