@@ -2,29 +2,24 @@
 
 from tempfile import mkdtemp
 
-import matplotlib as mpl
+from matplotlib.figure import Figure
 from pyspark.sql import functions as F  # noqa: N812
 
 from headwater.spark import local_session, register
 from headwater.spark.streaming import retractable
 from headwater.testing import simulated_portal
 
-mpl.use("Agg")
-from matplotlib import pyplot as plt
-
 spark = local_session("balances")
 register(spark)
 folder = mkdtemp()
 FITS = "length(value) <= 30"  # what a decimal of Spark holds, with room for sums
-held: dict[str, int] = {}
-seen: list[tuple[int, int, int]] = []
+held, seen, forks = {}, [], []
 
 
 def keep(rows, batch_id):
     for row in rows.collect():
         held[row["owner"]] = int(row["amount"])
-    blocks = portal.chain.head.number
-    seen.append((batch_id, blocks, sum(amount != 0 for amount in held.values())))
+    seen.append(dict(held))
 
 
 with simulated_portal(seed=7, blocks=60) as portal:
@@ -42,19 +37,24 @@ with simulated_portal(seed=7, blocks=60) as portal:
         portal.extend(3)
         query.processAllAvailable()
         portal.fork(depth)
+        forks.append(len(seen))
     query.processAllAvailable()
     query.stop()
     portal.finalize(portal.chain.head.number)  # so that the batch source reads the whole chain
     truth = spark.read.format("headwater").options(portal=portal.url, event="erc20.Transfer").load()
-    expected: dict[str, int] = {}
+    expected = {}
     for row in truth.where(FITS).collect():
         for owner, sign in ((row["to"], 1), (row["from"], -1)):
             expected[owner] = expected.get(owner, 0) + sign * int(row["value"])
     assert held == {**dict.fromkeys(held, 0), **expected}
     print(len(expected), "balances equal the chain after", len(portal.chain.forks), "forks")
 
-plt.figure(figsize=(7, 3))
-plt.step([one[0] for one in seen], [one[2] for one in seen], where="post")
-plt.xlabel("micro-batch")
-plt.ylabel("accounts with a balance")
-plt.savefig("streaming_balances.png", dpi=120, bbox_inches="tight")
+figure = Figure(figsize=(7, 4))
+plot = figure.subplots()
+for owner in sorted(held, key=lambda one: -len({now.get(one, 0) for now in seen}))[:4]:
+    plot.step(range(len(seen)), [now.get(owner, 0) for now in seen], where="post", label=owner[:8])
+for fork in forks:
+    plot.axvline(fork, color="gray", linestyle=":")
+plot.set(yscale="symlog", xlabel="micro-batch; dotted: a fork", ylabel="balance")
+plot.legend()
+figure.savefig("streaming_balances.png", dpi=120, bbox_inches="tight")
