@@ -45,17 +45,19 @@ RECENT_PROFILES = 50
 RECENT_MESSAGES = 20
 SAMPLES = 600
 SAMPLE_S = 1.0
+MANY = 10  # logs of another form, without a single row, that are told of
 NEAR = 20  # blocks behind the head up to which a stream counts as following it
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What was counted of a batch; `unlike` are logs of another form, by output."""
+    """What was counted of a batch: `unlike` logs by output, `filled` outputs that have rows."""
 
     rows: int = 0
     bytes: int = 0
     skipped: int = 0
     unlike: Mapping[str, int] = field(default_factory=dict)
+    filled: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,8 @@ class StreamRecord:
         self._profiles: deque[tuple[float, dict[Stage, float]]] = deque(maxlen=RECENT_PROFILES)
         self._spent: dict[Stage, float] = {}
         self._total_blocks = self._total_rows = 0
-        self._unlike: set[str] = set()
+        self._unlike: dict[str, int] = {}
+        self._filled: frozenset[str] = frozenset()
         self.fork_count = 0
         self._show()
 
@@ -321,15 +324,20 @@ class StreamRecord:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _note_unlike(self, unlike: Mapping[str, int]) -> None:
-        """Count logs that an output's event does not fit; say so once per output."""
-        for name, count in unlike.items():
+    def _note_unlike(self, counts: Counts) -> None:
+        """Count logs that an output's event does not fit; say so once, if it never had a row.
+
+        A few such logs are usual: transfers of ERC-20 and ERC-721 have one topic.
+        """
+        self._filled |= counts.filled
+        for name, count in counts.unlike.items():
             self._meters.unlike.labels(self.id, name).inc(count)
-            if name not in self._unlike:
-                self._unlike.add(name)
+            before = self._unlike.get(name, 0)
+            self._unlike[name] = before + count
+            if name not in self._filled and before < MANY <= before + count:
                 text = (
-                    f"output {name}: no row, but {count} logs with the event's topic and other "
-                    "indexed parameters; compare the signature with the contract's ABI"
+                    f"output {name}: no row, but {before + count} logs with the event's topic and "
+                    "other indexed parameters; compare the signature with the contract's ABI"
                 )
                 self._say(text)
                 logger.warning("event.unlike id=%s %s", self.id, text)
@@ -341,7 +349,7 @@ class StreamRecord:
         for facts in held:
             counts = facts.counts() or Counts()
             rows, size, skipped = counts.rows, counts.bytes, counts.skipped
-            self._note_unlike(counts.unlike)
+            self._note_unlike(counts)
             rows_of_all += rows
             meters.rows.labels(self.id).inc(rows)
             meters.bytes.labels(self.id).inc(size)

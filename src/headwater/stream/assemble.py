@@ -193,12 +193,14 @@ def _sum_counts(batches: Sequence[Batch[Raw]], decoded: Sequence[Decoded]) -> Ba
         skipped.update(one.skipped)
         unlike.update(one.unlike)
     size, rows = sum(one.bytes_size for one in counts), sum(one.rows_count for one in counts)
-    return BatchCounts(size, rows, skipped, unlike)
+    filled = frozenset[str]().union(*(one.filled for one in counts))
+    return BatchCounts(size, rows, skipped, unlike, filled)
 
 
 def _head_counts(decoded: Decoded, size: int) -> BatchCounts:
     rows = sum(table.num_rows for table in decoded.tables.values())
-    return BatchCounts(size, rows, decoded.skipped, decoded.unlike)
+    filled = frozenset(name for name, table in decoded.tables.items() if table.num_rows)
+    return BatchCounts(size, rows, decoded.skipped, decoded.unlike, filled)
 
 
 def _blocks(batch: Batch[Raw]) -> int:

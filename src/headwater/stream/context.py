@@ -71,6 +71,7 @@ class BatchCounts:
     rows_count: int
     skipped: Mapping[str, int]
     unlike: Mapping[str, int] = field(default_factory=dict)
+    filled: frozenset[str] = frozenset()  # the outputs that have rows
 
 
 @dataclass(frozen=True, slots=True)

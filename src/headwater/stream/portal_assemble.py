@@ -176,4 +176,5 @@ def _known(span: Span) -> BatchCounts | None:
 
 def _counts(report: SpanReport) -> BatchCounts:
     rows = sum(report.rows.values())
-    return BatchCounts(report.bytes_read, rows, report.skipped, report.unlike)
+    filled = frozenset(name for name, count in report.rows.items() if count)
+    return BatchCounts(report.bytes_read, rows, report.skipped, report.unlike, filled)

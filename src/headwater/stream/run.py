@@ -257,7 +257,7 @@ def _facts(batch: Batch[Delivery]) -> BatchFacts:
         if found is None:
             return None
         skipped = sum(found.skipped.values())
-        return Counts(found.rows_count, found.bytes_size, skipped, found.unlike)
+        return Counts(found.rows_count, found.bytes_size, skipped, found.unlike, found.filled)
 
     return BatchFacts(
         blocks=ctx.batch.blocks_count,
