@@ -63,3 +63,22 @@ class ForkCursorError(
     "to give up; nothing after the last batch was handed out",
 ):
     """A fork callback named a cursor that the stream cannot go on from without losing blocks."""
+
+
+class FanOutBranchError(
+    ForkError,
+    code="E1008",
+    fix="start the stream again: targets that differ are brought onto one branch first; if that "
+    "fails too, give the target that the message names a place of its own and let it begin anew",
+    retryable=True,
+):
+    """Targets of one stream hold different blocks under the same number."""
+
+
+class FanOutFrameError(
+    ForkError,
+    code="E1009",
+    fix="keep block_number in the frames that transforms return; or give the target that is behind "
+    "a stream of its own until it has caught up",
+):
+    """A target is ahead of the others of its stream, and rows do not say their block."""

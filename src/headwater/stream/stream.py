@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
@@ -47,6 +47,7 @@ from headwater.stream.run import Run
 from headwater.stream.transformer import Step, Transform, Transformer
 from headwater.stream.view import ProgressView
 from headwater.targets.contract import Delivery, Target
+from headwater.targets.fanout import FanOutTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,7 +131,7 @@ class Stream(ABC):
 
     def pipe_to(
         self,
-        target: Target[Delivery] | OwnedTarget,
+        target: Target[Delivery] | OwnedTarget | Sequence[Target[Delivery]],
         *,
         on_event: Listener | None = None,
         dashboard: int | str | None = None,
@@ -138,7 +139,8 @@ class Stream(ABC):
     ) -> None:
         """Run into a target until the range is read; without an end, until a signal.
 
-        The same as `start` and a wait for the end, in the calling thread.
+        Several targets, in a list, are filled by one reading; each keeps its own cursor. The same
+        as `start` and a wait for the end, in the calling thread.
 
         On SIGINT or SIGTERM the batch in hand commits or vanishes, and the program exits with 130
         or 143; a second signal does not wait for the batch. In an interactive session the call
@@ -162,7 +164,7 @@ class Stream(ABC):
 
     def start(
         self,
-        target: Target[Delivery] | OwnedTarget,
+        target: Target[Delivery] | OwnedTarget | Sequence[Target[Delivery]],
         *,
         on_event: Listener | None = None,
         dashboard: int | str | None = None,
@@ -176,11 +178,15 @@ class Stream(ABC):
 
     def _handle(
         self,
-        target: Target[Delivery] | OwnedTarget,
+        target: Target[Delivery] | OwnedTarget | Sequence[Target[Delivery]],
         on_event: Listener | None,
         dashboard: int | str | None,
     ) -> StreamHandle:
         """Return a run that has not begun."""
+        if isinstance(target, Sequence):
+            for one in target:
+                check_target(one)
+            target = FanOutTarget(target)
         check_target(target)
         if dashboard is not None:
             serve(dashboard)

@@ -1,0 +1,251 @@
+"""Several targets behind one stream: `stream.start([target_a, target_b])`. One read serves all.
+
+Each target keeps its own cursor and its own state. The stream stands where the target does that is
+furthest behind; one that is ahead on the same branch leaves out the blocks it has, and one that is
+on another branch is rolled back to the last common block first. A target that fails ends the
+stream; the others keep what they have, and the next start heals the difference. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow.compute as pc
+
+from headwater.core import Batch, BlockCursor, PipeState
+from headwater.core.state import prune_chain
+from headwater.errors import FanOutBranchError, FanOutFrameError, InvalidOptionError
+from headwater.targets.contract import Capabilities, Delivery, StoredConfig, Target, prepared
+from headwater.targets.frames import executor_rows, to_arrow
+
+BLOCK = "block_number"
+logger = logging.getLogger("headwater.targets")
+
+
+@dataclass(frozen=True, slots=True)
+class _Each:
+    """What was prepared of a batch for each target, in their order."""
+
+    deliveries: tuple[Any, ...]
+
+
+class FanOutTarget:
+    """Made by a stream that is given several targets. `states` are what each has committed."""
+
+    def __init__(self, targets: Sequence[Target[Any]]) -> None:
+        if len(targets) < 2 or len({id(one) for one in targets}) < len(targets):
+            raise InvalidOptionError("give two targets or more, each once", got=len(targets))
+        self.targets = tuple(targets)
+        self.states = [PipeState() for _ in targets]
+
+    @property
+    def capabilities(self) -> Capabilities[Any]:
+        """Those of all targets, but no side tables: no target stands where the stream does."""
+        found = [one.capabilities for one in self.targets]
+        return Capabilities(
+            rereads=True,
+            file=next((one.file for one in found if one.file is not None), None),
+            config=self if any(one.config for one in found) else None,
+            prepare_batch=self._prepare,
+            finish=self._finish,
+        )
+
+    def bind(self, stream_id: str) -> None:
+        """Give all targets the stream's id."""
+        for one in self.targets:
+            one.bind(stream_id)
+
+    def recover(self) -> PipeState:
+        """Recover all targets, bring them onto one branch, and return where the last one stands.
+
+        Raises:
+            FanOutBranchError: targets hold different blocks, and one cannot go back far enough.
+        """
+        self.states = [one.recover() for one in self.targets]
+        while (odd := self._on_another_branch()) is not None:
+            index, common = odd
+            state = self.states[index].rewind(common)
+            logger.warning("fanout.back target=%s to=%s", self._name(index), common)
+            self.targets[index].roll_back(state)
+            self.states[index] = state
+        return self._lowest
+
+    def commit(self, batches: Sequence[Batch[Any]], state: PipeState) -> None:
+        """Give each target the batches that it lacks, one target after the other."""
+        for index in range(len(self.targets)):
+            self._leave_orphans(index, batches)
+        for index, target in enumerate(self.targets):
+            held = self.states[index]
+            lacking = []
+            for batch in batches:
+                if batch.state.number > held.number:
+                    after = _with_finality(batch.state, held)
+                    one = replace(batch, state=after, data=batch.data.deliveries[index])
+                    lacking.append(one)
+            if not lacking and held.number != state.number:
+                continue  # it is ahead
+            after = _with_finality(state, held)
+            if lacking or after != held:
+                target.commit(lacking, after)
+                self.states[index] = after
+
+    def roll_back(self, state: PipeState) -> None:
+        """Undo what each target has above the cursor; what is final for a target stays."""
+        for index, target in enumerate(self.targets):
+            held = self.states[index]
+            points = [one for one in held.landing_points() if one.number <= state.number]
+            if held.number <= state.number or not points:
+                continue  # it has nothing above the cursor, or what it has is final
+            landing = state.cursor if state.cursor in points else points[-1]
+            after = held.rewind(landing)
+            target.roll_back(after)
+            self.states[index] = after
+        behind = [index for index, one in enumerate(self.states) if one.number < state.number]
+        if behind:
+            raise FanOutBranchError(
+                "a target went back further than the others; the next start lets it catch up",
+                target=self._name(behind[0]),
+                cursor=self.states[behind[0]].cursor,
+            )
+
+    def close(self) -> None:
+        """Close all targets, also if one fails."""
+        with ExitStack() as stack:
+            for one in self.targets:
+                stack.callback(one.close)
+
+    def stored_config(self) -> StoredConfig:
+        """Return the definition of the stream: read from the first that has one, kept in all."""
+        return _Configs(
+            tuple(one.capabilities.config.stored_config() for one in self.targets
+                  if one.capabilities.config is not None)
+        )  # fmt: skip
+
+    # --- batches ----------------------------------------------------------------------------------
+
+    def _prepare(self, batch: Batch[Delivery]) -> Batch[_Each]:
+        """Prepare a batch for each target, with the blocks that it lacks."""
+        made = []
+        for target, held in zip(self.targets, self.states, strict=True):
+            delivery = batch.data
+            is_ahead = self._lowest.number < held.number < batch.state.number
+            if is_ahead and not batch.rollback_chain:  # a hot block comes alone
+                data = {
+                    name: _above(frame, held.number, name) for name, frame in delivery.data.items()
+                }
+                delivery = replace(delivery, data=data)
+            made.append(prepared(target, batch.with_data(delivery)).data)
+        return batch.with_data(_Each(tuple(made)))
+
+    def _finish(self) -> None:
+        for one in self.targets:
+            finish = one.capabilities.finish
+            if finish is not None:
+                finish()
+
+    # --- branches ---------------------------------------------------------------------------------
+
+    @property
+    def _lowest(self) -> PipeState:
+        return min(self.states, key=lambda one: one.number)
+
+    def _name(self, index: int) -> str:
+        return f"{type(self.targets[index]).__name__}[{index}]"
+
+    def _on_another_branch(self) -> tuple[int, BlockCursor] | None:
+        """Return a target that is not on the branch of the lowest, and the last common block."""
+        low = self._lowest
+        for index, held in enumerate(self.states):
+            if _holds(held, low):
+                continue
+            common = [
+                one
+                for one in held.landing_points()
+                if one.number <= low.number
+                and (one in low.landing_points() or held.is_final(one.number))
+            ]
+            if not common:
+                raise FanOutBranchError(
+                    "targets of a stream hold different blocks, and none is common",
+                    target=self._name(index),
+                    cursor=held.cursor,
+                    lowest=low.cursor,
+                )
+            return index, common[-1]
+        return None
+
+    def _leave_orphans(self, index: int, batches: Sequence[Batch[Any]]) -> None:
+        """Roll back a target that is ahead and holds another block than the one that arrives."""
+        held, position = self.states[index], self._lowest
+        known = {one.number: one.hash for one in held.rollback_chain}
+        arrived = (header for batch in batches for header in batch.headers)
+        other = next((one for one in arrived if known.get(one.number, one.hash) != one.hash), None)
+        if other is None:
+            return
+        points = [one for one in held.landing_points() if one.number < other.number]
+        if points:
+            state = held.rewind(points[-1])
+            logger.warning("fanout.back target=%s to=%s", self._name(index), points[-1])
+            self.targets[index].roll_back(state)
+            self.states[index] = state
+        if not points or points[-1].number < position.number:
+            raise FanOutBranchError(
+                "a target that is ahead holds another block",
+                target=self._name(index),
+                block=other.cursor,
+            )
+
+
+def _holds(held: PipeState, low: PipeState) -> bool:
+    """Tell whether a state goes on from a lower one, as far as it can be compared."""
+    cursor = low.cursor
+    if cursor is None or held.cursor == cursor:
+        return True
+    if cursor.number < held.undo_floor:
+        return True  # final for the one that is ahead
+    return cursor in held.landing_points()
+
+
+def _with_finality(state: PipeState, held: PipeState) -> PipeState:
+    """Return a state of the stream for a target that may know of more finality."""
+    mine, other = held.finalized, state.finalized
+    if mine is None or (other is not None and other.number >= mine.number):
+        return state
+    chain = prune_chain(state.rollback_chain, mine)
+    if state.number > mine.number and (not chain or chain[0] != mine):
+        chain = (mine, *chain)
+    return PipeState(state.cursor, mine, chain)
+
+
+def _above(frame: Any, number: int, output: str) -> Any:
+    """Return the rows of a frame above a block."""
+    far = executor_rows(frame)
+    rows = to_arrow(frame) if far is None else None
+    names = far.schema.names if far is not None else rows.schema.names if rows is not None else []
+    if BLOCK not in names:
+        raise FanOutFrameError(
+            "a target is ahead of the others, and rows do not say their block", output=output
+        )
+    return (
+        rows.filter(pc.field(BLOCK) > number)
+        if rows is not None
+        else frame.where(f"{BLOCK} > {number}")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Configs:
+    """The definition of a stream, in each target that keeps it."""
+
+    all: tuple[StoredConfig, ...]
+
+    def read(self) -> str | None:
+        return next((text for one in self.all if (text := one.read()) is not None), None)
+
+    def write(self, text: str) -> None:
+        for one in self.all:
+            one.write(text)
