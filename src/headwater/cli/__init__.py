@@ -24,6 +24,7 @@ from headwater.cli.outbox import app as outbox
 from headwater.cli.run import run
 from headwater.cli.setup import setup
 from headwater.cli.simulate import simulate
+from headwater.cli.sink import app as sink
 from headwater.cli.status import status
 from headwater.cli.verify import verify
 from headwater.errors import HeadwaterError
@@ -60,6 +61,7 @@ app.command()(dashboard)
 app.command()(simulate)
 app.add_typer(outbox, name="outbox")
 app.command()(setup)
+app.add_typer(sink, name="sink")
 app.add_typer(cursor, name="cursor")
 app.command()(rewind)
 app.command()(verify)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -17,6 +17,7 @@ from headwater.cli.target_options import (
     confirm,
     console,
     say,
+    substreams_module,
 )
 from headwater.core import BlockCursor
 from headwater.errors import CursorMoveError
@@ -179,6 +180,69 @@ def reset(
     confirm(explain_reset(stream, keep_data=keep_data), yes=yes)
     place.reset(stream_id, force=force, keep_data=keep_data)
     say(f"{stream_id} begins anew.", "green")
+
+
+SinkDsnArgument = Annotated[
+    str,
+    typer.Argument(envvar="SUBSTREAMS_SINK_DSN", help="psql://…, as `headwater sink` takes it."),
+]
+SinkTable = Annotated[str, typer.Option("--cursors-table", help="The sink's table of cursors.")]
+
+
+@app.command("read")
+def read_sink(dsn: SinkDsnArgument, cursors_table: SinkTable = "cursors") -> None:
+    """Show the cursors of `headwater sink` and of substreams-sink-sql: module, block, cursor.
+
+    headwater cursor read psql://localhost/chain
+    """
+    rows = _sink_cursors().read_cursors(_sink_dsn(dsn), cursors_table)
+    for one in rows:
+        short = one.cursor if len(one.cursor) <= 24 else f"{one.cursor[:12]}…{one.cursor[-8:]}"
+        say(f"{one.module_hash} block {one.block} ({one.block_hash}) {short or 'not started'}")
+    if not rows:
+        say("There are no cursors here.")
+
+
+@app.command("write")
+def write_sink(
+    dsn: SinkDsnArgument,
+    module_hash: Annotated[str, typer.Argument(help="40 characters; `headwater sink info`.")],
+    cursor: Annotated[str, typer.Argument(help="As an endpoint gave it.")],
+    cursors_table: SinkTable = "cursors",
+) -> None:
+    """Store where `headwater sink run` goes on with a module. Rows of your tables stay.
+
+    headwater cursor write psql://localhost/chain 6aca3069… SomeCursor
+    """
+    said = _sink_cursors().put_cursor(_sink_dsn(dsn), cursors_table, module_hash, cursor)
+    say(f"Block {said.block}, head {said.head}, final {said.final}, step {said.step_name}.")
+
+
+@app.command("delete")
+def delete_sink(
+    dsn: SinkDsnArgument,
+    module_hash: Annotated[str | None, typer.Argument(help="Whose cursor.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Those of all modules.")] = False,
+    cursors_table: SinkTable = "cursors",
+    yes: Yes = False,
+) -> None:
+    """Forget the cursor of one module, or of all with --all. Rows of your tables stay.
+
+    headwater cursor delete psql://localhost/chain 6aca3069…
+    """
+    if (module_hash is None) is not every:
+        raise CursorMoveError("name one module's hash, or say --all")
+    confirm(["The stream begins anew, over the rows that are there."], yes=yes)
+    gone = _sink_cursors().drop_cursors(_sink_dsn(dsn), cursors_table, module_hash)
+    say(f"Forgotten: {', '.join(gone) or 'none, there was no such cursor'}.")
+
+
+def _sink_cursors() -> Any:
+    return substreams_module("sink_cursors")
+
+
+def _sink_dsn(text: str) -> Any:
+    return substreams_module("sink").SinkDsn.parse(text)
 
 
 def _shown(cursor: BlockCursor | None) -> str:

@@ -1,12 +1,15 @@
-"""How `cursor`, `setup` and `outbox` name a target: its address, and where its state is kept."""
+"""What commands share: how a target is named, what is said and asked, what an extra brings."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
+
+from headwater.errors import MissingExtraError
 
 Target = Annotated[
     str,
@@ -44,3 +47,19 @@ def confirm(lines: list[str], *, yes: bool) -> None:
         say(line)
     if not yes:
         typer.confirm("Go on?", abort=True)
+
+
+def substreams_module(name: str) -> Any:
+    """Return a module of `headwater.substreams`.
+
+    Raises:
+        MissingExtraError: what it needs is not installed.
+    """
+    try:
+        return import_module(f"headwater.substreams.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("grpc", "google"):
+            raise
+        raise MissingExtraError(
+            "this needs protobuf: pip install 'headwater[substreams]'"
+        ) from None

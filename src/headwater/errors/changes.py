@@ -117,3 +117,12 @@ class AggregateError(
     "decimal text, min and max those or times, and keys must not be null",
 ):
     """An aggregate cannot be computed as it was declared."""
+
+
+class InsertOnlyError(
+    ChangeError,
+    code="E6015",
+    fix="ClickHouse takes inserts only: put out CREATE operations, or load the module into "
+    "PostgreSQL or DuckDB, which take all",
+):
+    """A change is no plain insert, and the target can do nothing else."""

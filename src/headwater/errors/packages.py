@@ -36,3 +36,21 @@ class SinkCursorError(
     "of URL-safe base64",
 ):
     """A text is no cursor of a Substreams endpoint."""
+
+
+class SinkDsnError(
+    ConfigError,
+    code="E0055",
+    fix="give psql://user:password@host:5432/name?schemaName=public, clickhouse://…, or the path "
+    "of a DuckDB file; ${NAME} stands for a variable of the environment",
+):
+    """The address of a sink's database cannot be understood."""
+
+
+class TakeoverError(
+    ConfigError,
+    code="E0056",
+    fix="nothing was changed: use the package, the parameters and the network of the sink that "
+    "filled the tables, or say --on-module-hash-mismatch warn to go on from its cursor anyway",
+):
+    """The database holds the cursor of another module of the SQL sink."""

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError as WireError
@@ -114,6 +115,7 @@ class ChangesDecoder:
     message: str
     operations: Mapping[int, str] | None = None
     tables: tuple[TableSchema, ...] = ()
+    schema: str = ""  # of the tables that changes name without one
 
     @property
     def type_url(self) -> str:
@@ -129,7 +131,11 @@ class ChangesDecoder:
         """Return the changes of these blocks, in their order."""
         held = [(one.clock.number, one.value) for one in present(outputs, self.message)]
         numbering: Any = self.operations or "released"
-        return {CHANGES: read_database_changes(held, tables=self.tables, numbering=numbering)}
+        changes = read_database_changes(held, tables=self.tables, numbering=numbering)
+        if self.schema:
+            names = pc.binary_join_element_wise(self.schema, changes["table"], ".")
+            changes = changes.set_column(0, CHANGES_SCHEMA.field(0), names)
+        return {CHANGES: changes}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.lease import Lease
+from headwater.targets.clickhouse.settings import Table
 from headwater.targets.clickhouse.transfer import Piece, Transfer, plan_transfer
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, Writer, insert_distributed
@@ -101,6 +102,10 @@ class Store:
                 known = f"{token}/{start + first}" if layout.deduplicates else None
                 self._client.insert_body(target, piece.seal(), known)
             start += rows.num_rows
+
+    def declare(self, table: Table) -> None:
+        """Add a table to those that the target undoes: for what is built on this, in `on_start`."""
+        self._catalog.declare(table)
 
     def query(self, sql: str, params: Params | None = None) -> pa.Table:
         """Return the rows of a query; parameters are `{name:Type}`."""

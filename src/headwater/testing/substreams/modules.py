@@ -24,9 +24,9 @@ _PLACES = {"source": "type", "params": "value", "foundational_store": "identifie
 BLOCK = "sf.test.Block"  # what the modules of a test read
 CHANGES_FILE = "sf/substreams/sink/database/v1/database.proto"
 SCHEMA_SQL = """
-CREATE TABLE transfer (id VARCHAR PRIMARY KEY, "from" VARCHAR, "to" VARCHAR, value NUMERIC);
-CREATE TABLE holder (address VARCHAR PRIMARY KEY, balance NUMERIC, largest NUMERIC,
-    smallest NUMERIC, first_block BIGINT, last_block BIGINT);
+CREATE TABLE transfer (id VARCHAR PRIMARY KEY, "from" VARCHAR, "to" VARCHAR, value NUMERIC(38, 0));
+CREATE TABLE holder (address VARCHAR PRIMARY KEY, balance NUMERIC(38, 0), largest NUMERIC(38, 0),
+    smallest NUMERIC(38, 0), first_block BIGINT, last_block BIGINT);
 CREATE TABLE note (page BIGINT, line BIGINT, body VARCHAR, PRIMARY KEY (page, line));
 """
 

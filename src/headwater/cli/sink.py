@@ -1,0 +1,352 @@
+"""`headwater sink`: a Substreams module into a database, by the SQL sink's commands and flags.
+
+Flags have the names that users of substreams-sink-sql know.
+docs/migrate-from-substreams-sink-sql.md goes through them one by one.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from prometheus_client import CollectorRegistry, Gauge
+
+from headwater.cli.target_options import say, substreams_module
+from headwater.core import Flush
+from headwater.errors import InvalidOptionError
+from headwater.metrics import REGISTRY
+from headwater.pipeline import Committed
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Stream a Substreams module into PostgreSQL, ClickHouse or DuckDB, as the SQL sink does.",
+    rich_markup_mode="markdown",
+)
+
+Dsn = Annotated[
+    str,
+    typer.Argument(
+        envvar="SUBSTREAMS_SINK_DSN",
+        show_envvar=True,
+        help="psql://user:password@host:5432/name?schemaName=public, clickhouse://…, or the path "
+        "of a DuckDB file. ${NAME} stands for a variable of the environment.",
+    ),
+]
+PackageFile = Annotated[str, typer.Argument(help="A .spkg: a file or an address; .zst too.")]
+Params = Annotated[
+    list[str] | None, typer.Option("--params", "-p", help="module=value; may be repeated.")
+]
+Network = Annotated[str, typer.Option("--network", help="Whose settings of the package apply.")]
+CursorsTable = Annotated[str, typer.Option("--cursors-table", help="The table of cursors.")]
+HistoryTable = Annotated[str, typer.Option("--history-table", help="The table of the change log.")]
+BytesText = Annotated[
+    str, typer.Option("--bytes-encoding", help="raw, hex, 0xhex, base64 or base58.")
+]
+NoForeign = Annotated[bool, typer.Option("--disable-foreign-keys", help="Leave references out.")]
+NoKeys = Annotated[bool, typer.Option("--disable-primary-keys", help="Leave primary keys out.")]
+NoUnique = Annotated[
+    bool, typer.Option("--disable-unique-constraints", help="Leave unique columns out.")
+]
+
+
+@app.command()
+def setup(
+    dsn: Dsn,
+    package: PackageFile,
+    module: Annotated[str | None, typer.Argument(help="If not the package's own.")] = None,
+    params: Params = None,
+    network: Network = "",
+    system_tables_only: Annotated[
+        bool, typer.Option("--system-tables-only", help="Not the package's own tables.")
+    ] = False,
+    ignore_duplicate_table_errors: Annotated[
+        bool, typer.Option("--ignore-duplicate-table-errors", help="Tables may be there already.")
+    ] = False,
+    cursors_table: CursorsTable = "cursors",
+    history_table: HistoryTable = "substreams_history",
+    bytes_encoding: BytesText = "raw",
+    disable_foreign_keys: NoForeign = False,
+    disable_primary_keys: NoKeys = False,
+    disable_unique_constraints: NoUnique = False,
+) -> None:
+    """Create the tables of a module, and what the stream needs, ahead of the first run.
+
+    Modules of DatabaseChanges bring the statements in the package; the tables of others follow
+    from their annotations.
+
+        headwater sink setup psql://localhost/chain usdc.spkg
+    """
+    place, found, chosen = _open(dsn, package, module, params, network)
+    config = found.sink_config
+    if found.puts_out_changes(chosen) and not system_tables_only:
+        if config is None or not config.schema.strip():
+            raise InvalidOptionError("the package brings no statements that create its tables")
+        count = _run_schema(place, config.schema, forgiving=ignore_duplicate_table_errors)
+        say(f"Ran {count} statements of the package.")
+    target, _ = substreams_module("sink").sink_target(
+        place,
+        found,
+        chosen,
+        history_table=history_table,
+        cursors_table=cursors_table,
+        bytes_encoding=bytes_encoding,
+        without=_without(disable_foreign_keys, disable_primary_keys, disable_unique_constraints),
+    )
+    target.bind(found.module_hash(chosen))
+    target.recover()
+    target.close()
+    say(f"Ready for {chosen} ({found.module_hash(chosen)}).", "green")
+
+
+@app.command()
+def run(
+    dsn: Dsn,
+    package: PackageFile,
+    module: Annotated[str | None, typer.Argument(help="If not the package's own.")] = None,
+    block_range: Annotated[
+        str | None, typer.Argument(metavar="START:STOP", help="STOP is not read; +N counts.")
+    ] = None,
+    endpoint: Annotated[str, typer.Option("--endpoint", "-e", help="host:port or a URL.")] = "",
+    params: Params = None,
+    network: Network = "",
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", help="name:value; may be repeated.")
+    ] = None,
+    start_block: Annotated[str, typer.Option("--start-block", "-s", help="The first block.")] = "",
+    stop_block: Annotated[str, typer.Option("--stop-block", "-t", help="The end, or +N.")] = "",
+    final_blocks_only: Annotated[
+        bool, typer.Option("--final-blocks-only", help="Nothing that could be undone.")
+    ] = False,
+    development_mode: Annotated[
+        bool, typer.Option("--development-mode", help="No parallel processing of history.")
+    ] = False,
+    undo_buffer_size: Annotated[
+        int, typer.Option("--undo-buffer-size", min=0, help="Newest blocks to hold back.")
+    ] = 0,
+    batch_block_flush_interval: Annotated[
+        int, typer.Option("--batch-block-flush-interval", min=0, help="Final blocks a commit.")
+    ] = 1000,
+    batch_row_flush_interval: Annotated[
+        int, typer.Option("--batch-row-flush-interval", min=0, help="Rows a commit.")
+    ] = 100_000,
+    live_block_flush_interval: Annotated[
+        int, typer.Option("--live-block-flush-interval", min=0, help="Hot blocks a commit.")
+    ] = 1,
+    max_retries: Annotated[
+        int, typer.Option("--max-retries", min=-1, help="Sessions without a block; -1: no end.")
+    ] = 3,
+    infinite_retry: Annotated[
+        bool, typer.Option("--infinite-retry", help="The same as --max-retries -1.")
+    ] = False,
+    force_protocol_version: Annotated[
+        int, typer.Option("--force-protocol-version", help="2, 3 or 4; 0 asks the endpoint.")
+    ] = 0,
+    api_key_envvar: Annotated[
+        str, typer.Option("--api-key-envvar", help="The variable of the API key.")
+    ] = "SUBSTREAMS_API_KEY",
+    api_token_envvar: Annotated[
+        str, typer.Option("--api-token-envvar", help="The variable of the token.")
+    ] = "SUBSTREAMS_API_TOKEN",
+    on_module_hash_mismatch: Annotated[
+        str, typer.Option("--on-module-hash-mismatch", help="error, warn or ignore.")
+    ] = "error",
+    prometheus_addr: Annotated[
+        str, typer.Option("--prometheus-addr", help="host:port of page and metrics; empty: none.")
+    ] = "",
+    cursors_table: CursorsTable = "cursors",
+    history_table: HistoryTable = "substreams_history",
+    bytes_encoding: BytesText = "raw",
+    disable_foreign_keys: NoForeign = False,
+    disable_primary_keys: NoKeys = False,
+    disable_unique_constraints: NoUnique = False,
+    progress: Annotated[bool, typer.Option(help="Show how far it is.")] = True,
+) -> None:
+    """Stream a module into a database until STOP, or until it is told to end.
+
+    It goes on where it stopped, or where substreams-sink-sql stopped in this database; that one can
+    go on after it. The API key comes from SUBSTREAMS_API_KEY.
+
+        headwater sink run psql://localhost/chain usdc.spkg -e mainnet.eth.streamingfast.io:443
+
+        headwater sink run chain.duckdb usdc.spkg map_transfers 20000000:+1000
+    """  # fmt: skip
+    if module is not None and block_range is None and ":" in module:
+        module, block_range = None, module
+    start, stop = _range(block_range, start_block, stop_block)
+    place, found, chosen = _open(dsn, package, module, params, network)
+    target, decoder = substreams_module("sink").sink_target(
+        place,
+        found,
+        chosen,
+        history_table=history_table,
+        cursors_table=cursors_table,
+        bytes_encoding=bytes_encoding,
+        without=_without(disable_foreign_keys, disable_primary_keys, disable_unique_constraints),
+    )
+    stream_id = found.module_hash(chosen)
+    if found.puts_out_changes(chosen) and place.kind == "postgres":
+        note = substreams_module("sink_cursors").check_cursors(
+            place, cursors_table, stream_id, on_module_hash_mismatch
+        )
+        if note:
+            say(note, "yellow")
+    client = substreams_module("client")
+    metrics = SinkMetrics()
+    stream = import_module("headwater.stream.substreams").substreams_stream(
+        id=stream_id,
+        endpoint=endpoint,
+        package=package,
+        module=chosen,
+        params=_pairs("--params", params),
+        network=network,
+        start=start,
+        stop=stop,
+        final_blocks_only=final_blocks_only,
+        production_mode=not development_mode,
+        decoder=decoder,
+        flush=_flush(live_block_flush_interval, 0),
+        flush_backfill=_flush(batch_block_flush_interval, batch_row_flush_interval),
+        undo_buffer=undo_buffer_size,
+        headers=_headers(header),
+        api_key_variable=api_key_envvar,
+        api_token_variable=api_token_envvar,
+        dialling=client.Dialling(
+            max_retries=None if infinite_retry or max_retries < 0 else max_retries,
+            version=force_protocol_version or None,
+        ),
+        on_message=metrics.hear,
+    )
+    stream.pipe_to(
+        target, dashboard=prometheus_addr or None, progress=progress, on_event=metrics.happened
+    )
+
+
+@app.command()
+def info(
+    package: PackageFile,
+    params: Params = None,
+    network: Network = "",
+) -> None:
+    """Show the modules of a package: what each puts out, where it begins, and its hash.
+
+    headwater sink info usdc.spkg
+    """
+    held = substreams_module("package").Package.read(package)
+    found = held.resolve(network, _pairs("--params", params))
+    say(f"{found.name or 'a package'}, network {found.network or 'unknown'}")
+    for name in found.map_modules:
+        say(
+            f"{name}: {found.output_type(name)} from block {found.initial_block(name)}, "
+            f"{found.module_hash(name)}"
+        )
+
+
+def _open(
+    dsn: str, package: str, module: str | None, params: list[str] | None, network: str
+) -> tuple[Any, Any, str]:
+    place = substreams_module("sink").SinkDsn.parse(dsn, os.environ)
+    found = (
+        substreams_module("package")
+        .Package.read(package)
+        .resolve(network, _pairs("--params", params))
+    )
+    return place, found, found.choose(module)
+
+
+def _run_schema(place: Any, sql: str, *, forgiving: bool) -> int:
+    try:
+        return int(substreams_module("sink").run_schema(place, sql))
+    except Exception as error:
+        if forgiving and "already exists" in str(error):
+            return 0
+        raise
+
+
+def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    found = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            raise InvalidOptionError(f"{option} takes module=value", got=repr(one))
+        found[name] = value
+    return found
+
+
+def _without(foreign: bool, keys: bool, unique: bool) -> list[str]:
+    given = {"foreign_keys": foreign, "primary_keys": keys, "unique": unique}
+    return [name for name, left_out in given.items() if left_out]
+
+
+def _range(given: str | None, start: str, stop: str) -> tuple[int | None, int | str | None]:
+    """Read START:STOP; either may be left out. Flags say the same."""
+    if given is not None:
+        begin, colon, end = given.partition(":")
+        if not colon or (start or stop):
+            raise InvalidOptionError("a range is START:STOP, or two flags", got=repr(given))
+        start, stop = begin, end
+    for one in (start.removeprefix("-"), stop.removeprefix("+")):
+        if one and not one.isdecimal():
+            raise InvalidOptionError("a block is a number", got=repr(one))
+    ends: int | str | None = stop if stop.startswith("+") else int(stop) if stop else None
+    return int(start) if start else None, ends or None
+
+
+def _flush(blocks: int, rows: int) -> Flush:
+    return Flush(blocks=blocks or None, rows=rows or None)
+
+
+def _headers(given: list[str] | None) -> dict[str, str]:
+    found = {}
+    for one in given or ():
+        name, colon, value = one.partition(":")
+        if not colon or not name.strip():
+            raise InvalidOptionError("--header takes name:value")  # the value may be a secret
+        found[name.strip().lower()] = value.strip()
+    return found
+
+
+class SinkMetrics:
+    """The figures of the sink's own dashboards, under its names, beside ours."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._registry = registry
+
+    def hear(self, message: Any) -> None:
+        """Count what an endpoint says. Called in the loop's thread."""
+        match type(message).__name__:
+            case "Outputs":
+                self._add("data_message", 1)
+                self._add("data_message_size_bytes", message.size)
+            case "UndoSignal":
+                self._add("undo_message", 1)
+            case "Progress":
+                self._add("progress_message", 1)
+                self._set("progress_message_total_processed_blocks", message.processed_blocks)
+            case "FatalError":
+                self._add("error", 1)
+            case "SessionInit":
+                pass
+            case _:
+                self._add("unknown_message", 1)
+
+    def happened(self, event: Any) -> None:
+        """Count commits. Called in the loop's thread."""
+        if isinstance(event, Committed):
+            self._set("head_block_number", event.state.number)
+            self._add("postgres_store_flush_count", 1)
+
+    def _set(self, name: str, value: float) -> None:
+        _gauge(self._registry, name).set(value)
+
+    def _add(self, name: str, value: float) -> None:
+        _gauge(self._registry, name).inc(value)
+
+
+@cache
+def _gauge(registry: CollectorRegistry, name: str) -> Gauge:
+    """Return a figure; all streams of a process share it, as the sink has one."""
+    words = name.replace("_", " ")
+    return Gauge(f"substreams_sink_{name}", f"The sink's own: {words}", registry=registry)

@@ -1,0 +1,140 @@
+"""`headwater sink` and its cursors, as a user of substreams-sink-sql types them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from headwater.cli.sink import SinkMetrics
+from headwater.core import BlockCursor
+from headwater.errors import (
+    CursorMoveError,
+    InvalidOptionError,
+    SinkCursorError,
+    TakeoverError,
+)
+from headwater.substreams.cursor_text import CursorText, write_cursor
+from headwater.substreams.messages import Outputs, Progress, UndoSignal
+from headwater.substreams.outputs import decoder_of
+from headwater.substreams.package import Package
+from headwater.targets import duckdb_target
+from headwater.testing.scenarios.change_model import apply_one_by_one
+from headwater.testing.substreams import simulated_endpoint
+from headwater.testing.substreams.modules import DB_OUT, ORDERS
+from tests.cli.test_cursor import run
+from tests.substreams.follower import output_of
+from tests.targets import postgres_places
+
+PACKAGE = Package.read(DB_OUT.package()).resolve()
+HASH = PACKAGE.module_hash("db_out")
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> str:
+    path = tmp_path / "db.spkg"
+    path.write_bytes(DB_OUT.package())
+    return str(path)
+
+
+def test_setup_run_and_cursors_in_postgres(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = postgres_places.database()
+    monkeypatch.setenv("PLACE", address.removeprefix("postgresql://"))
+    dsn = "psql://${PLACE}"
+    assert "Ran 3 statements" in run("sink", "setup", dsn, package)
+    with pytest.raises(psycopg.errors.DuplicateTable):
+        run("sink", "setup", dsn, package)
+    run("sink", "setup", dsn, package, "--ignore-duplicate-table-errors")
+    with simulated_endpoint(7, blocks=60, finality_depth=5) as server:
+        run("sink", "run", dsn, package, "1:40", "-e", str(server.url), "--no-progress",
+            "--live-block-flush-interval", "3")  # fmt: skip
+        run("sink", "run", dsn, package, "db_out", ":58", "-e", str(server.url), "--no-progress")
+        blocks = server.chain.canonical(1, 57)
+    decoder = decoder_of(PACKAGE.types, DB_OUT.output_type)
+    changes = decoder.decode([output_of(DB_OUT, one) for one in blocks])["changes"].to_pylist()
+    expected = apply_one_by_one({}, changes)
+    with psycopg.connect(address) as connection:
+        held = connection.execute("SELECT address, balance::text FROM holder").fetchall()
+        count = connection.execute("SELECT count(*) FROM transfer").fetchone()
+    wanted = {keys[0][1]: row["balance"] for (table, keys), row in expected.items()
+              if table == "holder"}  # fmt: skip
+    assert dict(held) == wanted
+    assert count == (sum(table == "transfer" for table, _ in expected),)
+    assert f"{HASH} block 57" in run("cursor", "read", dsn)
+    block = BlockCursor(50, "0xabc")
+    text = write_cursor(CursorText(1, block, block, BlockCursor(48, "0xdef")))
+    assert "final 48" in run("cursor", "write", dsn, HASH, text)
+    assert f"{HASH} block 50" in run("cursor", "read", dsn)
+    with pytest.raises(SinkCursorError, match="40 characters"):
+        run("cursor", "write", dsn, "short", text)
+    with pytest.raises(CursorMoveError, match="--all"):
+        run("cursor", "delete", dsn)
+    assert "none" in run("cursor", "delete", dsn, "0" * 40, "--yes")
+    assert HASH in run("cursor", "delete", dsn, HASH, "--yes")
+    assert "no cursors" in run("cursor", "read", dsn)
+
+
+def test_a_cursor_of_another_module_is_refused_or_taken(package: str) -> None:
+    dsn = postgres_places.database()
+    run("sink", "setup", dsn, package)
+    block = BlockCursor(20, "0xabc")
+    text = write_cursor(CursorText(17, block, block, block))
+    run("cursor", "write", dsn, "f" * 40, text)
+    with pytest.raises(TakeoverError, match=rf"E0056.*module={HASH}.*block=20"):
+        run("sink", "run", dsn, package, "-e", "http://127.0.0.1:1")
+    from headwater.substreams.sink import SinkDsn
+    from headwater.substreams.sink_cursors import check_cursors
+
+    with pytest.raises(InvalidOptionError, match="error, warn or ignore"):
+        check_cursors(SinkDsn.parse(dsn), "cursors", HASH, "maybe")
+    assert "block 20" in check_cursors(SinkDsn.parse(dsn), "cursors", HASH, "warn")
+    assert f"{HASH} block 20" in run("cursor", "read", dsn)
+    with pytest.raises(InvalidOptionError, match="PostgreSQL"):
+        run("cursor", "read", "chain.duckdb")
+
+
+def test_a_relational_module_into_duckdb(tmp_path: Path) -> None:
+    path, place = tmp_path / "orders.spkg", tmp_path / "chain.duckdb"
+    path.write_bytes(ORDERS.package())
+    assert "map_orders" in run("sink", "info", str(path))
+    assert "Ready for map_orders" in run("sink", "setup", str(place), str(path))
+    with simulated_endpoint(3, blocks=40, finality_depth=4, modules=(ORDERS,)) as server:
+        run("sink", "run", str(place), str(path), "0:38", "-e", str(server.url), "--no-progress",
+            "-H", "x-note: a:b")  # fmt: skip
+        blocks = server.chain.canonical(0, 37)
+    from headwater.substreams.mapping import RelationalMapping
+
+    mapping = RelationalMapping(Package.read(path).types, ORDERS.output_type)
+    expected = mapping.decode([output_of(ORDERS, one) for one in blocks])
+    for name, rows in expected.items():
+        got: Any = duckdb_target(place).query(f"SELECT count(*) AS n FROM {name}")
+        assert got["n"].to_pylist() == [rows.num_rows]
+
+
+@pytest.mark.parametrize(
+    "options", [["1-2"], ["1:2", "-s", "1"], ["a:b"], ["1:2", "-p", "x"], ["1:2", "-H", "secret"]]
+)
+def test_options_that_cannot_be_read(package: str, options: list[str]) -> None:
+    dsn = postgres_places.database()
+    run("sink", "setup", dsn, package)
+    given = [options[0]] if ":" in options[0] else ["db_out", options[0]]
+    with pytest.raises(InvalidOptionError, match="E0007") as caught:
+        run("sink", "run", dsn, package, *given, *options[1:], "-e", "http://127.0.0.1:1")
+    assert "secret" not in str(caught.value)
+
+
+def test_the_sinks_metrics_have_its_names() -> None:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    metrics = SinkMetrics(registry)
+    metrics.hear(Outputs((), 12))
+    metrics.hear(Outputs((), 30))
+    metrics.hear(UndoSignal(BlockCursor(1, "0x1"), "c"))
+    metrics.hear(Progress(processed_blocks=7))
+    text = generate_latest(registry).decode()
+    for line in ("data_message 2.0", "data_message_size_bytes 42.0", "undo_message 1.0",
+                 "progress_message_total_processed_blocks 7.0"):  # fmt: skip
+        assert f"substreams_sink_{line}" in text
