@@ -62,13 +62,12 @@ fuzz: setup ## Throw mutated bytes at decoders and wire parser for SECONDS (TARG
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(TARGET),--target $(TARGET)) $(if $(REPLAY),--replay $(REPLAY))
 
-# About 45 minutes on two cores: scenarios 2, fuzzing 2, walks 5, worlds MINUTES, load LOAD.
-reliability: MINUTES := $(if $(filter 1,$(MINUTES)),8,$(MINUTES))
-reliability: setup ## Measure docs/reliability.md again: scenarios, fuzzing, walks, MINUTES of worlds, LOAD minutes of load
+# About 45 minutes on two cores: scenarios 2, fuzzing 2, walks 5, worlds WORLDS, load LOAD.
+reliability: setup ## Measure docs/reliability.md again: scenarios, fuzzing, walks, WORLDS minutes of worlds, LOAD of load
 	@$(BIN)/python -m headwater.testing.scenarios.campaign --runs $(RUNS) --results docs/results/sim.json
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --results docs/results/fuzz.json
 	@$(BIN)/python -m tests.targets.points docs/results/walks.json
-	@$(BIN)/python -m headwater.testing.system.soak --minutes $(MINUTES) --results docs/results/soak.json
+	@$(BIN)/python -m headwater.testing.system.soak --minutes $(WORLDS) --results docs/results/soak.json
 	@$(BIN)/python -m headwater.testing.system.long --minutes $(LOAD) --results docs/results/long.json \
 	  --picture docs/results/long.png
 	@$(BIN)/python scripts/check_docs.py --write

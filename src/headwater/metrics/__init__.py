@@ -1,9 +1,8 @@
 """Figures of running streams: one registry, fed by the loop's events."""
 
+from headwater.metrics.facts import BatchFacts, Counts
 from headwater.metrics.instruments import REGISTRY, Instruments, instruments
 from headwater.metrics.record import (
-    BatchFacts,
-    Counts,
     Stage,
     Status,
     StreamRecord,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from threading import Lock
 from typing import Any, Generic, Literal, TypeVar
 
@@ -28,6 +28,7 @@ from headwater.core.messages import (
     Settled,
     Waited,
 )
+from headwater.metrics.facts import BatchFacts, BlockSeen, Counts, ForkSeen, Sample
 from headwater.metrics.instruments import REGISTRY, instruments
 from headwater.portal import Notice, NoticeKind
 from headwater.targets.contract import Capabilities, Target
@@ -47,74 +48,6 @@ SAMPLES = 600
 SAMPLE_S = 1.0
 MANY = 10  # logs of another form, without a single row, that are told of
 NEAR = 20  # blocks behind the head up to which a stream counts as following it
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What was counted of a batch: `unlike` logs by output, `filled` outputs that have rows."""
-
-    rows: int = 0
-    bytes: int = 0
-    skipped: int = 0
-    unlike: Mapping[str, int] = field(default_factory=dict)
-    filled: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class BatchFacts:
-    """What a transformed batch holds, as far as it is known when it is committed.
-
-    `counts` returns None while executors have not read the batch.
-    `tables` are the Arrow tables of a batch near the head, for a preview.
-    """
-
-    blocks: int
-    last: BlockCursor
-    first: int
-    to_block: int | None
-    percent: float | None
-    blocks_per_s: float | None
-    eta_s: float | None
-    counts: Callable[[], Counts | None] = lambda: None
-    tables: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockSeen:
-    """A block or batch that was committed; `orphaned` once a fork has undone it."""
-
-    number: int
-    hash: str | None
-    timestamp: int | None
-    rows: int | None
-    at: float
-    orphaned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ForkSeen:
-    """A fork that undid committed blocks. It is healed once the stream is as far as before."""
-
-    at: float
-    orphaned: str
-    safe: str
-    depth: int
-    rule: str
-    rows_undone: int
-    seconds: float
-    reached: int
-    healed_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One point of the curves: where the stream stood at a time, and what it had done so far."""
-
-    at: float
-    cursor: int
-    head: int | None
-    blocks: int
-    rows: int
 
 
 class StreamRecord:

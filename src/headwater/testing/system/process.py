@@ -183,6 +183,11 @@ class Line:
         """The processes that have not ended, oldest first."""
         return [one for one in self.processes if not one.actor.is_over]
 
+    @property
+    def struck(self) -> int:
+        """How many connections to its database were lost so far."""
+        return len(self.place.proxy.struck) if self.place.proxy else 0
+
     @classmethod
     def draw(
         cls, name: str, place: Place, chain: ChainSim, dice: Random, tally: Tally, *, outbox: bool

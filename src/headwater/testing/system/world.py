@@ -1,41 +1,24 @@
 """One world: what streams read, the databases they write, and processes that live and die.
 
-It plays a script, step by step, and judges: which end of a process is explained by what was done to
-it, and whether the tables are those of the chain.
+It plays a script, step by step. Whether an end of a process is explained, and the tables are those
+of the chain, the `Judge` says.
 """
 
 from __future__ import annotations
 
 from random import Random
 
-from headwater.core import BlockCursor
 from headwater.errors import HeadwaterError
-from headwater.pipeline import (
-    Committed,
-    Discarded,
-    Event,
-    Recovered,
-    RolledBack,
-    Settled,
-    Waited,
-)
 from headwater.testing.faults.proxy import Loss, LossyProxy
 from headwater.testing.portal.transport import VirtualClock
-from headwater.testing.scenarios.crash import Crash
 from headwater.testing.scenarios.oracle import DisagreementError
+from headwater.testing.system.judge import Judge
 from headwater.testing.system.places import Engines, Place, make_place
 from headwater.testing.system.process import Call, Interruption, Line, Point, Process
 from headwater.testing.system.script import FOCUS, KINDS, Do, Script, Step
 from headwater.testing.system.situations import Met, Tally, interrupted
-from headwater.testing.system.tables import difference, expected, pools_created, transfers_of
 from headwater.testing.system.upstream import LIMIT_S, Upstream
 
-BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # the portal's fault
-LOST = {"E2101", "E2010"}
-LAGGING = {"E1004"}  # a replica stayed behind a final cursor
-RULED_OUT = {"E1003"}  # a replica stayed on a branch that finality ruled out
-LOCKED = {"E2103", "E2507"}  # another session has the stream: PostgreSQL, DuckDB
-FENCED = {"E2016"}  # another writer has begun since: ClickHouse
 HOUR = 3600.0
 
 
@@ -51,6 +34,7 @@ class World:
         self._engines = engines
         self.upstream = Upstream(script.seed, dice, tally, self._note)
         self.chain, self.portal = self.upstream.chain, self.upstream.portal
+        self._judge = Judge(self.upstream, tally, self._note)
         self._places: list[Place] = []
         self._points: list[str] = []  # where processes were interrupted
         self._turn = 0
@@ -137,7 +121,7 @@ class World:
                 self._do_network(step.do, dice)
             case Do.LOOK:
                 for line in self.lines:
-                    self._look(line)
+                    self._judge.look(line)
             case _:
                 self._do_process(step.do, dice.choice(self.lines), dice)
 
@@ -296,34 +280,29 @@ class World:
             self.upstream.transport(clock),
             clock,
             inbox=line.inbox,
-            on_event=lambda event: self._on_event(line, name, event),
+            on_event=lambda event: self._judge.saw(line, name, event),
             on_point=on_point,
         )
-        process.struck = self._struck(line)
+        process.struck = line.struck
         line.processes.append(process)
         self._note(f"{name} starts")
         return process
 
     def _advance(self, line: Line, process: Process) -> bool:
         """Let a process run to its next event; False if it does not get there."""
-        struck = self._struck(line)
+        struck = line.struck
         self._run(line, process)
         if line.inbox is not None and line.inbox.wrong is not None:
             raise DisagreementError(line.inbox.wrong)
         if process.actor.is_blocked:
             self._note(f"{process.name} waits for the network")
             return False
-        if self._struck(line) > struck and not process.actor.is_over:
+        if line.struck > struck and not process.actor.is_over:
             self._tally.meet(Met.SURVIVED_LOSS)
         if process.actor.is_over:
-            self._judge(line, process)
+            self._judge.ended(line, process)
             return False
         return not process.is_paused
-
-    @staticmethod
-    def _struck(line: Line) -> int:
-        """Count the connections to a stream's database that were lost so far."""
-        return len(line.place.proxy.struck) if line.place.proxy else 0
 
     def _run(self, line: Line, process: Process) -> None:
         """Let a process run until it stops, or until the network holds it.
@@ -386,107 +365,6 @@ class World:
         if not process.actor.run(LIMIT_S):
             raise DisagreementError(f"{process.name} does not die in {process.call}")
 
-    # --- judging ----------------------------------------------------------------------------------
-
-    def _on_event(self, line: Line, name: str, event: Event) -> None:
-        """Recognise what an event stands for. Called by the process while it has the turn."""
-        self._note(f"{name} {type(event).__name__} {event.state.cursor}")
-        line.state, cursor = event.state, event.state.cursor
-        match event:
-            case RolledBack(state, orphaned, _):
-                self._on_rollback(line, orphaned, state.number)
-                depth = orphaned.number - (state.cursor.number if state.cursor else 0)
-                if depth == 1:
-                    self._tally.meet(Met.FORK_OF_ONE)
-                if depth >= 8:
-                    self._tally.meet(Met.DEEP_FORK)
-                if state.finalized is not None and state.finalized == state.cursor:
-                    self._tally.meet(Met.FORK_AT_FINALITY)
-            case Discarded():
-                self._tally.meet(Met.FORK_BEFORE_FLUSH)
-            case Waited():
-                self._tally.meet(Met.REPLICA_BEHIND)
-                if self.upstream.is_ruled_out:
-                    self._tally.meet(Met.REPLICA_RULED_OUT)
-            case Recovered() if cursor is not None and not self.upstream.is_canonical(cursor.hash):
-                self._tally.meet(Met.RESTART_ON_ORPHAN)
-            case Committed() | Settled():
-                if any(
-                    not self.upstream.is_canonical(one.view().tip.hash)
-                    for one in self.portal.replicas
-                ):
-                    self._tally.meet(Met.REPLICA_ON_BRANCH)
-            case _:
-                pass
-
-    def _on_rollback(self, line: Line, orphaned: BlockCursor, safe: int) -> None:
-        """Recognise what a rollback took away beside rows."""
-        if line.shape.changes:
-            self._tally.meet(Met.CHANGES_UNDONE)
-        if not line.shape.swaps and line.inbox is None:
-            return
-        for block in self.chain.path(str(orphaned.hash), safe + 1):
-            if line.shape.swaps and pools_created(self.chain, block):
-                self._tally.meet(Met.POOL_UNDONE)
-            if line.inbox is not None and transfers_of(self.chain, block, line.tokens):
-                self._tally.meet(Met.MESSAGE_UNDONE)
-
-    def _judge(self, line: Line, process: Process) -> None:
-        """Accept the end of a process if what was done to it explains it."""
-        failure = process.actor.failure
-        if failure is None or isinstance(failure, Crash):
-            return
-        if not isinstance(failure, HeadwaterError):
-            raise DisagreementError(
-                f"{process.name} ended in {process.call} with {type(failure).__name__}: {failure}"
-            ) from failure
-        code = failure.code
-        self._note(f"{process.name} ended: {failure}")
-        self._tally.errors[code] += 1
-        if code in LOCKED | FENCED and any(one.is_paused for one in line.alive):
-            self._tally.meet(Met.SUCCESSOR_REFUSED)
-        if not self._explains(line, process, code):
-            raise DisagreementError(f"nothing explains this end of {process.name}: {failure}")
-
-    def _explains(self, line: Line, process: Process, code: str) -> bool:
-        """Tell whether how things stand explains that a process ended with a code."""
-        others = [one for one in line.processes if one is not process and one.turns]
-        began = process.turns[0] if process.turns else 0
-        replaced = any(one.turns[1] > began for one in others if one.turns)
-        if code in LOCKED:
-            lost = self._struck(line) > process.struck
-            held = process.haunted or lost or any(not one.actor.is_over for one in others)
-            return held or (process.dropped and replaced)
-        if code in FENCED:
-            return replaced
-        return (
-            (code in BAD_DATA and self.upstream.faulty)
-            or (code in LAGGING and self.upstream.is_behind)
-            or (code in RULED_OUT and self.upstream.is_ruled_out)
-            or (code in LOST and (line.lossy or process.dropped))
-        )
-
-    def _look(self, line: Line) -> None:
-        """Compare what is stored with the branch that ends in the stored cursor.
-
-        Where there are no transactions, rows above the cursor are there until the next start: the
-        server is made to merge what it holds instead, as it may at any moment.
-        """
-        if line.place.transactional:
-            self._compare(line)
-        else:
-            line.place.merge()
-            self._tally.meet(Met.MERGED)
-
-    def _compare(self, line: Line) -> None:
-        """Compare tables, and the stored cursor with what the loop last said, if it rests."""
-        stored = line.place.read(line.shape)
-        cursor = stored.cursor
-        blocks = [] if cursor is None else self.chain.path(str(cursor.hash))
-        said = difference(stored.tables, expected(self.chain, blocks, line.tokens, line.shape))
-        if said:
-            raise DisagreementError(f"{line.place.kind} {line.shape.stream} at {cursor}: {said}")
-
     def _note(self, text: str) -> None:
         self.log.append(text)
 
@@ -534,28 +412,13 @@ class World:
             self._advance(line, process)
             if process.is_paused or process.actor.is_over:
                 continue
-            if self._is_at_head(line) and self._is_delivered(line):
+            if self._judge.is_at_head(line) and self._judge.is_delivered(line):
                 break
         else:
             raise DisagreementError(
                 f"{line.shape.stream} at {line.state.cursor} never reached the head"
             )
-        self._compare(line)
-
-    def _is_delivered(self, line: Line) -> bool:
-        """Tell whether every message of a block that the stream knows to be final has come."""
-        final = line.state.finalized
-        return line.inbox is None or final is None or line.inbox.is_complete(final.number)
-
-    def _is_at_head(self, line: Line) -> bool:
-        cursor = line.state.cursor
-        head, held = self.chain.head, line.stream.undo_buffer
-        if cursor is None or not self.upstream.is_canonical(cursor.hash):
-            return False
-        if not held:
-            return cursor.number == head.number
-        rest = self.chain.canonical(cursor.number + 1, head.number - held)
-        return not any(expected(self.chain, rest, line.tokens, line.shape).values())
+        self._judge.compare(line)
 
 
 def statement_kind(sql: str) -> str:

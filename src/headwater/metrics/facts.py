@@ -1,0 +1,81 @@
+"""What a stream's record is made of: facts of batches, blocks and forks, and points of its curves.
+
+Made on the driver by the run of a stream and by its record; read by the page, the endpoint and the
+progress view. Nothing of it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.core import BlockCursor
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What was counted of a batch: `unlike` logs by output, `filled` outputs that have rows."""
+
+    rows: int = 0
+    bytes: int = 0
+    skipped: int = 0
+    unlike: Mapping[str, int] = field(default_factory=dict)
+    filled: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What a transformed batch holds, as far as it is known when it is committed.
+
+    `counts` returns None while executors have not read the batch.
+    `tables` are the Arrow tables of a batch near the head, for a preview.
+    """
+
+    blocks: int
+    last: BlockCursor
+    first: int
+    to_block: int | None
+    percent: float | None
+    blocks_per_s: float | None
+    eta_s: float | None
+    counts: Callable[[], Counts | None] = lambda: None
+    tables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSeen:
+    """A block or batch that was committed; `orphaned` once a fork has undone it."""
+
+    number: int
+    hash: str | None
+    timestamp: int | None
+    rows: int | None
+    at: float
+    orphaned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForkSeen:
+    """A fork that undid committed blocks. It is healed once the stream is as far as before."""
+
+    at: float
+    orphaned: str
+    safe: str
+    depth: int
+    rule: str
+    rows_undone: int
+    seconds: float
+    reached: int
+    healed_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One point of the curves: where the stream stood at a time, and what it had done so far."""
+
+    at: float
+    cursor: int
+    head: int | None
+    blocks: int
+    rows: int

@@ -1,0 +1,160 @@
+"""What is right in a world: which end of a process is explained, and what tables must hold.
+
+An end with an error is accepted only where what was done to the process, or how the portal stands,
+explains that very code. Tables must be those of the branch that ends in the stored cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headwater.core import BlockCursor
+from headwater.errors import HeadwaterError
+from headwater.pipeline import (
+    Committed,
+    Discarded,
+    Event,
+    Recovered,
+    RolledBack,
+    Settled,
+    Waited,
+)
+from headwater.testing.scenarios.crash import Crash
+from headwater.testing.scenarios.oracle import DisagreementError
+from headwater.testing.system.process import Line, Process
+from headwater.testing.system.situations import Met, Tally
+from headwater.testing.system.tables import difference, expected, pools_created, transfers_of
+from headwater.testing.system.upstream import Upstream
+
+BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # the portal's fault
+LOST = {"E2101", "E2010"}
+LAGGING = {"E1004"}  # a replica stayed behind a final cursor
+RULED_OUT = {"E1003"}  # a replica stayed on a branch that finality ruled out
+LOCKED = {"E2103", "E2507"}  # another session has the stream: PostgreSQL, DuckDB
+FENCED = {"E2016"}  # another writer has begun since: ClickHouse
+
+
+class Judge:
+    """Called by the world; raises `DisagreementError` where something is not as it must be."""
+
+    def __init__(self, upstream: Upstream, tally: Tally, note: Callable[[str], None]) -> None:
+        self._upstream = upstream
+        self._tally = tally
+        self._note = note
+
+    def saw(self, line: Line, name: str, event: Event) -> None:
+        """Recognise what an event stands for. Called by the process while it has the turn."""
+        self._note(f"{name} {type(event).__name__} {event.state.cursor}")
+        line.state, cursor = event.state, event.state.cursor
+        match event:
+            case RolledBack(state, orphaned, _):
+                self._on_rollback(line, orphaned, state.number)
+                depth = orphaned.number - (state.cursor.number if state.cursor else 0)
+                if depth == 1:
+                    self._tally.meet(Met.FORK_OF_ONE)
+                if depth >= 8:
+                    self._tally.meet(Met.DEEP_FORK)
+                if state.finalized is not None and state.finalized == state.cursor:
+                    self._tally.meet(Met.FORK_AT_FINALITY)
+            case Discarded():
+                self._tally.meet(Met.FORK_BEFORE_FLUSH)
+            case Waited():
+                self._tally.meet(Met.REPLICA_BEHIND)
+                if self._upstream.is_ruled_out:
+                    self._tally.meet(Met.REPLICA_RULED_OUT)
+            case Recovered() if cursor is not None and not self._upstream.is_canonical(cursor.hash):
+                self._tally.meet(Met.RESTART_ON_ORPHAN)
+            case Committed() | Settled():
+                if any(
+                    not self._upstream.is_canonical(one.view().tip.hash)
+                    for one in self._upstream.portal.replicas
+                ):
+                    self._tally.meet(Met.REPLICA_ON_BRANCH)
+            case _:
+                pass
+
+    def _on_rollback(self, line: Line, orphaned: BlockCursor, safe: int) -> None:
+        """Recognise what a rollback took away beside rows."""
+        if line.shape.changes:
+            self._tally.meet(Met.CHANGES_UNDONE)
+        if not line.shape.swaps and line.inbox is None:
+            return
+        for block in self._upstream.chain.path(str(orphaned.hash), safe + 1):
+            if line.shape.swaps and pools_created(self._upstream.chain, block):
+                self._tally.meet(Met.POOL_UNDONE)
+            if line.inbox is not None and transfers_of(self._upstream.chain, block, line.tokens):
+                self._tally.meet(Met.MESSAGE_UNDONE)
+
+    def ended(self, line: Line, process: Process) -> None:
+        """Accept the end of a process if what was done to it explains it."""
+        failure = process.actor.failure
+        if failure is None or isinstance(failure, Crash):
+            return
+        if not isinstance(failure, HeadwaterError):
+            raise DisagreementError(
+                f"{process.name} ended in {process.call} with {type(failure).__name__}: {failure}"
+            ) from failure
+        code = failure.code
+        self._note(f"{process.name} ended: {failure}")
+        self._tally.errors[code] += 1
+        if code in LOCKED | FENCED and any(one.is_paused for one in line.alive):
+            self._tally.meet(Met.SUCCESSOR_REFUSED)
+        if not self._explains(line, process, code):
+            raise DisagreementError(f"nothing explains this end of {process.name}: {failure}")
+
+    def _explains(self, line: Line, process: Process, code: str) -> bool:
+        """Tell whether how things stand explains that a process ended with a code."""
+        others = [one for one in line.processes if one is not process and one.turns]
+        began = process.turns[0] if process.turns else 0
+        replaced = any(one.turns[1] > began for one in others if one.turns)
+        if code in LOCKED:
+            lost = line.struck > process.struck
+            held = process.haunted or lost or any(not one.actor.is_over for one in others)
+            return held or (process.dropped and replaced)
+        if code in FENCED:
+            return replaced
+        return (
+            (code in BAD_DATA and self._upstream.faulty)
+            or (code in LAGGING and self._upstream.is_behind)
+            or (code in RULED_OUT and self._upstream.is_ruled_out)
+            or (code in LOST and (line.lossy or process.dropped))
+        )
+
+    def look(self, line: Line) -> None:
+        """Compare what is stored with the branch that ends in the stored cursor.
+
+        Where there are no transactions, rows above the cursor are there until the next start: the
+        server is made to merge what it holds instead, as it may at any moment.
+        """
+        if line.place.transactional:
+            self.compare(line)
+        else:
+            line.place.merge()
+            self._tally.meet(Met.MERGED)
+
+    def compare(self, line: Line) -> None:
+        """Compare tables, and the stored cursor with what the loop last said, if it rests."""
+        stored = line.place.read(line.shape)
+        cursor = stored.cursor
+        blocks = [] if cursor is None else self._upstream.chain.path(str(cursor.hash))
+        said = difference(
+            stored.tables, expected(self._upstream.chain, blocks, line.tokens, line.shape)
+        )
+        if said:
+            raise DisagreementError(f"{line.place.kind} {line.shape.stream} at {cursor}: {said}")
+
+    def is_delivered(self, line: Line) -> bool:
+        """Tell whether every message of a block that the stream knows to be final has come."""
+        final = line.state.finalized
+        return line.inbox is None or final is None or line.inbox.is_complete(final.number)
+
+    def is_at_head(self, line: Line) -> bool:
+        """Tell whether a stream has committed all that it may, up to the newest block."""
+        cursor = line.state.cursor
+        head, held = self._upstream.chain.head, line.stream.undo_buffer
+        if cursor is None or not self._upstream.is_canonical(cursor.hash):
+            return False
+        if not held:
+            return cursor.number == head.number
+        rest = self._upstream.chain.canonical(cursor.number + 1, head.number - held)
+        return not any(expected(self._upstream.chain, rest, line.tokens, line.shape).values())
