@@ -7,6 +7,7 @@ RUNS   ?= 2000
 MINUTES ?= 1
 KEEP   ?=
 LONG   ?=
+WORLDS ?= 8
 LOAD   ?= 30
 SEED   ?=
 SECONDS ?= 120

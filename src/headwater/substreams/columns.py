@@ -10,18 +10,22 @@ Runs on the driver and on executors; the same bytes give the same columns.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 from headwater.decode.columns import protobuf as wire
 from headwater.decode.columns.protobuf import Found, Ints, Messages
-from headwater.errors import MessageTypeError
+from headwater.errors import MessageTypeError, UndecodableOutputError
+from headwater.query import base58
 
+BytesEncoding = Literal["raw", "hex", "0xhex", "base64", "base58"]
 UNSIGNED = pa.decimal128(20, 0)
 MOMENT = pa.timestamp("us", tz="UTC")
 _T = FieldDescriptor
@@ -409,3 +413,40 @@ def _refuse_equal_keys(rows: Ints, keys: pa.Array) -> None:
     pairs = rows * (int(codes.max(initial=0)) + 1) + codes
     if len(np.unique(pairs)) < len(pairs):
         raise UnusualMessage
+
+
+# --- values as an annotation wants them ----------------------------------------------------------
+
+
+def as_text(values: pa.Array, encoding: BytesEncoding) -> pa.Array:
+    """Return bytes as text, where they are to be; other values as they are."""
+    if encoding == "raw" or values.type != pa.binary():
+        return values
+    encode: Mapping[str, Callable[[bytes], str]] = {
+        "base58": base58.encode,
+        "base64": lambda one: base64.b64encode(one).decode(),
+        "hex": bytes.hex,
+        "0xhex": lambda one: f"0x{one.hex()}",
+    }
+    write = encode[encoding]
+    return pa.array([None if one is None else write(one) for one in values.to_pylist()])
+
+
+def as_number(values: pa.Array, conversion: str, column: str) -> pa.Array:
+    """Return texts that are numbers, empty ones as null; decimals that Arrow holds as such."""
+    if values.type != pa.string():
+        return values
+    values = pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
+    if not conversion.startswith("decimal128"):
+        return values
+    try:
+        return values.cast(decimal128_of(conversion))
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise UndecodableOutputError(
+            "a text is no number of this size", column=column, type=conversion, reason=error
+        ) from None
+
+
+def decimal128_of(conversion: str) -> pa.DataType:
+    """Return the type that a conversion such as `decimal128(9)` names."""
+    return pa.decimal128(38, int(conversion[len("decimal128(") : -1]))

@@ -11,24 +11,25 @@ Every table has `_block_number_`, by which a fork removes its rows, and `_block_
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from headwater.decode.columns.protobuf import Ints, Messages
-from headwater.errors import InvalidOptionError, RelationalSchemaError, UndecodableOutputError
-from headwater.query import base58
+from headwater.errors import InvalidOptionError, RelationalSchemaError
 from headwater.substreams.columns import (
     MOMENT,
+    BytesEncoding,
     ColumnPlan,
     MessagePlan,
+    as_number,
+    as_text,
+    decimal128_of,
     plan_message,
     read_columns,
 )
@@ -37,7 +38,6 @@ from headwater.substreams.messages import ModuleOutput
 from headwater.substreams.outputs import TYPE_URL, BlockColumns, present, read_plainly
 
 BLOCK_NUMBER, BLOCK_TIME = "_block_number_", "_block_timestamp_"
-BytesEncoding = Literal["raw", "hex", "0xhex", "base64", "base58"]
 _OURS = [pa.field(BLOCK_NUMBER, pa.int64(), False), pa.field(BLOCK_TIME, MOMENT)]
 _CLASSES = build_classes(
     {
@@ -192,9 +192,9 @@ class RelationalMapping:
             made = {BLOCK_NUMBER: number, BLOCK_TIME: time}
             made |= {column: above[link] for link in place.links for column in [link[1]]}
             for name, column in place.names.items():
-                values = _encoded(row.columns[name], self.bytes_encoding)
+                values = as_text(row.columns[name], self.bytes_encoding)
                 conversion = place.table.conversions.get(column)
-                made[column] = _converted(values, conversion, column) if conversion else values
+                made[column] = as_number(values, conversion, column) if conversion else values
             schema = place.table.schema
             found[place.table.name].append(
                 pa.table([made[one.name] for one in schema], schema=schema)
@@ -306,7 +306,7 @@ class _Walk:
         kind, conversion = column.type, conversions.get(name, "")
         if conversion and not column.many:
             exact = conversion.startswith("decimal128")
-            return pa.field(name, _decimal128(conversion) if exact else kind)
+            return pa.field(name, decimal128_of(conversion) if exact else kind)
         if self._encoding != "raw" and kind == pa.binary():
             kind = pa.string()
         return pa.field(name, kind, column.nullable)
@@ -476,36 +476,3 @@ def _in_order(tables: Mapping[str, RelationalTable]) -> list[RelationalTable]:
     for name in tables:
         visit(name, frozenset())
     return list(done.values())
-
-
-def _encoded(values: pa.Array, encoding: BytesEncoding) -> pa.Array:
-    """Return bytes as text, where they are to be; other values as they are."""
-    if encoding == "raw" or values.type != pa.binary():
-        return values
-    encode: Mapping[str, Callable[[bytes], str]] = {
-        "base58": base58.encode,
-        "base64": lambda one: base64.b64encode(one).decode(),
-        "hex": bytes.hex,
-        "0xhex": lambda one: f"0x{one.hex()}",
-    }
-    write = encode[encoding]
-    return pa.array([None if one is None else write(one) for one in values.to_pylist()])
-
-
-def _converted(values: pa.Array, conversion: str, column: str) -> pa.Array:
-    """Return texts that are numbers, empty ones as null; decimals that Arrow holds as such."""
-    if values.type != pa.string():
-        return values
-    values = pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
-    if not conversion.startswith("decimal128"):
-        return values
-    try:
-        return values.cast(_decimal128(conversion))
-    except (pa.ArrowInvalid, ValueError) as error:
-        raise UndecodableOutputError(
-            "a text is no number of this size", column=column, type=conversion, reason=error
-        ) from None
-
-
-def _decimal128(conversion: str) -> pa.DataType:
-    return pa.decimal128(38, int(conversion[len("decimal128(") : -1]))
