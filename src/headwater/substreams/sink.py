@@ -27,8 +27,9 @@ from headwater.errors import (
     SinkDsnError,
     UnknownTableError,
 )
+from headwater.substreams.columns import BytesEncoding
 from headwater.substreams.cursor_text import final_block
-from headwater.substreams.mapping import BLOCK_NUMBER, BytesEncoding, RelationalMapping
+from headwater.substreams.mapping import BLOCK_NUMBER, RelationalMapping
 from headwater.substreams.messages import OutputDecoder
 from headwater.substreams.outputs import CHANGES, decoder_of
 from headwater.substreams.package import Package
