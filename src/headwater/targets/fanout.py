@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from headwater.core import Batch, BlockCursor, PipeState
+from headwater.core import DEFAULT_CAP, Batch, BlockCursor, Head, PipeState
 from headwater.core.state import prune_chain
 from headwater.errors import FanOutBranchError, FanOutFrameError, InvalidOptionError
 from headwater.targets.contract import Capabilities, Delivery, StoredConfig, Target, prepared
@@ -62,6 +62,8 @@ class FanOutTarget:
     def recover(self) -> PipeState:
         """Recover all targets, bring them onto one branch, and return where the last one stands.
 
+        What one of them knows to be final is final for all: the high-water mark never regresses.
+
         Raises:
             FanOutBranchError: targets hold different blocks, and one cannot go back far enough.
         """
@@ -72,7 +74,10 @@ class FanOutTarget:
             logger.warning("fanout.back target=%s to=%s", self._name(index), common)
             self.targets[index].roll_back(state)
             self.states[index] = state
-        return self._lowest
+        found = self._lowest
+        for one in self.states:
+            found = _as_final(found, one)
+        return found
 
     def commit(self, batches: Sequence[Batch[Any]], state: PipeState) -> None:
         """Give each target the batches that it lacks, one target after the other."""
@@ -101,7 +106,7 @@ class FanOutTarget:
             if held.number <= state.number or not points:
                 continue  # it has nothing above the cursor, or what it has is final
             landing = state.cursor if state.cursor in points else points[-1]
-            after = held.rewind(landing)
+            after = _as_final(held.rewind(landing), state)
             target.roll_back(after)
             self.states[index] = after
         behind = [index for index, one in enumerate(self.states) if one.number < state.number]
@@ -208,6 +213,12 @@ def _holds(held: PipeState, low: PipeState) -> bool:
     if cursor.number < held.undo_floor:
         return True  # final for the one that is ahead
     return cursor in held.landing_points()
+
+
+def _as_final(state: PipeState, other: PipeState) -> PipeState:
+    """Return a state with the finality that another state on its branch knows of."""
+    cap = max(DEFAULT_CAP, len(state.rollback_chain) + 1)
+    return state.settle(Head(other.finalized), confirmed=True, cap=cap)
 
 
 def _with_finality(state: PipeState, held: PipeState) -> PipeState:
