@@ -208,9 +208,9 @@ class Feed:
 
     @property
     def ended(self) -> bool:
-        """Whether all that will ever arrive was taken."""
+        """Whether the range is read and all of it was taken. A failure is no end: `take` raises."""
         with self._changed:
-            return self._over and not self._messages
+            return self._over and not self._messages and self._error is None
 
     def take(self, timeout: float) -> Message | None:
         """Return the next message; None if there is none in time, or ever.
