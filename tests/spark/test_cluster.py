@@ -91,7 +91,7 @@ def test_a_killed_driver_and_a_killed_executor_leave_what_the_chain_says(tmp_pat
         assert (tmp_path / "executor-killed").exists()
         expected = transfers(portal.chain, portal.chain.canonical()[: LAST + 1])
     with psycopg.connect(dsn) as connection:
-        query = f"SELECT {COLUMNS} FROM transfers ORDER BY 1, 3"
+        query = f"SELECT {COLUMNS}::text FROM transfers ORDER BY 1, 3"
         assert connection.execute(query.encode()).fetchall() == expected
         found = connection.execute("SELECT max(current_number) FROM sync").fetchone()
         assert found == (LAST,)

@@ -45,7 +45,7 @@ def test_executors_whose_python_lacks_headwater_are_named(tmp_path: Path) -> Non
     bare = tmp_path / "python"
     bare.write_text(
         "#!/bin/sh\n"
-        f"PYTHONPATH=$(echo \"$PYTHONPATH\" | tr : '\\n' | grep -v '{ROOT}' | paste -sd: -)\n"
+        f"PYTHONPATH=$(echo \"$PYTHONPATH\" | tr : '\\n' | grep -vx '{ROOT}/src' | paste -sd: -)\n"
         f'export PYTHONPATH\nexec "{sys.executable}" -S "$@"\n'
     )
     bare.chmod(0o755)

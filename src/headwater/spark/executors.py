@@ -47,7 +47,9 @@ _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _UNLIMITED = str(2**31 - 1)
 _ROWS = 4000  # of half a megabyte each would fill a batch
 _CODED = re.compile(r"\[(E\d{4})\] (.+?)\. Fix: ", re.DOTALL)
-_OTHER_PYTHON = re.compile(r"No module named '?headwater\b[\w.']*|PYTHON_VERSION_MISMATCH.*")
+_OTHER_PYTHON = re.compile(
+    r"No module named '?(?:headwater|pyspark)\b[\w.']*|PYTHON_VERSION_MISMATCH.*"
+)
 _WORKER_LOST = "Python worker exited unexpectedly"
 _TASK_FAILED = "Job aborted due to stage failure"
 _PLANS = 4  # as often as Spark tries a task
