@@ -23,7 +23,9 @@ from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.conformance import TargetConformance, apply_changes
 from headwater.testing.conformance.model import Change, Rig, in_order, log
 from tests.stream.truth import COLUMNS, transfers
-from tests.targets.places import has_effect
+
+ENDS = ("BEGIN TRANSACTION", "COMMIT")
+"""A crash between transactions leaves targets apart; one inside is DuckDB's own suite."""
 
 
 @pytest.mark.guarantee("FANOUT-1")
@@ -76,7 +78,7 @@ class TestFanOut(TargetConformance):
     def watch_io(self, target: FanOutTarget, hook: Callable[[], None]) -> None:
         for one in target.targets:
             assert isinstance(one, DuckDBTarget)
-            one.on_statement = lambda sql: hook() if has_effect(sql) else None
+            one.on_statement = lambda sql: hook() if sql in ENDS else None
 
 
 def rig_of(*stores: MemoryStore[Any]) -> Rig:
