@@ -38,6 +38,7 @@ from headwater.portal.density import probe
 from headwater.portal.outage import Clock, NoticeKind, SystemClock
 from headwater.portal.reading import StreamQuery
 
+STAY_S = 4.0  # what the driver will have read within this time is not left to executors
 LOOK_BACK = 1000  # slots to search for the last block before a skipped one
 _CLOSE = 1.25  # by this factor a plan made ahead may differ from one that is made now
 
@@ -109,7 +110,8 @@ class PortalSource:
                 if self._executors_ready():
                     return self._spans(state, left, final, self._far)
                 reading = self._blocks(state)
-                return None if reading is None else self._until_ready(reading)
+                end = final.number if left.to_block is None else min(final.number, left.to_block)
+                return None if reading is None else self._until_ready(reading, end)
         reading = self._blocks(state)
         return None if reading is None else _until_far(reading, self._far)
 
@@ -127,17 +129,31 @@ class PortalSource:
         """Return what is asked of the span that begins with this block."""
         return next(query for block_range, query in self._plan if number in block_range)
 
-    def _until_ready(self, reading: Generator[Answer, None, None]) -> Generator[Answer, None, None]:
-        """Read block by block until executors are ready: then spans are quicker."""
+    def _until_ready(
+        self, reading: Generator[Answer, None, None], end: int
+    ) -> Generator[Answer, None, None]:
+        """Read block by block until executors are ready, unless `end` is near: spans are quicker.
+
+        The first span of a session is slow, so what is left is read here if that takes less than
+        `STAY_S` at the rate so far, and never for longer than twice that.
+        """
         started, first = self._clock.monotonic(), None
+        ready_at: float | None = None
         for answer in reading:
             yield answer
-            if isinstance(answer, Blocks):
-                last = answer.headers[-1].number
-                first = answer.headers[0].number if first is None else first
-                if self._executors_ready():
-                    self._size.read_before(self._clock.monotonic() - started, last - first + 1)
-                    return
+            if not isinstance(answer, Blocks):
+                continue
+            last = answer.headers[-1].number
+            first = answer.headers[0].number if first is None else first
+            if ready_at is None and not self._executors_ready():
+                continue
+            now = self._clock.monotonic()
+            ready_at = now if ready_at is None else ready_at
+            took, blocks = now - started, last - first + 1
+            near = (end - last) * took <= STAY_S * blocks and now - ready_at < 2 * STAY_S
+            if last >= end or not near:
+                self._size.read_before(took, blocks)
+                return
 
     # --- near the head ----------------------------------------------------------------------------
 

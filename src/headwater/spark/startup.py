@@ -49,11 +49,14 @@ class SparkOfRun:
     def is_ready(self) -> bool:
         """Tell whether executors could begin now; if there is no Spark, have one start.
 
-        A start that failed counts as ready: who asks for the session then gets the error.
+        Raises:
+            HeadwaterError: Spark does not start.
         """
         if self._given is not None:
             return True
         if self._start is not None:
+            if self._start.ended.is_set():
+                self._start.check()
             return self._start.ended.is_set()
         if not making.acquire(blocking=False):
             return False  # another thread makes one, which will be active
@@ -130,6 +133,10 @@ class _Start:
     def take(self) -> None:
         """Wait until Spark is there, to use it; raise what went wrong."""
         self.share()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what went wrong, if Spark could not start."""
         if self._error is not None:
             raise self._error
 

@@ -127,6 +127,7 @@ def test_until_executors_are_ready_blocks_are_read_here_and_a_span_follows_them(
         assert isinstance(answer, Blocks)
         state = state.advance(answer.headers, answer.head)
         numbers += [one.number for one in answer.headers]
+        setup.clock.sleep(1.0)  # 20 blocks a second: what is left would take long
     assert asked == [False, False, False, False, True]
     assert numbers == read_here(BlockRange(0, numbers[-1]))
     assert numbers[-1] < 180
@@ -144,6 +145,33 @@ def test_what_was_read_here_tells_how_long_the_first_span_should_be() -> None:
         setup.clock.sleep(0.5)  # as long as the target took for 20 blocks
     assert state.number == 59
     assert spans(setup, state)[0] == "60..179"
+
+
+@pytest.mark.parametrize(("block_s", "read_here"), [(0.01, 280), (0.05, 59)])
+def test_what_the_driver_reads_within_seconds_is_not_left_to_executors(
+    block_s: float, read_here: int
+) -> None:
+    """At 59 of 280 executors are ready: 2.2 s are left at the higher rate, 11 s at the lower."""
+    ready = iter([False, False, False, True])
+    setup = Setup(executors_ready=lambda: next(ready))
+    last = 0
+    for answer in setup.source.read(PipeState()) or ():
+        assert isinstance(answer, Blocks)
+        last = answer.headers[-1].number
+        setup.clock.sleep(block_s * len(answer.headers))
+    assert read_here <= last < read_here + 20
+
+
+def test_a_rate_that_falls_leaves_the_rest_to_executors() -> None:
+    ready = iter([False, True, True])
+    setup = Setup(executors_ready=lambda: next(ready))
+    state = PipeState()
+    for answer in setup.source.read(state) or ():
+        assert isinstance(answer, Blocks)
+        state = state.advance(answer.headers, answer.head)
+        setup.clock.sleep(0.1 if answer.headers[-1].number < 100 else 5.0)
+    assert state.number == 119
+    assert spans(setup, state) != []
 
 
 def test_a_range_that_ends_before_executors_are_ready_is_read_to_its_end() -> None:
