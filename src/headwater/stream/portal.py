@@ -11,22 +11,18 @@ from headwater.address import HttpAddress
 from headwater.core import DEFAULT_CAP, Flush, SpanLimits
 from headwater.decode import Output
 from headwater.errors import InvalidOptionError, NetworkError
-from headwater.metrics import StreamRecord
 from headwater.portal import (
     HttpTransport,
-    Notice,
     PortalClient,
     RetryPolicy,
     Timeouts,
-    log_notice,
     portal_address,
 )
 from headwater.stream.config import OnConfigChange, check_option
-from headwater.stream.handle import Interrupt, StoppableClock, StoppableTransport
-from headwater.stream.owned import AskUser
+from headwater.stream.handle import StoppableClock, StoppableTransport
 from headwater.stream.portal_run import PortalRun
+from headwater.stream.run import Opening
 from headwater.stream.stream import Stream, check_stream
-from headwater.targets.contract import Delivery, Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,28 +80,13 @@ class PortalStream(Stream):
         return len(self.outputs) == 1
 
     @contextmanager
-    def _opened(
-        self,
-        target: Target[Delivery],
-        record: StreamRecord,
-        *,
-        finalized: bool = False,
-        ask_user: AskUser | None = None,
-        interrupt: Interrupt | None = None,
-    ) -> Iterator[PortalRun]:
-        """Connect, and let go of everything on every exit path."""
+    def _opened(self, opening: Opening) -> Iterator[PortalRun]:
         with ExitStack() as stack:
             reading = self.reading
-            interrupt = interrupt or Interrupt()
             transport = StoppableTransport(
-                HttpTransport(self.portal, reading.timeouts), interrupt, record
+                HttpTransport(self.portal, reading.timeouts), opening.interrupt, opening.record
             )
-
-            def on_notice(notice: Notice) -> None:
-                log_notice(notice)
-                record.noticed(notice)
-
-            clock = StoppableClock(interrupt)
+            clock = StoppableClock(opening.interrupt)
             client = stack.enter_context(
                 PortalClient(
                     transport,
@@ -114,19 +95,10 @@ class PortalStream(Stream):
                     max_bytes=reading.max_bytes,
                     poll_interval_s=reading.poll_interval_s,
                     rollback_cap=self.rollback_cap,
-                    on_notice=on_notice,
+                    on_notice=opening.on_notice,
                 )
             )
-            run = PortalRun(
-                self,
-                client,
-                clock,
-                target,
-                finalized=finalized,
-                ask_user=ask_user,
-                interrupt=interrupt,
-                record=record,
-            )
+            run = PortalRun(self, client, clock, opening)
             stack.callback(run.stop)
             yield run
 

@@ -15,7 +15,6 @@ from headwater.core import BlockCursor, BlockRange, PipeState, RangeSpec
 from headwater.core.ranges import At, Latest
 from headwater.decode import Output
 from headwater.errors import NetworkError, PortalHttpError, SkippedBlocksError
-from headwater.metrics import StreamRecord
 from headwater.pipeline import Answers, Source
 from headwater.portal import (
     Clock,
@@ -30,12 +29,9 @@ from headwater.spark.spans import read_span
 from headwater.stream.config import Config, compare_config, compare_firsts
 from headwater.stream.factories import Factories
 from headwater.stream.factory_index import factories_of
-from headwater.stream.handle import Interrupt
-from headwater.stream.owned import AskUser
 from headwater.stream.portal_assemble import Plan, PortalAssembler
-from headwater.stream.run import Run
+from headwater.stream.run import Opening, Run
 from headwater.stream.undo_buffer import UndoBuffer
-from headwater.targets.contract import Delivery, Target
 from headwater.targets.frames import bounded_tables
 
 if TYPE_CHECKING:
@@ -51,26 +47,9 @@ class PortalRun(Run):
     """What a portal's stream is while it runs."""
 
     def __init__(
-        self,
-        stream: PortalStream,
-        client: PortalClient,
-        clock: Clock,
-        target: Target[Delivery],
-        *,
-        finalized: bool = False,
-        ask_user: AskUser | None = None,
-        interrupt: Interrupt | None = None,
-        record: StreamRecord,
+        self, stream: PortalStream, client: PortalClient, clock: Clock, opening: Opening
     ) -> None:
-        super().__init__(
-            stream,
-            clock,
-            target,
-            finalized=finalized,
-            ask_user=ask_user,
-            interrupt=interrupt,
-            record=record,
-        )
+        super().__init__(stream, clock, opening)
         self._portal_stream = stream
         self._client = client
         self._factories = self._optional = self._make_factories()

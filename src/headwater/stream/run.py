@@ -8,10 +8,10 @@ is started again continues from what the target recovers.
 from __future__ import annotations
 
 import logging
-import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headwater.core import Batch, BlockCursor, ForkResolution, PipeState
@@ -28,7 +28,7 @@ from headwater.pipeline import (
     Source,
     Waited,
 )
-from headwater.portal import Clock
+from headwater.portal import Clock, Notice, log_notice
 from headwater.spark.frames import Frame
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.assemble import Assembler
@@ -45,32 +45,41 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headwater.stream")
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a stream is opened with: where it writes, and what it tells and asks meanwhile.
+
+    `record` is told of every step. `finalized` reads final blocks alone. `ask_user` decides forks
+    where the user owns the target. `interrupt` lets signals wait while the target is changed.
+    """
+
+    target: Target[Delivery]
+    record: StreamRecord
+    finalized: bool = False
+    ask_user: AskUser | None = None
+    interrupt: Interrupt = field(default_factory=Interrupt)
+
+    def on_notice(self, notice: Notice) -> None:
+        """Log what a client met, and count it."""
+        log_notice(notice)
+        self.record.noticed(notice)
+
+
 class Run(Host[Delivery]):
     """What a stream is while it runs: the loop's `Source` and its `Host`.
 
-    Each kind of stream derives from it: `open` says what is read and how it is decoded. `ask_user`
-    decides forks where the user owns the target; `interrupt` lets signals wait while the target is
-    changed; `record` is told of every step.
+    Each kind of stream derives from it: `open` says what is read and how it is decoded.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        clock: Clock,
-        target: Target[Delivery],
-        *,
-        finalized: bool = False,
-        ask_user: AskUser | None = None,
-        interrupt: Interrupt | None = None,
-        record: StreamRecord,
-    ) -> None:
+    def __init__(self, stream: Stream, clock: Clock, opening: Opening) -> None:
+        target = opening.target
         self._stream = stream
-        self._record = record
+        self._record = opening.record
         self._clock = clock
         self._target = target
-        self._finalized = finalized
-        self._ask_user = ask_user
-        self._interrupt = interrupt
+        self._finalized = opening.finalized
+        self._ask_user = opening.ask_user
+        self._interrupt = opening.interrupt
         if isinstance(target, DatabaseTarget):
             target.pause = self._wait_for_target
         self._started = False
@@ -193,14 +202,11 @@ class Run(Host[Delivery]):
         Nothing is committed then: what a lost connection has left is found at the next start.
         """
         self._record.trouble = why
-        if self._interrupt is None:
-            time.sleep(seconds)
-        else:
-            self._interrupt.wait(seconds)
+        self._interrupt.wait(seconds)
 
     def uninterrupted(self) -> AbstractContextManager[object]:
         """Let signals wait while the target is changed."""
-        return nullcontext() if self._interrupt is None else self._interrupt.uninterrupted()
+        return self._interrupt.uninterrupted()
 
     def stop(self) -> None:
         """Tell the transformers that the run is over, all of them, and release what is held."""

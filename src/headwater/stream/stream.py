@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -43,7 +43,7 @@ from headwater.stream.owned import (
     check_cursor,
     check_target,
 )
-from headwater.stream.run import Run
+from headwater.stream.run import Opening, Run
 from headwater.stream.transformer import Step, Transform, Transformer
 from headwater.stream.view import ProgressView
 from headwater.targets.contract import Delivery, Target
@@ -77,15 +77,7 @@ class Stream(ABC):
         """Whether there is one output, so that its rows can be written as they are decoded."""
 
     @abstractmethod
-    def _opened(
-        self,
-        target: Target[Delivery],
-        record: StreamRecord,
-        *,
-        finalized: bool = False,
-        ask_user: AskUser | None = None,
-        interrupt: Interrupt | None = None,
-    ) -> AbstractContextManager[Run]:
+    def _opened(self, opening: Opening) -> AbstractContextManager[Run]:
         """Connect, and let go of everything on every exit path."""
 
     def pipe(self, code: Transform | Transformer, *, row_wise: bool | None = None) -> Self:
@@ -203,7 +195,7 @@ class Stream(ABC):
             target.write(lambda cursor=None: self._read(cursor, target.fork, handle=handle))
             return
         record = handle.record
-        with self._opened(target, record, interrupt=handle.interrupt) as run:
+        with self._opened(Opening(target, record, interrupt=handle.interrupt)) as run:
             target.bind(self.id)
             for event in self._steps(run, TimedTarget(target, record)):
                 if isinstance(event, Recovered) and target.capabilities.file is not None:
@@ -229,19 +221,16 @@ class Stream(ABC):
         """
         check_cursor(cursor)
         target, ask_user = Handover(cursor), AskUser(on_fork)
-        interrupt = None if handle is None else handle.interrupt
+        interrupt = Interrupt() if handle is None else handle.interrupt
         record = self._record("iteration", CollectorRegistry()) if handle is None else handle.record
-        with self._opened(
-            target, record, finalized=finalized, ask_user=ask_user, interrupt=interrupt
-        ) as run:
+        with self._opened(Opening(target, record, finalized, ask_user, interrupt)) as run:
             for event in self._steps(run, target):
                 if handle is not None:
                     handle.on_event(event, run)
                 if isinstance(event, Committed):
-                    with nullcontext() if interrupt is None else interrupt.uninterrupted():
+                    with interrupt.uninterrupted():
                         yield from target.take()
-                if interrupt is not None:
-                    interrupt.check()
+                interrupt.check()
 
     def _steps(self, run: Run, target: Target[Delivery]) -> Iterator[Event]:
         """Run the loop; the run is told of every event first."""

@@ -20,18 +20,15 @@ from headwater.changes import TableSchema
 from headwater.core import DEFAULT_CAP, Batch, BlockCursor, BlockRange, Flush, PipeState
 from headwater.decode import Decoded
 from headwater.errors import InvalidOptionError, MissingExtraError, PackageError
-from headwater.metrics import StreamRecord
 from headwater.pipeline import Committed, Discarded, Event, Raw, Settled, Source
-from headwater.portal import Clock, Notice, log_notice
+from headwater.portal import Clock
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.assemble import Assembler
 from headwater.stream.config import Config, OnConfigChange, check_option, compare_config
-from headwater.stream.handle import Interrupt, StoppableClock
-from headwater.stream.owned import AskUser
-from headwater.stream.run import Run
+from headwater.stream.handle import StoppableClock
+from headwater.stream.run import Opening, Run
 from headwater.stream.stream import Stream, check_stream
 from headwater.stream.undo_buffer import UndoBuffer
-from headwater.targets.contract import Delivery, Target
 
 try:
     from headwater.substreams.client import Dialling, Order, SubstreamsClient
@@ -93,41 +90,18 @@ class SubstreamsStream(Stream):
             return sha256(self.package.data).hexdigest()[:40]
 
     @contextmanager
-    def _opened(
-        self,
-        target: Target[Delivery],
-        record: StreamRecord,
-        *,
-        finalized: bool = False,
-        ask_user: AskUser | None = None,
-        interrupt: Interrupt | None = None,
-    ) -> Iterator[SubstreamsRun]:
-        """Connect, and let go of everything on every exit path."""
-        interrupt = interrupt or Interrupt()
-        clock = StoppableClock(interrupt)
-
-        def on_notice(notice: Notice) -> None:
-            log_notice(notice)
-            record.noticed(notice)
-
+    def _opened(self, opening: Opening) -> Iterator[SubstreamsRun]:
+        final_only = self.order.final_only or opening.finalized
+        clock = StoppableClock(opening.interrupt)
         client = SubstreamsClient(
             self.endpoint,
-            replace(self.order, final_only=self.order.final_only or finalized),
+            replace(self.order, final_only=final_only),
             credentials=self.credentials,
             dialling=self.dialling,
             clock=clock,
-            on_notice=on_notice,
+            on_notice=opening.on_notice,
         )
-        run = SubstreamsRun(
-            self,
-            client,
-            clock,
-            target,
-            finalized=finalized or self.order.final_only,
-            ask_user=ask_user,
-            interrupt=interrupt,
-            record=record,
-        )
+        run = SubstreamsRun(self, client, clock, replace(opening, finalized=final_only))
         with ExitStack() as stack:
             stack.callback(client.close)
             stack.callback(run.stop)
@@ -142,33 +116,19 @@ class SubstreamsRun(Run):
         stream: SubstreamsStream,
         client: SubstreamsClient,
         clock: Clock,
-        target: Target[Delivery],
-        *,
-        finalized: bool = False,
-        ask_user: AskUser | None = None,
-        interrupt: Interrupt | None = None,
-        record: StreamRecord,
+        opening: Opening,
     ) -> None:
-        super().__init__(
-            stream,
-            clock,
-            target,
-            finalized=finalized,
-            ask_user=ask_user,
-            interrupt=interrupt,
-            record=record,
-        )
+        super().__init__(stream, clock, opening)
         self._module = stream
-        self._stops = interrupt or Interrupt()
         self._log = self._optional = CursorLog()
-        self._keeps = target.capabilities.side_tables is not None
+        self._keeps = opening.target.capabilities.side_tables is not None
         self._messages = SubstreamsSource(
             client,
             self._log,
             start=stream.first,
             stop=stream.stop,
             on_message=self._hear,
-            check=self._stops.check_if_idle,
+            check=self._interrupt.check_if_idle,
         )
 
     def open(self, state: PipeState) -> None:
@@ -181,7 +141,7 @@ class SubstreamsRun(Run):
         now = Config({stream.module: stream.fingerprint})
         compare_config(self._target, state, now, stream.id, stream.on_config_change)
         self._extensions.start(state)
-        self._stops.abort = self._messages.abort
+        self._interrupt.abort = self._messages.abort
         source: Source = self._messages
         if stream.undo_buffer and not self._finalized:
             source = UndoBuffer(
@@ -208,7 +168,7 @@ class SubstreamsRun(Run):
 
     def stop(self) -> None:
         """End the session, then everything else."""
-        self._stops.abort = lambda: None
+        self._interrupt.abort = lambda: None
         self._messages.close()
         super().stop()
 

@@ -24,19 +24,8 @@ import grpc
 from headwater.substreams.wire import CLASSES, V2, V4, VERSIONS
 from headwater.testing.chain.live import LiveChain
 from headwater.testing.chain.tree import ChainSim, SimBlock
-from headwater.testing.substreams.faults import (
-    EndsWith,
-    FallsSilent,
-    GrowsHuge,
-    LowersFinality,
-    ModuleFails,
-    RepeatsBlocks,
-    RepeatsUndo,
-    SendsGarbage,
-    SessionFault,
-    SessionFaults,
-    UndoesTo,
-)
+from headwater.testing.substreams import faults
+from headwater.testing.substreams.faults import SessionFault, SessionFaults
 from headwater.testing.substreams.modules import DB_OUT, SimModule
 
 HOST = "127.0.0.1"
@@ -262,14 +251,14 @@ class _Session:
         if value:
             made = {"type_url": self._module.type_url, "value": value}
             item["output"] = {"name": self._module.name, "map_output": made}
-        if isinstance(self._fault, GrowsHuge) and self._sent == self._fault.after:
+        if isinstance(self._fault, faults.GrowsHuge) and self._sent == self._fault.after:
             item["attestation"] = "x" * self._fault.size
         return item
 
     def _final_number(self) -> int:
         final = self._chain.finalized
         number = self._chain.start_block if final is None else final.number
-        if isinstance(self._fault, LowersFinality) and self._sent >= self._fault.after:
+        if isinstance(self._fault, faults.LowersFinality) and self._sent >= self._fault.after:
             return max(0, number - 10)
         return number
 
@@ -287,8 +276,8 @@ class _Session:
     def _data(self, data: dict[str, Any]) -> Iterator[bytes]:
         message = self._say(**data)
         yield message
-        again = isinstance(self._fault, RepeatsUndo) and "block_undo_signal" in data
-        again |= isinstance(self._fault, RepeatsBlocks) and self._sent == self._fault.after
+        again = isinstance(self._fault, faults.RepeatsUndo) and "block_undo_signal" in data
+        again |= isinstance(self._fault, faults.RepeatsBlocks) and self._sent == self._fault.after
         if again:
             yield message
         self._sent += 1
@@ -315,18 +304,18 @@ class _Session:
         fault = self._fault
         if fault is None or self._sent < fault.after:
             return
-        if isinstance(fault, EndsWith):
+        if isinstance(fault, faults.EndsWith):
             raise SessionEnd(fault.status, fault.words)
-        if isinstance(fault, FallsSilent):
+        if isinstance(fault, faults.FallsSilent):
             while not self._left.wait(0.05) and not self._endpoint.stopping.is_set():
                 pass
-        elif isinstance(fault, ModuleFails):
+        elif isinstance(fault, faults.ModuleFails):
             said = {"module": fault.module, "reason": fault.reason, "logs": fault.logs}
             yield self._say(fatal_error=said)
             raise SessionEnd("INVALID_ARGUMENT", fault.reason)
-        elif isinstance(fault, SendsGarbage):
+        elif isinstance(fault, faults.SendsGarbage):
             yield b"\xff\xff\xff"
-        elif isinstance(fault, UndoesTo):
+        elif isinstance(fault, faults.UndoesTo):
             self._fault = None
             block_hash = fault.hash
             cursor = f"c3:{_NEW}:{fault.number}:{block_hash}:0:x:{fault.number}:{block_hash}"

@@ -21,6 +21,7 @@ from headwater.pipeline import Event, Pipeline
 from headwater.portal import PortalClient, Transport
 from headwater.stream.portal import PortalStream, portal_stream
 from headwater.stream.portal_run import PortalRun
+from headwater.stream.run import Opening
 from headwater.targets.contract import Capabilities, Delivery
 from headwater.testing.chain.tree import ChainSim
 from headwater.testing.portal.transport import VirtualClock
@@ -130,7 +131,7 @@ class Process:
                 )
             )
             record = stream._record(self.name, CollectorRegistry())
-            run = PortalRun(stream, client, self.clock, target, record=record)
+            run = PortalRun(stream, client, self.clock, Opening(target, record))
             stack.callback(run.stop)
             target.bind(stream.id)
             loop = Pipeline(run, target, run, flush=stream.flush, patience=3)
