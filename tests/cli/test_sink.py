@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from headwater.cli.sink import SinkMetrics
 from headwater.core import BlockCursor
 from headwater.errors import (
     CursorMoveError,
+    DuckDBFileError,
     InvalidOptionError,
+    SchemaFileError,
     SinkCursorError,
     TakeoverError,
 )
@@ -20,7 +21,7 @@ from headwater.substreams.cursor_text import CursorText, write_cursor
 from headwater.substreams.messages import Outputs, Progress, UndoSignal
 from headwater.substreams.outputs import decoder_of
 from headwater.substreams.package import Package
-from headwater.targets import duckdb_target
+from headwater.targets import duckdb_target, postgres_target
 from headwater.testing.scenarios.change_model import apply_one_by_one
 from headwater.testing.substreams import simulated_endpoint
 from headwater.testing.substreams.modules import DB_OUT, ORDERS
@@ -39,12 +40,15 @@ def package(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_setup_run_and_cursors_in_postgres(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    address = postgres_places.database()
+@pytest.mark.parametrize("kind", ["postgres", "duckdb"])
+def test_setup_run_and_cursors(
+    kind: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = postgres_places.database() if kind == "postgres" else str(tmp_path / "a.duckdb")
     monkeypatch.setenv("PLACE", address.removeprefix("postgresql://"))
-    dsn = "psql://${PLACE}"
+    dsn = "psql://${PLACE}" if kind == "postgres" else "${PLACE}"
     assert "Ran 3 statements" in run("sink", "setup", dsn, package)
-    with pytest.raises(psycopg.errors.DuplicateTable):
+    with pytest.raises(SchemaFileError, match=r"E0014.*already exists"):
         run("sink", "setup", dsn, package)
     run("sink", "setup", dsn, package, "--ignore-duplicate-table-errors")
     with simulated_endpoint(7, blocks=60, finality_depth=5) as server:
@@ -55,13 +59,16 @@ def test_setup_run_and_cursors_in_postgres(package: str, monkeypatch: pytest.Mon
     decoder = decoder_of(PACKAGE.types, DB_OUT.output_type)
     changes = decoder.decode([output_of(DB_OUT, one) for one in blocks])["changes"].to_pylist()
     expected = apply_one_by_one({}, changes)
-    with psycopg.connect(address) as connection:
-        held = connection.execute("SELECT address, balance::text FROM holder").fetchall()
-        count = connection.execute("SELECT count(*) FROM transfer").fetchone()
+    target: Any = (postgres_target if kind == "postgres" else duckdb_target)(address)
+    held = {
+        row["address"]: row["balance"]
+        for row in target.query("SELECT address, balance::text AS balance FROM holder").to_pylist()
+    }
+    count = target.query("SELECT count(*) AS n FROM transfer").to_pylist()
     wanted = {keys[0][1]: row["balance"] for (table, keys), row in expected.items()
               if table == "holder"}  # fmt: skip
-    assert dict(held) == wanted
-    assert count == (sum(table == "transfer" for table, _ in expected),)
+    assert held == wanted
+    assert count == [{"n": sum(table == "transfer" for table, _ in expected)}]
     assert f"{HASH} block 57" in run("cursor", "read", dsn)
     block = BlockCursor(50, "0xabc")
     text = write_cursor(CursorText(1, block, block, BlockCursor(48, "0xdef")))
@@ -84,15 +91,17 @@ def test_a_cursor_of_another_module_is_refused_or_taken(package: str) -> None:
     run("cursor", "write", dsn, "f" * 40, text)
     with pytest.raises(TakeoverError, match=rf"E0056.*module={HASH}.*block=20"):
         run("sink", "run", dsn, package, "-e", "http://127.0.0.1:1")
-    from headwater.substreams.sink import SinkDsn
     from headwater.substreams.sink_cursors import check_cursors
+    from headwater.substreams.sink_database import SinkDsn
 
     with pytest.raises(InvalidOptionError, match="error, warn or ignore"):
         check_cursors(SinkDsn.parse(dsn), "cursors", HASH, "maybe")
     assert "block 20" in check_cursors(SinkDsn.parse(dsn), "cursors", HASH, "warn")
     assert f"{HASH} block 20" in run("cursor", "read", dsn)
-    with pytest.raises(InvalidOptionError, match="PostgreSQL"):
+    with pytest.raises(DuckDBFileError, match="no such file"):
         run("cursor", "read", "chain.duckdb")
+    with pytest.raises(InvalidOptionError, match="PostgreSQL and DuckDB"):
+        run("cursor", "read", "clickhouse://localhost/chain")
 
 
 def test_a_relational_module_into_duckdb(tmp_path: Path) -> None:

@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 
 from headwater.changes import Changes
-from headwater.errors import InsertOnlyError, SinkDsnError, UnknownTableError
+from headwater.errors import (
+    ClickHouseServerError,
+    InsertOnlyError,
+    SchemaFileError,
+    SinkDsnError,
+    UnknownTableError,
+)
 from headwater.substreams.messages import OutputDecoder
 from headwater.substreams.package import Package
-from headwater.substreams.sink import SinkDsn, run_schema, sink_target, wide_inserts
+from headwater.substreams.sink import sink_target, wide_inserts
+from headwater.substreams.sink_database import SinkDsn, run_schema, user_tables
 from headwater.targets.clickhouse import ClickHouseClient
 from headwater.testing.chain.tree import ChainSim, SimBlock
 from headwater.testing.scenarios.change_model import apply_one_by_one
@@ -105,6 +112,28 @@ def test_changes_of_every_kind_equal_the_oracle_after_forks(dsn: SinkDsn) -> Non
         assert rows.keys() == wanted.keys()
         for one, row in rows.items():
             assert {column: str(value) for column, value in row.items()} == wanted[one]
+
+
+def test_a_schema_passes_over_what_is_there_and_creates_the_rest(dsn: SinkDsn) -> None:
+    first, second = "CREATE TABLE a (n INT PRIMARY KEY)", "CREATE TABLE b (n INT PRIMARY KEY)"
+    run_schema(dsn, first)
+    for wrong in ("CREATE TABLE c (n INT); SELECT * FROM nowhere", f"{second}; {first}"):
+        with pytest.raises(SchemaFileError, match="E0014"):
+            run_schema(dsn, wrong, forgiving="nowhere" in wrong)
+    assert run_schema(dsn, f"{first}; {second}", forgiving=True) == 1
+    assert [one.name for one in user_tables(dsn, ())] == ["a", "b"]
+
+
+def test_clickhouse_passes_over_what_is_there() -> None:
+    dsn = SinkDsn("clickhouse", clickhouse_places.database())
+    make = "CREATE TABLE {} (n UInt8) ENGINE = MergeTree ORDER BY n"
+    run_schema(dsn, make.format("a"))
+    both = f"{make.format('a')}; {make.format('b')};"
+    with pytest.raises(ClickHouseServerError, match="already exists"):
+        run_schema(dsn, both)
+    assert run_schema(dsn, both, forgiving=True) == 1
+    with pytest.raises(ClickHouseServerError, match="number=60"):
+        run_schema(dsn, "SELECT * FROM nowhere", forgiving=True)
 
 
 def _start(chain: ChainSim, module: SimModule, decoder: OutputDecoder, target: Any) -> Follower:

@@ -184,7 +184,7 @@ def reset(
 
 SinkDsnArgument = Annotated[
     str,
-    typer.Argument(envvar="SUBSTREAMS_SINK_DSN", help="psql://…, as `headwater sink` takes it."),
+    typer.Argument(envvar="SUBSTREAMS_SINK_DSN", help="psql://… or a DuckDB file."),
 ]
 SinkTable = Annotated[str, typer.Option("--cursors-table", help="The sink's table of cursors.")]
 
@@ -242,7 +242,7 @@ def _sink_cursors() -> Any:
 
 
 def _sink_dsn(text: str) -> Any:
-    return substreams_module("sink").SinkDsn.parse(text)
+    return substreams_module("sink_database").SinkDsn.parse(text)
 
 
 def _shown(cursor: BlockCursor | None) -> str:

@@ -84,7 +84,8 @@ def setup(
     if found.puts_out_changes(chosen) and not system_tables_only:
         if config is None or not config.schema.strip():
             raise InvalidOptionError("the package brings no statements that create its tables")
-        count = _run_schema(place, config.schema, forgiving=ignore_duplicate_table_errors)
+        run_schema = substreams_module("sink_database").run_schema
+        count = run_schema(place, config.schema, forgiving=ignore_duplicate_table_errors)
         say(f"Ran {count} statements of the package.")
     target, _ = substreams_module("sink").sink_target(
         place,
@@ -187,7 +188,7 @@ def run(
         without=_without(disable_foreign_keys, disable_primary_keys, disable_unique_constraints),
     )
     stream_id = found.module_hash(chosen)
-    if found.puts_out_changes(chosen) and place.kind == "postgres":
+    if found.puts_out_changes(chosen) and place.kind != "clickhouse":
         note = substreams_module("sink_cursors").check_cursors(
             place, cursors_table, stream_id, on_module_hash_mismatch
         )
@@ -247,22 +248,13 @@ def info(
 def _open(
     dsn: str, package: str, module: str | None, params: list[str] | None, network: str
 ) -> tuple[Any, Any, str]:
-    place = substreams_module("sink").SinkDsn.parse(dsn, os.environ)
+    place = substreams_module("sink_database").SinkDsn.parse(dsn, os.environ)
     found = (
         substreams_module("package")
         .Package.read(package)
         .resolve(network, _pairs("--params", params))
     )
     return place, found, found.choose(module)
-
-
-def _run_schema(place: Any, sql: str, *, forgiving: bool) -> int:
-    try:
-        return int(substreams_module("sink").run_schema(place, sql))
-    except Exception as error:
-        if forgiving and "already exists" in str(error):
-            return 0
-        raise
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:

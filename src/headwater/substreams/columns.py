@@ -10,10 +10,9 @@ Runs on the driver and on executors; the same bytes give the same columns.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +22,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from headwater.decode.columns import protobuf as wire
 from headwater.decode.columns.protobuf import Found, Ints, Messages
 from headwater.errors import MessageTypeError, UndecodableOutputError
-from headwater.query import base58
 
-BytesEncoding = Literal["raw", "hex", "0xhex", "base64", "base58"]
 UNSIGNED = pa.decimal128(20, 0)
 MOMENT = pa.timestamp("us", tz="UTC")
 _T = FieldDescriptor
@@ -416,20 +413,6 @@ def _refuse_equal_keys(rows: Ints, keys: pa.Array) -> None:
 
 
 # --- values as an annotation wants them ----------------------------------------------------------
-
-
-def as_text(values: pa.Array, encoding: BytesEncoding) -> pa.Array:
-    """Return bytes as text, where they are to be; other values as they are."""
-    if encoding == "raw" or values.type != pa.binary():
-        return values
-    encode: Mapping[str, Callable[[bytes], str]] = {
-        "base58": base58.encode,
-        "base64": lambda one: base64.b64encode(one).decode(),
-        "hex": bytes.hex,
-        "0xhex": lambda one: f"0x{one.hex()}",
-    }
-    write = encode[encoding]
-    return pa.array([None if one is None else write(one) for one in values.to_pylist()])
 
 
 def as_number(values: pa.Array, conversion: str, column: str) -> pa.Array:

@@ -20,15 +20,14 @@ import numpy as np
 import pyarrow as pa
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from headwater.decode.columns.bytes_text import BytesEncoding, bytes_as_text
 from headwater.decode.columns.protobuf import Ints, Messages
 from headwater.errors import InvalidOptionError, RelationalSchemaError
 from headwater.substreams.columns import (
     MOMENT,
-    BytesEncoding,
     ColumnPlan,
     MessagePlan,
     as_number,
-    as_text,
     decimal128_of,
     plan_message,
     read_columns,
@@ -192,7 +191,7 @@ class RelationalMapping:
             made = {BLOCK_NUMBER: number, BLOCK_TIME: time}
             made |= {column: above[link] for link in place.links for column in [link[1]]}
             for name, column in place.names.items():
-                values = as_text(row.columns[name], self.bytes_encoding)
+                values = bytes_as_text(row.columns[name], self.bytes_encoding)
                 conversion = place.table.conversions.get(column)
                 made[column] = as_number(values, conversion, column) if conversion else values
             schema = place.table.schema

@@ -1,4 +1,4 @@
-"""What `headwater sink` is made of: addresses as the SQL sink takes them, and a module's target.
+"""The target of a module's outputs in `headwater sink`.
 
 A module of DatabaseChanges goes into tables that exist, under the change log (PostgreSQL, DuckDB),
 or as plain inserts (ClickHouse); any other module into the tables of its relational mapping.
@@ -6,108 +6,33 @@ or as plain inserts (ClickHouse); any other module into the tables of its relati
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.changes import TableSchema
-from headwater.changes.declaration import ColumnType
 from headwater.changes.grouping import codes_of
 from headwater.changes.model import ANONYMOUS
+from headwater.decode.columns.bytes_text import BytesEncoding
 from headwater.errors import (
     InsertOnlyError,
-    SinkDsnError,
     UnknownTableError,
 )
-from headwater.substreams.columns import BytesEncoding
 from headwater.substreams.cursor_text import final_block
 from headwater.substreams.mapping import BLOCK_NUMBER, RelationalMapping
 from headwater.substreams.messages import OutputDecoder
 from headwater.substreams.outputs import CHANGES, decoder_of
 from headwater.substreams.package import Package
 from headwater.substreams.relational import Constraint, relational_target
+from headwater.substreams.sink_database import SinkDsn, user_tables
 from headwater.targets.contract import Delivery, Target
 from headwater.targets.frames import to_arrow
-from headwater.targets.sql.tokens import CLICKHOUSE, STANDARD
 
 HISTORY, CURSORS = "substreams_history", "cursors"
-_VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
-_NATIVE = {9000: ("http", 8123), 9440: ("https", 8443)}
-
-
-@dataclass(frozen=True, slots=True)
-class SinkDsn:
-    """A database: its kind, the address that targets take, and the schema of its tables."""
-
-    kind: str
-    address: str
-    schema: str | None = None
-
-    def __repr__(self) -> str:
-        return f"SinkDsn({self.kind!r}, schema={self.schema!r})"  # the address holds a password
-
-    @classmethod
-    def parse(cls, text: str, environment: Mapping[str, str] = os.environ) -> SinkDsn:
-        """Understand `psql://…`, `postgres://…`, `clickhouse://…`, or the path of a DuckDB file.
-
-        Raises:
-            SinkDsnError: it is none of these, or a variable is not set. The text is not in the
-                error, because it may hold a password.
-        """
-        whole = _VARIABLE.sub(lambda found: _value(found, environment), text.strip())
-        scheme, found, rest = whole.partition("://")
-        if not found:
-            if not whole:
-                raise SinkDsnError("the address is empty")
-            return cls("duckdb", whole)
-        if scheme == "duckdb":
-            return cls("duckdb", rest)
-        try:
-            parts = urlsplit(f"x://{_escaped(rest)}")
-            port = parts.port
-        except ValueError:
-            raise SinkDsnError("the address cannot be read") from None
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        schema = options.pop("schemaName", None) or options.pop("schema", None)
-        name = parts.path.strip("/")
-        if not parts.hostname or (not name and scheme != "clickhouse"):
-            raise SinkDsnError("the address names no host or no database")
-        user = parts.netloc.rpartition("@")[0]
-        if scheme in ("psql", "postgres", "postgresql"):
-            query = f"?{urlencode(options)}" if options else ""
-            address = f"postgresql://{parts.netloc}/{name}{query}"
-            return cls("postgres", address, None if schema == "public" else schema)
-        if scheme != "clickhouse":
-            raise SinkDsnError("no such kind of database", got=f"{scheme}://")
-        kind, number = _NATIVE.get(port or 9000, ("http", port))
-        if options.get("secure") == "true" or number == 8443:
-            kind = "https"
-        held = f"{user}@" if user else ""
-        return cls("clickhouse", f"{kind}://{held}{parts.hostname}:{number}/{schema or name}")
-
-
-def _value(found: re.Match[str], environment: Mapping[str, str]) -> str:
-    name = found[1] or found[2]
-    if name not in environment:
-        raise SinkDsnError("a variable of the environment is not set", variable=name)
-    return environment[name]
-
-
-def _escaped(rest: str) -> str:
-    """Return an address whose user and password are percent-encoded: both may hold anything."""
-    credentials, at, place = rest.rpartition("@")
-    if not at:
-        return rest
-    parts = [quote(unquote(one), safe="") for one in credentials.split(":", 1)]
-    return f"{':'.join(parts)}@{place}"
 
 
 def sink_target(
@@ -153,91 +78,6 @@ def sink_target(
         shared_with_sink=final_block,
     )
     return target, decoder
-
-
-def user_tables(dsn: SinkDsn, own: Collection[str]) -> list[TableSchema]:
-    """Return the tables that changes may name: those of the schema that have a primary key.
-
-    Their columns are only told apart into texts and others, whose empty values are null.
-
-    Raises:
-        UnknownTableError: there is none.
-    """
-    schema = (dsn.schema or _SCHEMAS[dsn.kind]).replace("'", "''")
-    keys: dict[str, list[str]] = {}
-    for name, column in _rows(dsn, _KEYS.format(schema=schema)):
-        if name not in (*own, "sync") and not name.startswith(("headwater_", "sync__")):
-            keys.setdefault(name, []).append(column)
-    columns: dict[str, dict[str, ColumnType]] = {name: {} for name in keys}
-    for name, column, kind in _rows(dsn, _COLUMNS.format(schema=schema)):
-        if name in columns:
-            columns[name][column] = "text" if _TEXT.match(kind) else "json"
-    if not keys:
-        raise UnknownTableError(
-            "the database has no tables with a primary key: run headwater sink setup first",
-            schema=schema,
-        )
-    return [TableSchema(name, key, columns[name]) for name, key in keys.items()]
-
-
-_TEXT = re.compile(r"character|text|varchar", re.IGNORECASE)
-_KEYS = (
-    "SELECT c.table_name, k.column_name FROM information_schema.table_constraints c "
-    "JOIN information_schema.key_column_usage k USING (constraint_name, table_schema, table_name) "
-    "WHERE c.table_schema = '{schema}' AND c.constraint_type = 'PRIMARY KEY' "
-    "ORDER BY c.table_name, k.ordinal_position"
-)
-_COLUMNS = (
-    "SELECT table_name, column_name, data_type FROM information_schema.columns "
-    "WHERE table_schema = '{schema}'"
-)
-_SCHEMAS = {"postgres": "public", "duckdb": "main"}
-
-
-def _rows(dsn: SinkDsn, sql: str) -> list[tuple[Any, ...]]:
-    if dsn.kind == "postgres":
-        import psycopg
-
-        with psycopg.connect(dsn.address) as connection:
-            return connection.execute(sql.encode()).fetchall()
-    import duckdb
-
-    if not Path(dsn.address).exists():
-        return []
-    with duckdb.connect(dsn.address, read_only=True) as held:
-        return list(held.execute(sql).fetchall())
-
-
-def run_schema(dsn: SinkDsn, sql: str) -> int:
-    """Run the statements that create a package's tables; return how many there were.
-
-    They are run as they are: a schema that may be run again says IF NOT EXISTS itself.
-    """
-    statements = (CLICKHOUSE if dsn.kind == "clickhouse" else STANDARD).split(sql)
-    if dsn.kind == "postgres":
-        import psycopg
-
-        with psycopg.connect(dsn.address) as connection:
-            if dsn.schema:
-                name = psycopg.sql.Identifier(dsn.schema)
-                connection.execute(psycopg.sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
-                connection.execute(psycopg.sql.SQL("SET search_path TO {}").format(name))
-            connection.execute(sql.encode())
-    elif dsn.kind == "duckdb":
-        import duckdb
-
-        with duckdb.connect(dsn.address) as held:
-            held.execute(sql)
-    else:
-        from headwater.targets.clickhouse import ClickHouseClient
-
-        client = ClickHouseClient(dsn.address)
-        try:
-            for one in statements:
-                client.run(one)
-        finally:
-            client.close()
-    return len(statements)
 
 
 # --- ClickHouse: inserts alone --------------------------------------------------------------------

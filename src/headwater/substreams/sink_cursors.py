@@ -1,23 +1,18 @@
 """The sink's table `cursors`, for operators: `headwater cursor read`, `write` and `delete`.
 
 One row per module, under its hash. A row that is written here is where a stream of `headwater sink
-run` goes on, as after the SQL sink itself. PostgreSQL alone: elsewhere the sink has no such table.
-The stream must not be running.
+run` goes on, as after the SQL sink itself. PostgreSQL and DuckDB alone: ClickHouse has no such
+table. The stream must not be running.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
-from psycopg import sql
 
 from headwater.errors import InvalidOptionError, SinkCursorError, TakeoverError
 from headwater.substreams.cursor_text import CursorText, read_cursor
-from headwater.substreams.sink import HISTORY, SinkDsn
+from headwater.substreams.sink import HISTORY
+from headwater.substreams.sink_database import SinkDsn, open_sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +25,14 @@ class SinkCursor:
     block_hash: str
 
 
-@contextmanager
-def _opened(dsn: SinkDsn, table: str) -> Iterator[tuple[Any, sql.Identifier | None]]:
-    """Yield a transaction, and the table; None if it is not there."""
-    if dsn.kind != "postgres":
-        raise InvalidOptionError("the sink keeps cursors in PostgreSQL", got=dsn.kind)
-    with psycopg.connect(dsn.address) as connection:
-        yield connection, _existing(connection, dsn, table)
-
-
-def _existing(connection: Any, dsn: SinkDsn, table: str) -> sql.Identifier | None:
-    name = sql.Identifier(*filter(None, (dsn.schema, table)))
-    found = connection.execute("SELECT to_regclass(%s)", [name.as_string()]).fetchone()
-    return name if found and found[0] is not None else None
-
-
 def read_cursors(dsn: SinkDsn, table: str) -> list[SinkCursor]:
     """Return all rows, the highest block first."""
-    with _opened(dsn, table) as (connection, name):
+    with open_sink(dsn) as held:
+        name = held.existing(table)
         if name is None:
             return []
-        query = sql.SQL("SELECT id, cursor, block_num, block_id FROM {} ORDER BY block_num DESC")
-        return [SinkCursor(*row) for row in connection.execute(query.format(name))]
+        query = "SELECT id, cursor, block_num, block_id FROM {table} ORDER BY block_num DESC"
+        return [SinkCursor(*row) for row in held.session.rows(query, table=name)]
 
 
 def put_cursor(dsn: SinkDsn, table: str, module_hash: str, cursor: str) -> CursorText:
@@ -63,16 +44,17 @@ def put_cursor(dsn: SinkDsn, table: str, module_hash: str, cursor: str) -> Curso
     if len(module_hash) != 40:
         raise SinkCursorError("a module's hash has 40 characters", got=len(module_hash))
     said = read_cursor(cursor)
-    with _opened(dsn, table) as (connection, name):
+    with open_sink(dsn) as held:
+        name = held.existing(table)
         if name is None:
             raise SinkCursorError("the database has no such table", table=table)
-        query = sql.SQL(
-            "INSERT INTO {} (id, cursor, block_num, block_id) VALUES (%s, %s, %s, %s) "
+        held.session.run(
+            "INSERT INTO {table} (id, cursor, block_num, block_id) VALUES ($1, $2, $3, $4) "
             "ON CONFLICT (id) DO UPDATE SET cursor = excluded.cursor, "
-            "block_num = excluded.block_num, block_id = excluded.block_id"
+            "block_num = excluded.block_num, block_id = excluded.block_id",
+            [module_hash, cursor, said.block.number, said.block.hash or ""],
+            table=name,
         )
-        row = [module_hash, cursor, said.block.number, said.block.hash or ""]
-        connection.execute(query.format(name), row)
     return said
 
 
@@ -84,30 +66,24 @@ def drop_cursors(
     What Headwater keeps of the stream goes with it. Rows of the user's tables stay. A hash that is
     not there is no error.
     """
-    with _opened(dsn, table) as (connection, name):
+    with open_sink(dsn) as held:
+        name = held.existing(table)
         if name is None:
             return []
-        query = sql.SQL("DELETE FROM {} WHERE %s::text IS NULL OR id = %s RETURNING id")
-        gone = connection.execute(query.format(name), [module_hash, module_hash]).fetchall()
-        found = [row[0] for row in gone]
-        for held, column in (
+        query = "DELETE FROM {table} WHERE $1::text IS NULL OR id = $1::text RETURNING id"
+        found = [row[0] for row in held.session.rows(query, [module_hash], table=name)]
+        for other, column in (
             ("sync", "id"),
             ("headwater_substreams_cursors", "stream_id"),
             (history_table, "stream_id"),
         ):
-            other = _existing(connection, dsn, held)
-            if other is not None and _has_column(connection, other, column):
-                query = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)")
-                connection.execute(query.format(other, sql.Identifier(column)), [found])
+            place = held.existing(other, column)
+            if place is None:
+                continue
+            for one in found:
+                sql = "DELETE FROM {table} WHERE {column} = $1"
+                held.session.run(sql, [one], table=place, column=column)
     return found
-
-
-def _has_column(connection: Any, table: sql.Identifier, column: str) -> bool:
-    found = connection.execute(
-        "SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s",
-        [table.as_string(), column],
-    )
-    return found.fetchone() is not None
 
 
 def check_cursors(dsn: SinkDsn, table: str, module_hash: str, policy: str) -> str:
@@ -122,11 +98,12 @@ def check_cursors(dsn: SinkDsn, table: str, module_hash: str, policy: str) -> st
     """
     if policy not in ("error", "warn", "ignore"):
         raise InvalidOptionError("a mismatch is an error, warn or ignore", got=policy)
-    with _opened(dsn, table) as (connection, name):
+    with open_sink(dsn) as held:
+        name = held.existing(table)
         if name is None:
             return ""
-        query = sql.SQL("SELECT id, block_num FROM {} WHERE cursor <> '' ORDER BY block_num DESC")
-        rows = connection.execute(query.format(name)).fetchall()
+        query = "SELECT id, block_num FROM {table} WHERE cursor <> '' ORDER BY block_num DESC"
+        rows = held.session.rows(query, table=name)
         if not rows or module_hash in (row[0] for row in rows):
             return ""
         other, block = rows[0]
@@ -137,7 +114,7 @@ def check_cursors(dsn: SinkDsn, table: str, module_hash: str, policy: str) -> st
                 found=other,
                 block=block,
             )
-        change = sql.SQL("UPDATE {} SET id = %s WHERE id = %s")
-        connection.execute(change.format(name), [module_hash, other])
+        change = "UPDATE {table} SET id = $1 WHERE id = $2"
+        held.session.run(change, [module_hash, other], table=name)
     said = f"Going on from block {block}, which the module {other} has reached."
     return said if policy == "warn" else ""

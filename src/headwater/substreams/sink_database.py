@@ -1,0 +1,294 @@
+"""A sink's database outside a stream: its address, the package's statements, what tables there are.
+
+Used by `headwater sink` and `headwater cursor`, in the process of the command. Each use is a
+connection of its own; what it changes is one transaction, except on ClickHouse.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from headwater.changes import TableSchema
+from headwater.changes.declaration import ColumnType
+from headwater.errors import (
+    ClickHouseServerError,
+    DuckDBFileError,
+    InvalidOptionError,
+    SchemaFileError,
+    SinkDsnError,
+    UnknownTableError,
+)
+from headwater.targets.sql.dialect import Dialect, Session
+from headwater.targets.sql.text import QualifiedName
+from headwater.targets.sql.tokens import CLICKHOUSE, STANDARD
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
+_NATIVE = {9000: ("http", 8123), 9440: ("https", 8443)}
+
+
+@dataclass(frozen=True, slots=True)
+class SinkDsn:
+    """A database: its kind, the address that targets take, and the schema of its tables."""
+
+    kind: str
+    address: str
+    schema: str | None = None
+
+    def __repr__(self) -> str:
+        return f"SinkDsn({self.kind!r}, schema={self.schema!r})"  # the address holds a password
+
+    @classmethod
+    def parse(cls, text: str, environment: Mapping[str, str] = os.environ) -> SinkDsn:
+        """Understand `psql://…`, `postgres://…`, `clickhouse://…`, or the path of a DuckDB file.
+
+        Raises:
+            SinkDsnError: it is none of these, or a variable is not set. The text is not in the
+                error, because it may hold a password.
+        """
+        whole = _VARIABLE.sub(lambda found: _value(found, environment), text.strip())
+        scheme, found, rest = whole.partition("://")
+        if not found:
+            if not whole:
+                raise SinkDsnError("the address is empty")
+            return cls("duckdb", whole)
+        if scheme == "duckdb":
+            return cls("duckdb", rest)
+        try:
+            parts = urlsplit(f"x://{_escaped(rest)}")
+            port = parts.port
+        except ValueError:
+            raise SinkDsnError("the address cannot be read") from None
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        schema = options.pop("schemaName", None) or options.pop("schema", None)
+        name = parts.path.strip("/")
+        if not parts.hostname or (not name and scheme != "clickhouse"):
+            raise SinkDsnError("the address names no host or no database")
+        user = parts.netloc.rpartition("@")[0]
+        if scheme in ("psql", "postgres", "postgresql"):
+            query = f"?{urlencode(options)}" if options else ""
+            address = f"postgresql://{parts.netloc}/{name}{query}"
+            return cls("postgres", address, None if schema == "public" else schema)
+        if scheme != "clickhouse":
+            raise SinkDsnError("no such kind of database", got=f"{scheme}://")
+        kind, number = _NATIVE.get(port or 9000, ("http", port))
+        if options.get("secure") == "true" or number == 8443:
+            kind = "https"
+        held = f"{user}@" if user else ""
+        return cls("clickhouse", f"{kind}://{held}{parts.hostname}:{number}/{schema or name}")
+
+
+def _value(found: re.Match[str], environment: Mapping[str, str]) -> str:
+    name = found[1] or found[2]
+    if name not in environment:
+        raise SinkDsnError("a variable of the environment is not set", variable=name)
+    return environment[name]
+
+
+def _escaped(rest: str) -> str:
+    """Return an address whose user and password are percent-encoded: both may hold anything."""
+    credentials, at, place = rest.rpartition("@")
+    if not at:
+        return rest
+    parts = [quote(unquote(one), safe="") for one in credentials.split(":", 1)]
+    return f"{':'.join(parts)}@{place}"
+
+
+# --- PostgreSQL and DuckDB: a transaction -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSession:
+    """A transaction on PostgreSQL or DuckDB; statements are the same on both."""
+
+    session: Session
+    dialect: Dialect[Any]
+    schema: str
+
+    def name(self, table: str) -> QualifiedName:
+        """Return a table of the sink's schema."""
+        return self.dialect.name_type(self.schema, table)
+
+    def existing(self, table: str, column: str | None = None) -> QualifiedName | None:
+        """Return a table of the sink's schema; None if it, or its column, is not there."""
+        layout = self.dialect.read_table(self.session, self.name(table))
+        if layout is None or (column is not None and column not in layout.columns):
+            return None
+        return self.name(table)
+
+
+@contextmanager
+def open_sink(dsn: SinkDsn) -> Iterator[SinkSession]:
+    """Connect; commit everything inside, or nothing.
+
+    Raises:
+        InvalidOptionError: it is ClickHouse, which has no transactions.
+        PostgresConnectionError, DuckDBFileError: the database cannot be opened.
+    """
+    if dsn.kind == "postgres":
+        from headwater.targets.postgres import session as postgres
+        from headwater.targets.postgres.dialect import POSTGRES
+
+        dialect: Dialect[Any] = POSTGRES
+        session: Any = postgres.Session(POSTGRES.locate(dsn.address), None, 0, "serializable")
+        session.connect()
+    elif dsn.kind == "duckdb":
+        from headwater.targets.duckdb.dialect import DUCKDB
+        from headwater.targets.duckdb.session import open_session
+
+        if not Path(dsn.address).exists():
+            raise DuckDBFileError("there is no such file", path=dsn.address)
+        dialect, session = DUCKDB, open_session(dsn.address, {}, None, "sink")
+    else:
+        raise InvalidOptionError("the sink keeps cursors in PostgreSQL and DuckDB", got=dsn.kind)
+    with closing(session), session.transaction():
+        yield SinkSession(session, dialect, dsn.schema or dialect.name_type.default_schema)
+
+
+def user_tables(dsn: SinkDsn, own: Collection[str]) -> list[TableSchema]:
+    """Return the tables that changes may name: those of the schema that have a primary key.
+
+    Their columns are only told apart into texts and others, whose empty values are null.
+
+    Raises:
+        UnknownTableError: there is none.
+    """
+    keys: dict[str, list[str]] = {}
+    columns: dict[str, dict[str, ColumnType]] = {}
+    schema = dsn.schema
+    if dsn.kind != "duckdb" or Path(dsn.address).exists():  # a look creates no file
+        with open_sink(dsn) as held:
+            schema = held.schema
+            for name, column in held.session.rows(_KEYS, [schema]):
+                if name not in (*own, "sync") and not name.startswith(("headwater_", "sync__")):
+                    keys.setdefault(name, []).append(column)
+            columns = {name: {} for name in keys}
+            for name, column, kind in held.session.rows(_COLUMNS, [schema]):
+                if name in columns:
+                    columns[name][column] = "text" if _TEXT.match(kind) else "json"
+    if not keys:
+        raise UnknownTableError(
+            "the database has no tables with a primary key: run headwater sink setup first",
+            schema=schema or "main",
+        )
+    return [TableSchema(name, key, columns[name]) for name, key in keys.items()]
+
+
+_TEXT = re.compile(r"character|text|varchar", re.IGNORECASE)
+_KEYS = (
+    "SELECT c.table_name, k.column_name FROM information_schema.table_constraints c "
+    "JOIN information_schema.key_column_usage k USING (constraint_name, table_schema, table_name) "
+    "WHERE c.table_schema = $1 AND c.constraint_type = 'PRIMARY KEY' "
+    "ORDER BY c.table_name, k.ordinal_position"
+)
+_COLUMNS = (
+    "SELECT table_name, column_name, data_type FROM information_schema.columns "
+    "WHERE table_schema = $1"
+)
+
+
+# --- the statements of a package ----------------------------------------------------------------
+
+Runner = Callable[[str], bool]
+"""Runs a statement; False if it creates what is there already and that is to be passed over."""
+
+
+def run_schema(dsn: SinkDsn, sql: str, *, forgiving: bool = False) -> int:
+    """Run the statements that create a package's tables; return how many were run.
+
+    They are run as they are: a schema that may be run again says IF NOT EXISTS itself. `forgiving`:
+    one that creates what is there already is passed over, and the others are run. PostgreSQL runs
+    all of them or none, and so does DuckDB, if it is not forgiving: it has no savepoints.
+
+    Raises:
+        SchemaFileError: a statement failed.
+    """
+    statements = (CLICKHOUSE if dsn.kind == "clickhouse" else STANDARD).split(sql)
+    with _RUNNERS[dsn.kind](dsn, forgiving) as run:
+        return sum(map(run, statements))
+
+
+@contextmanager
+def _on_postgres(dsn: SinkDsn, forgiving: bool) -> Iterator[Runner]:
+    import psycopg
+    from psycopg import errors
+
+    there = (errors.DuplicateTable, errors.DuplicateObject, errors.DuplicateSchema)
+
+    def run(statement: str) -> bool:
+        held.session.run("SAVEPOINT one")
+        try:
+            held.session.run(statement)
+        except psycopg.Error as error:
+            if not forgiving or not isinstance(error, there):
+                raise _failed(statement, error) from error
+            held.session.run("ROLLBACK TO SAVEPOINT one")
+            return False
+        return True
+
+    with open_sink(dsn) as held:
+        if dsn.schema:
+            held.dialect.make_schema(held.session, dsn.schema)
+            held.session.rows(
+                "SELECT set_config('search_path', quote_ident($1), true)", [dsn.schema]
+            )
+        yield run
+
+
+@contextmanager
+def _on_duckdb(dsn: SinkDsn, forgiving: bool) -> Iterator[Runner]:
+    import duckdb
+
+    from headwater.targets.duckdb.session import open_session
+
+    def run(statement: str) -> bool:
+        try:
+            session.run(statement)
+        except duckdb.Error as error:  # without numbers: "is there" and "is not" are one class
+            there = isinstance(error, duckdb.CatalogException) and "already exists" in str(error)
+            if not forgiving or not there:
+                raise _failed(statement, error) from error
+            return False
+        return True
+
+    session = open_session(dsn.address, {}, None, "sink")
+    with closing(session), nullcontext() if forgiving else session.transaction():
+        yield run
+
+
+@contextmanager
+def _on_clickhouse(dsn: SinkDsn, forgiving: bool) -> Iterator[Runner]:
+    from headwater.targets.clickhouse import ClickHouseClient
+    from headwater.targets.clickhouse.client import refused_as
+
+    table_exists, database_exists = 57, 82  # numbers of the server's errors
+
+    def run(statement: str) -> bool:
+        try:
+            client.run(statement)
+        except ClickHouseServerError as error:
+            if not forgiving or not refused_as(error, table_exists, database_exists):
+                raise
+            return False
+        return True
+
+    with closing(ClickHouseClient(dsn.address)) as client:
+        yield run
+
+
+_RUNNERS = {"postgres": _on_postgres, "duckdb": _on_duckdb, "clickhouse": _on_clickhouse}
+
+
+def _failed(statement: str, error: Exception) -> SchemaFileError:
+    return SchemaFileError(
+        "a statement of the package failed; --ignore-duplicate-table-errors passes over tables "
+        "that are there",
+        statement=" ".join(statement.split())[:80],
+        reason=str(error).splitlines()[0],
+    )
