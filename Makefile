@@ -54,7 +54,7 @@ soak: setup ## Play whole-system worlds for MINUTES: databases, cuts, pauses, ki
 	@$(BIN)/python -m headwater.testing.system.$(if $(LONG),long,soak) --minutes $(MINUTES) \
 	  $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP))
 
-walks: setup ## Kill and pause writers of every target at every statement; docs/guarantees.md shows where
+walks: setup ## Take every point of the walks that `make test` samples: crashes, pauses, cuts, seeds
 	@$(BIN)/python -m tests.targets.points docs/results/walks.json
 	@$(BIN)/python scripts/check_docs.py --write
 

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from headwater.testing.servers.clickhouse import VARIABLE
 from headwater.testing.servers.postgres import postgres_versions
+from tests import sampling
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +47,7 @@ CORE = (
     "spark/test_partitions.py",
 )
 LONG = (
-    "simulation/test_system.py",
+    "system/test_worlds.py",
     "simulation/test_campaign.py",
     "spark/test_cluster.py",
     "targets/*conformance.py",
@@ -87,9 +88,10 @@ def _is_of(item: pytest.Item, patterns: tuple[str, ...]) -> bool:
     return any(path.relative_to(ROOT).match(pattern) for pattern in patterns)
 
 
-def pytest_report_header() -> str:
-    """Say which engines the tests of targets run on."""
+def pytest_report_header() -> list[str]:
+    """Say which engines the tests of targets run on, and which points of walks are visited."""
     clickhouse = os.environ.get(VARIABLE) and "a server of your own"
     clickhouse = clickhouse or f"from chdb-core {version('chdb-core')}"
     postgres = ", ".join(map(str, postgres_versions()))
-    return f"engines: ClickHouse {clickhouse}; PostgreSQL {postgres}; DuckDB {version('duckdb')}"
+    engines = f"ClickHouse {clickhouse}; PostgreSQL {postgres}; DuckDB {version('duckdb')}"
+    return [f"engines: {engines}", sampling.header()]

@@ -4,12 +4,13 @@
 
 runs the tests that kill and pause a writer at every statement, all or those of some files, and
 writes what they did; a point counts as right if its test has passed. `scripts/reliability.py` makes
-a table of it.
+a table of it. Without names, every other test of which `make test` takes a sample follows, whole.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,9 @@ import pytest
 
 from headwater.testing.scenarios.crash import Crash
 from headwater.testing.system.world import statement_kind
+from tests.sampling import VARIABLE
+
+HERE = Path(__file__).parent
 
 TESTS = ("test_duckdb_conformance", "test_postgres_conformance", "test_clickhouse_conformance",
          "change_log/test_conformance", "test_clickhouse_zombies", "test_zombies")  # fmt: skip
@@ -86,17 +90,27 @@ class Recorder:
 
 def main() -> int:
     """Run from the command line."""
+    os.environ[VARIABLE] = "all"
     path, names = Path(sys.argv[1]), sys.argv[2:] or TESTS
     found = json.loads(path.read_text()) if path.exists() else {}
     failed = 0
     for name in names:
         recorder = Recorder()
-        options = ["-q", "-p", "no:xdist", "-k", "crash_at_any or paused"]
-        failed += bool(pytest.main([*options, f"tests/targets/{name}.py"], plugins=[recorder]))
+        options = ["-q", "-p", "no:xdist", f"{HERE}/{name}.py"]
+        failed += bool(pytest.main(options, plugins=[recorder]))
         found["date"] = datetime.now(UTC).date().isoformat()
         found[name] = {key: dict(sorted(one.items())) for key, one in recorder.points.items()}
         path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    if names is TESTS:
+        failed += bool(pytest.main(["-q", "-p", "no:xdist", *map(str, _other_tests())]))
     return failed
+
+
+def _other_tests() -> list[Path]:
+    """Return the files of tests that take samples and note no points."""
+    noted = {HERE / f"{name}.py" for name in TESTS}
+    return [path for path in sorted(HERE.parent.rglob("test_*.py"))
+            if path not in noted and "from tests.sampling import" in path.read_text()]  # fmt: skip
 
 
 if __name__ == "__main__":

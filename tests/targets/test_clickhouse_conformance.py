@@ -16,6 +16,7 @@ from headwater.targets.clickhouse import (
 from headwater.targets.clickhouse.client import refused_as
 from headwater.testing.conformance import TargetConformance, apply_changes
 from headwater.testing.conformance.crash import Script
+from tests.sampling import every
 from tests.targets import points
 from tests.targets.clickhouse_places import admin, database
 from tests.targets.places import has_effect
@@ -25,6 +26,7 @@ UNKNOWN_TABLE = 60
 
 @pytest.mark.guarantee("STATE-2")
 class TestClickHouseTarget(TargetConformance):
+    sample = every(6)
     upserts = False  # rows are appended
     deletes = False
     shares = False  # shown with a stream column, in test_clickhouse
@@ -72,6 +74,7 @@ class TestClickHouseTarget(TargetConformance):
 class TestClickHouseTargetReplacing(TestClickHouseTarget):
     """The same, undone by newer versions."""
 
+    sample = every(12)
     engine = "ReplacingMergeTree"
     side_tables = False
     first_seed = 1000
@@ -86,6 +89,7 @@ class TestClickHouseTargetReplacing(TestClickHouseTarget):
 class TestClickHouseTargetMergeTree(TestClickHouseTarget):
     """The same, undone by deletion; identical rows may occur."""
 
+    sample = every(12)
     engine = "MergeTree"
     side_tables = False
     watches_io = False

@@ -10,10 +10,12 @@ from deltalake import DeltaTable
 
 from headwater.targets.delta import DeltaSettings, DeltaTarget, delta_target, table
 from headwater.testing.conformance import TargetConformance, apply_changes
+from tests.sampling import every
 
 
 @pytest.mark.guarantee("STATE-2")
 class TestDeltaTarget(TargetConformance):
+    sample = every(6)
     side_tables = keeps_config = True
     shares = exclusive = False  # a table has one stream; a second writer takes over
     settings = DeltaSettings(maintain_every=0)
@@ -50,6 +52,7 @@ class TestDeltaTarget(TargetConformance):
 class TestDeltaTargetThatCompacts(TestDeltaTarget):
     """The same while small files become large ones after every commit."""
 
+    sample = every(12)
     settings = DeltaSettings(maintain_every=1, compact_files=2)
     side_tables = False
     walks = 2

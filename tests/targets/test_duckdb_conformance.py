@@ -10,12 +10,14 @@ import pytest
 
 from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target, table
 from headwater.testing.conformance import TargetConformance, apply_changes
+from tests.sampling import every
 from tests.targets import points
 from tests.targets.places import has_effect
 
 
 @pytest.mark.guarantee("STATE-2")
 class TestDuckDBTarget(TargetConformance):
+    sample = every(5)
     side_tables = keeps_config = True
     types: dict[str, str] | None = None
 
@@ -56,6 +58,7 @@ class TestDuckDBTarget(TargetConformance):
 class TestDuckDBTargetWithBignum(TestDuckDBTarget):
     """The same with integers of 256 bits as numbers."""
 
+    sample = every(15)
     types = {"value": "BIGNUM"}  # noqa: RUF012
     side_tables = watches_io = False
     walks = 6

@@ -22,6 +22,7 @@ from headwater.targets.fanout import FanOutTarget
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.conformance import TargetConformance, apply_changes
 from headwater.testing.conformance.model import Change, Rig, in_order, log
+from tests.sampling import every
 from tests.stream.truth import COLUMNS, transfers
 
 ENDS = ("BEGIN TRANSACTION", "COMMIT")
@@ -32,6 +33,7 @@ ENDS = ("BEGIN TRANSACTION", "COMMIT")
 class TestFanOut(TargetConformance):
     """Two DuckDB files. While they differ, what is read is the one that is behind."""
 
+    sample = every(6)
     keeps_config = True
     exclusive = shares = False
     walks = 3

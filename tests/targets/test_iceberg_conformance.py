@@ -14,10 +14,12 @@ from pyiceberg.io.pyarrow import PyArrowFile
 
 from headwater.targets.iceberg import IcebergSettings, IcebergTarget, iceberg_target, table
 from headwater.testing.conformance import TargetConformance, apply_changes
+from tests.sampling import every
 
 
 @pytest.mark.guarantee("STATE-2")
 class TestIcebergTarget(TargetConformance):
+    sample = every(8)
     side_tables = keeps_config = True
     shares = exclusive = False  # a table has one stream; the newest writer wins
     settings = IcebergSettings(maintain_every=4, final_snapshots=1, compact_files=3)

@@ -12,6 +12,7 @@ from headwater.targets.lake.paths import Place
 from headwater.targets.parquet import Rollover, parquet_target
 from headwater.targets.parquet.state import read_stored
 from headwater.testing.conformance import TargetConformance, apply_changes
+from tests.sampling import every
 from tests.targets.replayed import Journal, Replayed
 
 
@@ -19,6 +20,7 @@ from tests.targets.replayed import Journal, Replayed
 class TestParquetTarget(TargetConformance):
     """Everything that is final is published at every commit."""
 
+    sample = every(4)
     upserts = deletes = shares = False
     keeps_config = True
     rollover = Rollover(bytes=None, seconds=None)
@@ -67,5 +69,6 @@ class TestParquetTarget(TargetConformance):
 class TestParquetTargetThatRollsOver(TestParquetTarget):
     """Final rows wait for others; windows of several blocks, and restarts that lose them."""
 
+    sample = every(8)
     rollover = Rollover(rows=4, bytes=None, seconds=None)
     first_seed = 500

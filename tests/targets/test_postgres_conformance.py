@@ -9,6 +9,7 @@ from psycopg.rows import dict_row
 
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target, table
 from headwater.testing.conformance import TargetConformance, apply_changes
+from tests.sampling import every
 from tests.targets import points
 from tests.targets.places import has_effect
 from tests.targets.postgres_places import NEWEST, OTHER, database, empty
@@ -16,6 +17,7 @@ from tests.targets.postgres_places import NEWEST, OTHER, database, empty
 
 @pytest.mark.guarantee("STATE-2")
 class TestPostgresTarget(TargetConformance):
+    sample = every(5)
     side_tables = keeps_config = True
     keyless = False  # a table without a primary key is refused at the start
     version: ClassVar[int] = NEWEST
@@ -60,6 +62,7 @@ class TestPostgresTarget(TargetConformance):
 class TestPostgresTargetWithNumeric(TestPostgresTarget):
     """The same with integers of 256 bits as numbers, on the oldest server that is at hand."""
 
+    sample = every(15)
     version = OTHER
     types: ClassVar[dict[str, str] | None] = {"value": "numeric(78,0)"}
     watches_io = False

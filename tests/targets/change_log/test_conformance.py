@@ -19,6 +19,7 @@ from headwater.targets.sql.change_log import HistoryTarget
 from headwater.testing.conformance import TargetConformance
 from headwater.testing.conformance.crash import Script
 from headwater.testing.conformance.model import BALANCES, Change, Rig
+from tests.sampling import every
 from tests.targets import points
 from tests.targets.postgres_places import database, empty
 
@@ -78,6 +79,7 @@ def _leaves_something(sql: str) -> bool:
 
 
 class HistoryConformance(TargetConformance):
+    sample = every(6)
     kind: ClassVar[str]
     keyless = False  # changes are of rows with a key
     walks: ClassVar[int] = 4

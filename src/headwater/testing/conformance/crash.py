@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from headwater.core import Batch, PipeState
 from headwater.targets.contract import Capabilities, Delivery, Target, prepared
 from headwater.testing.conformance.model import Rig
+from headwater.testing.conformance.sample import WHOLE, Sample
 from headwater.testing.scenarios.crash import Crash
 
 if TYPE_CHECKING:
@@ -23,15 +25,17 @@ class Clock:
 
     `points` are those to die at: `(2, 5)` is the fifth step of the call at index 2. The process
     that begins a call dies at the last of its points; those that try the call again, each in a
-    process that has just recovered, die at the first step, the second, and so on to the end.
+    process that has just recovered, die at the first step, the second, and so on to the end, or,
+    where `points` are a sample, at those of them that are left.
     """
 
-    def __init__(self, points: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(self, points: Iterable[tuple[int, int]] = (), *, whole: bool = True) -> None:
         self.counts: list[int] = []
         self.died: list[tuple[int, int]] = []
         self._points = set(points)
+        self._whole = whole
         self._at: int | None = None
-        self._tries = 0
+        self._next: Iterator[int] = iter(())
         self._dead = False
 
     @property
@@ -43,8 +47,9 @@ class Clock:
         """Count the steps of the next call."""
         self.counts.append(0)
         call = len(self.counts) - 1
-        self._at = max((step for one, step in self._points if one == call), default=None)
-        self._tries = 0
+        steps = sorted(step for one, step in self._points if one == call)
+        self._at = steps[-1] if steps else None
+        self._next = count(1) if self._whole else iter(steps[:-1])
 
     def tick(self) -> None:
         """Count one step, or die at it."""
@@ -59,24 +64,24 @@ class Clock:
     def recovered(self, *, again: bool) -> None:
         """Let a new process live; it dies in this call as well if it tries all of it again."""
         self._dead = False
-        self._tries += 1
-        self._at = self._tries if again else None
+        self._at = next(self._next, None) if again else None
         self.counts[-1] = 0
 
 
-def crash_everywhere(run: Callable[[Clock], None]) -> int:
-    """Run a script until its process has died at every step of I/O; return how many those are.
+def crash_everywhere(run: Callable[[Clock], None], sample: Sample = WHOLE) -> int:
+    """Run a script until its process has died at every step of I/O; return how many there are.
 
     A crash that leaves the state as it was lets the call be tried again, and the process die in it
     again: one run dies at all steps before the commits, however many, and no call is replayed for
     the steps of a later one. Steps that a run does not reach (an opening is tried once, a call that
     was committed is not tried again) are left to the next run, which ends behind the last of them.
+    A `sample` takes some of the steps instead.
     """
     run(counted := Clock())
-    points = {(call, step) for call, n in enumerate(counted.counts) for step in range(1, n + 1)}
-    left = set(points)
+    points = [(call, step) for call, n in enumerate(counted.counts) for step in range(1, n + 1)]
+    left = set(sample.of(points))
     while left:
-        run(clock := Clock(left))
+        run(clock := Clock(left, whole=sample.is_whole))
         assert left & set(clock.died), f"these steps were not reached: {sorted(left)}"
         left -= set(clock.died)
     return len(points)

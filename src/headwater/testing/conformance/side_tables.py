@@ -19,6 +19,7 @@ from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.targets.contract import Delivery, SideTable, prepared
 from headwater.testing.conformance.crash import Clock, crash_everywhere
 from headwater.testing.conformance.model import needs
+from headwater.testing.conformance.sample import WHOLE, Sample
 from headwater.testing.scenarios.crash import Crash
 
 Key = tuple[int, int]
@@ -131,6 +132,7 @@ class SideTablePromises:
 
     side_tables: ClassVar[bool] = False
     side_walks: ClassVar[int] = 6
+    sample: ClassVar[Sample] = WHOLE  # which crashes and random scenarios are taken
 
     make_target: Callable[..., Any]
     fresh: Callable[[], None]
@@ -291,7 +293,7 @@ class SideTablePromises:
     @needs("side_tables", "watches_io")
     def test_a_crash_at_any_step_of_io_leaves_side_rows_and_state_together(self) -> None:
         """In the opening, a commit, a rollback, a settlement."""
-        assert crash_everywhere(self.run_side_script) > 20, "nothing was watched"
+        assert crash_everywhere(self.run_side_script, self.sample) > 20, "nothing was watched"
 
     def run_side_script(self, clock: Clock) -> None:
         """Run some steps; die where the clock says, recover, judge, and go on."""
@@ -335,7 +337,7 @@ class SideTablePromises:
     @needs("side_tables")
     def test_random_steps_agree_with_the_model_of_side_tables(self) -> None:
         """Blocks, forks, settlements and restarts in any order."""
-        for seed in range(self.side_walks):
+        for seed in self.sample.of(range(self.side_walks)):
             dice, model, branch = Random(f"side {seed}"), SideModel(), "a"
             self.fresh()
             target, _ = self.open_side()

@@ -450,13 +450,13 @@ class TargetConformance(SideTablePromises):
     def test_a_crash_at_any_step_of_io_leaves_a_committed_state(self) -> None:
         """CASE-8 and CASE-9: in a commit, a settlement, a rollback, a recovery."""
         script = self.script()
-        total = crash_everywhere(lambda clock: run_crashing(self, script, clock))
+        total = crash_everywhere(lambda clock: run_crashing(self, script, clock), self.sample)
         assert total > len(script), "watch_io never called its hook"
 
     def test_a_crash_between_any_two_calls_loses_nothing(self) -> None:
         """The process dies after each call in turn."""
         script = self.script()
-        for last in range(len(script)):
+        for last in self.sample.of(range(len(script))):
             rig = self.start()
             for index, step in enumerate(script):
                 step(rig)
@@ -467,7 +467,7 @@ class TargetConformance(SideTablePromises):
 
     def test_random_scenarios_agree_with_the_model_after_every_step(self) -> None:
         """A seed that fails is named in the error."""
-        for seed in range(self.first_seed, self.first_seed + self.walks):
+        for seed in self.sample.of(range(self.first_seed, self.first_seed + self.walks)):
             try:
                 RandomWalk(self, seed).run()
             except Exception as error:

@@ -1,0 +1,31 @@
+"""What a soak says of a failing world: the steps that it needs, and the command that replays it."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from headwater.testing.system.script import Do, Script, Step
+from headwater.testing.system.situations import Met
+from headwater.testing.system.soak import Outcome, report, shrink
+
+
+def test_a_failing_script_is_cut_down_to_the_steps_that_it_needs() -> None:
+    script = Script(1, tuple(Step(Do.GROW, number) for number in range(40)))
+
+    def fails(part: Script) -> bool:
+        return {7, 31} <= {step.seed for step in part.steps}
+
+    assert shrink(script, fails) == [7, 31]
+
+
+def test_the_report_names_failures_with_the_command_that_replays_them() -> None:
+    console = Console(width=120, record=True, file=StringIO())
+    outcome = Outcome(worlds=2, failures={77: ("wrong", [3, 9])})
+    outcome.tally.meet(Met.DEEP_FORK)
+    assert report(outcome, 1.0, console) == 1
+    text = console.export_text()
+    assert "make soak SEED=77 KEEP=3,9" in text
+    assert "never occurred: rollback of one block" in text
+    assert "never occurred: rollback of 8 blocks" not in text

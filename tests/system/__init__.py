@@ -1,0 +1,1 @@
+"""Whole systems: streams, real servers, and a network between them that fails."""
