@@ -52,6 +52,17 @@ def s3_server() -> str:
         time.sleep(0.05)
 
 
+def delta_options(place: Bucket) -> dict[str, str]:
+    """Return how delta-rs reaches a bucket."""
+    return {
+        "AWS_ENDPOINT_URL": place.options["s3.endpoint"],
+        "AWS_REGION": place.options["s3.region"],
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_ALLOW_HTTP": "true",
+    }
+
+
 def bucket() -> Bucket:
     """Make a new bucket."""
     options = {

@@ -279,7 +279,7 @@ def test_s3_with_conditional_writes_and_without_a_word_of_its_credentials(
     )
     uri = f"{place.uri}/transfers"
     assert held(uri, tables._options()) == transfers(chain, chain.canonical(30, 50))
-    for text in (caplog.text, repr(vars(target)), str(vars(tables))):
+    for text in (caplog.text, repr(vars(target)), str(tables)):
         assert SECRET_KEY not in text
         assert ACCESS_KEY not in text
     old = delta_target(place.uri, options=place.options)

@@ -2,6 +2,6 @@
 
 from headwater.targets.delta.tables import Table, table
 from headwater.targets.delta.target import DeltaSettings, DeltaTarget, delta_target
-from headwater.targets.delta.tx import Tx
+from headwater.targets.lake.tx import Tx
 
 __all__ = ["DeltaSettings", "DeltaTarget", "Table", "Tx", "delta_target", "table"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from headwater.errors import StoredStateError
@@ -42,16 +42,13 @@ class DataFile:
         return True
 
 
-@dataclass(slots=True)
-class BatchChange:
-    """The files that one batch, up to a block, added to a table and removed from it."""
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """What one batch, up to a block, added to a table and removed from it; kept for its undo."""
 
     block: int
-    added: dict[str, DataFile] = field(default_factory=dict)
-    removed: dict[str, DataFile] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed)
+    added: Mapping[str, DataFile]
+    removed: Mapping[str, DataFile]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ class Net:
     removed: Mapping[str, DataFile]
 
     @classmethod
-    def of(cls, changes: Iterable[BatchChange]) -> Net:
+    def of(cls, changes: Iterable[Undo]) -> Net:
         """Return what changes come to, one after the other."""
         added: dict[str, DataFile] = {}
         removed: dict[str, DataFile] = {}
@@ -83,7 +80,7 @@ class Net:
         return bool(self.added or self.removed)
 
 
-def dump_changes(changes: Sequence[BatchChange]) -> str:
+def dump_changes(changes: Sequence[Undo]) -> str:
     """Write changes for the metadata of a commit."""
 
     def rows(files: Mapping[str, DataFile]) -> list[list[object]]:
@@ -93,7 +90,7 @@ def dump_changes(changes: Sequence[BatchChange]) -> str:
     return json.dumps(found, separators=(",", ":"))
 
 
-def load_changes(text: str) -> list[BatchChange]:
+def load_changes(text: str) -> list[Undo]:
     """Read what `dump_changes` wrote."""
 
     def files(rows: Iterable[Any]) -> dict[str, DataFile]:
@@ -101,7 +98,7 @@ def load_changes(text: str) -> list[BatchChange]:
 
     try:
         return [
-            BatchChange(int(block), files(added), files(removed))
+            Undo(int(block), files(added), files(removed))
             for block, added, removed in json.loads(text)
         ]
     except (ValueError, TypeError) as error:

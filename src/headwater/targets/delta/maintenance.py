@@ -8,82 +8,72 @@ between two batches, with a bound on what it rewrites, and by `headwater maintai
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headwater.targets.delta.changes import BatchChange, DataFile, Net
-from headwater.targets.delta.tables import Announce, StreamTable
+from headwater.targets.delta.changes import DataFile, Net
+from headwater.targets.delta.tables import StreamTable
 from headwater.targets.lake.files import window_stem
+from headwater.targets.lake.tx import ROWS, Announce
 
 if TYPE_CHECKING:
     from headwater.targets.delta.target import DeltaSettings
 
 BIN_BYTES = 128 << 20  # of files that become one
-_ROWS = 50_000
 
 
+@dataclass(frozen=True, slots=True)
 class Maintenance:
-    """Maintains the tables of one stream. `bounded` limits what is rewritten by the settings."""
+    """Maintains the tables of one stream; each comes with what its commits are to say.
 
-    def __init__(
-        self,
-        tables: Sequence[tuple[StreamTable, Mapping[str, str]]],
-        stream_id: str,
-        floor: int,
-        settings: DeltaSettings,
-        announce: Announce,
-        *,
-        bounded: bool,
-    ) -> None:
-        self._tables = tables
-        self._id = stream_id
-        self._floor = floor
-        self._settings = settings
-        self._announce = announce
-        self._bounded = bounded
+    Blocks above `floor` may be undone. `bounded` limits what is rewritten by the settings.
+    """
+
+    tables: Sequence[tuple[StreamTable, Mapping[str, str]]]
+    stream_id: str
+    floor: int
+    settings: DeltaSettings
+    announce: Announce
+    bounded: bool
 
     def run(self) -> dict[str, int]:
         """Compact, write checkpoints, sweep; return how many files those were."""
         compacted = self.compact()
-        for table, said in self._tables:
-            self._announce(f"checkpoint {table.name}")
+        for table, said in self.tables:
+            self.announce(f"checkpoint {table.name}")
             table.commit(Net({}, {}), said)  # the state must not expire with the log
             table.checkpoint()
-        return {"compacted": compacted, "swept": sum(map(self._sweep, self._tables))}
+        return {"compacted": compacted, "swept": sum(map(self._sweep, self.tables))}
 
     def compact(self) -> int:
         """Write small files of final blocks as fewer ones, in order of their blocks."""
         done = 0
-        for table, said in self._tables:
+        for table, said in self.tables:
             for several in self._bins(table):
                 first = min(int(one.path.rpartition("/")[2].split("-")[0]) for one in several)
-                stem = window_stem(self._id, first, max(one.last_block for one in several))
+                stem = window_stem(self.stream_id, first, max(one.last_block for one in several))
                 plan = table.plan(table.columns, stem)
-                batches = (
-                    batch for one in several for batch in table.read([one]).to_batches(_ROWS)
-                )
-                self._announce(f"compact {table.name}")
-                made = [table.data_file(one) for one in plan.write(batches)]
-                change = BatchChange(
-                    -1, {one.path: one for one in made}, {one.path: one for one in several}
-                )
-                self._announce(f"commit {table.name}")
-                table.commit(Net.of([change]), said, data_change=False)
-                table.files = None
+                batches = (batch for one in several for batch in table.read([one]).to_batches(ROWS))
+                self.announce(f"compact {table.name}")
+                made = dict(map(table.data_file, plan.write(batches)))
+                self.announce(f"commit {table.name}")
+                table.commit(Net(made, {one.path: one for one in several}), said, changed=False)
+                table.forget()
                 done += len(several)
         return done
 
     def _bins(self, table: StreamTable) -> list[list[DataFile]]:
         """Return small files that are to become one each, in order of their blocks."""
-        settings = self._settings
+        settings = self.settings
         small = [
             one
             for one in table.live().values()
-            if one.size < settings.small_file_bytes and 0 <= one.last_block <= self._floor
+            if one.size < settings.small_file_bytes and 0 <= one.last_block <= self.floor
         ]
-        if not table.declared.key:
-            table.files = None  # only tables with a key are looked at again
+        if not table.key:
+            table.forget()  # only tables with a key are looked at again
         bins: list[list[DataFile]] = []
-        size, room = 0, settings.compact_bytes if self._bounded else 1 << 62
+        size, room = 0, settings.compact_bytes if self.bounded else 1 << 62
         for one in sorted(small, key=lambda one: one.path):
             room -= one.size
             if room < 0:
@@ -101,10 +91,10 @@ class Maintenance:
         needed = {path for change in table.undo for path in (*change.added, *change.removed)}
         gone = [
             path
-            for path in table.unreferenced(self._settings.retention_hours)
+            for path in table.unreferenced(self.settings.retention_hours)
             if path not in needed and path.endswith(".parquet")
         ]
         for path in gone:
-            self._announce(f"sweep {table.name}")
+            self.announce(f"sweep {table.name}")
             table.place.delete(path)
         return len(gone)

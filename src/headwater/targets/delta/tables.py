@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -31,16 +31,18 @@ from headwater.errors import (
     UndeclaredLakeTableError,
 )
 from headwater.targets.delta.changes import (
-    BatchChange,
     DataFile,
     Net,
+    Undo,
     dump_changes,
     load_changes,
 )
 from headwater.targets.lake.columns import check_columns, lake_schema
 from headwater.targets.lake.files import FilePlan, WrittenFile, slug
+from headwater.targets.lake.keys import conformed
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.state import BLOCK, STREAM
+from headwater.targets.lake.tx import Announce, LakeTable, Ranges
 
 CHANGES = "headwater.changes"
 LEAD = "headwater.lead"
@@ -54,7 +56,6 @@ _DELTA_OPTIONS = {
     "s3.secret-access-key": "AWS_SECRET_ACCESS_KEY",
     "s3.session-token": "AWS_SESSION_TOKEN",
 }
-Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,14 @@ def table(name: str, *, key: Sequence[str] = (), evolve: bool = False) -> Table:
     return Table(name, tuple(key), evolve)
 
 
-class StreamTable:
+class StreamTable(LakeTable[DataFile]):
     """One table, as this writer has left it: nothing is read again but what a commit returns."""
 
     def __init__(self, declared: Table, place: Place, handle: DeltaTable, app: str) -> None:
+        super().__init__()
         self.declared, self.place, self.name = declared, place, declared.name
-        self.files: dict[str, DataFile] | None = None  # of keyed tables, once they are read
-        self.undo: list[BatchChange] = []  # of blocks that a fork may take, oldest first
-        self.pending: list[BatchChange] = []  # of batches that are not committed yet
+        self.key = declared.key
+        self.undo: list[Undo] = []  # of blocks that a fork may take, oldest first
         self._handle = handle
         self._app = app
         self._version = handle.transaction_version(app) or 0
@@ -119,26 +120,25 @@ class StreamTable:
         check_columns(self.name, frame, self.columns)
         return FilePlan(self.place, self.columns, stem)
 
-    def data_file(self, file: WrittenFile) -> DataFile:
-        """Return a written file as the log names it."""
-        return DataFile(file.name, file.size, _statistics(file.metadata))
+    def data_file(self, file: WrittenFile) -> tuple[str, DataFile]:
+        """Return a written file as the log names it, and its path."""
+        return file.name, DataFile(file.name, file.size, _statistics(file.metadata))
 
-    def live(self) -> dict[str, DataFile]:
-        """Return the files of the table by path; kept up by those who change it."""
-        if self.files is None:
-            rows = pa.table(self._handle.get_add_actions(flatten=True)).to_pylist()
-            found = (
-                DataFile(one["path"], one["size_bytes"], _flat_statistics(one)) for one in rows
-            )
-            net = Net.of(self.pending)
-            kept = {one.path: one for one in found if one.path not in net.removed}
-            self.files = {**kept, **net.added}
-        return self.files
+    def _committed_files(self) -> dict[str, DataFile]:
+        rows = pa.table(self._handle.get_add_actions(flatten=True)).to_pylist()
+        found = (DataFile(one["path"], one["size_bytes"], _flat_statistics(one)) for one in rows)
+        return {one.path: one for one in found}
+
+    def size_of(self, file: DataFile) -> int:
+        """Return how many bytes a file has."""
+        return file.size
+
+    def may_hold(self, file: DataFile, ranges: Ranges) -> bool:
+        """Tell whether a file may hold a key, by its statistics."""
+        return file.may_hold(ranges)
 
     def read(self, files: Sequence[DataFile]) -> pa.Table:
         """Return the rows of some files, in the columns of today."""
-        from headwater.targets.lake.keys import conformed
-
         found = [self.columns.empty_table()]
         for one in files:
             with self.place.open(one.path) as file:
@@ -151,9 +151,9 @@ class StreamTable:
         self,
         net: Net,
         said: Mapping[str, str],
-        changes: Sequence[BatchChange] = (),
+        changes: Sequence[Undo] = (),
         *,
-        data_change: bool = True,
+        changed: bool = True,
     ) -> None:
         """Add and remove files in one commit, which says what it is.
 
@@ -163,11 +163,10 @@ class StreamTable:
         """
         now = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
-            RemoveAction(one.path, data_change, now, one.size, {}) for one in net.removed.values()
+            RemoveAction(one.path, changed, now, one.size, {}) for one in net.removed.values()
         ]
         actions += [
-            AddAction(one.path, one.size, {}, now, data_change, one.stats)
-            for one in net.added.values()
+            AddAction(one.path, one.size, {}, now, changed, one.stats) for one in net.added.values()
         ]
         with self._coded():
             self._handle.create_write_transaction(
@@ -181,7 +180,7 @@ class StreamTable:
             )
             self._handle.update_incremental()
         self._version += 1
-        self.pending = []
+        self.committed()
 
     def put_back(self, number: int) -> Net:
         """Return what undoes all batches above a block, and forget them."""
@@ -222,7 +221,7 @@ class StreamTable:
         """Read what others have committed."""
         self._handle.update_incremental()
         self._version = self._handle.transaction_version(self._app) or 0
-        self.files = None
+        self.forget()
         self._learn()
 
     def unreferenced(self, hours: int) -> list[str]:
@@ -259,26 +258,29 @@ class StreamTable:
         ) from None
 
 
+@dataclass(slots=True)
 class StreamTables:
-    """The tables of one stream, by name. The first one that is made leads: it has the state."""
+    """The tables of one stream, by name. The first one that is made leads: it has the state.
 
-    def __init__(
-        self,
-        place: Place,
-        stream_id: str,
-        declared: Mapping[str, Table],
-        *,
-        automatic: bool,
-        announce: Announce,
-    ) -> None:
-        self._place = place
-        self._id = stream_id
-        self._declared = declared
-        self._automatic = automatic
-        self._announce = announce
-        self._app = f"headwater/{stream_id}"
-        self._own = f"_headwater/{slug(stream_id)}/state"  # leads until a table has rows
-        self.open: dict[str, StreamTable] = {}
+    `automatic` ones need no declaration. `open` are those that exist.
+    """
+
+    place: Place
+    stream_id: str
+    declared: Mapping[str, Table]
+    automatic: bool
+    announce: Announce
+    open: dict[str, StreamTable] = field(default_factory=dict)
+
+    @property
+    def _app(self) -> str:
+        """The stream as Delta's transactions name it."""
+        return f"headwater/{self.stream_id}"
+
+    @property
+    def _own(self) -> str:
+        """The table that leads until one has rows."""
+        return f"_headwater/{slug(self.stream_id)}/state"
 
     @property
     def lead(self) -> StreamTable | None:
@@ -288,13 +290,13 @@ class StreamTables:
     def load(self) -> None:
         """Open the tables of the stream that exist; leave those of others alone."""
         self.open = {}
-        for name in sorted({*self._declared, *self._folders(), self._own}):
+        for name in sorted({*self.declared, *self._folders(), self._own}):
             handle = self._opened(name)
             if handle is None:
                 continue
-            declared = self._declared.get(name, Table(name))
-            found = StreamTable(declared, self._place.under(name), handle, self._app)
-            if found.owner() == self._id:
+            declared = self.declared.get(name, Table(name))
+            found = StreamTable(declared, self.place.under(name), handle, self._app)
+            if found.owner() == self.stream_id:
                 self.open[name] = found
 
     def get(
@@ -306,22 +308,22 @@ class StreamTables:
             UndeclaredLakeTableError: `on_data` writes a table that was not declared.
             LakeForeignWriteError: the table belongs to another stream.
         """
-        if not self._automatic and name not in self._declared and name != self._own:
+        if not self.automatic and name not in self.declared and name != self._own:
             raise UndeclaredLakeTableError("a table is written that was not declared", table=name)
         found = self.open.get(name)
         if found is not None or frame is None:
             return found
-        declared = self._declared.get(name) or (Table(name) if name == self._own else table(name))
+        declared = self.declared.get(name) or (Table(name) if name == self._own else table(name))
         if self._opened(name) is not None:
             raise LakeForeignWriteError("the table belongs to another stream", table=name)
         leads = {} if self.lead is not None else {LEAD: "true"}
-        self._announce(f"create table {name}")
-        place = self._place.under(name)
+        self.announce(f"create table {name}")
+        place = self.place.under(name)
         try:
             handle = DeltaTable.create(
                 place.uri,
                 DeltaSchema.from_arrow(lake_schema(frame)),
-                configuration={STREAM: self._id, **leads},
+                configuration={STREAM: self.stream_id, **leads},
                 raise_if_key_not_exists=False,
                 storage_options=self._options(),
                 commit_properties=CommitProperties(
@@ -343,7 +345,7 @@ class StreamTables:
         return found
 
     def _opened(self, name: str) -> DeltaTable | None:
-        place = self._place.under(name)
+        place = self.place.under(name)
         if place.is_local and not (place.local_path / _LOG).is_dir():
             return None
         try:
@@ -355,16 +357,16 @@ class StreamTables:
         """Return the folders of the place, where tables need no declaration."""
         from pyarrow import fs
 
-        if not self._automatic:
+        if not self.automatic:
             return []
-        chosen = fs.FileSelector(self._place.path_of(), allow_not_found=True)
-        found = self._place.filesystem.get_file_info(chosen)
+        chosen = fs.FileSelector(self.place.path_of(), allow_not_found=True)
+        found = self.place.filesystem.get_file_info(chosen)
         names = [one.base_name for one in found if one.type == fs.FileType.Directory]
         return [one for one in names if not one.startswith(("_", "."))]
 
     def _options(self) -> dict[str, str] | None:
         """Return the options of the place by the names that delta-rs has for them."""
-        given = dict(self._place.options.reveal())
+        given = dict(self.place.options.reveal())
         options = {_DELTA_OPTIONS.get(name, name): value for name, value in given.items()}
         if given.get("s3.endpoint", "").startswith("http://"):
             options["AWS_ALLOW_HTTP"] = "true"

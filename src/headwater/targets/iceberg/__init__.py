@@ -2,6 +2,6 @@
 
 from headwater.targets.iceberg.settings import IcebergSettings, Table, table
 from headwater.targets.iceberg.target import IcebergTarget, iceberg_target
-from headwater.targets.iceberg.tx import Tx
+from headwater.targets.lake.tx import Tx
 
 __all__ = ["IcebergSettings", "IcebergTarget", "Table", "Tx", "iceberg_target", "table"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
@@ -31,21 +32,14 @@ BIN_BYTES = 64 << 20  # of files that become one
 MANIFESTS = 32  # of a snapshot, before they are merged
 
 
+@dataclass(frozen=True, slots=True)
 class Maintenance:
     """Maintains the tables of one stream. `bounded` limits what is rewritten by the settings."""
 
-    def __init__(
-        self,
-        tables: Sequence[StreamTable],
-        stored: StoredStream,
-        settings: IcebergSettings,
-        *,
-        bounded: bool,
-    ) -> None:
-        self._tables = tables
-        self._stored = stored
-        self._settings = settings
-        self._bounded = bounded
+    tables: Sequence[StreamTable]
+    stored: StoredStream
+    settings: IcebergSettings
+    bounded: bool
 
     def run(self) -> dict[str, int]:
         """Expire and compact; return how many snapshots and files those were.
@@ -54,7 +48,7 @@ class Maintenance:
             CommitFailedException: a table has changed meanwhile; the others are done.
         """
         expired = compacted = 0
-        for table in self._tables:
+        for table in self.tables:
             gone = self._expired(table.stored)
             old, new = self._compact(table)
             change = TableChange(table.stored)
@@ -70,9 +64,9 @@ class Maintenance:
 
     def sweep(self, others: Iterable[Table] = ()) -> int:
         """Delete old files that no snapshot names; return how many those were."""
-        before = time.time() - self._settings.grace_s
+        before = time.time() - self.settings.grace_s
         swept = 0
-        for table in [*(one.stored for one in self._tables), *others]:
+        for table in [*(one.stored for one in self.tables), *others]:
             place, named = place_of(table), set(_named_files(table))
             start = len(place.uri) + 1
             kept = {path[start:] for path in named}
@@ -84,9 +78,9 @@ class Maintenance:
 
     def _expired(self, table: Table) -> list[int]:
         """Return the snapshots that neither a rollback nor time travel needs."""
-        floor = self._stored.state.undo_floor
+        floor = self.stored.state.undo_floor
         kept = {one.snapshot_id for one in table.metadata.refs.values()}
-        spare = self._settings.final_snapshots + 1  # the newest final one is where forks end
+        spare = self.settings.final_snapshots + 1  # the newest final one is where forks end
         for one in ancestors(table):
             block = block_of(one)
             if block is None or block[0] > floor:
@@ -102,8 +96,8 @@ class Maintenance:
         """Write small files of final blocks anew; return the old ones and the new ones."""
         old: list[DataFile] = []
         new: list[DataFile] = []
-        room = self._settings.compact_bytes if self._bounded else None
-        stem = f"rewritten-{max(self._stored.state.number, 0):010d}-{slug(self._stored.stream_id)}"
+        room = self.settings.compact_bytes if self.bounded else None
+        stem = f"rewritten-{max(self.stored.state.number, 0):010d}-{slug(self.stored.stream_id)}"
         for files in self._bins(table):
             size = sum(one.file_size_in_bytes for one in files)
             if room is not None and old and size > room:
@@ -111,12 +105,12 @@ class Maintenance:
             room = None if room is None else room - size
             made = table.plan(table.columns, stem).write(_batches(table, files))
             old += files
-            new += [table.data_file(one) for one in made]
+            new += [table.data_file(one)[1] for one in made]
         return old, new
 
     def _bins(self, table: StreamTable) -> Iterator[list[DataFile]]:
         """Yield small files that may become one: of one partition, in the order of blocks."""
-        floor = self._stored.state.undo_floor
+        floor = self.stored.state.undo_floor
         hot = set()
         for one in ancestors(table.stored):
             block = block_of(one)
@@ -125,11 +119,11 @@ class Maintenance:
         groups: dict[object, list[DataFile]] = {}
         spec = table.stored.spec().spec_id
         for file, added in live_files(table.stored):
-            small = file.file_size_in_bytes < self._settings.small_file_bytes
+            small = file.file_size_in_bytes < self.settings.small_file_bytes
             if small and added not in hot and file.spec_id == spec:
                 groups.setdefault(repr(file.partition), []).append(file)
         for files in groups.values():
-            if len(files) < self._settings.compact_files:
+            if len(files) < self.settings.compact_files:
                 continue
             held: list[DataFile] = []
             for file in sorted(files, key=lambda one: one.file_path):
@@ -142,7 +136,7 @@ class Maintenance:
 
     def _said(self, table: Table) -> dict[str, str]:
         """Return what a rewritten table says: the block of the snapshot that it was made of."""
-        said = position(self._stored.stream_id, self._stored.epoch, self._stored.state)
+        said = position(self.stored.stream_id, self.stored.epoch, self.stored.state)
         for one in ancestors(table):
             found = properties_of(one)
             if BLOCK in found:

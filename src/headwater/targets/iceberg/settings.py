@@ -10,6 +10,7 @@ from typing import Any
 
 from headwater.address import Secret
 from headwater.errors import InvalidOptionError, LakePathError
+from headwater.targets.lake.target import LakeSettings
 
 NAMESPACE = "default"
 _NAME = re.compile(r"[A-Za-z0-9_\-]+(\.[A-Za-z0-9_\-]+)*")
@@ -93,8 +94,8 @@ def _partition(text: str) -> Partition:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class IcebergSettings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergSettings(LakeSettings):
     """Where the state is kept, and how much is kept and rewritten.
 
     Args:
@@ -112,25 +113,16 @@ class IcebergSettings:
             may still need them.
     """
 
-    id: str | None = None
     namespace: str = NAMESPACE
-    maintain_every: int = 100
     final_snapshots: int = 50
-    small_file_bytes: int = 16 << 20
-    compact_files: int = 16
-    compact_bytes: int = 64 << 20
-    rewrite_bytes: int = 256 << 20
     grace_s: float = 86_400.0
 
     def __post_init__(self) -> None:
-        if self.id is not None and not self.id.strip():
-            raise InvalidOptionError("a stream id cannot be blank", got=repr(self.id))
+        LakeSettings.__post_init__(self)
         if not _NAME.fullmatch(self.namespace):
             raise InvalidOptionError("not the name of a namespace", got=repr(self.namespace))
-        if self.maintain_every < 0 or self.final_snapshots < 0 or self.grace_s < 0:
-            raise InvalidOptionError("maintain_every, final_snapshots, grace_s: 0 or more")
-        if min(self.compact_files, self.compact_bytes, self.rewrite_bytes) < 2:
-            raise InvalidOptionError("compact_files, compact_bytes, rewrite_bytes: 2 or more")
+        if self.final_snapshots < 0 or self.grace_s < 0:
+            raise InvalidOptionError("final_snapshots, grace_s: 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

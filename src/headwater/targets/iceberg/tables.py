@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from pyiceberg import types as iceberg
 from pyiceberg.catalog import Catalog
+from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import (
@@ -52,6 +53,7 @@ from headwater.targets.lake.columns import check_columns, lake_schema
 from headwater.targets.lake.files import FilePlan, WrittenFile
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.state import BLOCK, FORMAT, FORMAT_VERSION, HASH, STREAM, position
+from headwater.targets.lake.tx import LakeTable, Ranges
 
 PROPERTIES = {
     FORMAT: str(FORMAT_VERSION),
@@ -109,15 +111,14 @@ def place_of(table: PyIcebergTable) -> IcebergPlace:
     return IcebergPlace(table.location().rstrip("/"), Secret(options))
 
 
-class StreamTable:
+class StreamTable(LakeTable[DataFile]):
     """One table: what was declared of it, and what it is in the catalog."""
 
     def __init__(self, declared: Table, stored: PyIcebergTable) -> None:
+        super().__init__()
         self.declared = declared
         self.stored = stored
-        self.name = declared.name
-        self._files: dict[str, DataFile] | None = None  # those of keyed tables, once they are read
-        self._pending: dict[str, DataFile] = {}
+        self.name, self.key = declared.name, declared.key
         self._learn()
 
     def _learn(self) -> None:
@@ -155,8 +156,8 @@ class StreamTable:
             )
         return FilePlan(self.place, self.columns, stem, sort_by=self.sort_by, split=self.split)
 
-    def data_file(self, file: WrittenFile) -> DataFile:
-        """Return a written file as a manifest names it."""
+    def data_file(self, file: WrittenFile) -> tuple[str, DataFile]:
+        """Return a written file as a manifest names it, and its path."""
         statistics = data_file_statistics_from_parquet_metadata(
             file.metadata, self._statistics, self._paths
         )
@@ -172,27 +173,33 @@ class StreamTable:
             **statistics.to_serialized_dict(),
         )
         made.spec_id = self.stored.spec().spec_id
-        return made
+        return made.file_path, made
 
-    def live(self) -> dict[str, DataFile]:
-        """Return the data files by path: those committed, and those that wait for their commit."""
-        if self._files is None:
-            self._files = {one.file_path: one for one, _ in live_files(self.stored)}
-            self._files.update(self._pending)
-        return self._files
+    def _committed_files(self) -> dict[str, DataFile]:
+        return {one.file_path: one for one, _ in live_files(self.stored)}
 
-    def add(self, file: DataFile) -> None:
-        """Note a file that waits for its commit."""
-        (self._pending if self._files is None else self._files)[file.file_path] = file
+    def size_of(self, file: DataFile) -> int:
+        """Return how many bytes a file has."""
+        return int(file.file_size_in_bytes)
 
-    def committed(self) -> None:
-        """Note that nothing waits any more."""
-        self._pending.clear()
+    def comparable(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return values as Iceberg's bounds are read: times and dates are numbers."""
+        if pa.types.is_timestamp(values.type):
+            return values.cast(pa.int64())
+        return values.cast(pa.int32()) if pa.types.is_date(values.type) else values
 
-    def forget(self) -> None:
-        """Forget which files there are: others have changed that, or nothing came of it."""
-        self._files = None
-        self._pending.clear()
+    def may_hold(self, file: DataFile, ranges: Ranges) -> bool:
+        """Tell whether a file may hold a key, by the bounds that its manifest has."""
+        lower: Mapping[int, bytes] = file.lower_bounds or {}
+        upper: Mapping[int, bytes] = file.upper_bounds or {}
+        for name, (least, most) in ranges.items():
+            source = self.schema.find_field(name)
+            number, kind = source.field_id, cast(Any, source.field_type)
+            if number in lower and from_bytes(kind, lower[number]) > most:
+                return False
+            if number in upper and from_bytes(kind, upper[number]) < least:
+                return False
+        return True
 
     def read(self, files: Iterable[DataFile]) -> pa.Table:
         """Return the rows of some files, in the columns of today."""

@@ -1,0 +1,288 @@
+"""What Iceberg and Delta targets share: the order of a commit, side tables, the definition, trust.
+
+A batch becomes files, files are committed to their tables, and the state says that they count. What
+a crash or an error leaves in between is put right by `_open`, which comes before anything else: so
+nothing that the target remembers is used after a failure. Runs on the driver, in one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar, Generic
+
+import pyarrow as pa
+
+from headwater.core import Batch, PipeState
+from headwater.core.callbacks import Callback
+from headwater.errors import InvalidOptionError, LakeForeignWriteError, LakeWriterError
+from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
+from headwater.targets.database import LEGACY_ID
+from headwater.targets.lake.paths import Place
+from headwater.targets.lake.side import SideFiles
+from headwater.targets.lake.state import StoredStream
+from headwater.targets.lake.tx import Change, File, LakeTable, Tx
+from headwater.targets.side_rows import check_side_table
+
+logger = logging.getLogger("headwater.targets")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeSettings:
+    """What the settings of Iceberg and Delta have in common."""
+
+    id: str | None = None
+    maintain_every: int = 100
+    small_file_bytes: int = 16 << 20
+    compact_files: int = 16
+    compact_bytes: int = 64 << 20
+    rewrite_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        if self.id is not None and not self.id.strip():
+            raise InvalidOptionError("a stream id cannot be blank", got=repr(self.id))
+        if self.maintain_every < 0:
+            raise InvalidOptionError("maintain_every: 0 or more", got=self.maintain_every)
+        if min(self.compact_files, self.compact_bytes, self.rewrite_bytes) < 2:
+            raise InvalidOptionError("compact_files, compact_bytes, rewrite_bytes: 2 or more")
+
+
+class LakeTarget(ABC, Generic[File]):
+    """A target of tables that change in commits.
+
+    `on_step` is called before each step of I/O that has an effect, for tests.
+    """
+
+    _PASSING: ClassVar[tuple[type[Exception], ...]] = (LakeForeignWriteError, OSError)
+    """Errors of maintenance between batches that the next round may not meet."""
+
+    _side: SideFiles
+
+    def __init__(self, on_data: Callback | None, settings: LakeSettings) -> None:
+        self.on_step: Callable[[str], None] | None = None
+        self._on_data = on_data
+        self._given = settings
+        self._id = settings.id or LEGACY_ID
+        self._stored = StoredStream(self._id)
+        self._side_tables: tuple[SideTable, ...] = ()
+        self._dirty = True
+        self._replaced: LakeWriterError | None = None
+        self._commits = 0
+
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        """It keeps side tables and the configuration."""
+        return Capabilities(side_tables=self, config=self)
+
+    def bind(self, stream_id: str) -> None:
+        """Take the stream's id, unless the settings name another."""
+        if self._is_open:
+            raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)
+        self._id = self._given.id or stream_id
+
+    def recover(self) -> PipeState:
+        """Return the stored state, after putting back the tables that are ahead of it.
+
+        An earlier writer of the stream can change nothing from here on.
+
+        Raises:
+            StateMissingError: no state is left, but tables of the stream are.
+            LakeWriterError: another writer has begun meanwhile.
+        """
+        if self._replaced is not None:
+            raise self._replaced
+        if self._dirty:
+            with self._changing():
+                self._open()
+        return self._stored.state
+
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        """Write the batches' files, commit them to their tables, and store the state."""
+        self.recover()
+        states = [self._stored.state, *(batch.state for batch in batches[:-1]), state]
+        changes: dict[str, list[Change[File]]] = {}
+        side = self._stored.side
+        with self._changing():
+            for batch, (before, after) in zip(batches, pairwise(states), strict=False):
+                for name, one in self._write(batch.data, before, after).items():
+                    changes.setdefault(name, []).append(one)
+                if batch.data.side:
+                    self._announce("write side rows")
+                    side = self._side.add(side, batch.data.side)
+            self._store(replace(self._stored, state=state, side=side), changes)
+        self._commits += bool(batches)
+        every = self._given.maintain_every
+        if batches and every and self._commits % every == 0:
+            self._maintain_a_little()
+
+    def roll_back(self, state: PipeState) -> None:
+        """Store the state that the fork leads to, and put the tables back to it."""
+        self.recover()
+        self._stored.state.check_reach(state)
+        with self._changing():
+            self._announce("write side rows")
+            side = self._side.remove_above(self._stored.side, state.number)
+            stored = replace(self._stored, state=state, side=side)
+            self._go_back(stored)
+            self._now(stored)
+
+    def close(self) -> None:
+        """Let go of what is open. What was not committed is gone."""
+        self._dirty, self._replaced = True, None
+        self._release()
+
+    def maintain(self) -> dict[str, int]:
+        """Do all maintenance that can be done; return how much that was. Not while it writes."""
+        self.recover()
+        with self._changing():
+            return self._maintain(bounded=False)
+
+    # --- what the stream keeps for itself ---------------------------------------------------------
+
+    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
+        """Take the side tables; they are files, which come with their first rows."""
+        self._side_tables = tuple(check_side_table(one) for one in tables)
+        if self._is_open:
+            self._side.open(self._side_tables)
+
+    def read_side_table(
+        self,
+        name: str,
+        *,
+        after: tuple[int, int] | None = None,
+        up_to_block: int | None = None,
+        limit: int | None = None,
+    ) -> pa.Table:
+        """Return committed rows in the order of their keys."""
+        self.recover()
+        return self._side.read(self._stored.side, name, after, up_to_block, limit)
+
+    def settle_side_rows(
+        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
+    ) -> None:
+        """Remove rows up to a key and add those that moved, with the next state in one step."""
+        self.recover()
+        with self._changing():
+            self._announce("write side rows")
+            side = self._side.settle(self._stored.side, name, up_to, moved)
+            if side != self._stored.side:
+                self._store(replace(self._stored, side=side), {})
+
+    def stored_config(self) -> StoredConfig:
+        """Return where the definition of this stream is kept."""
+        return _Config(self._read_config, self._write_config)
+
+    def _read_config(self) -> str | None:
+        self.recover()
+        return self._stored.config
+
+    def _write_config(self, text: str) -> None:
+        self.recover()
+        with self._changing():
+            self._store(replace(self._stored, config=text), {})
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def _write(
+        self, delivery: Delivery, before: PipeState, after: PipeState
+    ) -> dict[str, Change[File]]:
+        """Write the files of one batch; return what it changes of each table."""
+        scope, room = Scope.between(before, after), self._given.rewrite_bytes
+        tx = Tx(self._table, self._id, scope, after, room, self._announce)
+        if self._on_data is None:
+            for name, frame in delivery.data.items():
+                tx.insert(name, frame)
+        else:
+            self._on_data(tx, delivery.data, delivery.ctx)
+        return {name: one for name, one in tx.changes.items() if one}
+
+    def _store(self, stored: StoredStream, changes: Mapping[str, Sequence[Change[File]]]) -> None:
+        self._commit(stored, changes)
+        self._now(stored)
+
+    def _now(self, stored: StoredStream) -> None:
+        """Note what is stored; files of side tables that it has ceased to name are deleted."""
+        before, self._stored = self._stored, stored
+        if stored.side != before.side:
+            self._announce("delete side files")
+            self._side.discard(before.side, stored.side)
+
+    def _open_side(self, place: Place) -> None:
+        self._side = SideFiles(place)
+        self._side.open(self._side_tables)
+
+    def _sweep_side(self) -> None:
+        """Delete the files of side tables that a crash has left."""
+        self._announce("sweep side files")
+        self._side.sweep(self._stored.side)
+
+    def _maintain_a_little(self) -> None:
+        """Maintain between two batches; what fails in passing is tried again next time."""
+        self._announce("maintain")
+        try:
+            with self._changing():
+                done = self._maintain(bounded=True)
+        except self._PASSING:
+            logger.warning("maintenance.failed id=%s", self._id, exc_info=True)
+        else:
+            logger.info("maintenance.done id=%s %s", self._id, done)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Surround a change: after a failure nothing that is remembered is used any more."""
+        self._dirty = True
+        try:
+            yield
+        except LakeWriterError as error:
+            self._replaced = error
+            raise
+        self._dirty = False
+
+    def _announce(self, step: str) -> None:
+        if self.on_step is not None:
+            self.on_step(step)
+
+    # --- what each format does in its own way -----------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _is_open(self) -> bool:
+        """Whether tables are open, under the stream's id."""
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Open everything, or open it again after a failure: then all tables end where the state
+        does, and no earlier writer can change them.
+        """
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of what is open."""
+
+    @abstractmethod
+    def _table(self, name: str, schema: pa.Schema | None) -> LakeTable[File] | None:
+        """Return a declared table; it is created for columns, if some are given."""
+
+    @abstractmethod
+    def _commit(self, stored: StoredStream, changes: Mapping[str, Sequence[Change[File]]]) -> None:
+        """Commit changes to their tables, and what is stored."""
+
+    @abstractmethod
+    def _go_back(self, stored: StoredStream) -> None:
+        """Commit what is stored, and put the tables back to it."""
+
+    @abstractmethod
+    def _maintain(self, *, bounded: bool) -> dict[str, int]:
+        """Maintain the tables: all that can be done, or as much as the settings allow at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """The stored definition of a stream."""
+
+    read: Callable[[], str | None]
+    write: Callable[[str], None]
