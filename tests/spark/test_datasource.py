@@ -132,9 +132,13 @@ def test_the_range_is_decided_when_the_source_is_loaded(spark: SparkSession) -> 
     ("options", "code", "words"),
     [
         ({}, "E5002", "portal is missing"),
-        ({"portal": "http://127.0.0.1:1"}, "E5002", "either event or table or query"),
+        ({"portal": "http://127.0.0.1:1"}, "E5002", "either event or call or table or query"),
         ({"event": "erc20.Transfer", "portal_url": "http://x"}, "E5002", "or portal_url"),
-        ({"event": "erc20.Transfer", "query": "{}"}, "E5002", "either event or table or query"),
+        (
+            {"event": "erc20.Transfer", "query": "{}"},
+            "E5002",
+            "either event or call or table or query",
+        ),
         ({"event": "erc20.Transfer", "filters": "{}"}, "E5002", "filters goes with table"),
         ({"table": "tron.logs", "contracts": "T"}, "E5002", "contracts goes with event"),
         ({"query": "{}", "decimals": "px"}, "E5002", "decimals goes with event and table"),
@@ -176,7 +180,9 @@ def test_an_option_that_cannot_work_is_refused_before_anything_is_asked(
 def test_the_code_reaches_the_user_through_spark(spark: SparkSession) -> None:
     with pytest.raises(PySparkException) as caught:
         spark.read.format("headwater").option("portal", "http://127.0.0.1:1").load()
-    assert "[E5002] give either event or table or query" in str(caught.value).splitlines()[0]
+    assert (
+        "[E5002] give either event or call or table or query" in str(caught.value).splitlines()[0]
+    )
 
 
 def test_another_schema_is_refused(spark: SparkSession, portal: PortalServer) -> None:

@@ -128,3 +128,12 @@ class ExecutorPythonError(
     "PYSPARK_PYTHON or spark.pyspark.python to it before Spark starts (headwater doctor looks)",
 ):
     """The Python of an executor lacks headwater, or is, or has, another version than the driver."""
+
+
+class MicroBatchOrderError(
+    SparkError,
+    code="E5016",
+    fix="go on with the checkpoint that the target was written with; a query with a new one needs "
+    "another id in foreach_batch, or an empty target",
+):
+    """A target holds a later micro-batch than the query is at: another checkpoint wrote it."""

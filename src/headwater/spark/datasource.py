@@ -13,10 +13,13 @@
     from_block  number, date or "latest"; without it, the first block
     to_block    likewise, or "+N"; inclusive; without it, the finalized head
     event       Solidity text, JSON ABI entry or built-in name: one row per log, decoded
-    contracts   addresses of the event, separated by commas
+    call        instead of event: a function, likewise: one row per call, decoded
+    source      of calls: "transactions" (those from outside), or "traces" (all, with what they
+                returned)
+    contracts   addresses of the event or the function, separated by commas
     params      JSON: values of indexed parameters to keep, {"to": ["0x…"]}
     decimals    parameters or columns to deliver as decimals, separated by commas
-    on_error    "raise" or "skip", for logs that have the event's topics but not its content
+    on_error    "raise" or "skip", for logs and calls that have the signature but not the content
     table       instead of event: a raw table of any network, "bitcoin.outputs", "tron.logs"
     fields      its columns, separated by commas; without it, the usual ones
     filters     JSON: its filters, {"script_pub_key_address": ["bc1q…"]}
@@ -45,7 +48,8 @@ from pyspark.sql.types import StructType
 
 from headwater.address import HttpAddress
 from headwater.core import BlockRange, parse_ranges
-from headwater.decode import evm, named_table
+from headwater.decode import Output, evm, named_table
+from headwater.decode.columns.malformed import OnError
 from headwater.errors import InvalidRangeError, NotFinalError, SourceOptionError
 from headwater.portal import PortalClient, RetryPolicy, portal_address
 from headwater.query import Query, check_limits
@@ -61,6 +65,8 @@ OPTIONS = (
     "from_block",
     "to_block",
     "event",
+    "call",
+    "source",
     "contracts",
     "params",
     "decimals",
@@ -73,12 +79,13 @@ OPTIONS = (
 )
 
 _ADDRESSES = ("portal", "portal_url", "portal_env")
-_KINDS = ("event", "table", "query")
+_KINDS = ("event", "call", "table", "query")
 _GOES_WITH = {
-    "contracts": ("event",),
+    "contracts": ("event", "call"),
     "params": ("event",),
-    "on_error": ("event",),
-    "decimals": ("event", "table"),
+    "source": ("call",),
+    "on_error": ("event", "call"),
+    "decimals": ("event", "call", "table"),
     "fields": ("table",),
     "filters": ("table",),
 }
@@ -167,7 +174,7 @@ def check_options(given: Mapping[str, str], known: Iterable[str]) -> None:
         raise SourceOptionError(f"give either {' or '.join(addresses)}")
     kinds = [kind for kind in _KINDS if kind in given]
     if len(kinds) != 1:
-        raise SourceOptionError("give either event or table or query")
+        raise SourceOptionError("give either event or call or table or query")
     for name, owners in _GOES_WITH.items():
         if name in given and kinds[0] not in owners:
             raise SourceOptionError(
@@ -205,15 +212,28 @@ def choose_rows(given: Mapping[str, str]) -> tuple[RowMaker, Query | RawQuery]:
             decimals=_split(given.get("decimals")) or (),
         )
         return TableRows("table", table, (BlockRange(0),)), table.query
-    event = given["event"].strip()
-    output = evm.events(
-        _parse_json("event", event) if event.startswith("{") else event,
-        contracts=_split(given.get("contracts")),
-        params=_parse_json("params", given.get("params", "{}")),
-        decimals=_split(given.get("decimals")) or (),
-        on_error=given.get("on_error", "raise"),  # type: ignore[arg-type]  # checked there
-    )
-    return TableRows("event", output, (BlockRange(0),)), output.query
+    kind = "call" if "call" in given else "event"
+    text = given[kind].strip()
+    definition = _parse_json(kind, text) if text.startswith("{") else text
+    contracts = _split(given.get("contracts"))
+    decimals = _split(given.get("decimals")) or ()
+    on_error: OnError = given.get("on_error", "raise")  # type: ignore[assignment]  # checked there
+    output: Output
+    if kind == "call":
+        source = given.get("source", "transactions")
+        output = evm.calls(
+            definition,
+            contracts=contracts,
+            source=source,  # type: ignore[arg-type]  # checked there
+            decimals=decimals,
+            on_error=on_error,
+        )
+    else:
+        params = _parse_json("params", given.get("params", "{}"))
+        output = evm.events(
+            definition, contracts=contracts, params=params, decimals=decimals, on_error=on_error
+        )
+    return TableRows(kind, output, (BlockRange(0),)), output.query
 
 
 def _split(text: str | None) -> list[str] | None:

@@ -15,7 +15,9 @@ from typing import Any
 from headwater.core import BlockRange, Blocks, SpanLimits
 from headwater.decode import evm
 from headwater.portal import PortalClient
-from headwater.spark.parts import Receipt, TableRows
+from headwater.query import Query as Asked
+from headwater.spark.datasource import RawQuery
+from headwater.spark.parts import Receipt, RowMaker, TableRows
 from headwater.spark.streaming.changelog_rows import InsertRows
 from headwater.spark.streaming.folder import Folder, LocalFolder, open_folder
 from headwater.spark.streaming.follower import ChangelogPart, FinalPart, Follower, Limits
@@ -50,6 +52,8 @@ class Query:
         final_only: bool = False,
         fingerprint: str = "rows",
         address: str | None = None,
+        row_maker: RowMaker = ROWS,
+        asked: Asked | RawQuery = TRANSFER.query,
     ) -> None:
         self.portal = portal
         self.folder = folder
@@ -65,6 +69,8 @@ class Query:
         self._final_only = final_only
         self._fingerprint = fingerprint
         self._address = address
+        self._row_maker = row_maker
+        self._asked = asked
         self._follower: Follower | None = None
         self.kill_rate = 0.0
         self._net: dict[str, Row] = {}
@@ -81,10 +87,10 @@ class Query:
                     folder = open_folder(self._address)
                 journal = Journal(folder, self._fingerprint)
             self._follower = Follower(
-                self._client(),
-                TRANSFER.query,
-                TRANSFER.query.headers_only(),
-                ROWS,
+                self.client(),
+                self._asked,
+                self._asked.headers_only(),
+                self._row_maker,
                 journal,
                 self._limits,
                 clock=self.clock,
@@ -155,17 +161,23 @@ class Query:
     def _read(self, part: ChangelogPart) -> Iterator[Row]:
         """Do what a task does."""
         if isinstance(part, FinalPart):
-            maker = InsertRows(ROWS, part.shift, part.finalized)
-            with self._client() as client:
-                for answer in client.read(TRANSFER.query, part.part.blocks, finalized=True):
-                    if isinstance(answer, Blocks):
-                        for batch in maker.rows(answer, Receipt(0)):
-                            yield from batch.to_pylist()
+            yield from self.final_rows(
+                InsertRows(self._row_maker, part.shift, part.finalized), part.part.blocks
+            )
             return
         for batch in segment_batches(part.data):
             yield from batch.to_pylist()
 
-    def _client(self) -> PortalClient:
+    def final_rows(self, maker: RowMaker, blocks: BlockRange) -> Iterator[Row]:
+        """Read final blocks as the batch source does."""
+        with self.client() as client:
+            for answer in client.read(self._asked, blocks, finalized=True):
+                if isinstance(answer, Blocks):
+                    for batch in maker.rows(answer, Receipt(0)):
+                        yield from batch.to_pylist()
+
+    def client(self) -> PortalClient:
+        """Return a client of the simulated portal."""
         clock = self.clock
         return PortalClient(SimTransport(self.portal, clock), clock=clock, rng=Random(0))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -10,11 +11,13 @@ import pyarrow as pa
 import pytest
 
 from headwater import foreach_batch
-from headwater.core import BlockHeader
-from headwater.errors import ForkCursorMissingError, InvalidOptionError
+from headwater.core import Batch, BlockHeader, PipeState
+from headwater.errors import ForkCursorMissingError, InvalidOptionError, MicroBatchOrderError
 from headwater.spark.streaming.changelog_rows import changelog_schema
+from headwater.stream import micro_batches
+from headwater.stream.micro_batches import ForeachBatch
 from headwater.targets import MemoryStore, MemoryTarget, duckdb_target
-from headwater.targets.contract import Delivery
+from headwater.targets.contract import Capabilities, Delivery
 from headwater.testing import PortalSim
 from tests.spark.streaming.micro_batches import ROWS, TRANSFER, Killed, Query, limits
 from tests.spark.streaming.test_follower import NAMES, Truth, act, chain_of
@@ -22,7 +25,7 @@ from tests.spark.streaming.test_follower import NAMES, Truth, act, chain_of
 SCHEMA = changelog_schema(ROWS.schema)
 
 
-def give(write: object, rows: list[dict[str, object]]) -> None:
+def give(write: ForeachBatch, batch_id: int, rows: list[dict[str, object]]) -> None:
     """Hand a micro-batch over, as `__call__` does once it has looked at the DataFrame."""
     table = pa.Table.from_pylist(rows, SCHEMA)
     last = max(rows, key=lambda row: int(str(row["block_number"])))
@@ -32,29 +35,40 @@ def give(write: object, rows: list[dict[str, object]]) -> None:
     )
     if final:
         header = BlockHeader(int(str(last["block_number"])), str(last["block_hash"]))
-        write.apply_final(header, table.select(ROWS.schema.names))  # type: ignore[attr-defined]
+        write.apply_final(batch_id, header, table.select(ROWS.schema.names))
     else:
-        write.apply(table)  # type: ignore[attr-defined]
+        write.apply(batch_id, table)
+
+
+class Forgetful(MemoryTarget[Delivery]):
+    """A target that keeps no side tables: its cursor is all that it knows."""
+
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        return Capabilities()
 
 
 @pytest.mark.guarantee("STREAM-4")
-@pytest.mark.parametrize("seed", range(10))
-def test_a_target_holds_each_micro_batch_once(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [MemoryTarget, Forgetful])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_target_holds_each_micro_batch_once(
+    seed: int, kind: type[MemoryTarget[Delivery]], tmp_path: Path
+) -> None:
     dice = Random(f"foreach {seed}")
     chain = chain_of(seed)
     truth = Truth(chain)
     store: MemoryStore[Delivery] = MemoryStore()
-    write = foreach_batch(MemoryTarget(store), id="s")
+    write = foreach_batch(kind(store), id="s")
     given = 0
     with Query(PortalSim(chain, seed=seed), tmp_path, dice=dice, limits=limits(far=4)) as query:
         for _ in range(100):
             act(query, chain, truth, dice)
             while given < len(query.sink):
                 if dice.random() < 0.3:
-                    write = foreach_batch(MemoryTarget(store), id="s")
+                    write = foreach_batch(kind(store), id="s")
                 for _ in range(dice.choice([1, 1, 2])):
                     if query.sink[given]:
-                        give(write, query.sink[given])
+                        give(write, given, query.sink[given])
                 given += 1
                 held = [
                     tuple(str(row[name]) for name in NAMES)
@@ -86,14 +100,15 @@ def test_a_target_that_dies_after_its_rollback_gets_the_micro_batch_again(tmp_pa
         chain.fork(4)
         query.trigger()
         *before, last = [query.sink[batch] for batch in sorted(query.sink)]
-        for rows in filter(None, before):
-            give(write, rows)
+        for batch, rows in enumerate(before):
+            if rows:
+                give(write, batch, rows)
         assert {row["_sign"] for row in last} == {1, -1}
         target.dies = True
         with pytest.raises(Killed):
-            give(write, last)
+            give(write, len(before), last)
         target.dies = False
-        give(foreach_batch(target, id="s"), last)
+        give(foreach_batch(target, id="s"), len(before), last)
         held = {
             row["block_hash"]
             for batch in target.store.committed.batches
@@ -123,7 +138,7 @@ def test_a_database_undoes_what_is_retracted(tmp_path: Path) -> None:
             (chain.fork(3), chain.extend(2)) if step % 3 == 2 else chain.extend(2)
         for batch in sorted(query.sink):
             if query.sink[batch]:
-                give(write, query.sink[batch])
+                give(write, batch, query.sink[batch])
         assert query.ends[-1]["forks"] == 3
         branch = chain.path(query.ends[-1]["hash"])
     columns = ", ".join(f'"{name}"' for name in NAMES)
@@ -142,12 +157,76 @@ def test_a_target_that_lacks_what_is_below_a_retraction_is_refused(tmp_path: Pat
             pass
         hot = [row for row in query.net().values() if row["block_number"] > 25]
     first, *others = sorted(hot, key=lambda row: int(row["block_number"]))
-    give(write, [first, *others])
-    store.committed.state  # noqa: B018 - it is there
+    give(write, 0, [first, *others])
     gone = {**first, "_sign": -1, "_change_type": "delete", "_commit_version": 1000}
     below = {**gone, "block_number": 0, "_commit_version": 1001}
     with pytest.raises(ForkCursorMissingError):
-        give(write, [gone, below])
+        give(write, 1, [gone, below])
+
+
+def test_a_block_that_goes_and_comes_back_is_not_taken_for_a_replay(tmp_path: Path) -> None:
+    """Two micro-batches that end with the same block: their ids tell them apart."""
+    chain = chain_of(4)
+    written: list[list[str]] = []
+
+    class Noting(MemoryTarget[Delivery]):
+        def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
+            written.append([one.headers[-1].hash for one in batches])
+            super().commit(batches, state)
+
+    target = Noting()
+    with Query(PortalSim(chain, seed=4), tmp_path, dice=Random(4), limits=limits()) as query:
+        while query.trigger():
+            pass
+        last = max(batch for batch, rows in query.sink.items() if rows)
+        rows = query.sink[last]
+    write = foreach_batch(target, id="s")
+    give(write, 5, rows)
+    block = rows[-1]["block_hash"]
+    own = [row for row in rows if row["block_hash"] == block]
+    gone = [{**row, "_sign": -1, "_commit_version": 900} for row in own]
+    back = [{**row, "_commit_version": 901} for row in own]
+    for _ in range(2):
+        give(write, 6, [*gone, *back])
+        write = foreach_batch(target, id="s")
+    assert written[1:] == [[block]]
+    held = [one.headers[-1].hash for one in target.store.committed.batches]
+    assert held.count(block) == 1
+
+
+def test_a_query_with_another_checkpoint_is_refused(tmp_path: Path) -> None:
+    chain = chain_of(4)
+    target: MemoryTarget[Delivery] = MemoryTarget()
+    with Query(PortalSim(chain, seed=4), tmp_path, dice=Random(4), limits=limits()) as query:
+        while query.trigger():
+            pass
+        rows = [query.sink[batch] for batch in sorted(query.sink) if query.sink[batch]]
+    write = foreach_batch(target, id="s")
+    for batch, one in enumerate(rows):
+        give(write, batch, one)
+    with pytest.raises(MicroBatchOrderError, match="E5016"):
+        give(foreach_batch(target, id="s"), 0, rows[0])
+
+
+def test_the_ids_of_micro_batches_do_not_pile_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(micro_batches, "PRUNE_AT", 3)
+    chain = chain_of(6)
+    target: MemoryTarget[Delivery] = MemoryTarget()
+    write, kept = foreach_batch(target, id="s"), []
+    with Query(PortalSim(chain, seed=6), tmp_path, dice=Random(6), limits=limits()) as query:
+        for _ in range(25):
+            while query.trigger():
+                pass
+            chain.extend(1)
+            chain.finalize(chain.head.number - 4)
+        for batch in sorted(query.sink):
+            if query.sink[batch]:
+                give(write, batch, query.sink[batch])
+                kept.append(target.store.committed.side["micro_batches"].num_rows)
+    assert len(kept) > 15
+    assert max(kept) <= 8
 
 
 def test_an_id_is_needed() -> None:
