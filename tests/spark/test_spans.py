@@ -318,7 +318,7 @@ def test_a_worker_that_is_killed_while_spark_plans_is_replaced(
     for number in range(lives):
         tmp_path.joinpath(str(number)).touch()
     span = span_of(spark, portal, partitions=2)
-    reader = span._reader
+    reader: Any = span._reader
     span._reader = replace(reader, row_maker=KillsPlanner(reader.row_maker, tmp_path))
     if lives > 10:
         with pytest.raises(WorkerLostError, match="E5008"):

@@ -29,10 +29,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
-from headwater.core import BlockRange
 from headwater.errors import REGISTRY, ExecutorPythonError, HeadwaterError, WorkerLostError
 from headwater.spark.frames import spark_schema
-from headwater.spark.parts import Part, PartReader, Receipt
+from headwater.spark.parts import Part, Receipt, SpanReader
 from headwater.spark.relay import IpcSender, Relay, read_batches
 
 Batches = Iterable[pa.RecordBatch]
@@ -48,7 +47,7 @@ _UNLIMITED = str(2**31 - 1)
 _ROWS = 4000  # of half a megabyte each would fill a batch
 _CODED = re.compile(r"\[(E\d{4})\] (.+?)\. Fix: ", re.DOTALL)
 _OTHER_PYTHON = re.compile(
-    r"No module named '?(?:headwater|pyspark)\b[\w.']*|PYTHON_VERSION_MISMATCH.*"
+    r"No module named '?(?:google|headwater|pyspark)\b[\w.']*|PYTHON_VERSION_MISMATCH.*"
 )
 _WORKER_LOST = "Python worker exited unexpectedly"
 _TASK_FAILED = "Job aborted due to stage failure"
@@ -175,8 +174,8 @@ class SpanRows(_Rows):
     def __init__(
         self,
         context: SparkContext,
-        reader: PartReader,
-        parts: Sequence[BlockRange],
+        reader: SpanReader[Any],
+        parts: Sequence[Any],
         check: Callable[[Sequence[str]], None],
         names: tuple[str, ...] | None = None,
     ) -> None:
@@ -194,7 +193,7 @@ class SpanRows(_Rows):
     @property
     def schema(self) -> pa.Schema:
         """The columns of the output."""
-        schema = self._reader.row_maker.schema
+        schema = self._reader.row_schema
         return schema if self._names is None else pa.schema([schema.field(n) for n in self._names])
 
     @property
@@ -221,12 +220,12 @@ class SpanRows(_Rows):
 class _PartTask:
     """One task of a span: reads a part and hands its rows on. It pickles, and runs on executors."""
 
-    reader: PartReader
+    reader: SpanReader[Any]
     function: PartFunction
     schema: pa.Schema
     names: tuple[str, ...] | None
 
-    def __call__(self, parts: Iterable[Part]) -> Iterator[tuple[str, bytes]]:
+    def __call__(self, parts: Iterable[Part[Any]]) -> Iterator[tuple[str, bytes]]:
         """Yield a part's receipt and what the function made of its rows."""
         for part in parts:
             receipt = Receipt(part.index)

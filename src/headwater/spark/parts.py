@@ -8,6 +8,7 @@ reads its part from the beginning and yields the same rows, because only final b
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -236,27 +237,36 @@ class CombinedRows:
     @property
     def schema(self) -> pa.Schema:
         """One struct column per output, in their order."""
-        return pa.schema(
-            [
-                pa.field(combined_column(index), pa.struct(list(output.schema)))
-                for index, output in enumerate(self.outputs.values())
-            ]
-        )
+        return combined_schema([output.schema for output in self.outputs.values()])
 
     def rows(self, blocks: Blocks, receipt: Receipt) -> Iterator[pa.RecordBatch]:
         """Yield the decoded rows, output by output."""
         decoded = decode_outputs(self.outputs, blocks.lines, self.ranges)
         receipt.count(decoded)
-        schema = self.schema
-        for position, table in enumerate(decoded.tables.values()):
-            fields = list(table.schema)
-            for batch in table.to_batches(max_chunksize=BATCH_ROWS):
-                own = pa.StructArray.from_arrays(batch.columns, fields=fields)
-                columns = [
-                    own if index == position else pa.nulls(batch.num_rows, field.type)
-                    for index, field in enumerate(schema)
-                ]
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        return combined_batches(list(decoded.tables.values()), self.schema)
+
+
+def combined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return one struct column per output, in their order."""
+    return pa.schema(
+        [
+            pa.field(combined_column(index), pa.struct(list(schema)))
+            for index, schema in enumerate(schemas)
+        ]
+    )
+
+
+def combined_batches(tables: Sequence[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of tables, one after the other, each in the column of its place."""
+    for position, table in enumerate(tables):
+        fields = list(table.schema)
+        for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+            own = pa.StructArray.from_arrays(batch.columns, fields=fields)
+            columns = [
+                own if index == position else pa.nulls(batch.num_rows, field.type)
+                for index, field in enumerate(schema)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def combined_column(index: int) -> str:
@@ -291,51 +301,52 @@ READ_BYTES = 4 << 20  # what is decoded at once: as much as the decoder scans at
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One part of a range: the work of one task."""
+class Part(Generic[Item]):
+    """One part of a span: the work of one task. `blocks` is a range, or the blocks themselves."""
 
     index: int
-    blocks: BlockRange
+    blocks: Item
 
 
-@dataclass(frozen=True, slots=True)
-class PartReader:
-    """Reads parts of final blocks. `with_receipts`: each part ends with a row that sums it up."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanReader(ABC, Generic[Item]):
+    """Makes rows of parts. `with_receipts`: each part ends with a row that sums it up.
 
-    address: HttpAddress
-    query: StreamQuery
-    row_maker: RowMaker
-    dataset: Dataset | None
-    retry: RetryPolicy
+    Made on the driver and pickled to executors. A task that is tried again makes the same rows.
+    """
+
     with_receipts: bool = False
-    timeouts: Timeouts | None = None
     version: str = __version__  # of the driver, where the reader is made
+
+    @property
+    @abstractmethod
+    def row_schema(self) -> pa.Schema:
+        """The columns of the rows; all may be null, because the row of a receipt has none."""
+
+    @abstractmethod
+    def _rows(self, part: Part[Item], receipt: Receipt) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one part, in order of blocks, and sum it up in the receipt."""
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of the batches."""
-        schema = self.row_maker.schema
-        return schema.append(RECEIPT_COLUMN) if self.with_receipts else schema
+        return self.row_schema.append(RECEIPT_COLUMN) if self.with_receipts else self.row_schema
 
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def read(self, part: Part[Item]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one part, in order of blocks. Runs on an executor.
 
-        Each call has a client of its own. Requests that fail are sent again by the client; what it
-        gives up on fails the task, with the error's text, and Spark may try the task again.
-
         Raises:
-            FinalizedForkError: the portal contradicts itself about final blocks.
-            HeadwaterError: whatever the client or a decoder raises.
+            HeadwaterError: whatever the reading or a decoder raises; Spark may try the task again.
         """
         receipt = Receipt(part.index)
         for batch in self.rows(part, receipt):
             yield self._widen(batch)
         if self.with_receipts:
-            empty = [pa.nulls(1, field.type) for field in self.row_maker.schema]
+            empty = [pa.nulls(1, field.type) for field in self.row_schema]
             row = [*empty, pa.array([receipt.to_text()], RECEIPT_COLUMN.type)]
             yield pa.RecordBatch.from_arrays(row, schema=self.schema)
 
-    def rows(self, part: Part, receipt: Receipt) -> Iterator[pa.RecordBatch]:
+    def rows(self, part: Part[Item], receipt: Receipt) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one part, and sum the part up in a receipt. Runs on an executor.
 
         Raises:
@@ -349,12 +360,38 @@ class PartReader:
             )
         return gather(self._rows(part, receipt))
 
+    def _widen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self.with_receipts:
+            return batch
+        return batch.append_column(RECEIPT_COLUMN, pa.nulls(batch.num_rows, RECEIPT_COLUMN.type))
+
+
+@dataclass(frozen=True, slots=True)
+class PartReader(SpanReader[BlockRange]):
+    """Reads parts of final blocks from a portal.
+
+    Each part has a client of its own. Requests that fail are sent again by the client; what it
+    gives up on fails the task, with the error's text.
+    """
+
+    address: HttpAddress
+    query: StreamQuery
+    row_maker: RowMaker
+    dataset: Dataset | None
+    retry: RetryPolicy
+    timeouts: Timeouts | None = None
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """The columns of the rows."""
+        return self.row_maker.schema
+
     def client(self, max_bytes: int = READ_BYTES) -> PortalClient:
         """Return a client for one task, or for planning; the caller closes it."""
         transport = HttpTransport(self.address, self.timeouts)
         return PortalClient(transport, retry=self.retry, dataset=self.dataset, max_bytes=max_bytes)
 
-    def _rows(self, part: Part, receipt: Receipt) -> Iterator[pa.RecordBatch]:
+    def _rows(self, part: Part[BlockRange], receipt: Receipt) -> Iterator[pa.RecordBatch]:
         with ReadAhead(partial(self._answers, part)) as answers:
             for answer in answers:
                 match answer:
@@ -370,15 +407,10 @@ class PartReader:
                     case _:
                         pass  # a replica that is behind; the client asks again at its own pace
 
-    def _answers(self, part: Part) -> Iterator[Answer]:
+    def _answers(self, part: Part[BlockRange]) -> Iterator[Answer]:
         """Yield what the portal says of a part, by a client that nothing else uses."""
         with self.client() as client:
             yield from client.read(self.query, part.blocks, finalized=True)
-
-    def _widen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if not self.with_receipts:
-            return batch
-        return batch.append_column(RECEIPT_COLUMN, pa.nulls(batch.num_rows, RECEIPT_COLUMN.type))
 
 
 class PartsReader(DataSourceReader):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import base64
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 from weakref import WeakSet
 
+import pyarrow as pa
 from Crypto.Cipher import AES
 from pyspark import StorageLevel, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
@@ -36,6 +38,7 @@ from headwater.spark.parts import (
     PartReader,
     PartsReader,
     RowMaker,
+    SpanReader,
     SpanReport,
     TableRows,
     combined_column,
@@ -46,32 +49,38 @@ from headwater.spark.startup import SparkOfRun
 _RECEIPT = RECEIPT_COLUMN.name
 
 
-class Span:
-    """A range of final blocks, planned, and read when its frames are used.
+class Span(ABC):
+    """Final blocks, planned, and read when its frames are used.
 
-    `frames` holds one frame per output, `parts` the ranges that the tasks read. With a single
-    output, the tasks that work on its rows read them. Where DataFrames are wanted, or there are
-    several outputs, the range is read once, and Spark keeps its rows (memory, then disk) until the
-    span is released; a `with` block does. Whatever is handed on, the parts were compared first:
-    they are of one chain, and none is missing.
+    `frames` holds one frame per output, `parts` what the tasks read. With a single output, the
+    tasks that work on its rows read them. Where DataFrames are wanted, or there are several
+    outputs, the blocks are read once, and Spark keeps their rows (memory, then disk) until the span
+    is released; a `with` block does. Whatever is handed on, the receipts of the parts were looked
+    at first: none is missing.
     """
 
     def __init__(
         self,
         spark: SparkOfRun,
-        reader: PartReader,
-        outputs: Mapping[str, Output],
-        parts: Sequence[BlockRange],
+        reader: SpanReader[Any],
+        schemas: Mapping[str, pa.Schema],
+        parts: Sequence[Any],
     ) -> None:
         self.parts = tuple(parts)
         self._spark = spark
         self._reader = reader
-        self._outputs = list(outputs)
+        self._outputs = list(schemas)
         self._report: SpanReport | None = None
         self._kept: DataFrame | None = None
-        self.frames = {
-            name: SpanFrame(self, name, output.schema) for name, output in outputs.items()
-        }
+        self.frames = {name: SpanFrame(self, name, schema) for name, schema in schemas.items()}
+
+    @abstractmethod
+    def _load(self, reader: SpanReader[Any]) -> DataFrame:
+        """Return the DataFrame that a reader makes of the parts. Runs no job."""
+
+    @abstractmethod
+    def _sum(self, receipts: Sequence[str]) -> SpanReport:
+        """Sum up what the tasks of a job say of their reading."""
 
     def report(self) -> SpanReport:
         """Return what was read. If nothing was yet, the range is read now, and its rows are kept.
@@ -89,11 +98,6 @@ class Span:
         """What was read, if anything was."""
         return self._report
 
-    @property
-    def block_range(self) -> BlockRange:
-        """The range, which the parts cover."""
-        return BlockRange(self.parts[0].from_block, self.parts[-1].to_block)
-
     def keep(self) -> DataFrame:
         """Have executors read the range, unless they did, and keep its rows. Runs a Spark job."""
         if self._kept is None:
@@ -103,9 +107,7 @@ class Span:
     def _read(self) -> DataFrame:
         """Have executors read the range and keep its rows; compare the parts."""
         reader = replace(self._reader, with_receipts=True)
-        rows = load_parts(self._spark.session, reader, self.parts).persist(
-            StorageLevel.MEMORY_AND_DISK
-        )
+        rows = self._load(reader).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             found = rows.where(F.col(_RECEIPT).isNotNull()).select(_RECEIPT).toArrow()
             self._compare(found.column(0).to_pylist())
@@ -134,16 +136,32 @@ class Span:
             self._kept.unpersist()
             self._kept = None
 
-    def __enter__(self) -> Span:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.release()
 
     def _compare(self, texts: Sequence[str]) -> None:
-        """Compare what the tasks of a job say of their reading."""
+        self._report = self._sum(texts)
+
+
+class PortalSpan(Span):
+    """A range of final blocks that executors ask a portal for. The parts are of one chain."""
+
+    _reader: PartReader
+
+    @property
+    def block_range(self) -> BlockRange:
+        """The range, which the parts cover."""
+        return BlockRange(self.parts[0].from_block, self.parts[-1].to_block)
+
+    def _load(self, reader: SpanReader[Any]) -> DataFrame:
+        return load_parts(self._spark.session, reader, self.parts)
+
+    def _sum(self, receipts: Sequence[str]) -> SpanReport:
         complete = self._reader.query.include_all_blocks
-        self._report = sum_receipts(texts, self.parts, complete=complete)
+        return sum_receipts(receipts, self.parts, complete=complete)
 
 
 def read_span(
@@ -160,7 +178,7 @@ def read_span(
     densities: Sequence[Density] = (),
     retry: RetryPolicy | None = None,
     timeouts: Timeouts | None = None,
-) -> Span:
+) -> PortalSpan:
     """Plan the reading of a range on executors and return its frames, not yet read.
 
     Called by the loop on the driver, for ranges that are final to their end: what is not final yet
@@ -200,7 +218,8 @@ def read_span(
             samples=samples,
             densities=densities,
         )
-    return Span(spark, reader, outputs, parts)
+    schemas = {name: output.schema for name, output in outputs.items()}
+    return PortalSpan(spark, reader, schemas, parts)
 
 
 def _row_maker(
@@ -245,7 +264,9 @@ class SpanSource(DataSource):
         return PartsReader(reader, parts)
 
 
-def load_parts(spark: SparkSession, reader: PartReader, parts: Sequence[BlockRange]) -> DataFrame:
+def load_parts(
+    spark: SparkSession, reader: SpanReader[Any], parts: Sequence[BlockRange]
+) -> DataFrame:
     """Return the DataFrame that reads these parts, one task each. Runs no job."""
     schema = spark_schema(reader.schema)
     if spark not in _registered:

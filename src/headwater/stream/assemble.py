@@ -1,8 +1,8 @@
 """From blocks to what user code sees: rows of each output, transformed, with their context.
 
-Blocks are decoded right here and become frames; a run whose executors read spans adds those
-(`portal_assemble`). The same user code runs on all of them. Runs on the driver. Assembling a batch
-again gives the same rows again.
+Blocks are decoded right here and become frames, or executors decode them, a span at a time. The
+same user code runs on all of them. Runs on the driver. Assembling a batch again gives the same rows
+again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from headwater.decode import Decoded
 from headwater.pipeline import Raw
 from headwater.portal import Clock, Dataset
 from headwater.spark.frames import frames
+from headwater.spark.parts import SpanReport
 from headwater.spark.row_wise import JoinedFrame, cut_by_block
+from headwater.spark.spans import Span
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.context import (
     BatchContext,
@@ -68,6 +70,8 @@ class Assembler:
         self._final_only = final_only
         self._latest: BlockCursor | None = None
         self.progress = ProgressTracker(clock)
+        self._held: list[Span] = []
+        self._released: list[Span] = []
         self._joins_blocks = bool(steps) and all(step.may_join_blocks for step in steps)
 
     @property
@@ -84,7 +88,30 @@ class Assembler:
         return QueryInfo(self._address, "", b"")
 
     def release(self) -> None:
-        """Let go of what batches keep elsewhere. Called when they are committed or dropped."""
+        """Let go of what spans keep on the executors. Called when they are committed or dropped.
+
+        A span may be used after that by code that was handed its frames: what it keeps then is
+        released the next time.
+        """
+        for span in self._held:
+            self._learn(span)
+        for span in (*self._released, *self._held):
+            span.release()
+        self._released, self._held = self._held, []
+
+    def _learn(self, span: Span) -> None:
+        """Take note of what a span held."""
+
+    def _hold(self, span: Span, blocks: int, *, keep: bool) -> tuple[Frames, BatchInfo]:
+        """Return a span's frames and counts; release it with its batch.
+
+        `keep`: it is read now and kept. What others read besides the target is, so that no block is
+        read twice, and what waits for other spans: else a flush would read them all at once.
+        """
+        self._held.append(span)
+        if keep:
+            span.keep()
+        return span.frames, BatchInfo(blocks, partial(_span_counts, span), partial(_known, span))
 
     def __call__(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Return the batch with the rows that user code made of it."""
@@ -201,6 +228,21 @@ def _head_counts(decoded: Decoded, size: int) -> BatchCounts:
     rows = sum(table.num_rows for table in decoded.tables.values())
     filled = frozenset(name for name, table in decoded.tables.items() if table.num_rows)
     return BatchCounts(size, rows, decoded.skipped, decoded.unlike, filled)
+
+
+def _span_counts(span: Span) -> BatchCounts:
+    return _counts(span.report())
+
+
+def _known(span: Span) -> BatchCounts | None:
+    report = span.known_report
+    return None if report is None else _counts(report)
+
+
+def _counts(report: SpanReport) -> BatchCounts:
+    rows = sum(report.rows.values())
+    filled = frozenset(name for name, count in report.rows.items() if count)
+    return BatchCounts(report.bytes_read, rows, report.skipped, report.unlike, filled)
 
 
 def _blocks(batch: Batch[Raw]) -> int:

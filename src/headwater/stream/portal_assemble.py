@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from headwater import core
@@ -17,11 +16,10 @@ from headwater.decode import Decoded, decode_outputs
 from headwater.pipeline import Raw
 from headwater.portal import Clock, Dataset
 from headwater.query import Query
-from headwater.spark.parts import SpanReport
-from headwater.spark.spans import Span, read_span
+from headwater.spark.spans import PortalSpan, Span, read_span
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.assemble import Assembler
-from headwater.stream.context import BatchCounts, BatchInfo, QueryInfo
+from headwater.stream.context import BatchInfo, QueryInfo
 from headwater.stream.factories import Factories
 from headwater.stream.transformer import Frames
 
@@ -90,8 +88,6 @@ class PortalAssembler(Assembler):
         self._factories = factories
         self._shared = shared
         self._on_span = on_span
-        self._held: list[Span] = []
-        self._released: list[Span] = []
 
     @property
     def ranges(self) -> tuple[BlockRange, ...]:
@@ -110,25 +106,12 @@ class PortalAssembler(Assembler):
         if not isinstance(batch.data, core.Span):
             return super()._frames(batch)
         span = self._plan_span(batch, batch.data)
-        blocks = batch.data.blocks
-        return span.frames, BatchInfo(blocks, partial(_span_counts, span), partial(_known, span))
-
-    def release(self) -> None:
-        """Let go of what spans keep on the executors. Called when they are committed or dropped.
-
-        A span may be used after that by code that was handed its frames: what it keeps then is
-        released the next time.
-        """
-        for span in self._held:
-            self._learn(span)
-        for span in (*self._released, *self._held):
-            span.release()
-        self._released, self._held = self._held, []
+        return self._hold(span, batch.data.blocks, keep=self._shared or not self._backfill.at_once)
 
     def _learn(self, span: Span) -> None:
         """Tell the source what a span held, so that the next ones keep within their limits."""
         report = span.known_report
-        if report is not None:
+        if report is not None and isinstance(span, PortalSpan):
             self._on_span(span.block_range, report.bytes_read, sum(report.rows.values()))
 
     def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
@@ -137,17 +120,13 @@ class PortalAssembler(Assembler):
         return decode_outputs(self._outputs, lines, self._plan.ranges)
 
     def _plan_span(self, batch: Batch[Raw], asked: core.Span) -> Span:
-        """Plan how executors read a span. Its rows are read when they are used.
-
-        What others read besides the target is read now and kept, so that no block is fetched twice.
-        So are spans that wait for others: else a flush would read them all at once.
-        """
+        """Plan how executors read a span. Its rows are read when they are used."""
         outputs, query = self._outputs, self._plan.query_at(asked.block_range.from_block)
         densities = asked.densities
         if self._factories is not None:
             ranges, densities = self._plan.ranges, ()  # what is asked for is another query
             outputs, query = self._factories.prepare_span(outputs, batch, ranges, query)
-        span = read_span(
+        return read_span(
             self._spark,
             self._portal,
             outputs,
@@ -159,22 +138,3 @@ class PortalAssembler(Assembler):
             retry=self._reading.retry,
             timeouts=self._reading.timeouts,
         )
-        self._held.append(span)
-        if self._shared or not self._backfill.at_once:
-            span.keep()
-        return span
-
-
-def _span_counts(span: Span) -> BatchCounts:
-    return _counts(span.report())
-
-
-def _known(span: Span) -> BatchCounts | None:
-    report = span.known_report
-    return None if report is None else _counts(report)
-
-
-def _counts(report: SpanReport) -> BatchCounts:
-    rows = sum(report.rows.values())
-    filled = frozenset(name for name, count in report.rows.items() if count)
-    return BatchCounts(report.bytes_read, rows, report.skipped, report.unlike, filled)

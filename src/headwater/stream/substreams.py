@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headwater import core
 from headwater.changes import TableSchema
 from headwater.core import DEFAULT_CAP, Batch, BlockCursor, BlockRange, Flush, PipeState
 from headwater.decode import Decoded
@@ -25,9 +26,11 @@ from headwater.portal import Clock
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.assemble import Assembler
 from headwater.stream.config import Config, OnConfigChange, check_option, compare_config
+from headwater.stream.context import BatchInfo
 from headwater.stream.handle import StoppableClock
 from headwater.stream.run import Opening, Run
 from headwater.stream.stream import Stream, check_stream
+from headwater.stream.transformer import Frames
 from headwater.stream.undo_buffer import UndoBuffer
 
 try:
@@ -38,6 +41,7 @@ try:
     from headwater.substreams.outputs import decoder_of
     from headwater.substreams.package import Package
     from headwater.substreams.source import SubstreamsSource
+    from headwater.substreams.spans import FAR_BYTES, OutputSpan, has_executors
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("grpc", "google"):
         raise
@@ -70,6 +74,7 @@ class SubstreamsStream(Stream):
     credentials: Credentials = Credentials()  # noqa: RUF009 - immutable
     dialling: Dialling = Dialling()  # noqa: RUF009 - immutable
     on_message: OnMessage | None = None
+    far_bytes: int = 0  # of final blocks that arrived, from which executors decode them; 0: never
 
     @property
     def address(self) -> str:
@@ -152,6 +157,7 @@ class SubstreamsRun(Run):
             self._log,
             self._spark,
             self._clock,
+            shared=self._shared,
             finalized=state.finalized,
             final_only=self._finalized,
         )
@@ -195,6 +201,7 @@ class ModuleAssembler(Assembler):
         spark: SparkOfRun,
         clock: Clock,
         *,
+        shared: bool,
         finalized: BlockCursor | None,
         final_only: bool,
     ) -> None:
@@ -209,6 +216,8 @@ class ModuleAssembler(Assembler):
         )
         self._log = log
         self._decoder = stream.decoder
+        self._far = stream.far_bytes
+        self._keeps = shared or not stream.flush.backfill.at_once
         last = stream.stop - 1 if stream.stop else None
         self._range = BlockRange(max(0, stream.first), last)
 
@@ -216,6 +225,14 @@ class ModuleAssembler(Assembler):
     def ranges(self) -> tuple[BlockRange, ...]:
         """The one range of the stream."""
         return (self._range,)
+
+    def _frames(self, batch: Batch[Raw]) -> tuple[Frames, BatchInfo]:
+        assert not isinstance(batch.data, core.Span), "only portals have spans"
+        size = sum(map(len, batch.data))
+        if not self._far or batch.state.is_hot or size < self._far or not self._spark.is_ready():
+            return super()._frames(batch)
+        span = OutputSpan(self._spark, self._decoder, self._log.outputs(batch.headers))
+        return self._hold(span, len(batch.headers), keep=self._keeps)
 
     def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
         return Decoded(self._decoder.decode(self._log.outputs(batch.headers)), {}, {})
@@ -247,6 +264,7 @@ def substreams_stream(
     ca_file: str | Path | None = None,
     dialling: Dialling | None = None,
     on_message: OnMessage | None = None,
+    on_executors: bool | None = None,
 ) -> SubstreamsStream:
     """Define a stream of the outputs of a module.
 
@@ -279,6 +297,8 @@ def substreams_stream(
         ca_file: certificates to trust instead of the system's, PEM.
         dialling: idle time, retries, receive limit, version.
         on_message: is told of every message of the endpoint, in the loop's thread.
+        on_executors: whether Spark's executors decode and fold history, in which case the driver
+            only receives it. Left out, they do if your session has any beside the driver's process.
 
     Raises:
         StreamIdError: the id is missing or blank.
@@ -319,12 +339,19 @@ def substreams_stream(
         ),
         dialling=dialled,
         on_message=on_message,
+        far_bytes=FAR_BYTES if _wants_executors(on_executors, spark) else 0,
         spark=spark,
         flush=rules,
         undo_buffer=undo_buffer,
         rollback_cap=rollback_cap,
         on_config_change=check_option(on_config_change),
     )
+
+
+def _wants_executors(given: object, spark: SparkSession | None) -> bool:
+    if given is not None and not isinstance(given, bool):
+        raise InvalidOptionError("on_executors is True, False or None", got=repr(given))
+    return has_executors(spark) if given is None else given
 
 
 def _stop_block(start: int, stop: int | str | None) -> int:

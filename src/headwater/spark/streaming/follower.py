@@ -58,7 +58,7 @@ POLLS = 40  # answers without blocks, before the end of `Trigger.AvailableNow` c
 class FinalPart:
     """Blocks that are final: an executor asks the portal for them."""
 
-    part: Part
+    part: Part[BlockRange]
     shift: int
     finalized: int | None
 

@@ -1,0 +1,128 @@
+"""Outputs of many final blocks that executors decode: the driver has received them, no more.
+
+An endpoint sends one ordered stream, so the driver receives it. What it does with a message of
+history is to hand its bytes on: tasks decode them, and fold or write the rows, as those of a
+portal's span. The cursor of the last block is stored by the commit of their rows. Tasks that are
+tried again give the same rows, because the bytes are a part of the task.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from headwater.core import BlockHeader
+from headwater.decode import Decoded
+from headwater.spark.executors import map_in_arrow
+from headwater.spark.parts import (
+    BATCH_ROWS,
+    Part,
+    Receipt,
+    SpanReader,
+    SpanReport,
+    combined_batches,
+    combined_schema,
+)
+from headwater.spark.spans import Span
+from headwater.spark.startup import SparkOfRun
+from headwater.substreams.messages import ModuleOutput, OutputDecoder
+
+FAR_BYTES = 4 << 20  # of outputs, below which a job costs more than decoding here
+Held = tuple[ModuleOutput, ...]
+_HANDED = pa.schema([("part", pa.int32()), ("outputs", pa.binary())])
+
+
+@dataclass(frozen=True, slots=True)
+class OutputReader(SpanReader[Held]):
+    """Decodes parts that hold their outputs."""
+
+    decoder: OutputDecoder
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """The columns of the only output, or a struct column per output."""
+        schemas = list(self.decoder.schemas.values())
+        if len(schemas) > 1:
+            return combined_schema(schemas)
+        return pa.schema([one.with_nullable(True) for one in schemas[0]])
+
+    def _rows(self, part: Part[Held], receipt: Receipt) -> Iterator[pa.RecordBatch]:
+        receipt.add(
+            [BlockHeader(one.clock.number, one.clock.hash) for one in part.blocks],
+            [one.value for one in part.blocks],
+        )
+        made = self.decoder.decode(part.blocks)
+        receipt.count(Decoded(made, {}, {}))
+        tables = [made[name] for name in self.decoder.schemas]
+        if len(tables) > 1:
+            yield from combined_batches(tables, self.row_schema)
+            return
+        for batch in tables[0].to_batches(max_chunksize=BATCH_ROWS):
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=self.row_schema)
+
+
+class OutputSpan(Span):
+    """Outputs of consecutive final blocks, to be decoded by as many tasks as there are cores."""
+
+    def __init__(
+        self, spark: SparkOfRun, decoder: OutputDecoder, outputs: Sequence[ModuleOutput]
+    ) -> None:
+        parts = split(outputs, spark.context.defaultParallelism)
+        super().__init__(spark, OutputReader(decoder), decoder.schemas, parts)
+
+    def _load(self, reader: SpanReader[Held]) -> DataFrame:
+        handed = [pickle.dumps(part, pickle.HIGHEST_PROTOCOL) for part in self.parts]
+        rows = pa.table([pa.array(range(len(handed)), pa.int32()), handed], schema=_HANDED)
+        frame = self._spark.session.createDataFrame(rows)
+        return map_in_arrow(frame, _Reading(reader), reader.schema)
+
+    def _sum(self, receipts: Sequence[str]) -> SpanReport:
+        found = [msgspec.json.decode(one, type=Receipt) for one in receipts]
+        rows = dict.fromkeys(self.frames, 0)
+        for one in found:
+            for name, count in one.rows.items():
+                rows[name] += count
+        sizes = (sum(one.blocks for one in found), sum(one.bytes_read for one in found))
+        return SpanReport(*sizes, self.parts[-1][-1].clock.cursor, rows, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Reads parts that come as rows of bytes. It pickles, and runs on executors."""
+
+    reader: SpanReader[Held]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index, held in zip(*map(pa.Array.to_pylist, batch.columns), strict=True):
+                yield from self.reader.read(Part(index, pickle.loads(held)))
+
+
+def split(outputs: Sequence[ModuleOutput], parts: int) -> list[Held]:
+    """Return consecutive outputs in so many parts, at most, of about the same size."""
+    total = sum(len(one.value) for one in outputs)
+    found: list[list[ModuleOutput]] = [[]]
+    done = 0
+    for one in outputs:
+        if found[-1] and done * parts >= total * len(found):
+            found.append([])
+        found[-1].append(one)
+        done += len(one.value)
+    return [tuple(part) for part in found]
+
+
+def has_executors(session: SparkSession | None) -> bool:
+    """Tell whether a session's executors are on other machines, or at least other processes.
+
+    On one machine they share its cores with the driver, and bytes that travel to them and rows that
+    come back cost more than decoding saves (docs/decisions/0019). A session of Spark Connect cannot
+    be handed bytes.
+    """
+    if session is None or type(session).__module__.startswith("pyspark.sql.connect"):
+        return False
+    return not (session.sparkContext.master or "local").startswith("local")
