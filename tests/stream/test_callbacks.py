@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headwater import create_target, evm, pipe_to_iterator
+from headwater.core import Batch, PipeState
+from headwater.effects import kafka
 from headwater.errors import AsyncCallbackError, InvalidOptionError
+from headwater.portal import RetryPolicy
 from headwater.stream import PortalStream, portal_stream
-from headwater.targets import clickhouse_target, duckdb_target, postgres_target
+from headwater.targets import (
+    Capabilities,
+    clickhouse_target,
+    delta_target,
+    duckdb_target,
+    iceberg_target,
+    parquet_target,
+    postgres_target,
+)
+from headwater.targets.contract import Delivery
 from headwater.testing import PortalServer, simulated_portal
 
 
@@ -44,6 +56,26 @@ class Hooks:
         return data
 
 
+class Contract:
+    """A target of one's own with one asynchronous method: the cursor moved, and nothing else."""
+
+    capabilities: Capabilities[Delivery] = Capabilities()
+
+    def __init__(self, name: str) -> None:
+        setattr(self, name, nothing)
+
+    def bind(self, stream_id: str) -> None: ...
+
+    def recover(self) -> PipeState:
+        return PipeState()
+
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None: ...
+
+    def roll_back(self, state: PipeState) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def stream_of(url: str = "http://x/y") -> PortalStream:
     return portal_stream(
         id="s",
@@ -51,6 +83,7 @@ def stream_of(url: str = "http://x/y") -> PortalStream:
         outputs={"transfers": evm.events("erc20.Transfer", range=(0, 5))},
         far=10**9,
         poll_interval_s=0.01,
+        retry=RetryPolicy(attempts=1),
     )
 
 
@@ -84,6 +117,17 @@ GIVEN: dict[str, Callable[[], Any]] = {
         )
         for name in ("on_data", "on_start", *names)
     },
+    **{
+        f"{make.__name__} on_data": lambda make=make: make(  # type: ignore[misc]
+            "lake", tables=["transfers"], on_data=nothing
+        )
+        for make in (iceberg_target, delta_target, parquet_target)
+    },
+    **{
+        f"contract {name}": lambda name=name: stream_of().pipe_to(Contract(name))  # type: ignore[misc]
+        for name in ("bind", "recover", "commit", "roll_back", "close")
+    },
+    "key of kafka": lambda: kafka("topic", {"bootstrap.servers": "127.0.0.1:1"}, key=nothing),
 }
 
 

@@ -1,6 +1,6 @@
 """Where tests have killed and paused writers, and whether the tables were right afterwards.
 
-    python -m tests.targets.points docs/results/walks.json [test_zombies …]
+    python -m tests.targets.points docs/results/walks.json [targets/test_zombies …]
 
 runs the tests that kill and pause a writer at every statement, all or those of some files, and
 writes what they did; a point counts as right if its test has passed. `scripts/reliability.py` makes
@@ -25,10 +25,21 @@ from headwater.testing.scenarios.crash import Crash
 from headwater.testing.system.world import statement_kind
 from tests.sampling import VARIABLE
 
-HERE = Path(__file__).parent
+TESTS_FOLDER = Path(__file__).parent.parent
 
-TESTS = ("test_duckdb_conformance", "test_postgres_conformance", "test_clickhouse_conformance",
-         "change_log/test_conformance", "test_clickhouse_zombies", "test_zombies")  # fmt: skip
+TESTS = (
+    "targets/test_duckdb_conformance",
+    "targets/test_postgres_conformance",
+    "targets/test_clickhouse_conformance",
+    "targets/change_log/test_conformance",
+    "targets/test_iceberg_conformance",
+    "targets/test_delta_conformance",
+    "targets/test_parquet_conformance",
+    "targets/test_fanout",
+    "targets/test_clickhouse_zombies",
+    "targets/test_zombies",
+    "substreams/test_kills",
+)
 CALLS = {
     "recover": "recover",
     "roll_back": "roll back",
@@ -45,6 +56,13 @@ def note(kind: str, how: str, statement: str) -> None:
 
 def watch(kind: str, target: Any, hook: Callable[[], None], counts: Callable[[str], bool]) -> None:
     """Have `hook` called before each statement that counts; note the one at which it kills."""
+    target.on_statement = watching(kind, hook, counts)
+
+
+def watching(
+    kind: str, hook: Callable[[], None], counts: Callable[[str], bool] = lambda step: True
+) -> Callable[[str], None]:
+    """Return what is called with each step: it calls `hook`, and notes where that kills."""
     dead = False
 
     def on_statement(sql: str) -> None:
@@ -59,7 +77,7 @@ def watch(kind: str, target: Any, hook: Callable[[], None], counts: Callable[[st
             dead = True
             raise
 
-    target.on_statement = on_statement
+    return on_statement
 
 
 def _call() -> str:
@@ -96,7 +114,7 @@ def main() -> int:
     failed = 0
     for name in names:
         recorder = Recorder()
-        options = ["-q", "-p", "no:xdist", f"{HERE}/{name}.py"]
+        options = ["-q", "-p", "no:xdist", f"{TESTS_FOLDER}/{name}.py"]
         failed += bool(pytest.main(options, plugins=[recorder]))
         found["date"] = datetime.now(UTC).date().isoformat()
         found[name] = {key: dict(sorted(one.items())) for key, one in recorder.points.items()}
@@ -108,8 +126,8 @@ def main() -> int:
 
 def _other_tests() -> list[Path]:
     """Return the files of tests that take samples and note no points."""
-    noted = {HERE / f"{name}.py" for name in TESTS}
-    return [path for path in sorted(HERE.parent.rglob("test_*.py"))
+    noted = {TESTS_FOLDER / f"{name}.py" for name in TESTS}
+    return [path for path in sorted(TESTS_FOLDER.rglob("test_*.py"))
             if path not in noted and "from tests.sampling import" in path.read_text()]  # fmt: skip
 
 

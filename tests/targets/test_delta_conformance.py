@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from headwater.targets.delta import DeltaSettings, DeltaTarget, delta_target, table
 from headwater.testing.conformance import TargetConformance, apply_changes
 from tests.sampling import every
+from tests.targets import points
 
 
 @pytest.mark.guarantee("STATE-2")
@@ -46,7 +47,7 @@ class TestDeltaTarget(TargetConformance):
         return rows
 
     def watch_io(self, target: DeltaTarget, hook: Callable[[], None]) -> None:
-        target.on_step = lambda step: hook()
+        target.on_step = points.watching("Delta", hook)
 
 
 class TestDeltaTargetThatCompacts(TestDeltaTarget):

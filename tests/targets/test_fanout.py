@@ -24,6 +24,7 @@ from headwater.testing.conformance import TargetConformance, apply_changes
 from headwater.testing.conformance.model import Change, Rig, in_order, log
 from tests.sampling import every
 from tests.stream.truth import COLUMNS, transfers
+from tests.targets import points
 
 ENDS = ("BEGIN TRANSACTION", "COMMIT")
 """A crash between transactions leaves targets apart; one inside is DuckDB's own suite."""
@@ -78,9 +79,10 @@ class TestFanOut(TargetConformance):
         return rows
 
     def watch_io(self, target: FanOutTarget, hook: Callable[[], None]) -> None:
+        watching = points.watching("Two DuckDB files", hook, lambda sql: sql in ENDS)
         for one in target.targets:
             assert isinstance(one, DuckDBTarget)
-            one.on_statement = lambda sql: hook() if sql in ENDS else None
+            one.on_statement = watching
 
 
 def rig_of(*stores: MemoryStore[Any]) -> Rig:

@@ -15,6 +15,7 @@ from pyiceberg.io.pyarrow import PyArrowFile
 from headwater.targets.iceberg import IcebergSettings, IcebergTarget, iceberg_target, table
 from headwater.testing.conformance import TargetConformance, apply_changes
 from tests.sampling import every
+from tests.targets import points
 
 
 @pytest.mark.guarantee("STATE-2")
@@ -75,5 +76,6 @@ class TestIcebergTarget(TargetConformance):
         return found
 
     def watch_io(self, target: IcebergTarget, hook: Callable[[], None]) -> None:
-        target.on_step = lambda step: hook()
-        self.hook = hook
+        watching = points.watching("Iceberg", hook)
+        target.on_step = watching
+        self.hook = lambda: watching("write metadata")

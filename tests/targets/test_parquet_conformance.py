@@ -13,6 +13,7 @@ from headwater.targets.parquet import Rollover, parquet_target
 from headwater.targets.parquet.state import read_stored
 from headwater.testing.conformance import TargetConformance, apply_changes
 from tests.sampling import every
+from tests.targets import points
 from tests.targets.replayed import Journal, Replayed
 
 
@@ -63,7 +64,7 @@ class TestParquetTarget(TargetConformance):
         return self.read[key]
 
     def watch_io(self, target: Replayed, hook: Callable[[], None]) -> None:
-        target.target.folder.on_io = hook
+        target.target.folder.on_io = points.watching("Parquet", hook)
 
 
 class TestParquetTargetThatRollsOver(TestParquetTarget):

@@ -19,7 +19,7 @@ from headwater.core import (
     PipeState,
     contradicting_block,
 )
-from headwater.core.callbacks import Callback
+from headwater.core.callbacks import Callback, check_callable
 from headwater.core.state import extend_chain
 from headwater.errors import (
     EmptyForkSampleError,
@@ -76,6 +76,9 @@ def check_target(target: object) -> None:
             got=repr(target),
             lacking=", ".join(lacking),
         )
+    for name in _CONTRACT:
+        if name != "capabilities":  # a property, or a plain attribute
+            check_callable(f"{type(target).__name__}.{name}", getattr(target, name), "a method")
 
 
 def check_cursor(cursor: object) -> None:

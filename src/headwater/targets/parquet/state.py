@@ -91,12 +91,12 @@ class _Version(NamedTuple):
 class Folder:
     """The directory of a target: its files, changed in steps that are whole or not at all.
 
-    `on_io` is called before each step that changes something, for tests.
+    `on_io` is called with each step that changes something, before it, for tests.
     """
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.on_io: Callable[[], None] = lambda: None
+        self.on_io: Callable[[str], None] = lambda step: None
 
     def names(self, folder: str) -> list[str]:
         """Return the names of all files below a folder, relative to it."""
@@ -104,12 +104,12 @@ class Folder:
 
     def put(self, name: str, content: bytes) -> None:
         """Write a file in one step."""
-        self.on_io()
+        self.on_io(f"put {name}")
         self.place.replace(name, content)
 
     def publish(self, staged: str, name: str) -> None:
         """Give a staged file its name, in one step; an object store copies, and has no rename."""
-        self.on_io()
+        self.on_io(f"publish {name}")
         place = self.place
         source, target = place.path_of(staged), place.path_of(name)
         if place.is_local:
@@ -119,12 +119,12 @@ class Folder:
             sync_directory(Path(target).parent)
             return
         place.filesystem.copy_file(source, target)
-        self.on_io()
+        self.on_io(f"delete {staged}")
         place.delete(staged)
 
     def delete(self, name: str) -> None:
         """Remove a file; one that is gone already is no error."""
-        self.on_io()
+        self.on_io(f"delete {name}")
         self.place.delete(name)
 
 
