@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
@@ -105,10 +106,7 @@ class Package:
         else:
             raw = _read_file(Path(source))
         if raw.startswith(_ZSTD):
-            try:
-                raw = zstd.decompress(raw)
-            except zstd.ZstdError as error:
-                raise PackageError("the package is not whole zstd", reason=error) from None
+            raw = _unpacked(raw)
         package = cls(raw)
         package._check()
         return replace(package, network=package._message.network)
@@ -241,8 +239,8 @@ class Package:
                     _set_params(modules, entry.key, entry.value)
         for name, value in (params or {}).items():
             _set_params(modules, name, value)
-        for one in modules.values():
-            _begin(modules, one, first_block, ())
+        for name in _in_order(modules):
+            _begin(modules, modules[name], first_block)
         return replace(self, data=message.SerializeToString(), network=chosen)
 
     def module_hash(self, module: str) -> str:
@@ -288,40 +286,56 @@ def _set_params(modules: Mapping[str, Any], name: str, value: str) -> None:
     places[0].params.value = value
 
 
-def _begin(
-    modules: Mapping[str, Any], module: Any, first_block: int, above: tuple[str, ...]
-) -> int:
-    """Return where a module begins, after that of its inputs where it says nothing itself."""
-    if module.name in above:
-        raise PackageError("a module reads itself", path=" > ".join((*above, module.name)))
-    if module.initial_block == UNSET_BLOCK:
-        inputs = [one for one in _parents(module) if one in modules]
-        begins = {
-            _begin(modules, modules[one], first_block, (*above, module.name)) for one in inputs
-        }
-        if len(begins) > 1:
-            raise PackageError(
-                "the inputs of a module without an initial block begin at different blocks",
-                module=module.name,
-                blocks=", ".join(map(str, sorted(begins))),
-            )
-        module.initial_block = begins.pop() if begins else first_block
-    return int(module.initial_block)
+def _in_order(modules: Mapping[str, Any]) -> list[str]:
+    """Return the names of modules, each after all that it reads.
+
+    Raises:
+        PackageError: a module reads itself.
+    """
+    read = {name: [x for x in _parents(one) if x in modules] for name, one in modules.items()}
+    try:
+        return list(TopologicalSorter(read).static_order())
+    except CycleError as error:
+        path = " > ".join(reversed(error.args[1]))
+        raise PackageError("a module reads itself", path=path) from None
+
+
+def _begin(modules: Mapping[str, Any], module: Any, first_block: int) -> None:
+    """Say where a module begins that does not say so: where its inputs begin, which know it."""
+    if module.initial_block != UNSET_BLOCK:
+        return
+    inputs = [one for one in _parents(module) if one in modules]
+    begins = {int(modules[one].initial_block) for one in inputs}
+    if len(begins) > 1:
+        raise PackageError(
+            "the inputs of a module without an initial block begin at different blocks",
+            module=module.name,
+            blocks=", ".join(map(str, sorted(begins))),
+        )
+    module.initial_block = begins.pop() if begins else first_block
 
 
 class _Hashes:
-    """The hashes of a package's modules."""
+    """The hashes of a package's modules, worked out in the order in which they read each other."""
 
     def __init__(self, modules: Any) -> None:
         self._modules = {one.name: one for one in modules.modules}
         self._binaries = modules.binaries
         self._known: dict[str, bytes] = {}
+        self._older: dict[str, set[str]] = {}
 
-    def of(self, name: str) -> bytes:
-        """Return the hash of a module, and remember it."""
-        if name not in self._known:
-            self._known[name] = hashlib.sha1(self._content(name), usedforsecurity=False).digest()
-        return self._known[name]
+    def of(self, module: str) -> bytes:
+        """Return the hash of a module."""
+        for name in _in_order(self._modules):
+            direct = _parents(self._modules[name])
+            self._older[name] = set(direct).union(*(self._older[one] for one in direct))
+            if name == module:
+                break
+        for name in self._older:
+            if name == module or name in self._older[module]:
+                content = self._content(name)
+                self._known[name] = hashlib.sha1(content, usedforsecurity=False).digest()
+        return self._known[module]
 
     def _content(self, name: str) -> bytes:
         module = self._modules[name]
@@ -334,10 +348,10 @@ class _Hashes:
             b"inputs", *self._inputs(module),
         ]  # fmt: skip
         if module.HasField("block_filter"):
-            parts += [b"block_filter_module!", self.of(module.block_filter.module)]
+            parts += [b"block_filter_module!", self._known[module.block_filter.module]]
             parts += [b"block_filter_query!", _query(module).encode()]
-        older = self._ancestors(name, ())
-        parts += [b"ancestors", *(self.of(one) for one in self._modules if one in older)]
+        older = self._older[name]
+        parts += [b"ancestors", *(self._known[one] for one in self._modules if one in older)]
         parts += [b"entrypoint", module.binary_entrypoint.encode()]
         return b"".join(parts)
 
@@ -357,18 +371,29 @@ class _Hashes:
                     )
         return found
 
-    def _ancestors(self, name: str, above: tuple[str, ...]) -> set[str]:
-        if name in above:
-            raise PackageError("a module reads itself", path=" > ".join((*above, name)))
-        direct = _parents(self._modules[name])
-        return set(direct).union(*(self._ancestors(one, (*above, name)) for one in direct))
-
 
 def _query(module: Any) -> str:
     query = module.block_filter
     if not query.HasField("query_from_params"):
         return str(query.query_string)
     return next((one.params.value for one in module.inputs if one.HasField("params")), "")
+
+
+def _unpacked(raw: bytes) -> bytes:
+    """Return what zstd has packed, within the bound: a few kilobytes can hold many gigabytes."""
+    held = b""
+    while raw:
+        unpacker = zstd.ZstdDecompressor()
+        try:
+            held += unpacker.decompress(raw, max_length=_SIZE + 1 - len(held))
+        except zstd.ZstdError as error:
+            raise PackageError("the package is not whole zstd", reason=error) from None
+        if len(held) > _SIZE:
+            raise PackageError("the package is too large", limit=_SIZE)
+        if not unpacker.eof:
+            raise PackageError("the package is not whole zstd", reason="it was cut")
+        raw = unpacker.unused_data
+    return held
 
 
 def _read_file(path: Path) -> bytes:

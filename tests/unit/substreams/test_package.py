@@ -131,6 +131,40 @@ def test_what_is_no_package_is_refused(raw: bytes, complaint: str) -> None:
         Package.read(raw)
 
 
+def test_a_package_that_unpacks_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred kilobytes of zstd can be a gigabyte."""
+    monkeypatch.setattr("headwater.substreams.package._SIZE", 1 << 16)
+    raw = DB_OUT.package()
+    assert Package.read(zstd.compress(raw[:100]) + zstd.compress(raw[100:])).data == raw
+    for bomb in (zstd.compress(bytes(1 << 20)), zstd.compress(bytes(1 << 15)) * 3):
+        with pytest.raises(PackageError, match=r"E0051.*too large"):
+            Package.read(bomb)
+    with pytest.raises(PackageError, match=r"E0051.*not whole"):
+        Package.read(zstd.compress(raw)[:-9])
+
+
+def test_modules_that_read_many_others_are_resolved_in_a_moment() -> None:
+    """Each way from one to another was gone: twice as many with every module."""
+    names = [f"m{number}" for number in range(120)]
+    inputs = [names[max(0, at - 2) : at] for at in range(len(names))]
+    wide = package(*(
+        ModuleSpec(name, "x", inputs=tuple(("map", one) for one in read),
+                   initial_block=UNSET_BLOCK)
+        for name, read in zip(names, inputs, strict=True)
+    ))  # fmt: skip
+    assert wide.resolve(first_block=7).initial_block(names[-1]) == 7
+    assert len(wide.module_hash(names[-1])) == 40
+
+
+def test_a_long_row_of_modules_is_resolved() -> None:
+    row = [ModuleSpec("m0", "x", initial_block=UNSET_BLOCK)]
+    row += [ModuleSpec(f"m{n}", "x", inputs=(("map", f"m{n - 1}"),), initial_block=UNSET_BLOCK)
+            for n in range(1, 1200)]  # fmt: skip
+    long = package(*row[::-1])
+    assert long.resolve(first_block=3).initial_block("m1199") == 3
+    assert len(long.module_hash("m1199")) == 40
+
+
 def test_a_module_that_reads_itself_is_refused() -> None:
     loop = package(ModuleSpec("a", "x", inputs=(("map", "a"),), initial_block=UNSET_BLOCK))
     for ask in (loop.resolve, lambda: loop.module_hash("a")):

@@ -94,6 +94,15 @@ def run_crashing(suite: TargetConformance, script: Script, clock: Clock) -> None
     recovered must be the state before the interrupted call or after it, and the tables must be
     those of that state.
     """
+    try:
+        _run_crashing(suite, script, clock)
+    except AssertionError as error:
+        steps = ", ".join(f"step {step} of call {call}" for call, step in clock.died)
+        error.add_note(f"The process died at {steps or 'no step'}. Call 0 is the first recover().")
+        raise
+
+
+def _run_crashing(suite: TargetConformance, script: Script, clock: Clock) -> None:
     suite.fresh()
     rig = Rig(_watched(suite, clock.tick), suite.read_rows, suite.tables)
     for step in [_recover, *script]:
