@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -26,7 +27,11 @@ from headwater.errors import (
 )
 from headwater.pipeline import Event, RolledBack
 from headwater.targets.delta import DeltaSettings, DeltaTarget, delta_target, table
+from headwater.targets.delta.admin import maintain_folder
+from headwater.targets.delta.maintenance import Maintenance
 from headwater.targets.delta.tables import StreamTables
+from headwater.targets.lake.paths import Place
+from headwater.targets.lake.target import SWEEP_S
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.conformance.model import (
     KEY,
@@ -184,7 +189,129 @@ def test_new_columns_are_taken_where_that_is_declared(tmp_path: Path) -> None:
     ]
 
 
+def test_a_wider_type_is_refused_in_words(tmp_path: Path) -> None:
+    small = pa.table(
+        {"block_number": [1], "n": pa.array([1], pa.int32()), "x": pa.array([1.5], pa.float32())}
+    )
+    for column, value in (
+        ("n", pa.array([1 << 40], pa.int64())),
+        ("x", pa.array([0.1], pa.float64())),
+    ):
+        path = tmp_path / column
+        rig = started(path, tables=[table("log", evolve=True)])
+        rig.block(1, frame(1, small), final=1)
+        with pytest.raises(LakeSchemaError, match=column):
+            rig.block(2, frame(2, pa.table({"block_number": [2], column: value})))
+        assert made(path, tables=["log"]).recover().number == 1
+
+
+def test_rows_are_partitioned_as_declared_and_a_fork_takes_partitions_back(tmp_path: Path) -> None:
+    tables = [
+        table("log", partition_by="chain, day"),
+        table("balances", key=KEY, partition_by="token"),
+    ]
+    settings = DeltaSettings(compact_files=2, maintain_every=0)
+    rig = started(tmp_path, tables=tables, settings=settings)
+
+    def block(number: int, final: int) -> None:
+        days = pa.array([number, number + 1, None], pa.date32())
+        chains = ["a", "b", "a" if number % 2 else None]
+        rows = pa.table({"block_number": [number] * 3, "chain": chains, "day": days})
+        rig.block(
+            number,
+            frame(number, rows),
+            upsert(balance("me", "t", number), balance("me", f"t{number}", 1)),
+            final=final,
+        )
+
+    for number in (1, 2, 3):
+        block(number, number)
+    block(4, 3)
+    stored = DeltaTable(tmp_path / "log")
+    assert stored.metadata().partition_columns == ["chain", "day"]
+    assert len(stored.file_uris(file_pruning_predicate=[("chain", "=", "b")])) == 4
+    held = stored.to_pyarrow_table(filters=[("chain", "=", "b")])
+    assert sorted(held["block_number"].to_pylist()) == [1, 2, 3, 4]
+    target: Any = rig.target
+    assert target.maintain()["compacted"]
+    before = len(rows(tmp_path, "log"))
+    rig.roll_back(3)
+    assert before - len(rows(tmp_path, "log")) == 3
+    token = DeltaTable(tmp_path / "balances").to_pyarrow_table(filters=[("token", "=", "t")])
+    assert token.num_rows == 1, "the row that block 4 had replaced is back"
+    for wrong in ("day(at)", "bucket(4, chain)"):
+        with pytest.raises(InvalidOptionError):
+            table("log", partition_by=wrong)
+    rig = started(tmp_path / "none", tables=[table("log", partition_by="nothing")])
+    with pytest.raises(LakeSchemaError):
+        rig.block(1, log(1, 1), final=1)
+
+
+def test_timestamps_are_not_written_as_int96(tmp_path: Path) -> None:
+    rig = started(tmp_path)
+    at = pa.array([1_700_000_000_123_456], pa.timestamp("us", "UTC"))
+    rig.block(1, frame(1, pa.table({"block_number": [1], "at": at})), final=1)
+    (file,) = DeltaTable(tmp_path / "log").file_uris()
+    columns = pq.ParquetFile(file).schema
+    assert {columns.column(at).physical_type for at in range(len(columns))} == {"INT64"}
+
+
 # --- maintenance ----------------------------------------------------------------------------------
+
+
+def test_maintenance_from_outside_takes_no_stream_over(tmp_path: Path) -> None:
+    settings = DeltaSettings(compact_files=2, retention_hours=0)
+    rig = started(tmp_path, settings=settings)
+    for number in range(1, 9):
+        rig.block(number, log(number, number), upsert(balance("a", "t", number)), final=number)
+    rig.block(9, log(9, 9), upsert(balance("a", "t", 9)))
+    place = Place.of(tmp_path)
+    done = maintain_folder(place, settings=settings)
+    assert done["one"]["compacted"] >= 8
+    assert done["one"]["swept"] >= 8
+    rig.check()
+    rig.block(10, log(10, 10))
+    rig.roll_back(8)
+    rig.check()
+    rig.block(9, log(9, "other"), upsert(balance("a", "t", 99)), branch="b")
+    rig.check()
+    assert made(tmp_path).recover() == rig.state
+    assert maintain_folder(place, stream_id="another") == {"another": {}}
+
+
+def test_files_that_nothing_needs_are_deleted_once_a_day(tmp_path: Path) -> None:
+    rig = started(
+        tmp_path, settings=DeltaSettings(compact_files=2, maintain_every=4, retention_hours=0)
+    )
+    target: Any = rig.target
+    now = iter((0.0, 0.0, 2 * SWEEP_S, 2 * SWEEP_S, 2 * SWEEP_S))
+    target.clock = lambda: next(now)
+    target._swept = target.clock()
+    for number in range(1, 9):
+        rig.block(number, log(number, number), final=number)
+    assert len(list((tmp_path / "log").rglob("*.parquet"))) == len(
+        DeltaTable(tmp_path / "log").file_uris()
+    )
+    rig.check()
+
+
+def test_maintenance_between_batches_passes_over_a_conflict_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = started(tmp_path, settings=DeltaSettings(compact_files=2, maintain_every=2))
+
+    def breaks(error: Exception) -> None:
+        def fail(work: Maintenance) -> int:
+            raise error
+
+        monkeypatch.setattr(Maintenance, "compact", fail)
+
+    breaks(OSError("the disk is full"))
+    for number in (1, 2, 3):
+        rig.block(number, log(number, number), final=number)
+    breaks(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        rig.block(4, log(4, 4), final=4)
 
 
 @pytest.mark.guarantee("LAKE-3")

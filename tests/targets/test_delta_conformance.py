@@ -9,6 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from headwater.targets.delta import DeltaSettings, DeltaTarget, delta_target, table
+from headwater.targets.lake.target import SWEEP_S
 from headwater.testing.conformance import TargetConformance, apply_changes
 from tests.sampling import every
 from tests.targets import points
@@ -37,6 +38,7 @@ class TestDeltaTarget(TargetConformance):
             on_data=apply_changes,
             settings=self.settings,
         )
+        target.clock = itertools.count(step=2 * SWEEP_S).__next__
         target.bind(stream_id)
         return target
 
@@ -50,11 +52,11 @@ class TestDeltaTarget(TargetConformance):
         target.on_step = points.watching("Delta", hook)
 
 
-class TestDeltaTargetThatCompacts(TestDeltaTarget):
-    """The same while small files become large ones after every commit."""
+class TestDeltaTargetThatIsMaintained(TestDeltaTarget):
+    """The same while every commit compacts, and deletes all that no rollback needs."""
 
     sample = every(12)
-    settings = DeltaSettings(maintain_every=1, compact_files=2)
+    settings = DeltaSettings(maintain_every=1, compact_files=2, retention_hours=0)
     side_tables = False
     walks = 2
     first_seed = 300

@@ -13,6 +13,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io.pyarrow import PyArrowFile
 
 from headwater.targets.iceberg import IcebergSettings, IcebergTarget, iceberg_target, table
+from headwater.targets.lake.target import SWEEP_S
 from headwater.testing.conformance import TargetConformance, apply_changes
 from tests.sampling import every
 from tests.targets import points
@@ -23,7 +24,7 @@ class TestIcebergTarget(TargetConformance):
     sample = every(8)
     side_tables = keeps_config = True
     shares = exclusive = False  # a table has one stream; the newest writer wins
-    settings = IcebergSettings(maintain_every=4, final_snapshots=1, compact_files=3)
+    settings = IcebergSettings(maintain_every=4, final_snapshots=1, compact_files=3, grace_s=0)
     keyless = False  # rows without a key are those of any append: `log` has them
     walks = 3
 
@@ -55,6 +56,7 @@ class TestIcebergTarget(TargetConformance):
             on_data=apply_changes,
             settings=self.settings,
         )
+        target.clock = itertools.count(step=2 * SWEEP_S).__next__  # sweeps whenever it maintains
         target.bind(stream_id)
         return target
 

@@ -8,20 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headwater.cli.target_options import say
-from headwater.errors import InvalidOptionError
+from headwater.errors import InvalidOptionError, LakeUnsupportedError
 from headwater.targets.extras import import_extra
+from headwater.targets.lake.paths import Place
 
 if TYPE_CHECKING:
+    from headwater.targets.delta import DeltaSettings
     from headwater.targets.iceberg import IcebergSettings
 
 PROPERTIES = "HEADWATER_CATALOG"
 _HOUR = 3600.0
+Done = dict[str, dict[str, int]]
 
 
 def maintain(
     catalog: Annotated[
         str,
-        typer.Argument(help="The directory of an Iceberg catalog, or a name that pyiceberg knows."),
+        typer.Argument(
+            metavar="PATH",
+            help="The directory of an Iceberg catalog, a name that pyiceberg knows, or the folder "
+            "of Delta tables.",
+        ),
     ] = "",
     stream_id: Annotated[
         str | None, typer.Option("--id", help="Only the tables of this stream.")
@@ -31,8 +38,9 @@ def maintain(
         typer.Option(
             "--property",
             envvar=PROPERTIES,
-            help="name=value of the catalog, instead of a directory; may be repeated. In the "
-            f"variable {PROPERTIES} they are separated by spaces.",
+            help="name=value of the catalog, instead of a directory, or of the object store that "
+            f"holds Delta tables; may be repeated. In the variable {PROPERTIES} they are separated "
+            "by spaces.",
         ),
     ] = None,
     grace_hours: Annotated[
@@ -52,25 +60,60 @@ def maintain(
         headwater maintain ./lake
 
         headwater maintain --property type=rest --property uri=http://catalog:8181
+
+        headwater maintain s3://chain/delta --property s3.region=eu-central-1
     """
-    given: str | dict[str, str] = catalog
-    if properties:
-        given = dict(_pair(one) for one in properties)
-    elif not catalog:
-        raise InvalidOptionError("name a directory, a catalog, or its properties")
-    settings: IcebergSettings = import_extra("iceberg", "IcebergSettings")()
-    settings = replace(settings, grace_s=grace_hours * _HOUR)
-    if final_snapshots is not None:
-        settings = replace(settings, final_snapshots=final_snapshots)
-    work = import_extra("iceberg", "maintain_catalog", ".admin")
-    done = work(given, stream_id=stream_id, settings=settings)
+    given = dict(_pair(one) for one in properties or ())
+    kind = _kind(catalog, given)
+    if kind == "parquet":
+        raise LakeUnsupportedError("a folder of Parquet files needs no maintenance", path=catalog)
+    if kind == "delta":
+        done = _delta(Place.of(catalog, given), stream_id, grace_hours)
+    else:
+        done = _iceberg(given or catalog, stream_id, grace_hours, final_snapshots)
     for name, counts in done.items():
-        say(
-            f"{name}: {counts.get('expired', 0)} snapshots expired, {counts.get('compacted', 0)} "
-            f"files compacted, {counts.get('swept', 0)} files deleted"
-        )
+        say(f"{name}: " + ", ".join(f"{counts.get(one, 0)} {_DONE[one]}" for one in counts))
     if not done:
         say("No tables of a stream are here.")
+
+
+_DONE = {"expired": "snapshots expired", "compacted": "files compacted", "swept": "files deleted"}
+
+
+def _kind(path: str, properties: dict[str, str]) -> str:
+    """Return what lies at a path: a folder of Delta tables or of Parquet files, else Iceberg."""
+    if not path:
+        if not properties:
+            raise InvalidOptionError("name a directory, a catalog, or its properties")
+        return "iceberg"
+    remote = "://" in path
+    place = Place.of(path, properties)
+    if not remote and (not place.local_path.is_dir() or (place.local_path / "catalog.db").exists()):
+        return "iceberg"
+    folders = place.folders()
+    if any("_delta_log" in place.under(one).folders() for one in folders if one[0] != "_"):
+        return "delta"
+    return "parquet" if "_headwater" in folders else "iceberg"
+
+
+def _delta(place: Place, stream_id: str | None, grace_hours: float) -> Done:
+    settings: DeltaSettings = import_extra("delta", "DeltaSettings")()
+    settings = replace(settings, retention_hours=int(grace_hours))
+    work = import_extra("delta", "maintain_folder", ".admin")
+    done: Done = work(place, stream_id=stream_id, settings=settings)
+    return done
+
+
+def _iceberg(
+    catalog: str | dict[str, str], stream_id: str | None, grace_hours: float, final: int | None
+) -> Done:
+    settings: IcebergSettings = import_extra("iceberg", "IcebergSettings")()
+    settings = replace(settings, grace_s=grace_hours * _HOUR)
+    if final is not None:
+        settings = replace(settings, final_snapshots=final)
+    work = import_extra("iceberg", "maintain_catalog", ".admin")
+    done: Done = work(catalog, stream_id=stream_id, settings=settings)
+    return done
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from headwater.errors import StoredStateError
@@ -16,19 +16,31 @@ from headwater.errors import StoredStateError
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of a table: its path in it, its size, and the statistics that Delta keeps of it."""
+    """A file of a table: its path in it, its size, and the statistics that Delta keeps of it.
+
+    `partition` are the values of the columns that the table is partitioned by, as texts.
+    """
 
     path: str
     size: int
     stats: str
+    partition: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def first_block(self) -> int:
+        """The first block that the file may hold rows of, as its name tells; -1 for none."""
+        return self._blocks[0]
 
     @property
     def last_block(self) -> int:
-        """The last block that the file may hold rows of, as its name tells; -1 if it tells none."""
+        """The last block that the file may hold rows of, as its name tells; -1 for none."""
+        return self._blocks[1]
+
+    @property
+    def _blocks(self) -> tuple[int, int]:
         parts = self.path.rpartition("/")[2].split("-", 2)
-        return (
-            int(parts[1]) if len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit() else -1
-        )
+        known = len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit()
+        return (int(parts[0]), int(parts[1])) if known else (-1, -1)
 
     def may_hold(self, ranges: Mapping[str, tuple[Any, Any]]) -> bool:
         """Tell whether the file may hold a key, by the smallest and largest of each column."""
@@ -84,7 +96,7 @@ def dump_changes(changes: Sequence[Undo]) -> str:
     """Write changes for the metadata of a commit."""
 
     def rows(files: Mapping[str, DataFile]) -> list[list[object]]:
-        return [[one.path, one.size, one.stats] for one in files.values()]
+        return [[*astuple(one)] for one in files.values()]
 
     found = [[one.block, rows(one.added), rows(one.removed)] for one in changes]
     return json.dumps(found, separators=(",", ":"))
@@ -94,7 +106,7 @@ def load_changes(text: str) -> list[Undo]:
     """Read what `dump_changes` wrote."""
 
     def files(rows: Iterable[Any]) -> dict[str, DataFile]:
-        return {path: DataFile(path, size, stats) for path, size, stats in rows}
+        return {one[0]: DataFile(*one) for one in rows}
 
     try:
         return [

@@ -7,7 +7,7 @@ between two batches, with a bound on what it rewrites, and by `headwater maintai
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,70 +24,84 @@ BIN_BYTES = 128 << 20  # of files that become one
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """Maintains the tables of one stream; each comes with what its commits are to say.
+    """Maintains the tables of one stream. Blocks above `floor` may be undone.
 
-    Blocks above `floor` may be undone. `bounded` limits what is rewritten by the settings.
+    `said` is what a commit to a table is to say; without it, maintenance comes from outside and
+    takes no stream over. `bounded` limits what is rewritten by the settings.
     """
 
-    tables: Sequence[tuple[StreamTable, Mapping[str, str]]]
+    tables: Sequence[StreamTable]
     stream_id: str
     floor: int
     settings: DeltaSettings
     announce: Announce
     bounded: bool
+    said: Callable[[StreamTable], Mapping[str, str]] | None = None
 
     def run(self) -> dict[str, int]:
-        """Compact, write checkpoints, sweep; return how many files those were."""
+        """Compact and write checkpoints; return how many files were compacted.
+
+        Raises:
+            LakeForeignWriteError: a table has changed meanwhile; the others are done.
+        """
         compacted = self.compact()
-        for table, said in self.tables:
+        for table in self.tables:
             self.announce(f"checkpoint {table.name}")
-            table.commit(Net({}, {}), said)  # the state must not expire with the log
+            if self.said is not None:
+                table.commit(Net({}, {}), self.said(table))  # the state must not expire with it
             table.checkpoint()
-        return {"compacted": compacted, "swept": sum(map(self._sweep, self.tables))}
+        return {"compacted": compacted}
 
     def compact(self) -> int:
         """Write small files of final blocks as fewer ones, in order of their blocks."""
         done = 0
-        for table, said in self.tables:
+        for table in self.tables:
             for several in self._bins(table):
-                first = min(int(one.path.rpartition("/")[2].split("-")[0]) for one in several)
+                first = min(one.first_block for one in several)
                 stem = window_stem(self.stream_id, first, max(one.last_block for one in several))
                 plan = table.plan(table.columns, stem)
                 batches = (batch for one in several for batch in table.read([one]).to_batches(ROWS))
                 self.announce(f"compact {table.name}")
                 made = dict(map(table.data_file, plan.write(batches)))
+                net = Net(made, {one.path: one for one in several})
                 self.announce(f"commit {table.name}")
-                table.commit(Net(made, {one.path: one for one in several}), said, changed=False)
-                table.forget()
+                said = {} if self.said is None else self.said(table)
+                table.commit(net, said, changed=False, fenced=self.said is not None)
                 done += len(several)
+            table.forget()
         return done
 
+    def sweep(self) -> int:
+        """Delete files that nothing needs any more; return how many those were."""
+        return sum(map(self._sweep, self.tables))
+
     def _bins(self, table: StreamTable) -> list[list[DataFile]]:
-        """Return small files that are to become one each, in order of their blocks."""
+        """Return small files that are to become one: of one partition, in order of blocks."""
         settings = self.settings
         small = [
             one
             for one in table.live().values()
             if one.size < settings.small_file_bytes and 0 <= one.last_block <= self.floor
         ]
-        if not table.key:
-            table.forget()  # only tables with a key are looked at again
-        bins: list[list[DataFile]] = []
-        size, room = 0, settings.compact_bytes if self.bounded else 1 << 62
+        groups: dict[str, list[DataFile]] = {}
         for one in sorted(small, key=lambda one: one.path):
-            room -= one.size
-            if room < 0:
-                break
-            if not bins or size + one.size > BIN_BYTES:
-                bins.append([])
-                size = 0
-            bins[-1].append(one)
-            size += one.size
+            groups.setdefault(repr(one.partition), []).append(one)
+        bins: list[list[DataFile]] = []
+        room = settings.compact_bytes if self.bounded else 1 << 62
+        for several in groups.values():
+            size = BIN_BYTES
+            for one in several:
+                if one.size > room:
+                    break
+                room -= one.size
+                if size + one.size > BIN_BYTES:
+                    bins.append([])
+                    size = 0
+                bins[-1].append(one)
+                size += one.size
         return [one for one in bins if len(one) >= settings.compact_files]
 
-    def _sweep(self, one: tuple[StreamTable, Mapping[str, str]]) -> int:
-        """Delete files that nothing needs any more; return how many those were."""
-        table, _ = one
+    def _sweep(self, table: StreamTable) -> int:
         needed = {path for change in table.undo for path in (*change.added, *change.removed)}
         gone = [
             path

@@ -17,13 +17,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Field
 from deltalake.schema import Schema as DeltaSchema
 from deltalake.transaction import AddAction, RemoveAction
 
 from headwater.errors import (
+    InvalidOptionError,
     LakeForeignWriteError,
     LakePathError,
     LakeSchemaError,
@@ -38,7 +39,13 @@ from headwater.targets.delta.changes import (
     load_changes,
 )
 from headwater.targets.lake.columns import check_columns, lake_schema
-from headwater.targets.lake.files import FilePlan, WrittenFile, slug
+from headwater.targets.lake.files import (
+    FilePlan,
+    ValueSplit,
+    WrittenFile,
+    partition_text,
+    slug,
+)
 from headwater.targets.lake.keys import conformed
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.state import BLOCK, STREAM
@@ -48,7 +55,9 @@ CHANGES = "headwater.changes"
 LEAD = "headwater.lead"
 _LOG = "_delta_log"
 _HISTORY = 64  # commits that are read at once
+_DAY = 86_400.0
 _TEXT = 64  # characters of a text that is worth a place in statistics
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _DELTA_OPTIONS = {
     "s3.endpoint": "AWS_ENDPOINT_URL",
     "s3.region": "AWS_REGION",
@@ -64,20 +73,31 @@ class Table:
 
     name: str
     key: tuple[str, ...] = ()
+    partition_by: tuple[str, ...] = ()
     evolve: bool = False
 
 
-def table(name: str, *, key: Sequence[str] = (), evolve: bool = False) -> Table:
-    """Declare a Delta table.
+def table(
+    name: str, *, key: Sequence[str] = (), partition_by: str = "", evolve: bool = False
+) -> Table:
+    """Declare a Delta table. One that exists keeps its partitions.
 
     Args:
         name: of its folder.
         key: columns that tell rows apart, for `tx.upsert` and `tx.delete`.
+        partition_by: columns, separated by commas: `"day"`, `"chain, day"`. Delta has no
+            transforms: make the column in the pipeline.
         evolve: a frame with a new column adds it to the table; otherwise such a frame is refused.
     """
     if not name or name.startswith(("_", ".")) or set(name) & set("/\\\x00"):
         raise LakeSchemaError("a table's name is that of a folder", table=name)
-    return Table(name, tuple(key), evolve)
+    columns = tuple(one.strip() for one in partition_by.split(",") if one.strip())
+    if isinstance(key, str) or any("(" in one for one in columns):
+        raise InvalidOptionError(
+            "key is a list of columns; partition_by takes columns of the table, no transforms",
+            table=name,
+        )
+    return Table(name, tuple(key), columns, evolve)
 
 
 class StreamTable(LakeTable[DataFile]):
@@ -96,15 +116,12 @@ class StreamTable(LakeTable[DataFile]):
     def _learn(self) -> None:
         found = pa.schema(self._handle.schema().to_arrow())
         self.columns = lake_schema(found)
+        self.partition_by = tuple(self._handle.metadata().partition_columns)
 
     @property
     def is_lead(self) -> bool:
         """Whether the table's commits carry the state of the stream."""
         return self._handle.metadata().configuration.get(LEAD) == "true"
-
-    def owner(self) -> str | None:
-        """Return the id of the stream that the table belongs to."""
-        return self._handle.metadata().configuration.get(STREAM)
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -118,16 +135,24 @@ class StreamTable(LakeTable[DataFile]):
                 self._handle.update_incremental()
             self._learn()
         check_columns(self.name, frame, self.columns)
-        return FilePlan(self.place, self.columns, stem)
+        split = ValueSplit(self.partition_by) if self.partition_by else None
+        return FilePlan(self.place, self.columns, stem, split=split)
 
     def data_file(self, file: WrittenFile) -> tuple[str, DataFile]:
         """Return a written file as the log names it, and its path."""
-        return file.name, DataFile(file.name, file.size, _statistics(file.metadata))
+        values = json.loads(file.partition) if file.partition else ()
+        partition = dict(zip(self.partition_by, values, strict=True))
+        return file.name, DataFile(file.name, file.size, _statistics(file.metadata), partition)
 
     def _committed_files(self) -> dict[str, DataFile]:
         rows = pa.table(self._handle.get_add_actions(flatten=True)).to_pylist()
-        found = (DataFile(one["path"], one["size_bytes"], _flat_statistics(one)) for one in rows)
-        return {one.path: one for one in found}
+        found = {}
+        for one in rows:
+            values = {name: partition_text(one[f"partition.{name}"]) for name in self.partition_by}
+            found[one["path"]] = DataFile(
+                one["path"], one["size_bytes"], _flat_statistics(one), values
+            )
+        return found
 
     def size_of(self, file: DataFile) -> int:
         """Return how many bytes a file has."""
@@ -154,8 +179,11 @@ class StreamTable(LakeTable[DataFile]):
         changes: Sequence[Undo] = (),
         *,
         changed: bool = True,
+        fenced: bool = True,
     ) -> None:
         """Add and remove files in one commit, which says what it is.
+
+        Only maintenance from outside is not `fenced`: it says nothing, and takes no stream over.
 
         Raises:
             LakeWriterError: another writer of the stream has committed.
@@ -163,23 +191,27 @@ class StreamTable(LakeTable[DataFile]):
         """
         now = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
-            RemoveAction(one.path, changed, now, one.size, {}) for one in net.removed.values()
+            RemoveAction(one.path, changed, now, one.size, one.partition)
+            for one in net.removed.values()
         ]
         actions += [
-            AddAction(one.path, one.size, {}, now, changed, one.stats) for one in net.added.values()
+            AddAction(one.path, one.size, one.partition, now, changed, one.stats)
+            for one in net.added.values()
         ]
-        with self._coded():
+        with self._coded(fenced=fenced):
             self._handle.create_write_transaction(
                 actions,
                 "append",
                 self._handle.schema(),
+                list(self.partition_by) or None,
                 commit_properties=CommitProperties(
-                    custom_metadata={**said, CHANGES: dump_changes(changes)},
-                    app_transactions=[Transaction(self._app, self._version + 1)],
+                    custom_metadata={**said, CHANGES: dump_changes(changes)} if fenced else {},
+                    app_transactions=[Transaction(self._app, self._version + 1)] if fenced else [],
                 ),
+                post_commithook_properties=None if fenced else _NO_HOOKS,
             )
             self._handle.update_incremental()
-        self._version += 1
+        self._version += fenced
         self.committed()
 
     def put_back(self, number: int) -> Net:
@@ -232,22 +264,27 @@ class StreamTable(LakeTable[DataFile]):
         return found
 
     def checkpoint(self) -> None:
-        """Write the log's checkpoint, and remove log entries that have expired."""
+        """Write the log's checkpoint, and remove log entries that have expired.
+
+        The state is in the entry of a commit: none is removed if the newest is not of today.
+        """
         self._handle.create_checkpoint()
-        self._handle.cleanup_metadata()
+        newest = next(self.said(), None)
+        if newest is not None and newest["timestamp"] > (time.time() - _DAY) * 1000:
+            self._handle.cleanup_metadata()
 
     @contextmanager
-    def _coded(self) -> Iterator[None]:
+    def _coded(self, *, fenced: bool = True) -> Iterator[None]:
         """Raise what Delta refuses as the errors that say why."""
         try:
             yield
         except CommitFailedError as error:
-            self._refused(error)
+            self._refused(error, fenced)
 
-    def _refused(self, error: CommitFailedError) -> None:
+    def _refused(self, error: CommitFailedError, fenced: bool) -> None:
         with suppress(DeltaError):
             self._handle.update_incremental()
-        if (self._handle.transaction_version(self._app) or 0) > self._version:
+        if fenced and (self._handle.transaction_version(self._app) or 0) > self._version:
             raise LakeWriterError(
                 "another writer of the stream has committed", table=self.name
             ) from None
@@ -290,14 +327,12 @@ class StreamTables:
     def load(self) -> None:
         """Open the tables of the stream that exist; leave those of others alone."""
         self.open = {}
-        for name in sorted({*self.declared, *self._folders(), self._own}):
+        for name in sorted({*self.declared, *self.folders(), self._own}):
             handle = self._opened(name)
-            if handle is None:
+            if handle is None or handle.metadata().configuration.get(STREAM) != self.stream_id:
                 continue
             declared = self.declared.get(name, Table(name))
-            found = StreamTable(declared, self.place.under(name), handle, self._app)
-            if found.owner() == self.stream_id:
-                self.open[name] = found
+            self.open[name] = StreamTable(declared, self.place.under(name), handle, self._app)
 
     def get(
         self, name: str, frame: pa.Schema | None, said: Mapping[str, str]
@@ -316,13 +351,16 @@ class StreamTables:
         declared = self.declared.get(name) or (Table(name) if name == self._own else table(name))
         if self._opened(name) is not None:
             raise LakeForeignWriteError("the table belongs to another stream", table=name)
+        columns = lake_schema(frame)
+        _check_partitions(declared, columns)
         leads = {} if self.lead is not None else {LEAD: "true"}
         self.announce(f"create table {name}")
         place = self.place.under(name)
         try:
             handle = DeltaTable.create(
                 place.uri,
-                DeltaSchema.from_arrow(lake_schema(frame)),
+                DeltaSchema.from_arrow(columns),
+                partition_by=list(declared.partition_by) or None,
                 configuration={STREAM: self.stream_id, **leads},
                 raise_if_key_not_exists=False,
                 storage_options=self._options(),
@@ -353,16 +391,16 @@ class StreamTables:
         except TableNotFoundError:
             return None
 
-    def _folders(self) -> list[str]:
-        """Return the folders of the place, where tables need no declaration."""
-        from pyarrow import fs
+    def owner(self, name: str) -> str | None:
+        """Return the stream that a folder's table belongs to; None if it is no stream's table."""
+        handle = self._opened(name)
+        return None if handle is None else handle.metadata().configuration.get(STREAM)
 
+    def folders(self) -> list[str]:
+        """Return the folders of the place, where tables need no declaration."""
         if not self.automatic:
             return []
-        chosen = fs.FileSelector(self.place.path_of(), allow_not_found=True)
-        found = self.place.filesystem.get_file_info(chosen)
-        names = [one.base_name for one in found if one.type == fs.FileType.Directory]
-        return [one for one in names if not one.startswith(("_", "."))]
+        return [one for one in self.place.folders() if not one.startswith(("_", "."))]
 
     def _options(self) -> dict[str, str] | None:
         """Return the options of the place by the names that delta-rs has for them."""
@@ -371,6 +409,20 @@ class StreamTables:
         if given.get("s3.endpoint", "").startswith("http://"):
             options["AWS_ALLOW_HTTP"] = "true"
         return options or None
+
+
+def _check_partitions(declared: Table, columns: pa.Schema) -> None:
+    """Refuse a partition by a column that is not there, or of a type that has no plain text."""
+    for name in declared.partition_by:
+        kind = columns.field(name).type if name in columns.names else None
+        if kind not in _PARTITIONS:
+            raise LakeSchemaError(
+                "a partition needs a column of text, whole numbers, dates or truth values",
+                table=declared.name, column=name, type=str(kind),
+            )  # fmt: skip
+
+
+_PARTITIONS = (pa.string(), pa.int32(), pa.int64(), pa.date32(), pa.bool_())
 
 
 def _statistics(footer: pq.FileMetaData) -> str:

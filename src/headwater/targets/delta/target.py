@@ -128,7 +128,9 @@ class DeltaTarget(LakeTarget[DataFile]):
             announce=self._announce,
         )
         tables.load()
-        self._stored = self._load(tables)
+        found = read_state(tables)
+        epoch = 0 if found is None else found.epoch
+        self._stored = replace(found or StoredStream(self._id), epoch=epoch + 1)
         self._open_side(self._place.under(f"_headwater/{slug(self._id)}"))
         lead = tables.lead
         for one in sorted(tables.open.values(), key=lambda one: one is not lead):
@@ -143,23 +145,6 @@ class DeltaTarget(LakeTarget[DataFile]):
     def _opened(self) -> StreamTables:
         assert self._tables is not None, "a target recovers before anything else"
         return self._tables
-
-    def _load(self, tables: StreamTables) -> StoredStream:
-        """Return what is stored, for an epoch of this writer's own."""
-        lead = tables.lead
-        if lead is None:
-            if tables.open:
-                raise StateMissingError(
-                    "no table of the stream has its state", stream=self._id, tables=[*tables.open]
-                )
-            return StoredStream(self._id, epoch=1)
-        said = next((one for one in lead.said() if STATE in one), None)
-        if said is None:
-            raise StateMissingError(
-                "no commit with the stream's state is left", stream=self._id, table=lead.name
-            )
-        stored = StoredStream.from_properties(said)
-        return replace(stored, epoch=stored.epoch + 1)
 
     def _claim(self, one: StreamTable) -> None:
         """Put a table back to the state's cursor, in a commit that no earlier writer has seen."""
@@ -234,14 +219,43 @@ class DeltaTarget(LakeTarget[DataFile]):
         return position(stored.stream_id, stored.epoch, stored.state)
 
     def _maintain(self, *, bounded: bool) -> dict[str, int]:
-        """Compact; all that can be done includes checkpoints, and files that nothing needs."""
-        tables = self._opened.open.values()
-        work = Maintenance(
-            [(one, self._said(self._stored, lead=one.is_lead)) for one in tables],
+        """Compact; all that can be done includes checkpoints."""
+        work = self._maintenance(bounded=bounded)
+        return {"compacted": work.compact()} if bounded else work.run()
+
+    def _sweep(self) -> int:
+        return self._maintenance(bounded=True).sweep()
+
+    def _maintenance(self, *, bounded: bool) -> Maintenance:
+        return Maintenance(
+            list(self._opened.open.values()),
             self._id,
             self._stored.state.undo_floor,
             self._settings,
             self._announce,
-            bounded=bounded,
+            bounded,
+            lambda one: self._said(self._stored, lead=one.is_lead),
         )
-        return {"compacted": work.compact()} if bounded else work.run()
+
+
+def read_state(tables: StreamTables) -> StoredStream | None:
+    """Return what is stored of a stream; None if it has no tables here.
+
+    Raises:
+        StateMissingError: the stream has tables, but no state is left.
+    """
+    lead = tables.lead
+    if lead is None:
+        if tables.open:
+            raise StateMissingError(
+                "no table of the stream has its state",
+                stream=tables.stream_id,
+                tables=[*tables.open],
+            )
+        return None
+    said = next((one for one in lead.said() if STATE in one), None)
+    if said is None:
+        raise StateMissingError(
+            "no commit with the stream's state is left", stream=tables.stream_id, table=lead.name
+        )
+    return StoredStream.from_properties(said)

@@ -95,10 +95,15 @@ class StateTable:
         )
 
     @property
+    def table(self) -> Table:
+        """The table itself."""
+        assert self._table is not None, "take_over creates it"
+        return self._table
+
+    @property
     def place(self) -> Place:
         """Where files of the stream itself are kept."""
-        assert self._table is not None, "take_over creates it"
-        return place_of(self._table)
+        return place_of(self.table)
 
     def _create(self) -> None:
         self._catalog.create_namespace_if_not_exists(self._namespace)

@@ -231,7 +231,11 @@ class IcebergTarget(LakeTarget[DataFile]):
                 logger.info("table.back table=%s block=%d", one.name, state.number)
 
     def _maintain(self, *, bounded: bool) -> dict[str, int]:
-        """Expire and compact; all that can be done includes files that nothing names."""
-        work = Maintenance(self._tables.opened(), self._stored, self._settings, bounded=bounded)
-        done = work.run()
-        return done if bounded else {**done, "swept": work.sweep()}
+        """Expire snapshots and compact files."""
+        return self._maintenance(bounded=bounded).run()
+
+    def _sweep(self) -> int:
+        return self._maintenance(bounded=True).sweep([self._state.table])
+
+    def _maintenance(self, *, bounded: bool) -> Maintenance:
+        return Maintenance(self._tables.opened(), self._stored, self._settings, bounded)

@@ -8,16 +8,19 @@ they are orphans, which `headwater maintain` sweeps. So a task may be tried agai
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import sha256
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headwater.errors import LakeSchemaError
@@ -109,6 +112,33 @@ class FilePlan:
         except BaseException:
             attempt.abandon()
             raise
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSplit:
+    """Cuts rows by the values of columns; the text is JSON of `[value, …]`, as texts or null."""
+
+    columns: tuple[str, ...]
+
+    def __call__(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yield the rows of each combination of values."""
+        found = pa.Table.from_batches([rows]).group_by(list(self.columns)).aggregate([])
+        for one in found.to_pylist():
+            mine = [
+                pc.is_null(rows.column(name))
+                if one[name] is None
+                else pc.fill_null(pc.equal(rows.column(name), one[name]), False)
+                for name in self.columns
+            ]
+            key = json.dumps([partition_text(one[name]) for name in self.columns])
+            yield key, rows.filter(reduce(pc.and_, mine))
+
+
+def partition_text(value: object) -> str | None:
+    """Return a value of a partition as texts name it: ISO dates, `true` and `false`."""
+    if value is None:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def write_files(plan: FilePlan, frame: Any) -> list[WrittenFile]:

@@ -162,6 +162,12 @@ class Place:
         except FileNotFoundError:
             return
 
+    def folders(self) -> list[str]:
+        """Return the names of the directories in this one; none if it does not exist."""
+        chosen = fs.FileSelector(self.path_of(), allow_not_found=True)
+        found = self.filesystem.get_file_info(chosen)
+        return [one.base_name for one in found if one.type == fs.FileType.Directory]
+
     def files(self, name: str = "") -> Iterator[FoundFile]:
         """Yield the files in a directory and all below it; none if it does not exist."""
         path = self.path_of(name)

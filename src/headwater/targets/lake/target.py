@@ -8,6 +8,7 @@ nothing that the target remembers is used after a failure. Runs on the driver, i
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from headwater.targets.lake.state import StoredStream
 from headwater.targets.lake.tx import Change, File, LakeTable, Tx
 from headwater.targets.side_rows import check_side_table
 
+SWEEP_S = 86_400.0
 logger = logging.getLogger("headwater.targets")
 
 
@@ -54,7 +56,8 @@ class LakeSettings:
 class LakeTarget(ABC, Generic[File]):
     """A target of tables that change in commits.
 
-    `on_step` is called before each step of I/O that has an effect, for tests.
+    `on_step` is called before each step of I/O that has an effect, and `clock` says the seconds;
+    both for tests.
     """
 
     _PASSING: ClassVar[tuple[type[Exception], ...]] = (LakeForeignWriteError, OSError)
@@ -64,6 +67,7 @@ class LakeTarget(ABC, Generic[File]):
 
     def __init__(self, on_data: Callback | None, settings: LakeSettings) -> None:
         self.on_step: Callable[[str], None] | None = None
+        self.clock: Callable[[], float] = time.monotonic
         self._on_data = on_data
         self._given = settings
         self._id = settings.id or LEGACY_ID
@@ -72,6 +76,7 @@ class LakeTarget(ABC, Generic[File]):
         self._dirty = True
         self._replaced: LakeWriterError | None = None
         self._commits = 0
+        self._swept = self.clock()
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
@@ -139,7 +144,7 @@ class LakeTarget(ABC, Generic[File]):
         """Do all maintenance that can be done; return how much that was. Not while it writes."""
         self.recover()
         with self._changing():
-            return self._maintain(bounded=False)
+            return {**self._maintain(bounded=False), "swept": self._sweep()}
 
     # --- what the stream keeps for itself ---------------------------------------------------------
 
@@ -221,11 +226,17 @@ class LakeTarget(ABC, Generic[File]):
         self._side.sweep(self._stored.side)
 
     def _maintain_a_little(self) -> None:
-        """Maintain between two batches; what fails in passing is tried again next time."""
+        """Maintain between two batches; what fails in passing is tried again next time.
+
+        Files that nothing names are looked for once a day: that lists the whole table.
+        """
         self._announce("maintain")
         try:
             with self._changing():
                 done = self._maintain(bounded=True)
+                if self.clock() - self._swept >= SWEEP_S:
+                    self._swept = self.clock()
+                    done["swept"] = self._sweep()
         except self._PASSING:
             logger.warning("maintenance.failed id=%s", self._id, exc_info=True)
         else:
@@ -278,6 +289,10 @@ class LakeTarget(ABC, Generic[File]):
     @abstractmethod
     def _maintain(self, *, bounded: bool) -> dict[str, int]:
         """Maintain the tables: all that can be done, or as much as the settings allow at once."""
+
+    @abstractmethod
+    def _sweep(self) -> int:
+        """Delete old files that nothing names; return how many those were."""
 
 
 @dataclass(frozen=True, slots=True)
