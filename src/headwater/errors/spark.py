@@ -137,3 +137,13 @@ class MicroBatchOrderError(
     "another id in foreach_batch, or an empty target",
 ):
     """A target holds a later micro-batch than the query is at: another checkpoint wrote it."""
+
+
+class JournalStorageError(
+    SparkError,
+    code="E5017",
+    fix="see whether the folder of the journal exists, has room, and may be written; a store's "
+    "credentials are those of the driver's environment",
+    retryable=True,
+):
+    """The folder of a journal cannot be opened, read or written."""

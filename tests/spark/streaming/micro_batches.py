@@ -73,6 +73,7 @@ class Query:
         self._asked = asked
         self._follower: Follower | None = None
         self.kill_rate = 0.0
+        self._began: Offset | None = None
         self._net: dict[str, Row] = {}
         self._netted = 0
 
@@ -111,6 +112,11 @@ class Query:
         self._follower = None
         self.kills += 1
 
+    def take_over(self, other: Query) -> None:
+        """Go on with the checkpoint of another process."""
+        self.ends, self.sink, self.committed = list(other.ends), dict(other.sink), other.committed
+        self._began = other._began
+
     def trigger(self) -> bool:
         """Do what Spark does at one trigger; tell whether there was something new."""
         if self._follower is None and len(self.ends) > self.committed:
@@ -132,8 +138,6 @@ class Query:
         if batch:
             return Offset.from_json(self.ends[batch - 1])
         return self._began or self.begin()
-
-    _began: Offset | None = None
 
     def begin(self) -> Offset:
         """Ask for the initial offset; Spark keeps it with the first entry of its log."""

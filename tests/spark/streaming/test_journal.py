@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -15,6 +15,7 @@ from headwater.errors import (
     JournalFormatError,
     JournalInUseError,
     JournalMissingError,
+    JournalStorageError,
     OffsetFormatError,
     SourceOptionError,
 )
@@ -24,7 +25,8 @@ from headwater.spark.streaming.offsets import Offset, ReadFrom
 from headwater.spark.streaming.source import is_stream, load_stream
 from headwater.testing import ChainSim, PortalSim
 from tests.spark.streaming.micro_batches import Query, limits
-from tests.spark.streaming.test_follower import chain_of
+from tests.spark.streaming.test_follower import Truth, act, chain_of
+from tests.targets.lake_places import ACCESS_KEY, SECRET_KEY, bucket
 
 
 @pytest.fixture
@@ -41,6 +43,13 @@ def query(chain: ChainSim, tmp_path: Path) -> Iterator[Query]:
 def run(query: Query) -> None:
     while query.trigger():
         pass
+
+
+def reach_head(query: Query, chain: ChainSim) -> None:
+    for _ in range(200):
+        if not query.trigger() and query.ends[-1]["hash"] == chain.head.hash:
+            return
+    pytest.fail("the head was not reached")
 
 
 def rewrite(path: Path, **changed: object) -> None:
@@ -139,6 +148,34 @@ def test_a_damaged_segment_is_refused_if_it_is_needed(query: Query, tmp_path: Pa
         query.trigger()
 
 
+def test_a_segment_that_is_gone_is_missed(query: Query, tmp_path: Path) -> None:
+    """Without it a fork would take back less than it must."""
+    run(query)
+    query.kill()
+    for name in query.files()[:-1]:
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / name).unlink()
+        with pytest.raises(JournalMissingError, match="E5012"):
+            query.trigger()
+        query.kill()
+        (tmp_path / name).write_bytes(data)
+    assert not query.trigger()
+
+
+def test_a_truncated_segment_is_refused(query: Query, tmp_path: Path) -> None:
+    run(query)
+    query.kill()
+    for name in query.files():
+        data = (tmp_path / name).read_bytes()
+        for kept in (0, 7, len(data) // 2, len(data) - 1):
+            (tmp_path / name).write_bytes(data[:kept])
+            with pytest.raises(JournalFormatError, match="E5011"):
+                query.trigger()
+            query.kill()
+        (tmp_path / name).write_bytes(data)
+    assert not query.trigger()
+
+
 def test_a_segment_that_was_half_written_is_forgotten(
     query: Query, chain: ChainSim, tmp_path: Path
 ) -> None:
@@ -193,10 +230,25 @@ def test_a_journal_is_used_by_one_process(query: Query, tmp_path: Path) -> None:
         second.open()
 
 
-@pytest.mark.parametrize("kind", ["local", "remote"])
-def test_folders_write_a_file_once(kind: str, tmp_path: Path) -> None:
-    address = tmp_path.as_uri() if kind == "local" else f"memory://journal-{tmp_path.name}"
-    folder: Folder = open_folder(address)
+@pytest.fixture
+def addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Return the address of an empty folder of a kind."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+
+    def address(kind: str) -> str:
+        if kind == "s3":
+            made = bucket()
+            scheme, _, host = made.options["s3.endpoint"].partition("://")
+            return f"{made.uri}?region=us-east-1&scheme={scheme}&endpoint_override={host}"
+        return tmp_path.as_uri() if kind == "local" else f"memory://journal-{tmp_path.name}"
+
+    return address
+
+
+@pytest.mark.parametrize("kind", ["local", "memory", "s3"])
+def test_folders_write_a_file_once(kind: str, addresses: Callable[[str], str]) -> None:
+    folder: Folder = open_folder(addresses(kind))
     folder.open()
     with closing(folder):
         assert folder.read("a") is None
@@ -211,17 +263,82 @@ def test_folders_write_a_file_once(kind: str, tmp_path: Path) -> None:
     assert fsspec.available_protocols()
 
 
-def test_a_remote_journal_does_as_a_local_one(chain: ChainSim, tmp_path: Path) -> None:
-    address = f"memory://journal-of-{tmp_path.name}"
-    portal = PortalSim(chain, seed=3)
-    with Query(portal, tmp_path, dice=Random(3), limits=limits(), address=address) as query:
-        run(query)
+@pytest.mark.guarantee("STREAM-1")
+@pytest.mark.parametrize("kind", ["memory", "s3"])
+def test_a_remote_journal_does_as_a_local_one(
+    kind: str, chain: ChainSim, tmp_path: Path, addresses: Callable[[str], str]
+) -> None:
+    portal, address = PortalSim(chain, seed=3), addresses(kind)
+    dice, truth = Random(3), Truth(chain)
+    with Query(portal, tmp_path, dice=dice, limits=limits(), address=address) as query:
+        query.kill_rate = 0.1
+        for _ in range(40):
+            act(query, chain, truth, dice)
+        query.kill_rate = 0
+        chain.extend(9)
+        reach_head(query, chain)
         query.kill()
         chain.fork(3)
-        run(query)
-        assert query.ends[-1]["hash"] == chain.head.hash
-        assert query.ends[-1]["forks"] == 1
+        reach_head(query, chain)
+        truth.check(query)
+        assert query.ends[-1]["forks"] >= 1
+        assert query.kills > 3
     assert not query.files()
+
+
+@pytest.mark.guarantee("STREAM-3")
+@pytest.mark.parametrize("kind", ["memory", "s3"])
+def test_a_process_that_lost_a_remote_journal_hands_out_nothing(
+    kind: str, chain: ChainSim, tmp_path: Path, addresses: Callable[[str], str]
+) -> None:
+    """Two processes on one journal, as after a driver that was only thought dead."""
+    portal, address = PortalSim(chain, seed=3), addresses(kind)
+    with (
+        Query(portal, tmp_path, dice=Random(3), limits=limits(), address=address) as first,
+        Query(portal, tmp_path, dice=Random(3), limits=limits(), address=address) as second,
+    ):
+        run(first)
+        chain.extend(1)
+        second.take_over(first)
+        run(second)
+        with pytest.raises(JournalInUseError, match="taken over"):
+            first.trigger()
+        chain.fork(2, 4)
+        run(second)
+        third = Query(portal, tmp_path, dice=Random(3), limits=limits(), address=address)
+        with third:
+            third.take_over(second)
+            chain.extend(2)
+            run(third)
+            Truth(chain).check(third)
+            assert third.ends[-1]["hash"] == chain.head.hash
+
+
+def test_what_a_process_wrote_after_it_lost_the_journal_does_not_count(tmp_path: Path) -> None:
+    """The claim of the second comes between a write of the first and its look at the claims."""
+    address = f"memory://lost-{tmp_path.name}"
+    first, second = open_folder(address), open_folder(address)
+    first.open()
+    first.create("1.arrow", b"1")
+    second.open()
+    second.create("2.arrow", b"of the second")
+    for name in ("2.arrow", "3.arrow"):
+        with pytest.raises(JournalInUseError):
+            first.create(name, b"of the first")
+    third = open_folder(address)
+    third.open()
+    assert third.names() == ["1.arrow", "2.arrow"]
+    assert third.read("2.arrow") == b"of the second"
+
+
+def test_a_journal_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(JournalStorageError, match="E5017"):
+        open_folder(str(tmp_path / "file" / "journal")).open()
+    with pytest.raises(SourceOptionError, match=r"E5002.*credentials"):
+        open_folder("s3://key:secret@bucket/journal")
+    with pytest.raises(SourceOptionError, match="cannot be opened"):
+        open_folder("nowhere://journal")
 
 
 @pytest.mark.parametrize(

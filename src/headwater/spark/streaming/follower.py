@@ -410,9 +410,12 @@ class Follower:
         self._at = offset
 
     def _end_state(self, journal: Journal) -> PipeState:
-        """Return the state at the end of all that was written: from there forks are seen."""
+        """Return the state that says what a fork can reach: as it is stored, so that `open` agrees.
+
+        Behind the last segment, where executors have read final blocks, it is the present one.
+        """
         newest = journal.segments[-1] if journal.segments else None
-        if newest is None or self._at is None or newest.after.version <= self._at.version:
+        if newest is None or self._at is None or newest.after.version < self._at.version:
             return self._state
         return newest.state
 

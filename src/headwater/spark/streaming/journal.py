@@ -136,6 +136,7 @@ class Journal:
 
         Raises:
             JournalFormatError: it is damaged, of another format, or of another query.
+            JournalMissingError: a file is gone that a retraction would need.
             JournalInUseError: another process uses it.
         """
         self._folder.open()
@@ -154,6 +155,7 @@ class Journal:
                 if name != names[-1]:
                     raise
                 self._damaged = name
+        self._check_complete()
         return start
 
     def close(self) -> None:
@@ -274,6 +276,15 @@ class Journal:
                 self._live[change.cursor.number] = segment, change
             else:
                 self._live.pop(change.cursor.number, None)
+
+    def _check_complete(self) -> None:
+        """Compare the blocks that are held with those that a fork can reach at the last segment."""
+        if not self._segments:
+            return
+        state = self._segments[-1].state
+        for cursor in state.rollback_chain:
+            if cursor.number > state.undo_floor and cursor.number not in self._live:
+                raise JournalMissingError("a file of the journal is gone", with_block=cursor)
 
     def _data(self, segment: Segment) -> bytes:
         if self._newest is not None and self._newest[0] == segment.name:
