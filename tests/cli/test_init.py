@@ -14,6 +14,7 @@ from headwater.cli.init import ProjectTemplate, init
 from headwater.errors import ProjectFolderError
 from headwater.testing import Network, live_portal
 
+ROOT = Path(__file__).resolve().parents[2]
 SOON_S = 300
 FILES = {"pipeline.py", "test_pipeline.py", "README.md", "requirements.txt"}
 
@@ -86,3 +87,15 @@ def test_a_pipeline_file_that_is_run_again_finds_the_chain_it_has_read() -> None
         assert other.url != portal.url
     finally:
         portal.stop()
+
+
+def test_from_an_empty_folder_to_a_pipeline_of_ones_own_by_the_built_wheel() -> None:
+    """In an environment that has the wheel and, in place of a download, our dependencies."""
+    ran = subprocess.run(
+        ["bash", "scripts/try_wheel.sh", sys.executable, "--installed"], cwd=ROOT,
+        env=environment(), capture_output=True, text=True, check=False, timeout=2 * SOON_S,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "1 passed" in ran.stdout
+    assert "at the head" in ran.stdout
+    assert "works: from an empty folder to a pipeline of one's own" in ran.stdout
