@@ -38,6 +38,7 @@ check: setup ## Lint, types, layers, docs
 	@$(BIN)/python scripts/check_docs.py
 
 test: setup ## Run all tests; core must keep 100 % branch coverage
+	@$(BIN)/python -m tests.jvm
 	@$(PYTEST) --cov=headwater.core --cov-branch --cov-report=term-missing:skip-covered \
 	  --cov-fail-under=100
 
@@ -45,6 +46,7 @@ fast: setup ## Run the tests that need no Spark and no database server: while yo
 	@$(PYTEST) tests/test_tidy.py tests/unit tests/property tests/wire tests/simulation
 
 cover: setup ## Run all tests under branch coverage; every module is listed
+	@$(BIN)/python -m tests.jvm
 	@$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 sim: setup ## Drive client, core and state through RUNS random scenarios (SEED=n replays one)
