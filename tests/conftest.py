@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from headwater.testing.servers.clickhouse import VARIABLE
 from headwater.testing.servers.postgres import postgres_versions
-from tests import sampling
+from tests import jvm, sampling
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,10 +32,7 @@ if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and disk_usage(MEMORY).free > 
     # A plugin has asked for the folder before; what `tmp_path` is made in is set here, too.
     tempfile.tempdir = os.environ.setdefault("TMPDIR", str(MEMORY))
 
-# Spark's JVMs live for seconds or minutes here: a compiler that optimizes for hours, and threads
-# that collect garbage beside two busy cores, cost more than they save.
-for variable in ("SPARK_LAUNCHER_OPTS", "SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
-    os.environ.setdefault(variable, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+jvm.set_options()
 
 ROOT = Path(__file__).parent
 CORE = (
@@ -50,10 +47,11 @@ LONG = (
     "system/test_worlds.py",
     "simulation/test_campaign.py",
     "spark/test_cluster.py",
-    "targets/*conformance.py",
-    "targets/change_log/*conformance.py",
+    "spark/streaming/*",
+    "docs/*",
     "demo/*",
 )
+SHORT = ("unit", "property", "wire", "fuzz", "simulation", "test_tidy.py")
 
 
 @pytest.fixture(scope="session")
@@ -70,14 +68,28 @@ def spark() -> Iterator[SparkSession]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the longest first, so that no worker waits for another at the end; choose the coverage.
 
-    The coverage of the core is that of its own tests, where nothing but the core is measured.
+    What is left to `make walks` is taken out. The coverage of the core is that of its own tests,
+    where nothing but the core is measured.
     """
-    items.sort(key=lambda item: not _is_of(item, LONG))
+    left = [] if sampling.is_whole() else [one for one in items if one.get_closest_marker("walk")]
+    if left:
+        items[:] = [one for one in items if one not in left]
+        config.hook.pytest_deselected(items=left)
+    items.sort(key=_turn)
     if config.getoption("cov_source", None) != ["headwater.core"]:
         return
     for item in items:
         if not _is_of(item, CORE):
             item.add_marker("no_cover")
+
+
+def _turn(item: pytest.Item) -> int:
+    """Return when a test runs: long ones in this order, then others, short ones at the end."""
+    for turn, pattern in enumerate(LONG):
+        if _is_of(item, (pattern,)):
+            return turn
+    top = item.nodeid.removeprefix("tests/").split("/")[0].split("::")[0]
+    return len(LONG) + (top in SHORT)
 
 
 def _is_of(item: pytest.Item, patterns: tuple[str, ...]) -> bool:

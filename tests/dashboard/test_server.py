@@ -31,7 +31,7 @@ def handle(tmp_path_factory: pytest.TempPathFactory) -> StreamHandle:
                 "erc20.Transfer", range=(0, 39))},
         )  # fmt: skip
         handle = stream.start(duckdb_target(tmp_path_factory.mktemp("d") / "a.duckdb"))
-        assert handle.await_termination(60)
+        assert handle.await_termination(300)
     return handle
 
 

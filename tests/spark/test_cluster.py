@@ -114,6 +114,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.walk  # tests/spark/test_backfill_path.py counts the bytes that reach the driver
 def test_the_driver_stays_small_on_a_cluster_of_two_workers() -> None:
     """A span of half a million rows, which takes 160 MB and more where it is collected."""
     command = ["benchmarks/bench_cluster.py", "--rows", "500000", "--targets", "clickhouse"]

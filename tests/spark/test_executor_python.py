@@ -53,7 +53,7 @@ def test_executors_whose_python_lacks_headwater_are_named(tmp_path: Path) -> Non
         [sys.executable, "-c", PROGRAM, str(tmp_path / "a.duckdb")],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         env={**os.environ, "PYSPARK_PYTHON": str(bare)},
         check=False,
     )

@@ -10,7 +10,7 @@ import pytest
 from headwater.errors import TransportError
 from headwater.spark.parts import ReadAhead
 
-PATIENCE_S = 30
+PATIENCE_S = 300
 
 
 def test_items_come_in_order_and_are_read_before_they_are_asked_for() -> None:

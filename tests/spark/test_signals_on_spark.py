@@ -65,7 +65,7 @@ def descendants(pid: int) -> set[int]:
 
 def wait_until_gone(processes: set[int]) -> None:
     """Wait until none of the processes is left."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while left := [one for one in processes if Path(f"/proc/{one}/fd").exists()]:
         assert time.monotonic() < end, f"still there: {left}"
         time.sleep(0.05)

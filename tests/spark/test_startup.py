@@ -33,7 +33,7 @@ def on_event(event):
     if isinstance(event, Committed):
         reached.append(event.state.cursor.number)
         if wait and len(reached) == 1:
-            assert startup._Start.newest.ended.wait(100)
+            assert startup._Start.newest.ended.wait(300)
 
 error = None
 try:
@@ -45,7 +45,7 @@ except HeadwaterError as raised:
     error = raised.code
 start = startup._Start.newest
 if not wait:
-    start._thread.join(60)
+    start._thread.join(300)
 process = start._process
 active = SparkContext._active_spark_context
 print(json.dumps({
@@ -74,7 +74,7 @@ def run(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -139,7 +139,7 @@ def test_a_program_that_ends_while_spark_starts_waits_for_the_thread_that_starts
         env={**os.environ, "JAVA_HOME": str(java)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     before, end = done.stdout.splitlines()
     assert "headwater-spark" in before

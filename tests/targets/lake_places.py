@@ -43,7 +43,7 @@ def s3_server() -> str:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = ServerProcess(command, folder, dict(os.environ))
     atexit.register(server.stop)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while True:
         with suppress(OSError), create_connection(("127.0.0.1", port), 1):
             return f"http://127.0.0.1:{port}"

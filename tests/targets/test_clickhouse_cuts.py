@@ -17,6 +17,7 @@ from headwater.targets.clickhouse import (
     client,
     table,
 )
+from tests.sampling import BEYOND, visit
 from tests.targets.clickhouse_places import Stream, database
 from tests.targets.clickhouse_proxy import CuttingProxy, headers_end
 
@@ -57,28 +58,37 @@ def started(url: str, engine: str = ENGINES[0], **settings: Any) -> Stream:
 
 
 @pytest.mark.guarantee("WIRE-6")
-@pytest.mark.parametrize(("ask", "step"), [("rows", 1), ("query", 11), ("run", 11)])
+@pytest.mark.parametrize(("ask", "k"), [("rows", 7), ("query", 17), ("run", 17)])
 def test_an_answer_that_was_cut_after_any_byte_is_asked_for_again(
-    proxy: CuttingProxy, ask: str, step: int
+    proxy: CuttingProxy, ask: str, k: int
 ) -> None:
     """Python takes the end of the connection for the end of the headers: 200, and empty."""
     asked = ClickHouseClient(proxy.url, attempts=2)
-    at, lengths = 0, [1]
+    waiting: list[int] = []
+    length = 0
 
     def cut_first(statement: str, answer: bytes) -> int | None:
-        lengths[0] = len(answer) - len(b"0\r\n\r\n")
-        return at if "KILL" not in statement and proxy.cuts * step == at else None
+        nonlocal length
+        if "KILL" in statement:
+            return None
+        length = len(answer) - len(b"0\r\n\r\n")
+        return waiting.pop() if waiting else None
 
-    proxy.cut = cut_first
-    while at < lengths[0]:
+    def cut_at(at: int) -> int | None:
+        cuts = proxy.cuts
+        if at != BEYOND:
+            waiting.append(at)
         if ask == "rows":
             assert asked.rows("SELECT 7 AS n") == [{"n": 7}]
         elif ask == "query":
             assert asked.query("SELECT 7 AS n").to_pylist() == [{"n": 7}]
         else:
             asked.run("SELECT 7 AS n")
-        at += step
-        assert proxy.cuts * step == at
+        assert proxy.cuts - cuts == (at != BEYOND)
+        return length if at == BEYOND else None
+
+    proxy.cut = cut_first
+    assert len(visit(k, cut_at)) > 10
     asked.close()
 
 

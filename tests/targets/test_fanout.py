@@ -220,7 +220,7 @@ def test_one_failing_target_stops_the_stream_and_a_restart_heals_all(
         if event.state.number == chain.head.number:
             raise StopRequested
 
-    stream.start(places(), on_event=until_head).await_termination(60)
+    stream.start(places(), on_event=until_head).await_termination(300)
     wanted = transfers(chain, chain.canonical(5, chain.head.number))
     names = [one.strip('" ') for one in COLUMNS.split(",")]
     order = [("block_number", "ascending"), ("log_index", "ascending")]

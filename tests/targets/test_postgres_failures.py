@@ -228,7 +228,7 @@ def test_a_stop_ends_the_wait_for_a_server(proxy: Proxy) -> None:
             handle.await_termination(0.05)
         assert handle.record.trouble.startswith("the database is away")
         handle.stop()
-        handle.await_termination(20)
+        handle.await_termination(120)
         assert not handle.is_active
         proxy.refuse = False
         target = postgres_target(proxy.dsn)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.targets import points
 
-WAIT_S = 60
+WAIT_S = 300
 
 
 class Zombie:
@@ -25,7 +25,8 @@ class Zombie:
         self.paused, self.woken = threading.Event(), threading.Event()
         self.error: BaseException | None = None
         self.done = threading.Event()
-        self._kind, self._left = kind, at
+        self.seen = 0
+        self._kind, self._stop = kind, at
         self._counts = counts
         self.at = ""
         target.on_statement = self._hook
@@ -38,12 +39,12 @@ class Zombie:
     def _hook(self, sql: str) -> None:
         if self.paused.is_set() or not self._counts(sql):
             return
-        if self._left == 0:
+        self.seen += 1
+        if self.seen > self._stop:
             self.at = sql
             points.note(self._kind, "paused", sql)
             self.paused.set()
             assert self.woken.wait(WAIT_S)
-        self._left -= 1
 
     def _run(self) -> None:
         try:

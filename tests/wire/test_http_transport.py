@@ -23,7 +23,7 @@ from headwater.portal.wire import Dataset
 from headwater.query import EvmQuery
 from headwater.testing import VirtualClock
 
-WAIT_S = 20  # generous: only a failing test waits that long
+WAIT_S = 120  # generous: only a failing test waits that long
 SHORT = Timeouts(connect_s=5, headers_s=0.2, chunk_s=0.2)
 
 

@@ -66,7 +66,7 @@ def test_the_examples_of_decoding_run_and_print_what_the_page_says(tmp_path: Pat
             [sys.executable, "-c", example],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
             cwd=tmp_path,
         )
