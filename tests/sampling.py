@@ -40,6 +40,11 @@ def visit(k: int, stop_at: Callable[[int], int | None]) -> list[int]:
     return [point for point in every(k).of(range(count)) if stop_at(point) is None]
 
 
+def examples(count: int) -> int:
+    """Return how many random examples a property is given: all of these, or a third of them."""
+    return count if is_whole() else -(-count // 3)
+
+
 def header() -> str:
     """Say which points this run visits, and how to visit them again."""
     if is_whole():

@@ -27,6 +27,7 @@ from headwater.targets.clickhouse import (
     writer,
 )
 from headwater.testing import simulated_portal
+from tests.sampling import every
 from tests.stream.truth import COLUMNS, transfers
 from tests.targets.clickhouse_places import Stream, database
 
@@ -140,8 +141,10 @@ class Dies:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("insert_rows", [300, 100_000])
+@pytest.mark.parametrize(
+    ("after", "insert_rows"),
+    every(2).seeds([(False, 300), (True, 300), (True, 10**5), (False, 10**5)]),
+)
 def test_a_worker_that_is_killed_leaves_nothing_that_counts_twice(
     spark: SparkSession,
     url: str,

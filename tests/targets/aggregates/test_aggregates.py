@@ -23,6 +23,7 @@ from headwater.targets import (
     duckdb_target,
     postgres_target,
 )
+from tests.sampling import examples
 from tests.targets.postgres_places import database, empty
 
 LARGEST = 2**256 - 1
@@ -214,7 +215,7 @@ steps = st.lists(st.one_of(block, block, block, fork), min_size=1, max_size=8)
 
 @pytest.mark.guarantee("AGG-1")
 @given(steps=steps)
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), suppress_health_check=list(HealthCheck))
 def test_aggregates_equal_a_full_recomputation_after_every_step(
     place: Place, steps: list[Any]
 ) -> None:

@@ -19,6 +19,7 @@ from headwater.testing.scenarios.change_model import (
     exact_number,
     exact_text,
 )
+from tests.sampling import examples
 from tests.targets.change_log.places import Place, Stream
 
 LARGEST = 2**256 - 1
@@ -169,7 +170,7 @@ def canonical(name: str, value: str) -> str:
 
 @pytest.mark.guarantee("CHANGE-2")
 @given(steps=steps)
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
 def test_operations_with_forks_leave_what_the_model_says(place: Place, steps: list[Any]) -> None:
     place.sql(
         'DROP TABLE IF EXISTS one; DROP TABLE IF EXISTS "Two"; '

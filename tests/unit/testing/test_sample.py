@@ -23,6 +23,16 @@ def test_samples_in_a_row_hold_every_point_and_each_has_both_ends(count: int, ev
         assert len(one) <= 2 + -(-count // every)
 
 
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("every", [1, 3, 40])
+def test_seeds_are_taken_by_turns_and_never_none(count: int, every: int) -> None:
+    seeds = range(5, 5 + count)
+    taken = [Sample(every, offset).seeds(seeds) for offset in range(739_000, 739_000 + every)]
+    assert {seed for one in taken for seed in one} == set(seeds)
+    assert all(1 <= len(one) <= -(-count // min(every, count)) for one in taken)
+    assert WHOLE.seeds(seeds) == list(seeds)
+
+
 @pytest.mark.parametrize("sample", [WHOLE, *(Sample(4, offset) for offset in range(4))])
 def test_a_process_dies_at_the_points_of_the_sample(sample: Sample) -> None:
     died: set[tuple[int, int]] = set()

@@ -30,5 +30,10 @@ class Sample:
         return [point for index, point in enumerate(points)
                 if index in ends or (index - self.offset) % self.every == 0]  # fmt: skip
 
+    def seeds(self, points: Sequence[Point]) -> list[Point]:
+        """Return every `every`-th point, at least one: for points that have no ends, as seeds."""
+        step = max(1, min(self.every, len(points)))
+        return list(points[self.offset % step :: step])
+
 
 WHOLE = Sample()

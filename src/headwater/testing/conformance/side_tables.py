@@ -337,7 +337,7 @@ class SideTablePromises:
     @needs("side_tables")
     def test_random_steps_agree_with_the_model_of_side_tables(self) -> None:
         """Blocks, forks, settlements and restarts in any order."""
-        for seed in self.sample.of(range(self.side_walks)):
+        for seed in self.sample.seeds(range(self.side_walks)):
             dice, model, branch = Random(f"side {seed}"), SideModel(), "a"
             self.fresh()
             target, _ = self.open_side()
