@@ -21,6 +21,7 @@ PAGES = [
 ]
 WITHOUT_SPARK = [
     "docs/cookbook.md",
+    "docs/evolve.md",
     "docs/guides/cursor-management.md",
     "docs/guides/fork-handling.md",
     "docs/guides/sql-reorg-handling.md",

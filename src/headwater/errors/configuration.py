@@ -97,7 +97,8 @@ class ConfigChangedError(
     ConfigError,
     code="E0012",
     fix="nothing was written: undo the change, give the stream a new id, read everything again "
-    "(headwater cursor reset), or go on from the cursor with on_config_change='warn' or 'ignore'",
+    "(headwater cursor reset), have what was added filled with on_config_change='evolve', or go on "
+    "from the cursor with 'warn' or 'ignore'",
 ):
     """The stream asks for something else than what its stored rows were made of."""
 
@@ -147,6 +148,16 @@ class StateMissingError(
     "DELETE FROM it WHERE stream_id = …",
 ):
     """No cursor is stored, but other rows of the stream are: beginning anew would lose them."""
+
+
+class EvolveError(
+    ConfigError,
+    code="E0018",
+    fix="docs/evolve.md says what can be filled and what to do otherwise: finish what has begun, "
+    "give the stream a new id, or go on from the cursor with on_config_change='warn'. Rows that "
+    "were there are as before",
+):
+    """The definition has changed in a way that on_config_change="evolve" cannot bring about."""
 
 
 class DashboardAddressError(

@@ -6,7 +6,9 @@ seen. So what each output asks for is stored beside the cursor, as hashes, and c
 
 Part of it are the network, the query and the columns. Ranges are not: they may be extended. Nor are
 the portal's address, options, transforms or targets. Beside the hashes stands the first block of
-each output, so that one which is raised later leaves no hole in silence.
+each output, so that one which is raised later leaves no hole in silence; and which rows it asks
+for, whatever their columns, so that `on_config_change="evolve"` knows what was added
+(`stream/evolve.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from headwater.core import BlockCursor, BlockRange, PipeState
+from headwater.core.codec import dump_cursor, load_cursor
 from headwater.decode import Output
 from headwater.errors import (
     ConfigChangedError,
+    EvolveError,
     InvalidOptionError,
     SkippedBlocksError,
     StoredStateError,
@@ -29,22 +33,45 @@ from headwater.errors import (
 from headwater.stream.factory_index import parts_of, scope_of
 from headwater.targets.contract import Delivery, Target
 
-OnConfigChange = Literal["error", "warn", "ignore"]
+OnConfigChange = Literal["error", "warn", "ignore", "evolve"]
 CONFIG_VERSION = 1
+_PARTS = ("firsts", "rows", "columns")
 logger = logging.getLogger("headwater.stream")
 
 
 @dataclass(frozen=True, slots=True)
+class Filling:
+    """A backfill of some outputs that is under way: their hashes, and the last block it filled."""
+
+    outputs: Mapping[str, str]
+    cursor: BlockCursor
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
-    """What a stream asks for: a hash per output, and the block that it begins with."""
+    """What a stream asks for: a hash per output, and the block that it begins with.
+
+    `rows` are hashes of which rows are asked for, and `columns` the types of their columns. What an
+    earlier version stored has neither. `filling` is what `stream/evolve.py` has begun.
+    """
 
     outputs: Mapping[str, str]
     firsts: Mapping[str, int] = field(default_factory=dict)
+    rows: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    filling: Filling | None = None
 
     @classmethod
     def of(cls, outputs: Mapping[str, Output]) -> Config:
         """Return what these outputs ask for."""
-        return cls({name: _fingerprint(output) for name, output in outputs.items()})
+        return cls(
+            {name: _fingerprint(output) for name, output in outputs.items()},
+            rows={name: _rows_fingerprint(output) for name, output in outputs.items()},
+            columns={
+                name: {field.name: str(field.type) for field in output.schema}
+                for name, output in outputs.items()
+            },
+        )
 
     @classmethod
     def load(cls, text: str) -> Config:
@@ -53,16 +80,29 @@ class Config:
             case {"version": int(version), "outputs": dict(outputs), **rest} if (
                 version <= CONFIG_VERSION
             ):
-                firsts: Any = rest.get("firsts", {})  # earlier versions did not store them
-                return cls(outputs, firsts)
+                more: Any = rest  # earlier versions stored less
+                filling = None
+                if "filling" in more:
+                    begun = more["filling"]
+                    cursor = load_cursor(json.dumps(begun["cursor"]))
+                    filling = Filling(begun["outputs"], cursor)
+                firsts, rows, columns = (more.get(name, {}) for name in _PARTS)
+                return cls(outputs, firsts, rows, columns, filling)
         raise StoredStateError("the stored configuration cannot be read", got=text[:80])
 
     def dump(self) -> str:
         """Return the text to store."""
-        outputs = dict(sorted(self.outputs.items()))
-        text = {"version": CONFIG_VERSION, "outputs": outputs}
-        if self.firsts:
-            text["firsts"] = dict(sorted(self.firsts.items()))
+        text: dict[str, object] = {
+            "version": CONFIG_VERSION,
+            "outputs": dict(sorted(self.outputs.items())),
+        }
+        for name in _PARTS:
+            if part := getattr(self, name):
+                text[name] = dict(sorted(part.items()))
+        if self.filling is not None:
+            cursor = json.loads(dump_cursor(self.filling.cursor))
+            outputs = dict(sorted(self.filling.outputs.items()))
+            text["filling"] = {"outputs": outputs, "cursor": cursor}
         return json.dumps(text)
 
     def differences(self, before: Config) -> dict[str, str]:
@@ -76,12 +116,15 @@ class Config:
         return {what: ", ".join(sorted(names)) for what, names in found.items() if names}
 
 
-def check_option(given: object) -> OnConfigChange:
+def check_option(given: object, *, evolves: bool = True) -> OnConfigChange:
     """Return what to do about a change; refuse anything unknown."""
-    for one in get_args(OnConfigChange):
+    known = [one for one in get_args(OnConfigChange) if evolves or one != "evolve"]
+    for one in known:
         if given == one:
             return one  # type: ignore[no-any-return]
-    raise InvalidOptionError("on_config_change is 'error', 'warn' or 'ignore'", got=repr(given))
+    raise InvalidOptionError(
+        f"on_config_change is one of {', '.join(map(repr, known))}", got=repr(given)
+    )
 
 
 def compare_config(
@@ -97,6 +140,7 @@ def compare_config(
 
     Raises:
         ConfigChangedError: the outputs ask for something else, and `on_config_change` is "error".
+        EvolveError: they do, and an earlier run has begun to fill some of them.
     """
     keeps = target.capabilities.config
     if keeps is None:
@@ -106,8 +150,16 @@ def compare_config(
     differences = {}
     if text is not None and state.cursor is not None:
         before = Config.load(text)
-        differences, now = now.differences(before), replace(now, firsts=before.firsts)
-    if differences and how == "error":
+        differences = now.differences(before)
+        now = replace(now, firsts=before.firsts, filling=before.filling)
+    if differences and now.filling is not None:
+        raise EvolveError(
+            "outputs are half filled; run with on_config_change='evolve' until they are",
+            stream=stream_id,
+            outputs=", ".join(sorted(now.filling.outputs)),
+            filled_to=now.filling.cursor,
+        )
+    if differences and how not in ("warn", "ignore"):
         raise ConfigChangedError(
             "the stream's outputs are not those that its tables were filled with",
             stream=stream_id,
@@ -162,6 +214,19 @@ def _fingerprint(output: Output) -> str:
     children = _one_or_all([None if one is None else one.factory.key for one in scopes])
     on_error = _one_or_all([getattr(part, "on_error", None) for part in parts_of(output)])
     parts = [output.query.query_hash, columns, on_error, children]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _rows_fingerprint(output: Output) -> str:
+    """Hash which rows an output asks for, whatever their columns: not what comes along."""
+    query = output.query
+    conditions = sorted(
+        json.dumps([one.family, one.canonical().conditions]) for one in query.filters
+    )
+    scopes = [scope_of(part) for part in parts_of(output)]
+    children = [None if one is None else one.factory.key for one in scopes]
+    on_error = [getattr(part, "on_error", None) for part in parts_of(output)]
+    parts = [query.network.type, query.include_all_blocks, conditions, on_error, children]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headwater.address import HttpAddress
@@ -68,6 +68,7 @@ class PortalStream(Stream):
     portal: HttpAddress
     outputs: Mapping[str, Output]
     reading: ReadingOptions = ReadingOptions()
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -114,6 +115,7 @@ def portal_stream(
     undo_buffer: int = 0,
     rollback_cap: int = DEFAULT_CAP,
     on_config_change: OnConfigChange = "error",
+    renamed: Mapping[str, str] | None = None,
     far: int = FAR,
     first_span: int = FIRST_SPAN,
     largest_span: int = _SPANS.blocks,
@@ -142,7 +144,9 @@ def portal_stream(
             grow with it. A deeper fork lands on the finalized block, or ends the stream if that is
             unknown. Choose it by the deepest reorganization of the network.
         on_config_change: what to do if the outputs ask for something else than what the stored
-            rows were made of: "error", "warn" or "ignore".
+            rows were made of: "error", "warn", "ignore", or "evolve", which fills outputs and
+            columns that were added, and then goes on.
+        renamed: outputs that have a new name, for "evolve": `{"new": "old"}`.
         far: how many blocks behind the finalized head executors take over.
         first_span: how many blocks executors read first; later spans follow from how that went.
         largest_span: how many blocks a span has at most.
@@ -169,6 +173,13 @@ def portal_stream(
     for name, output in outputs.items():
         if not isinstance(name, str) or not name or not hasattr(output, "query"):
             raise InvalidOptionError("not an output", name=name, got=repr(output))
+    if renamed is not None and not isinstance(renamed, Mapping):
+        raise InvalidOptionError('renamed maps new names to old: {"new": "old"}', got=repr(renamed))
+    unknown = sorted(set(renamed or ()) - set(outputs))
+    if unknown:
+        raise InvalidOptionError(
+            'renamed maps new names to old: {"new": "old"}', no_output=", ".join(map(repr, unknown))
+        )
     networks = sorted({output.query.network.type for output in outputs.values()})
     if len(networks) > 1:
         raise NetworkError("one stream reads one network", got=", ".join(networks))
@@ -190,4 +201,5 @@ def portal_stream(
         rollback_cap=rollback_cap,
         undo_buffer=undo_buffer,
         on_config_change=check_option(on_config_change),
+        renamed=dict(renamed or {}),
     )

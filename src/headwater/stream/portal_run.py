@@ -11,10 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry
+
 from headwater.core import BlockCursor, BlockRange, PipeState, RangeSpec
 from headwater.core.ranges import At, Latest
 from headwater.decode import Output
 from headwater.errors import NetworkError, PortalHttpError, SkippedBlocksError
+from headwater.metrics import StreamRecord
 from headwater.pipeline import Answers, Source
 from headwater.portal import (
     Clock,
@@ -27,11 +30,13 @@ from headwater.portal import (
 from headwater.query import Query, merge_queries, plan_requests
 from headwater.spark.spans import read_span
 from headwater.stream.config import Config, compare_config, compare_firsts
+from headwater.stream.evolve import evolve
 from headwater.stream.factories import Factories
 from headwater.stream.factory_index import factories_of
 from headwater.stream.portal_assemble import Plan, PortalAssembler
 from headwater.stream.run import Opening, Run
 from headwater.stream.undo_buffer import UndoBuffer
+from headwater.targets.contract import Delivery, Target
 from headwater.targets.frames import bounded_tables
 
 if TYPE_CHECKING:
@@ -44,16 +49,29 @@ START_ATTEMPTS = 20  # some minutes: long for an outage, and an address may just
 
 
 class PortalRun(Run):
-    """What a portal's stream is while it runs."""
+    """What a portal's stream is while it runs. `ranges` stand for those that the outputs name."""
 
     def __init__(
-        self, stream: PortalStream, client: PortalClient, clock: Clock, opening: Opening
+        self,
+        stream: PortalStream,
+        client: PortalClient,
+        clock: Clock,
+        opening: Opening,
+        *,
+        ranges: Mapping[str, tuple[BlockRange, ...]] | None = None,
     ) -> None:
         super().__init__(stream, clock, opening)
         self._portal_stream = stream
         self._client = client
+        self._given_ranges = ranges
         self._factories = self._optional = self._make_factories()
         self._spans: PortalSource | None = None
+
+    def before_recover(self) -> None:
+        """Have the target make room, and fill what the definition has more than before."""
+        super().before_recover()
+        if self._stream.on_config_change == "evolve":
+            evolve(self._portal_stream, self._target, self)
 
     def open(self, state: PipeState) -> None:
         """Plan the run from the recovered state, and tell the transformers. No row is written.
@@ -137,10 +155,7 @@ class PortalRun(Run):
         return ready
 
     def _plan(self, cursor: BlockCursor | None) -> Plan:
-        ranges = {
-            name: tuple(self._resolve(spec, cursor) for spec in output.ranges)
-            for name, output in self._portal_stream.outputs.items()
-        }
+        ranges = self._ranges(cursor)
         self._check_gap(cursor, [one for several in ranges.values() for one in several])
         wanted = [
             (block_range, output.query)
@@ -150,6 +165,15 @@ class PortalRun(Run):
         if self._factories is not None:
             wanted += self._factories.plan([one for one, _ in wanted], cursor)
         return Plan(ranges, plan_requests(wanted))
+
+    def _ranges(self, cursor: BlockCursor | None) -> dict[str, tuple[BlockRange, ...]]:
+        """Return the blocks that each output wants."""
+        if self._given_ranges is not None:
+            return dict(self._given_ranges)
+        return {
+            name: tuple(self._resolve(spec, cursor) for spec in output.ranges)
+            for name, output in self._portal_stream.outputs.items()
+        }
 
     def _check_gap(self, cursor: BlockCursor | None, ranges: Sequence[BlockRange]) -> None:
         """Refuse ranges that all begin above the block after the cursor.
@@ -185,6 +209,41 @@ class PortalRun(Run):
         if isinstance(start, At):
             return self._client.block_at(start.timestamp) is None
         return isinstance(start, Latest)
+
+    # --- filling what a new definition has more (`stream/evolve.py`) ------------------------------
+
+    def blocks_up_to(
+        self, ranges: Sequence[RangeSpec], last: int, first: int | None
+    ) -> tuple[BlockRange, ...]:
+        """Return the blocks of ranges up to the last one; the head, at any time, is `first`."""
+        found = []
+        for spec in ranges:
+            if not self._is_head(spec.start):
+                resolved = self._client.resolve_range(spec)
+            elif first is not None:
+                resolved = BlockRange(min(first, last))
+            else:
+                continue
+            if resolved.from_block <= last:
+                end = last if resolved.to_block is None else min(last, resolved.to_block)
+                found.append(BlockRange(resolved.from_block, end))
+        return tuple(found)
+
+    def to_fill(
+        self,
+        stream: PortalStream,
+        target: Target[Delivery],
+        ranges: Mapping[str, tuple[BlockRange, ...]],
+    ) -> PortalRun:
+        """Return the run of a stream that reads these blocks, with the client of this one."""
+        record = StreamRecord(stream.id, registry=CollectorRegistry())
+        opening = Opening(target, record, finalized=True, interrupt=self._interrupt)
+        return PortalRun(stream, self._client, self._clock, opening, ranges=ranges)
+
+    def filled(self, text: str | None) -> None:
+        """Show how far it is; end here if a stop was asked for."""
+        self._record.activity = text
+        self._interrupt.check()
 
     def _check_dataset(self) -> Dataset | None:
         """Refuse a dataset that does not exist, or holds another network, before anything else."""

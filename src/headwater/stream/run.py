@@ -40,6 +40,8 @@ from headwater.targets.contract import Delivery, Target
 from headwater.targets.database import DatabaseTarget
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from headwater.stream.stream import Stream
 
 logger = logging.getLogger("headwater.stream")
@@ -246,6 +248,11 @@ class Run(Host[Delivery]):
             )  # fmt: skip
         if isinstance(event, Waited):
             logger.info("replica.stale id=%s at=%s", self._stream.id, event.state.cursor)
+
+    @property
+    def session(self) -> SparkSession:
+        """The Spark session of the run, waited for if it starts."""
+        return self._spark.session
 
     @property
     def progress(self) -> Progress | None:

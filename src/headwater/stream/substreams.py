@@ -344,7 +344,7 @@ def substreams_stream(
         flush=rules,
         undo_buffer=undo_buffer,
         rollback_cap=rollback_cap,
-        on_config_change=check_option(on_config_change),
+        on_config_change=check_option(on_config_change, evolves=False),
     )
 
 

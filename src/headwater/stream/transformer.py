@@ -55,6 +55,11 @@ class Step:
             return self.row_wise
         return self._transform.arguments == 1 and not self._hooks
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether it is told of starts, forks and stops: then it may keep state of its own."""
+        return bool(self._hooks)
+
     def transform(self, data: Frames, ctx: BatchContext) -> Frames:
         """Return what becomes of a batch: a mapping of names to DataFrames."""
         made = self._transform(data, ctx)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from headwater.core import Batch, PipeState
+from headwater.core import Batch, BlockRange, PipeState
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,6 +115,47 @@ class KeepsConfig(Protocol):
         ...
 
 
+class FillsHistory(Protocol):
+    """A target that can be given rows of blocks which it has passed: `on_config_change="evolve"`.
+
+    Called between `recover` and the first batch, with a state whose cursor is final. Each call is
+    one step: what it does and the stream's configuration change together, or neither does. Calling
+    it again with the same configuration changes nothing.
+    """
+
+    def first_block(self, output: str) -> int | None:
+        """Return the first block of which an output's table has rows; None if there is no table.
+
+        Of an empty table it is the one behind the cursor. Nothing is changed.
+
+        Raises:
+            EvolveError: rows of this table cannot be replaced, block by block.
+        """
+        ...
+
+    def fill(
+        self,
+        batches: Sequence[tuple[BlockRange, Batch[Delivery]]],
+        config: str,
+        *,
+        replace: bool,
+    ) -> None:
+        """Write rows of final blocks: batches, each with the blocks it covers. The cursor stays.
+
+        With `replace`, rows that the tables have of these blocks go, and columns that they lack are
+        added.
+        """
+        ...
+
+    def rename_outputs(self, renamed: Mapping[str, str], config: str) -> None:
+        """Rename tables that are called like an output: new names to old ones.
+
+        Raises:
+            EvolveError: a table cannot be renamed.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities(Generic[Data]):
     """What a target can do beyond the contract. A field that is None or False: it cannot.
@@ -135,6 +176,7 @@ class Capabilities(Generic[Data]):
     file: Path | None = None
     side_tables: KeepsSideTables | None = None
     config: KeepsConfig | None = None
+    history: FillsHistory | None = None
     prepare_batch: Callable[[Batch[Data]], Batch[Data]] | None = None
     finish: Callable[[], None] | None = None
 

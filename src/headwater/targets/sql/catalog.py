@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import pyarrow as pa
 
-from headwater.errors import PrimaryKeyMissingError
+from headwater.errors import EvolveError, PrimaryKeyMissingError
 from headwater.targets.sql.dialect import Dialect, Session
 from headwater.targets.sql.settings import Table
 from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, quote
@@ -242,6 +242,47 @@ class Catalog(Generic[Held, Laid]):
             "CREATE TABLE {table} ({parts})", table=declared.name, parts=Fragment(", ".join(parts))
         )
         self._created(declared, key, undo, put_off=put_off)
+
+    def widen(self, name: QualifiedName, schema: pa.Schema) -> None:
+        """Add the columns of a frame that an append-only table lacks."""
+        layout, declared = self.layout(name), self.declared(name)
+        if layout is None:
+            return
+        fold = self.dialect.fold
+        types = {fold(column): kind for column, kind in declared.types.items()}
+        for one in schema:
+            if self.spelled(layout, one.name) not in layout.columns:
+                kind = types.get(fold(one.name)) or self.dialect.new_column_type(one)
+                self._session.run(
+                    "ALTER TABLE {table} ADD COLUMN {column} {kind}",
+                    table=name,
+                    column=one.name,
+                    kind=Fragment(kind),
+                )
+                self._layouts.pop(name.folded, None)
+
+    def rename(self, old: QualifiedName, new: QualifiedName) -> None:
+        """Give a table of this stream another name, in the database and in its claim."""
+        if self.dialect.read_table(self._session, old) is None:
+            return  # no row of it has come yet, or the transforms name it otherwise
+        undo = self._claimants(old).get(self._id)
+        if undo is None:
+            return
+        if undo != Undo.APPEND_ONLY or self.dialect.exists(self._session, new):
+            raise EvolveError(
+                "only an append-only table can be renamed, to a name that is free",
+                table=old,
+                undo=undo,
+                new=new,
+            )
+        self._session.run("ALTER TABLE {old} RENAME TO {new}", old=old, new=new.name)
+        self._session.run(
+            "UPDATE {claims} SET table_name = $4 WHERE {same_table} AND id = $3",
+            [*old.folded, self._id, new.name],
+            claims=self._claims,
+            same_table=self.dialect.same_table,
+        )
+        self.forget()
 
     def _undo(self, declared: Table, key: Sequence[str], folded: Iterable[str]) -> Undo:
         """Decide how a fork undoes a table, from its key and its columns."""

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import pyarrow as pa
 
 from headwater.address import Address
-from headwater.core import Batch, PipeState
-from headwater.errors import HeadwaterError, StateMissingError
+from headwater.core import Batch, BlockRange, PipeState
+from headwater.errors import EvolveError, HeadwaterError, StateMissingError
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.database import Callbacks, DatabaseTarget
 from headwater.targets.side_rows import stored_id
@@ -31,6 +31,7 @@ from headwater.targets.sql.merge.merger import Merger
 from headwater.targets.sql.settings import StateSettings, Table, table
 from headwater.targets.sql.side_tables import ConfigTable, SideTables
 from headwater.targets.sql.state import Newest, SyncTable
+from headwater.targets.sql.text import QualifiedName
 from headwater.targets.sql.undo import KEPT, UndoLog
 from headwater.targets.tables import TableOptions, declare_tables
 
@@ -112,8 +113,11 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
-        """It keeps side tables and the configuration; aggregates read frames a second time."""
-        return replace(super().capabilities, rereads=bool(self._aggregates))
+        """It keeps side tables and the configuration, and can be given rows of earlier blocks.
+
+        Aggregates read frames a second time.
+        """
+        return replace(super().capabilities, rereads=bool(self._aggregates), history=self)
 
     @property
     def aggregated(self) -> set[str]:
@@ -232,6 +236,77 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
             lambda text: self._keep(lambda: self._store.config.write(text)),
         )
 
+    # --- blocks that the stream has passed --------------------------------------------------------
+
+    def first_block(self, output: str) -> int | None:
+        """Return the first block of an output's table; refuse one whose rows cannot be replaced."""
+        if self._callbacks.on_data is not None or output in self.aggregated:
+            raise EvolveError(
+                "rows of an output that on_data writes, or aggregates sum up, cannot be replaced",
+                output=output,
+            )
+        return self._look(lambda: self._first_block(output))
+
+    def _first_block(self, output: str) -> int | None:
+        layout = self._store.catalog.layout(self._output_table(output))
+        if layout is None:
+            return None
+        if layout.undo is not Undo.APPEND_ONLY:
+            raise EvolveError(
+                "rows of a table with a key, or without a block number, cannot be replaced",
+                table=layout.name,
+            )
+        rows = self._opened().rows(
+            "SELECT min({block})::bigint FROM {table}", block=layout.block_column, table=layout.name
+        )
+        return self._state.number + 1 if rows[0][0] is None else int(rows[0][0])
+
+    def fill(
+        self,
+        batches: Sequence[tuple[BlockRange, Batch[Delivery]]],
+        config: str,
+        *,
+        replace: bool,
+    ) -> None:
+        """Write rows of final blocks and the configuration in one transaction; the state stays.
+
+        If the answer to a COMMIT was lost, the configuration tells that it has succeeded.
+        """
+        self._opened()
+        scopes = [
+            Scope(batch.state.number, one.from_block - 1, hot=False) for one, batch in batches
+        ]
+
+        def write() -> Newest | None:
+            if self._store.config.read() != config:
+                for (_, batch), scope in zip(batches, scopes, strict=True):
+                    self._write(batch.data, scope, replace=replace)
+                self._store.config.write(config)
+            return self._newest()
+
+        self._change_whole(write, self._state, scopes[0])
+
+    def rename_outputs(self, renamed: Mapping[str, str], config: str) -> None:
+        """Rename tables and store the configuration, in one transaction.
+
+        Tables of `on_data` have the names that the user's code gives them.
+        """
+
+        def change() -> None:
+            if self._store.config.read() == config:
+                return
+            for new, old in renamed.items():
+                if self._callbacks.on_data is None:
+                    names = self._output_table(old), self._output_table(new)
+                    self._store.catalog.rename(*names)
+            self._store.config.write(config)
+
+        self._keep(change)
+
+    def _output_table(self, output: str) -> QualifiedName:
+        """Return the table of an output: a name with a point is not one of a schema."""
+        return self.dialect.name(_quoted(output))
+
     def settle_side_rows(
         self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
     ) -> None:
@@ -266,12 +341,12 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
         assert self._session is not None, "recover opens it"
         return self._session
 
-    def _write(self, delivery: Delivery, scope: Scope) -> None:
+    def _write(self, delivery: Delivery, scope: Scope, *, replace: bool = False) -> None:
         data, on_data = delivery.data, self._callbacks.on_data
         with self._batch(scope) as tx:
             if on_data is None:
                 for name, frame in data.items():
-                    tx.insert(f'"{name}"' if "." in name else name, frame)
+                    (tx.replace_blocks if replace else tx.insert)(_quoted(name), frame)
             else:
                 on_data(tx, data, delivery.ctx)
             self._aggregates.write(tx, data, scope)
@@ -312,6 +387,11 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
     @abstractmethod
     def _reader(self) -> Session:
         """Open a session of its own, which only reads."""
+
+
+def _quoted(name: str) -> str:
+    """Return an output's name as one of a table, which a point does not divide."""
+    return f'"{name}"' if "." in name else name
 
 
 @dataclass(frozen=True, slots=True)

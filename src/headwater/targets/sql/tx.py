@@ -104,6 +104,29 @@ class BaseTx(ABC, Generic[Held, Laid]):
                     same=equal(wanted, "old", "new"),
                 )
 
+    def replace_blocks(self, table: str, frame: Any) -> None:
+        """Replace the rows of the batch's final blocks; columns that the table lacks are added.
+
+        For the target alone, where the stream's definition has changed.
+        """
+        name, catalog = self.dialect.name(table), self.store.catalog
+        assert self._scope is not None, "rows of a batch are written"
+        assert not self._scope.hot, "only final blocks are replaced"
+        is_first = True
+        for rows in self._pieces(frame):
+            if is_first:
+                catalog.widen(name, rows.schema)
+            layout = catalog.prepare(name, rows.schema, None)
+            if is_first:
+                self.session.run(
+                    "DELETE FROM {table} WHERE {block} > $1 AND {block} <= $2",
+                    [self._scope.after, self._scope.block],
+                    table=name,
+                    block=layout.block_column,
+                )
+            self._insert(layout, rows)
+            is_first = False
+
     def prepare(
         self, table: str, schema: pa.Schema, key: Sequence[str], types: Mapping[str, str]
     ) -> Any:

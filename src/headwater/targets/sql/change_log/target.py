@@ -114,8 +114,11 @@ class HistoryTarget:
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
-        """Those of the database's own target; changes are folded where they lie."""
-        return replace(self._inner.capabilities, prepare_batch=self.prepare_batch)
+        """Those of the database's own target; changes are folded where they lie.
+
+        Earlier blocks cannot be filled: their changes would come after later ones.
+        """
+        return replace(self._inner.capabilities, prepare_batch=self.prepare_batch, history=None)
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""

@@ -1,0 +1,385 @@
+"""Brings a stream's tables from an earlier definition to the present one: what was added is filled.
+
+    portal_stream(id="usdc", outputs={"transfers": …, "approvals": …}, on_config_change="evolve")
+
+Called once by a run, on the driver, before it begins. What differs is worked out from the stored
+configuration (`plan_evolution`, pure). Then, each step one change of the target:
+
+1. Outputs that the user has renamed get their new name.
+2. The stream goes back to the high-water mark, if anything is to be filled: the hot blocks are read
+   again with all outputs.
+3. What was added is read from its first block to the high-water mark and written, batch by batch,
+   each together with how far it got. Added columns replace the rows of the same blocks.
+4. The new configuration is stored; the run goes on behind the high-water mark.
+
+A crash anywhere leaves a state that either definition can go on from; the next start goes on with
+the step that was under way, and behind the last batch that was filled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headwater.core import Batch, BlockCursor, BlockRange, PipeState
+from headwater.core.ranges import RangeSpec, merge_ranges
+from headwater.errors import EvolveError
+from headwater.pipeline import Pipeline
+from headwater.spark.frames import frames
+from headwater.stream.config import Config, Filling
+from headwater.stream.run import Run
+from headwater.stream.transformer import Frames, Step
+from headwater.targets.contract import Capabilities, Delivery, FillsHistory, StoredConfig, Target
+from headwater.targets.frames import to_arrow
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headwater.stream.portal import PortalStream
+
+logger = logging.getLogger("headwater.stream")
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """What a definition has more than the stored one: new names (to old ones), outputs, columns."""
+
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    added: tuple[str, ...] = ()
+    widened: tuple[str, ...] = ()
+
+
+def plan_evolution(before: Config, now: Config, renamed: Mapping[str, str]) -> Evolution:
+    """Return what leads from one definition to another.
+
+    `renamed` is what the user says: new names to old ones. A pair whose old name is not stored any
+    more was done before.
+
+    Raises:
+        EvolveError: an output was removed, or asks for other rows, or lost or changed a column.
+    """
+    moved = {
+        new: old for new, old in renamed.items() if old in before.outputs and new in now.outputs
+    }
+    for new, old in moved.items():
+        if old in now.outputs or new in before.outputs:
+            raise EvolveError("both names of a renamed output are in use", new=new, old=old)
+    stored = rename(before, moved)
+    gone = sorted(set(stored.outputs) - set(now.outputs))
+    if gone:
+        raise EvolveError("outputs were removed", removed=", ".join(gone))
+    changed = [
+        one for one in now.outputs if stored.outputs.get(one, now.outputs[one]) != now.outputs[one]
+    ]
+    for name in changed:
+        if name not in stored.columns:
+            raise EvolveError(
+                "an output has changed, and what it asked for was stored by an earlier release, "
+                "which cannot tell how",
+                output=name,
+            )
+        held, wanted = stored.columns[name].items(), now.columns[name].items()
+        if (
+            stored.rows.get(name) != now.rows[name]
+            or not held <= wanted
+            or len(held) == len(wanted)
+        ):
+            raise EvolveError(
+                "an output asks for other rows, or for other columns than before and more",
+                output=name,
+                columns_gone=", ".join(sorted(dict(held - wanted))),
+            )
+    added = [one for one in now.outputs if one not in stored.outputs]
+    return Evolution(moved, tuple(added), tuple(changed))
+
+
+def rename(config: Config, renamed: Mapping[str, str]) -> Config:
+    """Return a configuration in which outputs have new names."""
+    names = {old: new for new, old in renamed.items()}
+
+    def moved(part: Mapping[str, Any]) -> dict[str, Any]:
+        return {names.get(name, name): value for name, value in part.items()}
+
+    filling = config.filling
+    return Config(
+        moved(config.outputs),
+        moved(config.firsts),
+        moved(config.rows),
+        moved(config.columns),
+        None if filling is None else replace(filling, outputs=moved(filling.outputs)),
+    )
+
+
+class Filler(Protocol):
+    """The run that is about to begin: it knows the portal, and makes the runs that fill."""
+
+    def blocks_up_to(
+        self, ranges: Sequence[RangeSpec], last: int, first: int | None
+    ) -> tuple[BlockRange, ...]:
+        """Return the blocks of ranges up to the last one. One that begins at the head begins with
+        `first`, or is left out.
+        """
+        ...
+
+    def to_fill(
+        self,
+        stream: PortalStream,
+        target: Target[Delivery],
+        ranges: Mapping[str, tuple[BlockRange, ...]],
+    ) -> Run:
+        """Return the run of a stream that reads these blocks, all of them final."""
+        ...
+
+    def filled(self, text: str | None) -> None:
+        """Show how far it is; None at the end. A stop that was asked for ends the run here."""
+        ...
+
+
+def evolve(stream: PortalStream, target: Target[Delivery], filler: Filler) -> None:
+    """Bring what the target holds to the stream's definition; do nothing if it is there already.
+
+    Raises:
+        EvolveError: the definition differs in another way, or the target cannot do it.
+    """
+    keeps, history = target.capabilities.config, target.capabilities.history
+    state = target.recover()
+    if keeps is None or state.cursor is None:
+        return
+    stored = keeps.stored_config()
+    text, now = stored.read(), Config.of(stream.outputs)
+    if text is None or not now.differences(Config.load(text)):
+        return
+    plan = plan_evolution(Config.load(text), now, stream.renamed)
+    if history is None:
+        raise EvolveError(
+            "this target cannot be given rows of blocks that it has passed",
+            target=type(target).__name__,
+        )
+    work = _Evolving(stream, target, history, stored, filler, now)
+    if plan.renamed:
+        work.rename(plan.renamed)
+    for name in plan.widened:  # first: their tables then have the columns of empty frames, too
+        work.fill((name,), target.recover(), replaces=True)
+    work.fill(plan.added, target.recover(), replaces=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Evolving:
+    """The steps of one evolution."""
+
+    stream: PortalStream
+    target: Target[Delivery]
+    history: FillsHistory
+    stored: StoredConfig
+    filler: Filler
+    now: Config
+
+    def rename(self, renamed: Mapping[str, str]) -> None:
+        """Give outputs their new names, in the target and in what is stored of them."""
+        config = rename(self._held(), renamed)
+        self.history.rename_outputs(renamed, config.dump())
+        shown = " ".join(f"{old}={new}" for new, old in renamed.items())
+        logger.warning("config.renamed id=%s %s", self.stream.id, shown)
+
+    def fill(self, names: Collection[str], state: PipeState, *, replaces: bool) -> None:
+        """Fill outputs up to the high-water mark, and store that they are as defined now."""
+        if not names:
+            return
+        held = self._held()
+        wanted = {name: self.now.outputs[name] for name in names}
+        if held.filling is not None and held.filling.outputs != wanted:
+            raise EvolveError(
+                "another backfill has begun; finish it first, with the outputs it was begun for",
+                begun=", ".join(sorted(held.filling.outputs)),
+                filled_to=held.filling.cursor,
+                wanted=", ".join(sorted(wanted)),
+            )
+        final = self._final(state)
+        firsts = {name: self.history.first_block(name) for name in names if replaces}
+        ranges, emptied = {}, False
+        for name in names:
+            specs, first = self.stream.outputs[name].ranges, firsts.get(name)
+            several = self.filler.blocks_up_to(specs, final.number, first)
+            if replaces and first is not None and (first > final.number or not several):
+                several, emptied = (BlockRange(final.number, final.number),), True
+            if several and (first is not None or not replaces):
+                ranges[name] = several
+        if ranges:
+            self._check_transforms(ranges)
+            if state.cursor != final:
+                self.target.roll_back(state.rewind(final))
+            self._read(ranges, held, wanted, final, replaces=replaces, emptied=emptied)
+        done = Config(
+            {**held.outputs, **wanted},
+            held.firsts,
+            {**held.rows, **{name: self.now.rows[name] for name in wanted}},
+            {**held.columns, **{name: self.now.columns[name] for name in wanted}},
+        )
+        self.stored.write(done.dump())
+        logger.warning("config.evolved id=%s outputs=%s", self.stream.id, ",".join(sorted(wanted)))
+        self.filler.filled(None)
+
+    def _read(
+        self,
+        ranges: Mapping[str, tuple[BlockRange, ...]],
+        held: Config,
+        wanted: Mapping[str, str],
+        final: BlockCursor,
+        *,
+        replaces: bool,
+        emptied: bool,
+    ) -> None:
+        """Read the blocks and write their rows, from where an earlier run has stopped.
+
+        `emptied`: no row is wanted, but the table needs the columns.
+        """
+        stream, shown = self.stream, ", ".join(sorted(ranges))
+        others = {
+            name: one.schema.empty_table()
+            for name, one in stream.outputs.items()
+            if name not in ranges
+        }
+        run: Run
+        filled = replace(
+            stream,
+            outputs={name: one for name, one in stream.outputs.items() if name in ranges},
+            steps=(_beside(others, lambda: run.session), *stream.steps) if stream.steps else (),
+            extensions=(),
+            on_config_change="ignore",
+            undo_buffer=0,
+        )
+        target = _Filled(
+            self.target,
+            self.history,
+            replace(held, filling=None),
+            wanted,
+            None if held.filling is None else held.filling.cursor,
+            merge_ranges(one for several in ranges.values() for one in several),
+            others={} if stream.steps else others,
+            replaced=set(ranges) if replaces else None,
+            emptied=emptied,
+        )
+        run = self.filler.to_fill(filled, target, ranges)
+        logger.warning("config.filling id=%s outputs=%s to=%s", stream.id, shown, final)
+        try:
+            loop = Pipeline(run, target, run, flush=stream.flush, rollback_cap=stream.rollback_cap)
+            for event in loop.steps():
+                run.on_event(event)
+                at = max(event.state.number, 0)
+                self.filler.filled(f"filling {shown}: block {at:,} of {final.number:,}")
+        finally:
+            run.stop()
+
+    def _held(self) -> Config:
+        text = self.stored.read()
+        assert text is not None, "there is something to evolve from"
+        return Config.load(text)
+
+    def _final(self, state: PipeState) -> BlockCursor:
+        if state.finalized is None or state.cursor is None:
+            raise EvolveError(
+                "no finalized block is known, so there is no place to fill up to", at=state.cursor
+            )
+        return min(state.finalized, state.cursor, key=lambda one: one.number)
+
+    def _check_transforms(self, names: Collection[str]) -> None:
+        if any(step.has_hooks for step in self.stream.steps):
+            raise EvolveError(
+                "a transformer with start, fork or stop may keep state, which earlier blocks would "
+                "confuse",
+                outputs=", ".join(sorted(names)),
+            )
+
+
+def _beside(others: Mapping[str, Any], session: Callable[[], SparkSession]) -> Step:
+    """Return a transform that adds the outputs which are not filled, without rows.
+
+    The user's transforms then find every output that they know.
+    """
+
+    def add(data: Frames) -> Frames:
+        return {**frames(others, session), **data}
+
+    return Step(add)
+
+
+class _Filled:
+    """The target of a run that fills: it has a cursor of its own, kept with the configuration."""
+
+    def __init__(
+        self,
+        target: Target[Delivery],
+        history: FillsHistory,
+        config: Config,
+        wanted: Mapping[str, str],
+        cursor: BlockCursor | None,
+        ranges: Sequence[BlockRange],
+        *,
+        others: Mapping[str, Any],
+        replaced: Collection[str] | None,
+        emptied: bool,
+    ) -> None:
+        self._history = history
+        self._config = config
+        self._wanted = wanted
+        self._ranges = ranges
+        self._others = others
+        self._emptied = emptied
+        self._replaced = replaced
+        self._state = PipeState() if cursor is None else PipeState(cursor, cursor, (cursor,))
+        self._rereads = target.capabilities.rereads
+        self._prepare = target.capabilities.prepare_batch
+
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        """It stores nothing for the stream itself."""
+        return Capabilities(rereads=self._rereads, prepare_batch=self._prepare)
+
+    def bind(self, stream_id: str) -> None:
+        """Need no id: the target that is filled has it."""
+
+    def recover(self) -> PipeState:
+        """Return how far an earlier run has come."""
+        return self._state
+
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        """Write the rows, with how far they go."""
+        if batches:
+            assert state.cursor is not None, "a batch ends in a block"
+            config = replace(self._config, filling=Filling(self._wanted, state.cursor))
+            filled, before = [], self._state.number
+            for batch in batches:
+                covered = self._covered(before, batch.state.number)
+                filled.append((covered, batch.with_data(self._chosen(batch.data))))
+                before = batch.state.number
+            self._history.fill(filled, config.dump(), replace=self._replaced is not None)
+        self._state = state
+
+    def roll_back(self, state: PipeState) -> None:
+        """Do nothing: all blocks are final."""
+        raise AssertionError("a final block was rolled back")
+
+    def close(self) -> None:
+        """Leave the target open: the stream goes on with it."""
+
+    def _covered(self, before: int, last: int) -> BlockRange:
+        """Return the blocks of a batch: those behind the one before, in the range it belongs to."""
+        own = next(one for one in self._ranges if last in one)
+        return BlockRange(max(own.from_block, before + 1), last)
+
+    def _chosen(self, delivery: Delivery) -> Delivery:
+        """Return the rows to write: of outputs with new columns, those of their own tables."""
+        if self._replaced is None:
+            return replace(delivery, data={**self._others, **delivery.data})
+        missing = sorted(set(self._replaced) - set(delivery.data))
+        if missing:
+            raise EvolveError(
+                "the transforms leave no rows under the name of an output with new columns",
+                outputs=", ".join(missing),
+            )
+        chosen = {name: delivery.data[name] for name in self._replaced}
+        if self._emptied:
+            chosen = {name: to_arrow(frame).slice(0, 0) for name, frame in chosen.items()}
+        return replace(delivery, data=chosen)

@@ -1,0 +1,324 @@
+"""A definition that grew: what was added is filled, and a crash anywhere in between costs nothing.
+
+What a table must hold is what a stream of the new definition writes into an empty database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater import StopRequested, evm, portal_stream
+from headwater.decode import Output
+from headwater.errors import ConfigChangedError, EvolveError, InvalidOptionError
+from headwater.pipeline import Event, Recovered, Settled
+from headwater.stream import PortalStream
+from headwater.stream.config import Config
+from headwater.stream.evolve import plan_evolution
+from headwater.targets import aggregate, duckdb_target, postgres_target, table
+from headwater.testing import PortalServer, simulated_portal
+from tests.stream.test_stream import HEAD_ONLY
+from tests.targets.postgres_places import database
+
+Targets = Callable[..., Any]
+TRANSFERS: Output = evm.events("erc20.Transfer")
+APPROVALS: Output = evm.events("erc20.Approval")
+FIRST = {"transfers": TRANSFERS}
+BOTH = {"transfers": TRANSFERS, "approvals": APPROVALS}
+SOME: Output = evm.transactions(fields=["from", "to"])
+MORE: Output = evm.transactions(fields=["from", "to", "value"])
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+@pytest.fixture
+def portal() -> Iterator[PortalServer]:
+    with simulated_portal(seed=11, blocks=60, finality_depth=15) as server:
+        yield server
+
+
+@pytest.fixture(params=["duckdb", "postgres"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Targets:
+    if request.param == "duckdb":
+        return lambda **options: duckdb_target(tmp_path / "a.duckdb", **options)
+    dsn = database()
+    return lambda **options: postgres_target(dsn, **options)
+
+
+def stream(portal: PortalServer, outputs: Mapping[str, Output], **options: Any) -> PortalStream:
+    return portal_stream(
+        id="one",
+        portal=portal.url,
+        outputs=outputs,
+        **({"on_config_change": "evolve"} | HEAD_ONLY | options),
+    )
+
+
+def follow(stream: PortalStream, target: Any, until: type[Event] = Settled) -> None:
+    """Run until the head is reached, or until another event."""
+
+    def stop(event: Event) -> None:
+        if isinstance(event, until):
+            raise StopRequested
+
+    stream.pipe_to(target, on_event=stop, progress=False)
+
+
+def held(target: Any, name: str) -> list[dict[str, Any]]:
+    rows = target.query(f"SELECT * FROM {name}").to_pylist()
+    return sorted(rows, key=lambda row: [str(value) for _, value in sorted(row.items())])
+
+
+def fresh(tmp_path: Path, stream: PortalStream, **options: Any) -> Any:
+    """Return what the stream writes where nothing was before."""
+    target = duckdb_target(tmp_path / "fresh.duckdb", **options)
+    follow(stream, target)
+    return target
+
+
+def texts(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    return [{name: str(value) for name, value in row.items()} for row in rows]
+
+
+def grow(portal: PortalServer, fork: int = 3, blocks: int = 5) -> None:
+    portal.sim.chain.fork(fork)
+    head = portal.sim.chain.extend(blocks)[-1]
+    portal.sim.chain.finalize(head.number - 15)
+
+
+@pytest.mark.guarantee("EVOLVE-1")
+def test_an_output_that_is_added_is_filled_and_the_others_go_on(
+    portal: PortalServer, target: Targets, tmp_path: Path
+) -> None:
+    follow(stream(portal, FIRST), target())
+    grow(portal)
+    follow(stream(portal, BOTH), target())
+    truth = fresh(tmp_path, stream(portal, BOTH))
+    for name in BOTH:
+        assert held(truth, name)
+        assert texts(held(target(), name)) == texts(held(truth, name))
+    grow(portal)
+    follow(stream(portal, BOTH, on_config_change="error"), target())
+
+
+@pytest.mark.guarantee("EVOLVE-1")
+def test_a_column_that_is_added_is_filled_in_rows_that_were_there(
+    portal: PortalServer, target: Targets, tmp_path: Path
+) -> None:
+    follow(stream(portal, {"sent": SOME}), target())
+    grow(portal)
+    follow(stream(portal, {"sent": MORE}), target())
+    truth = fresh(tmp_path, stream(portal, {"sent": MORE}))
+    assert all(row["value"] is not None for row in held(target(), "sent"))
+    assert texts(held(target(), "sent")) == texts(held(truth, "sent"))
+
+
+def test_an_output_that_is_renamed_keeps_its_rows(
+    portal: PortalServer, target: Targets, tmp_path: Path
+) -> None:
+    follow(stream(portal, FIRST), target())
+    grow(portal)
+    renamed = {"moves": TRANSFERS, "approvals": APPROVALS}
+    with pytest.raises(EvolveError, match=r"E0018.*removed=transfers"):
+        follow(stream(portal, renamed), target())
+    for _ in range(2):  # the declaration may stay
+        follow(stream(portal, renamed, renamed={"moves": "transfers"}), target())
+    grow(portal)
+    follow(stream(portal, renamed), target())
+    truth = fresh(tmp_path, stream(portal, renamed))
+    for name in renamed:
+        assert texts(held(target(), name)) == texts(held(truth, name))
+
+
+@pytest.mark.guarantee("EVOLVE-2")
+def test_a_crash_before_any_statement_costs_nothing(target: Targets, tmp_path: Path) -> None:
+    """Each run dies one change of the database later, counted from what was committed last."""
+    before = {"sent": SOME, "moves": TRANSFERS}
+    after = {"sent": MORE, "transfers": TRANSFERS, "approvals": APPROVALS}
+    with simulated_portal(seed=11, blocks=16, finality_depth=4) as portal:
+        follow(stream(portal, before), target())
+        portal.sim.chain.fork(2)
+        portal.sim.chain.extend(2)
+        grown = stream(portal, after, renamed={"transfers": "moves"}, max_bytes=30_000)
+        all_deaths = deaths = 0
+        stored: object = None
+        while True:
+            one, left = target(), [deaths]
+
+            def die(sql: str, left: list[int] = left) -> None:
+                if not sql.lstrip().startswith(("SELECT", "BEGIN")):
+                    left[0] -= 1
+                    if left[0] < 0:
+                        raise Crash
+
+            one.on_statement = die
+            with suppress(Crash):
+                follow(grown, one, until=Recovered)
+                break
+            config = "SELECT config, (SELECT max(current_number) FROM sync) FROM headwater_config"
+            before_it, stored = stored, target().query(config)
+            deaths, all_deaths = (deaths + 1 if stored == before_it else 0), all_deaths + 1
+        follow(grown, target())
+        truth = fresh(tmp_path, stream(portal, after))
+        for name in after:
+            assert texts(held(target(), name)) == texts(held(truth, name))
+    assert all_deaths > 20
+
+
+def test_the_earlier_definition_can_go_on_in_between(portal: PortalServer, tmp_path: Path) -> None:
+    """A fill that was broken off, the old program for a while, then the new one again."""
+    path = tmp_path / "a.duckdb"
+    follow(stream(portal, {"sent": SOME}), duckdb_target(path))
+    more = {"sent": MORE, "approvals": APPROVALS}
+    begun = duckdb_target(path)
+    fills: list[str] = []
+
+    def die(sql: str) -> None:
+        fills.extend([sql] * ("headwater_config" in sql and "INSERT" in sql))
+        if len(fills) > 3:
+            raise Crash
+
+    begun.on_statement = die
+    with pytest.raises(Crash):
+        follow(stream(portal, more, max_bytes=20_000), begun)
+    with pytest.raises(EvolveError, match=r"E0018.*half filled.*outputs=sent"):
+        follow(stream(portal, more, on_config_change="ignore"), duckdb_target(path))
+    other = {"sent": SOME, "swaps": APPROVALS}
+    with pytest.raises(EvolveError, match=r"another backfill has begun.*begun=sent"):
+        follow(stream(portal, other), duckdb_target(path))
+    grow(portal, blocks=20)
+    follow(stream(portal, {"sent": SOME}, on_config_change="error"), duckdb_target(path))
+    follow(stream(portal, more), duckdb_target(path))
+    truth = fresh(tmp_path, stream(portal, more))
+    for name in more:
+        assert held(duckdb_target(path), name) == held(truth, name)
+
+
+def test_code_of_the_user_sees_all_outputs_and_adds_up_what_is_filled(
+    portal: PortalServer, target: Targets, tmp_path: Path
+) -> None:
+    """Transforms, aggregates and on_data run over what is filled; other outputs are empty then."""
+
+    def both(data: Any) -> Any:
+        return {name: data[name] for name in data}
+
+    sums = [aggregate("totals", source="approvals", keys=["address"], add={"n": 1})]
+    follow(stream(portal, FIRST), target())
+    grow(portal)
+    follow(stream(portal, BOTH).pipe(both), target(aggregates=sums))
+    truth = fresh(tmp_path, stream(portal, BOTH), aggregates=sums)
+    for name in (*BOTH, "totals"):
+        assert texts(held(target(), name)) == texts(held(truth, name))
+
+
+def test_on_data_is_given_what_is_filled(portal: PortalServer, tmp_path: Path) -> None:
+    def written(path: Path) -> Any:
+        def write(tx: Any, data: Any) -> None:
+            tx.insert("moves", data["transfers"])
+            if "approvals" in data:
+                tx.upsert("owners", _owners(data["approvals"].toArrow()))
+
+        tables = [table("moves", append_only=True), table("owners", key=["owner"])]
+        return duckdb_target(path, tables=tables, on_data=write)
+
+    path = tmp_path / "a.duckdb"
+    follow(stream(portal, FIRST), written(path))
+    grow(portal)
+    follow(stream(portal, BOTH), written(path))
+    truth = written(tmp_path / "fresh.duckdb")
+    follow(stream(portal, BOTH), truth)
+    for name in ("moves", "owners"):
+        assert held(written(path), name) == held(truth, name)
+    follow(stream(portal, {"sent": SOME}), duckdb_target(tmp_path / "b.duckdb"))
+    with pytest.raises(EvolveError, match="on_data writes"):
+        follow(stream(portal, {"sent": MORE}), written(tmp_path / "b.duckdb"))
+
+
+def _owners(approvals: Any) -> Any:
+    return (
+        approvals.select(["owner", "block_number"])
+        .group_by("owner")
+        .aggregate([("block_number", "max")])
+        .rename_columns(["owner", "block"])
+    )
+
+
+def test_an_output_from_now_on_needs_no_filling(portal: PortalServer, tmp_path: Path) -> None:
+    path = tmp_path / "a.duckdb"
+    follow(stream(portal, FIRST), duckdb_target(path))
+    late = evm.events("erc20.Approval", range="latest")
+    grow(portal, blocks=10)
+    follow(stream(portal, {**FIRST, "approvals": late}), duckdb_target(path))
+    rows = held(duckdb_target(path), "approvals")
+    assert min(row["block_number"] for row in rows) > 55
+    wider = evm.transactions(fields=["from", "value"], range="latest")
+    narrow = evm.transactions(fields=["from"], range="latest")
+    outputs = {**FIRST, "approvals": late}
+    follow(stream(portal, {**outputs, "sent": narrow}), duckdb_target(path))
+    grow(portal, blocks=30)
+    follow(stream(portal, {**outputs, "sent": narrow}), duckdb_target(path))
+    first = min(row["block_number"] for row in held(duckdb_target(path), "sent"))
+    follow(stream(portal, {**outputs, "sent": wider}), duckdb_target(path))
+    rows = held(duckdb_target(path), "sent")
+    assert min(row["block_number"] for row in rows) == first > 65
+    assert all(row["value"] is not None for row in rows)
+    outputs["sent"] = wider
+    follow(stream(portal, {**outputs, "seen": narrow}), duckdb_target(path))
+    portal.sim.chain.extend(5)
+    follow(stream(portal, {**outputs, "seen": narrow}), duckdb_target(path))
+    follow(stream(portal, {**outputs, "seen": wider}), duckdb_target(path))  # all rows are hot
+    assert all(row["value"] is not None for row in held(duckdb_target(path), "seen"))
+
+
+def test_what_cannot_be_brought_about_is_said_before_anything_changes(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.duckdb"
+
+    class Counting:
+        def transform(self, data: Any) -> Any:
+            return data
+
+        def fork(self, cursor: object) -> None: ...
+
+    follow(stream(portal, {"sent": MORE}), duckdb_target(path))
+    others = evm.transactions(fields=["from", "to", "value"], to=["0x" + "1" * 40])
+    for outputs, said in (
+        ({"sent": SOME}, "columns_gone=value"),
+        ({"sent": others}, "other rows"),
+        ({"approvals": APPROVALS}, "removed=sent"),
+    ):
+        with pytest.raises(EvolveError, match=said):
+            follow(stream(portal, outputs), duckdb_target(path))
+    more = {"sent": MORE, "approvals": APPROVALS}
+    with pytest.raises(EvolveError, match="transformer"):
+        follow(stream(portal, more).pipe(Counting()), duckdb_target(path))
+    with pytest.raises(EvolveError, match="in use"):
+        follow(stream(portal, more, renamed={"approvals": "sent"}), duckdb_target(path))
+    with pytest.raises(ConfigChangedError, match="evolve"):
+        follow(stream(portal, more, on_config_change="error"), duckdb_target(path))
+    for wrong in ({"nothing": "sent"}, "sent"):
+        with pytest.raises(InvalidOptionError, match="renamed maps"):
+            stream(portal, more, renamed=wrong)
+    keyed = duckdb_target(tmp_path / "b.duckdb", tables=[table("sent", key=["transaction_hash"])])
+    follow(stream(portal, {"sent": SOME}), keyed)
+    with pytest.raises(EvolveError, match="with a key"):
+        follow(stream(portal, {"sent": MORE}), keyed)
+    with pytest.raises(EvolveError, match="only an append-only table"):
+        follow(stream(portal, {"other": SOME}, renamed={"other": "sent"}), keyed)
+
+
+def test_what_an_earlier_release_stored_tells_outputs_but_no_columns() -> None:
+    """It stored hashes alone."""
+    some, more = Config.of({"sent": SOME}), Config.of({"sent": MORE, "approvals": APPROVALS})
+    before = Config(some.outputs)
+    assert Config.load(before.dump()) == before
+    assert plan_evolution(before, Config.of({"sent": SOME, "more": SOME}), {}).added == ("more",)
+    with pytest.raises(EvolveError, match="earlier release"):
+        plan_evolution(before, more, {})
