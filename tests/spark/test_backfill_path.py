@@ -48,8 +48,9 @@ class Driver:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut the small chain of the tests into several parts."""
+    """Cut the small chain of the tests into several parts: four for a span on two cores."""
     monkeypatch.setattr(partitions, "_SMALL_TASK", 20_000)
+    monkeypatch.setattr(partitions, "_TASKS_PER_CORE", 2)
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ from headwater.stream import BatchContext, PortalStream, StartInfo, StreamBatch,
 from headwater.stream.handle import StoppableClock
 from headwater.targets import DuckDBSettings, duckdb_target
 from headwater.testing import ChainSim, Network, PortalServer, PortalSim, simulated_portal
+from tests.sampling import every
 from tests.stream.truth import COLUMNS, transfers
 
 HEAD_ONLY = {"far": 10**9, "poll_interval_s": 0.01}
@@ -175,7 +176,7 @@ def test_latest_loses_nothing_to_a_fork_behind_the_cursor_it_was_restarted_at(
 
 
 @pytest.mark.guarantee("ORACLE-2")
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", every(3).seeds(range(8)))
 def test_random_forks_and_restarts_leave_what_the_canonical_chain_says(
     seed: int, tmp_path: Path
 ) -> None:
