@@ -21,10 +21,13 @@ from typing import Any
 from prometheus_client import generate_latest
 
 from headwater import evm, portal_stream
+from headwater.dashboard import Dashboard
 from headwater.effects import kafka, webhook
+from headwater.effects.message import Message
 from headwater.metrics import REGISTRY
 from headwater.portal import RetryPolicy
 from headwater.spark import local_session
+from headwater.targets import parquet_target
 from headwater.targets.clickhouse import ClickHouseClient, clickhouse_target, table
 from headwater.targets.postgres import postgres_target
 from headwater.targets.postgres import table as postgres_table
@@ -78,7 +81,12 @@ def main(folder: Path, places: dict[str, str]) -> None:
         secret=places["secret"],
         headers={"Authorization": places["token"]},
     )
-    queue = kafka("t", {"bootstrap.servers": "127.0.0.1:1", "sasl.password": places["secret"]})
+    queue = kafka(
+        "t",
+        {"bootstrap.servers": "127.0.0.1:1", "sasl.password": places["queue"],
+         "message.timeout.ms": 300},
+        timeout_s=2,
+    )  # fmt: skip
     outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 150))}
     stream = portal_stream(id="s", portal=portal, outputs=outputs, spark=spark, far=50)
     stream = stream.on_finalized("transfers", hook)
@@ -91,14 +99,23 @@ def main(folder: Path, places: dict[str, str]) -> None:
         print(repr(target), vars(target), file=seen)
     print(repr(stream), repr(hook), vars(hook), repr(queue), vars(queue), file=seen)
     print(generate_latest(REGISTRY).decode(), file=seen)
+    with Dashboard(0) as dashboard:
+        for route in ("", "metrics", "api/streams", "api/preview?id=s", "stats", "profiler?id=s"):
+            with urllib.request.urlopen(f"{dashboard.url}{route}", timeout=60) as answer:
+                print(answer.read().decode(), file=seen)
     print("received", Receiver.received > 0, file=seen)
 
+    key = places["bucket"]
+    storage = {"s3.endpoint": "http://127.0.0.1:1", "s3.region": "r", "s3.connect-timeout": "1",
+               "s3.access-key-id": key, "s3.secret-access-key": key}  # fmt: skip
     wrong = portal.replace("/datasets/", "/nowhere/")
     once = RetryPolicy(attempts=1)
     for attempt in (
         lambda: list(portal_stream(id="x", portal=wrong, outputs=outputs, retry=once)),
         lambda: spark.read.format("headwater").options(**OPTIONS, portal=wrong).load(),
         lambda: postgres_target(places["malformed"]).recover(),
+        lambda: queue([Message("k", "s", "transfers", 1, "0x1", 0, "{}")]),
+        lambda: parquet_target("s3://b/p", options=storage, id="s").recover(),
         lambda: ClickHouseClient(places["refused"]).run("SELECT 1"),
         lambda: clickhouse_target(places["refused"], tables=[table("transfers")]).recover(),
     ):

@@ -14,7 +14,8 @@ from headwater.testing import simulated_portal
 from tests.targets import clickhouse_places, postgres_places
 
 PASSWORDS = {
-    one: f"pl4nted-{one}" for one in ("user", "portal", "key", "pg", "ch", "hook", "token")
+    one: f"pl4nted-{one}"
+    for one in ("user", "portal", "key", "pg", "ch", "hook", "token", "queue", "bucket")
 }
 
 
@@ -34,6 +35,8 @@ def test_a_run_shows_no_planted_secret_anywhere(tmp_path: Path) -> None:
             "key": key,
             "secret": PASSWORDS["token"],
             "token": PASSWORDS["token"],
+            "queue": PASSWORDS["queue"],
+            "bucket": PASSWORDS["bucket"],
         }
         ran = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("secrets_run.py")), str(tmp_path)],

@@ -16,6 +16,7 @@ from headwater import BlockCursor, Flush, create_target, evm, pipe_to_iterator
 from headwater.core import Batch, PipeState
 from headwater.pipeline import Committed, Event, Recovered, RolledBack, Settled
 from headwater.stream import PortalStream, StopRequested, StreamBatch, portal_stream
+from headwater.stream.factories import FactoryScan
 from headwater.stream.factory_index import CHILDREN
 from headwater.targets import (
     Delivery,
@@ -189,6 +190,42 @@ def check(place: Any, portal: PortalServer, state: PipeState, **options: Any) ->
 
 
 # --- forks and restarts ---------------------------------------------------------------------------
+
+
+@pytest.mark.guarantee("FACTORY-2")
+def test_blocks_of_a_branch_whose_creations_are_gone_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that was behind sent them, and left the branch before it told the creations."""
+    monkeypatch.setattr("headwater.stream.portal_run.WAIT_S", 0.001)
+    place, read_to = InDuckDB(tmp_path), FactoryScan.read_to
+    with pool_portal(3) as portal:
+
+        def until_head(event: Event) -> None:
+            if event.state.cursor == portal.chain.head.cursor:
+                raise StopRequested
+
+        stream_of(portal).pipe_to(place.target(), on_event=until_head)
+        orphaned = portal.chain.head
+        portal.extend(2)
+        replica = portal.sim.replicas[0].freeze()
+        portal.fork(4)
+        asked: list[BlockCursor] = []
+
+        def unless_orphaned(scan: FactoryScan, cursor: BlockCursor, final: int) -> bool:
+            asked.append(cursor)
+            if len(asked) == 3:
+                replica.live()
+            return cursor != orphaned.cursor and read_to(scan, cursor, final)
+
+        monkeypatch.setattr(FactoryScan, "read_to", unless_orphaned)
+        events: list[Event] = []
+        stream_of(portal).pipe_to(
+            place.target(), on_event=lambda event: (events.append(event), until_head(event))[1]
+        )
+        assert asked.count(orphaned.cursor) > 3
+        assert [one for one in events if isinstance(one, RolledBack)]
+        check(place, portal, events[-1].state)
 
 
 @pytest.mark.guarantee("FACTORY-1", "FACTORY-2")

@@ -12,6 +12,10 @@ from headwater.testing.system.world import World
 from tests.targets import clickhouse_places, postgres_places
 
 RARE = [240]  # a statement that waits for a lock of a paused writer
+FOUND = [  # worlds that once differed
+    3903,  # creations of factories, asked of a replica that was behind, every time of the same one
+    4127,  # three empty answers in a row, taken for the end of a range that holds blocks
+]
 
 
 @pytest.fixture
@@ -23,7 +27,7 @@ def engines() -> Engines:
 @pytest.mark.guarantee("FENCE-1")
 @pytest.mark.guarantee("STATE-2")
 def test_worlds_agree_with_their_chains_and_meet_every_rare_situation(engines: Engines) -> None:
-    outcome = play_seeds([*range(1, 201), *RARE], engines)
+    outcome = play_seeds([*range(1, 201), *RARE, *FOUND], engines)
     assert outcome.failures == {}
     assert outcome.tally.never_met() == []
 

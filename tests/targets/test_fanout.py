@@ -32,7 +32,7 @@ ENDS = ("BEGIN TRANSACTION", "COMMIT")
 
 @pytest.mark.guarantee("FANOUT-1")
 class TestFanOut(TargetConformance):
-    """Two DuckDB files. While they differ, what is read is the one that is behind."""
+    """CASE-19: two DuckDB files. While they differ, what is read is the one that is behind."""
 
     sample = every(6)
     keeps_config = True

@@ -20,14 +20,19 @@ from headwater.effects import kafka, webhook
 from headwater.effects.message import Message
 from headwater.errors import HeadwaterError, SourceOptionError
 from headwater.portal import PortalClient, RetryPolicy
+from headwater.stream.substreams import substreams_stream
+from headwater.substreams.endpoint import API_KEY, API_TOKEN, Credentials
+from headwater.targets import delta_target, history_target, iceberg_target, parquet_target
 from headwater.targets.admin import open_admin
 from headwater.targets.clickhouse import ClickHouseSettings, clickhouse_target
 from headwater.targets.duckdb import DuckDBSettings
 from headwater.targets.postgres import postgres_target
 from headwater.testing import simulated_portal
+from headwater.testing.substreams import DB_OUT
 
 SECRETS = ("s3cr3t", "w0rd")
 OUTPUTS = {"transfers": evm.events("erc20.Transfer")}
+STORAGE = {"s3.access-key-id": "s3cr3t", "s3.secret-access-key": "w0rd", "s3.region": "r"}
 
 
 def texts(thing: object) -> Iterator[str]:
@@ -36,7 +41,7 @@ def texts(thing: object) -> Iterator[str]:
     held = [*getattr(thing, "__dict__", {}).values()]
     held += [getattr(thing, one, None) for one in getattr(thing, "__slots__", ())]
     for one in held:
-        if not callable(one) and type(one).__module__.startswith("headwater"):
+        if not callable(one) and str(type(one).__module__).startswith("headwater"):
             yield from texts(one) if type(one).__name__ != "Secret" else (repr(one), f"{one}")
         else:
             yield repr(one)
@@ -72,6 +77,16 @@ def whole_trace(error: BaseException) -> str:
             "https://h/s3cr3t?key=w0rd", secret="s3cr3t", headers={"Authorization": "w0rd"}
         ),
         lambda: kafka("t", {"bootstrap.servers": "h", "sasl.password": "s3cr3t"}),
+        lambda: history_target("postgresql://me:s3cr3t@h/db", tables=["t"]),
+        lambda: delta_target("s3://b/p", options=STORAGE),
+        lambda: parquet_target("s3://b/p", options=STORAGE),
+        lambda: iceberg_target(
+            {"type": "rest", "uri": "http://me:w0rd@h", "token": "s3cr3t", **STORAGE}, tables=["t"]
+        ),
+        lambda: substreams_stream(
+            id="s", endpoint="h:443", package=DB_OUT.package(), headers={"x-api-key": "s3cr3t"}
+        ),
+        lambda: Credentials.read(environment={API_KEY: "s3cr3t", API_TOKEN: "w0rd"}),
     ],
 )
 def test_no_text_of_what_holds_an_address_shows_its_secrets(make: Callable[[], object]) -> None:

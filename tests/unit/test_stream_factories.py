@@ -163,6 +163,33 @@ def test_a_batch_whose_predecessors_cannot_be_read_is_refused(portal: Portal) ->
     assert rows.num_rows == len(wanted)
 
 
+def test_creations_are_asked_of_one_replica_after_the_other(portal: Portal) -> None:
+    """Two questions per try went to the same of two replicas every time."""
+    outputs, asked = outputs_of(portal), [0]
+
+    class TakesTurns:
+        """Two replicas by turns: the second one is on another branch."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(portal, name)
+
+        def finalized_head(self, attempts: Any = None) -> BlockCursor | None:
+            asked[0] += 1
+            return None
+
+        def read(self, *arguments: Any, **named: Any) -> Iterator[Any]:
+            asked[0] += 1
+            portal.says = [] if asked[0] % 2 else [Fork((cursor,))]
+            return portal.read(*arguments, **named)
+
+    client: Any = TakesTurns()
+    factories = Factories(factories_of(outputs.values()), client, no_span, 10**9, lambda: None)
+    cursor = portal.branch[28].cursor
+    factories.plan([BlockRange(0)], cursor)
+    assert not factories.catch_up(PipeState(cursor))
+    assert factories.insist()
+
+
 def test_blocks_behind_all_that_was_asked_for_are_made_up_for(portal: Portal) -> None:
     """A user's fork went back behind the first block: what was not asked for is read apart."""
     outputs = outputs_of(portal)

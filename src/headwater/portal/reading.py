@@ -42,6 +42,7 @@ from headwater.portal.wire import LineSplitter, read_fork, read_head, read_heade
 
 MAX_TRUNCATIONS = 5
 EMPTY_ANSWERS = 3
+PROBE_BLOCKS = 1000
 
 
 class StreamQuery(Protocol):
@@ -101,6 +102,8 @@ class Reading:
         self._anchored = False
         self._truncations = 0
         self._empty_answers = 0
+        self._end = block_range.to_block
+        self._probes = False
 
     def answers(self) -> Generator[Answer, None, None]:
         """Ask until the range is read; see `PortalClient.read` for what is yielded when."""
@@ -118,6 +121,9 @@ class Reading:
                 if not self._order.finished:
                     self._outage.broke(error)
                 continue
+            except _BeyondTheEnd:
+                self._outage.arrived()
+                break
             if response.status not in (200, 204, 409):
                 self._outage.refused(response.status, response.headers, body)
                 continue
@@ -128,8 +134,6 @@ class Reading:
             if self._order.last is not before:
                 continue
             self._empty_answers = self._empty_answers + 1 if response.status == 200 else 0
-            if self._tail_is_empty():
-                break
             yield AtHead(self._head, confirmed=response.status == 200 and self._anchored)
             self._pace()
         yield RangeEnd(self._head)
@@ -138,9 +142,10 @@ class Reading:
         remaining = self._order.remaining
         anchor = anchor_for(remaining, self._order.anchor)
         self._anchored = anchor is not None
-        body = self._query.body(
-            remaining.from_block, remaining.to_block, None if anchor is None else anchor.hash
-        )
+        beyond = self._beyond()
+        self._probes = beyond is not None
+        last = remaining.to_block if beyond is None else beyond
+        body = self._query.body(remaining.from_block, last, None if anchor is None else anchor.hash)
         self._asked_at = self._on.clock.monotonic()
         return self._on.transport.send(Request("POST", self._route, body))
 
@@ -165,7 +170,7 @@ class Reading:
                     yield self._take(batch)
                     self._outage.touch()
             self._accept_rest(splitter.rest, batch)
-        except HeadwaterError:
+        except (HeadwaterError, _BeyondTheEnd):
             if batch.lines:
                 yield self._take(batch)
                 self._outage.touch()
@@ -177,6 +182,9 @@ class Reading:
     def _accept(self, line: bytes, batch: _Batch) -> None:
         last = self._order.last
         header = read_header(line, None if last is None else last.number)
+        if self._probes and self._end is not None and header.number > self._end:
+            self._tell_of_the_tail()
+            raise _BeyondTheEnd
         self._order.accept(header)
         batch.add(header, line)
         self._truncations = self._empty_answers = 0
@@ -207,27 +215,34 @@ class Reading:
         at_head = latest is None or self._order.next_block > latest.number
         return not self._finalized and hot and at_head
 
-    def _tail_is_empty(self) -> bool:
-        """Tell whether the rest of the range holds no block: asked for thrice, and past any fork.
+    def _beyond(self) -> int | None:
+        """Return the block to ask for beyond the range, if its tail may hold none; else None.
 
-        While finality is unknown, what lies deeper than any rollback counts as past.
+        Numbers can be skipped, and then answers stay empty. But an empty answer may be a fault, and
+        believing it would lose blocks. So after some of them more is asked for: a first block
+        beyond the end proves that the tail is empty. The tail must be past any fork; while finality
+        is unknown, what lies deeper than any rollback counts as past.
         """
-        end, head = self._order.remaining.to_block, self._head
-        if end is None or self._empty_answers < EMPTY_ANSWERS:
-            return False
+        if self._end is None or self._empty_answers < EMPTY_ANSWERS:
+            return None
+        head = self._head
         settled = None if head.finalized is None else head.finalized.number
         if settled is None and head.latest is not None:
             settled = head.latest.number - (0 if self._finalized else self._on.rollback_cap)
-        if settled is None or end > settled:
-            return False
-        self._on.notify(
-            Notice(
-                NoticeKind.EMPTY_TAIL,
-                "the last numbers of the range hold no block",
-                {"route": self._route, "range": str(self._order.remaining)},
+        if settled is None or settled <= self._end:
+            return None
+        further = PROBE_BLOCKS << min(32, self._empty_answers - EMPTY_ANSWERS)
+        return min(settled, self._end + further)
+
+    def _tell_of_the_tail(self) -> None:
+        if not self._order.finished:
+            self._on.notify(
+                Notice(
+                    NoticeKind.EMPTY_TAIL,
+                    "the last numbers of the range hold no block",
+                    {"route": self._route, "range": str(self._order.remaining)},
+                )
             )
-        )
-        return True
 
     def _pace(self) -> None:
         """Wait before asking for the same again: the poll interval, longer if answers are empty.
@@ -242,6 +257,10 @@ class Reading:
         if pause > 0:
             clock.sleep(pause)
         self._outage.touch()
+
+
+class _BeyondTheEnd(Exception):  # noqa: N818 - not an error: the range is read
+    """The first block after a range has arrived, which proves that no other one is left in it."""
 
 
 class _Batch:

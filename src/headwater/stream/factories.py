@@ -90,13 +90,32 @@ class Factories:
             for block_range in wanted
         ]
 
-    def catch_up(self, state: PipeState) -> None:
-        """Learn the creations up to a state, if they are not known. Called before each reading."""
+    def catch_up(self, state: PipeState) -> bool:
+        """Learn the creations up to a state, if they are not known. Called before each reading.
+
+        False if they could not be read: the cursor is not on the chain of the replica that was
+        asked. Then a fork is to come, which takes the cursor back.
+        """
         self._cursor = state.cursor
         if state.cursor is None:
             self._scan.read_final(self._first - 1)
         elif self._index.missing(state.cursor.number):
-            self._scan.read_to(state.cursor, self._final())
+            return self._scan.read_to(state.cursor, self._final())
+        return True
+
+    def insist(self) -> bool:
+        """Try to learn the creations up to the last batch, of one replica after the other.
+
+        A batch has come nonetheless, so some replica holds the cursor; or held it.
+        """
+        if self._cursor is None or not self._index.missing(self._cursor.number):
+            return True
+        final = self._final()  # asked once: every try is one request, which goes to another replica
+        for _ in range(_TRIES):
+            if self._scan.read_to(self._cursor, final):
+                return True
+            self._pause()
+        return False
 
     def forget(self, state: PipeState) -> None:
         """Forget the children above a cursor, where a fork has sent the stream."""
@@ -109,7 +128,11 @@ class Factories:
     def decode(self, outputs: Mapping[str, Output], batch: Batch[Raw], ranges: Ranges) -> Decoded:
         """Decode a batch near the head: find its creations first, then the rows of all children."""
         assert not isinstance(batch.data, Span), "a span is decoded by executors"
-        self._insist()
+        if not self.insist():
+            raise BlockLinkError(
+                "the creations of factories could not be read on the chain of the cursor",
+                cursor=self._cursor,
+            )
         last = batch.headers[-1].cursor
         wanted: list[tuple[Output, Sequence[BlockRange]]]
         wanted = [(one, ranges[name]) for name, one in outputs.items()]
@@ -142,23 +165,6 @@ class Factories:
         if not asking:
             return bound, query.headers_only()
         return bound, query_children(asking, last.number)
-
-    def _insist(self) -> None:
-        """Make sure that all creations up to the last batch are known.
-
-        They are, unless the chain moved while they were read; that a batch has come nonetheless
-        means that it has moved back.
-        """
-        if self._cursor is None or not self._index.missing(self._cursor.number):
-            return
-        for _ in range(_TRIES):
-            if self._scan.read_to(self._cursor, self._final()):
-                return
-            self._pause()
-        raise BlockLinkError(
-            "the creations of factories could not be read on the chain of the cursor",
-            cursor=self._cursor,
-        )
 
     def _final(self) -> int:
         final = self._client.finalized_head(attempts=None)

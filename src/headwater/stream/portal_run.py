@@ -7,13 +7,14 @@ again continues from what the target recovers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from headwater.core import BlockCursor, BlockRange, PipeState, RangeSpec
+from headwater.core import BlockCursor, BlockRange, Blocks, PipeState, RangeSpec
 from headwater.core.ranges import At, Latest
 from headwater.decode import Output
 from headwater.errors import NetworkError, PortalHttpError, SkippedBlocksError
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from headwater.stream.portal import PortalStream
 
 WAIT_S = 1.0
+READINGS = 10  # that may end before blocks whose factories are unknown
 START_ATTEMPTS = 20  # some minutes: long for an outage, and an address may just be wrong
 
 
@@ -66,6 +68,7 @@ class PortalRun(Run):
         self._given_ranges = ranges
         self._factories = self._optional = self._make_factories()
         self._spans: PortalSource | None = None
+        self._given_up = 0  # readings in a row
 
     def before_recover(self) -> None:
         """Have the target make room, and fill what the definition has more than before."""
@@ -105,9 +108,29 @@ class PortalRun(Run):
 
     def read(self, state: PipeState) -> Answers | None:
         """Read what follows this state, once factories know the creations up to it."""
-        if self._factories is not None:
-            self._factories.catch_up(state)
-        return super().read(state)
+        factories = self._factories
+        knows = factories is None or factories.catch_up(state)
+        self._given_up = 0 if knows else self._given_up
+        answers = super().read(state)
+        if factories is None or knows or answers is None:
+            return answers
+        return self._once_known(answers, factories)
+
+    def _once_known(self, answers: Answers, factories: Factories) -> Answers:
+        """Pass answers on, but blocks only if factories learn the creations before them.
+
+        The cursor is on a branch that a replica has left, and one that has not sends blocks. Where
+        no replica tells the creations of that branch, this reading ends, and the next one asks
+        again: a fork is to come. It is believed for so many readings.
+        """
+        with closing(answers):
+            for answer in answers:
+                if isinstance(answer, Blocks) and self._given_up < READINGS:
+                    if not factories.insist():
+                        self._given_up += 1
+                        return
+                    self._given_up = 0
+                yield answer
 
     def _forget(self, state: PipeState) -> None:
         if self._factories is not None:

@@ -299,23 +299,45 @@ def test_progress_and_204_end_a_row_of_empty_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "finalized"),
-    [(heads(3), False), (heads(9, 12), False), (heads(3), True), (heads(latest=3), True)],
+    ("headers", "finalized"), [(heads(9, 12), False), (heads(9), True), (heads(latest=9), True)]
 )
-def test_the_empty_tail_of_a_final_range_ends_it(headers: dict[str, str], finalized: bool) -> None:
-    portal = Harness(
-        [Reply(body=[lines(1)], headers=headers)], again=lambda: Reply(headers=headers)
-    )
+def test_the_empty_tail_of_a_final_range_ends_it_once_a_block_beyond_has_come(
+    headers: dict[str, str], finalized: bool
+) -> None:
+    empty = Reply(headers=headers)
+    portal = Harness([Reply(body=[lines(1)], headers=headers), empty, empty, empty,
+                      Reply(body=[line(5, parent=False)], headers=headers)])  # fmt: skip
     first, *waits, end = portal.read(finalized=finalized)
     assert isinstance(first, Blocks)
-    assert [type(wait) for wait in waits] == [AtHead, AtHead]
+    assert [type(wait) for wait in waits] == [AtHead] * 3
     assert isinstance(end, RangeEnd)
     assert portal.kinds == [NoticeKind.EMPTY_TAIL]
     assert portal.notices[0].facts["range"] == "2..3"
+    assert [one[:2] for one in portal.transport.asked[1:]] == [(2, 3)] * 3 + [(2, 9)]
+
+
+def test_empty_answers_do_not_hide_blocks_of_a_final_range() -> None:
+    """Three in a row were believed, and the blocks were lost."""
+    empty = [Reply(headers=heads(9))] * 5
+    portal = Harness([*empty, Reply(body=[lines(2, 3, 4, 5)], headers=heads(9))])
+    *waits, blocks, end = portal.read()
+    assert [type(wait) for wait in waits] == [AtHead] * 5
+    assert isinstance(blocks, Blocks)
+    assert [one.number for one in blocks.headers] == [2, 3]
+    assert isinstance(end, RangeEnd)
+    assert portal.kinds == []
 
 
 @pytest.mark.parametrize(
-    ("headers", "to_block"), [(heads(2, 9), 3), (heads(latest=9), 3), ({}, 3), (heads(9), None)]
+    ("headers", "to_block"),
+    [
+        (heads(2, 9), 3),
+        (heads(3), 3),
+        (heads(9), 3),
+        (heads(latest=9), 3),
+        ({}, 3),
+        (heads(9), None),
+    ],
 )
 def test_an_empty_answer_alone_does_not_end_a_range(
     headers: dict[str, str], to_block: int | None

@@ -30,11 +30,14 @@ class Loss:
 class LossyProxy:
     """Passes bytes to one server and back, until a loss strikes. Threads of its own, daemons.
 
-    `struck` lists the losses so far. `is_holding` says that a held connection waits for `release`.
+    `struck` lists the losses so far, `cut_headers` counts those that cut an HTTP answer behind its
+    status and before the end of its headers. `is_holding` says that a held connection waits for
+    `release`.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self.struck: list[Loss] = []
+        self.cut_headers = 0
         self._server = (host, port)
         self._loss: Loss | None = None
         self._passed = 0
@@ -112,6 +115,7 @@ class LossyProxy:
                     sink.sendall(piece)
                     continue
                 passed, hold = kept
+                self.cut_headers += not hold and _is_in_headers(piece, passed)
                 sink.sendall(piece[:passed])
                 if hold:
                     self._hold()
@@ -141,6 +145,12 @@ class LossyProxy:
         self._released.clear()
         self._holding = True
         self._released.wait()
+
+
+def _is_in_headers(piece: bytes, passed: int) -> bool:
+    """Tell whether what passed of an answer is its status, and not all of its headers."""
+    seen = piece[:passed]
+    return seen.startswith(b"HTTP/") and b"\r\n" in seen and b"\r\n\r\n" not in seen
 
 
 def _shut(one: socket.socket) -> None:

@@ -45,6 +45,7 @@ class Met(StrEnum):
     ZOMBIE_WENT_ON = "paused writer that woke in time, and went on"
     WAITED_FOR_LOCK = "statement that waited for a lock of a paused writer"
     ANSWER_CUT = "database's answer cut"
+    HEADERS_CUT = "answer of ClickHouse or a portal cut inside its headers"
     REQUEST_CUT = "statement cut on its way to a database"
     ANSWER_HELD = "half-open connection to a database, then lost"
     ANSWER_LATE = "database's answer that came late"

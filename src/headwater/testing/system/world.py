@@ -68,6 +68,9 @@ class World:
         for loss in self.upstream.wire.struck if self.upstream.wire else []:
             if not loss.hold:
                 self._tally.meet(Met.PORTAL_CUT)
+        for proxy in {one for one, _ in self._proxies()}:
+            for _ in range(proxy.cut_headers):
+                self._tally.meet(Met.HEADERS_CUT)
 
     def _set_up(self) -> None:
         dice = self._dice
