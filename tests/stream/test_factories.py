@@ -200,8 +200,10 @@ def test_blocks_of_a_branch_whose_creations_are_gone_are_not_taken(
     monkeypatch.setattr("headwater.stream.portal_run.WAIT_S", 0.001)
     place, read_to = InDuckDB(tmp_path), FactoryScan.read_to
     with pool_portal(3) as portal:
+        events: list[Event] = []
 
         def until_head(event: Event) -> None:
+            events.append(event)
             if event.state.cursor == portal.chain.head.cursor:
                 raise StopRequested
 
@@ -219,10 +221,7 @@ def test_blocks_of_a_branch_whose_creations_are_gone_are_not_taken(
             return cursor != orphaned.cursor and read_to(scan, cursor, final)
 
         monkeypatch.setattr(FactoryScan, "read_to", unless_orphaned)
-        events: list[Event] = []
-        stream_of(portal).pipe_to(
-            place.target(), on_event=lambda event: (events.append(event), until_head(event))[1]
-        )
+        stream_of(portal).pipe_to(place.target(), on_event=until_head)
         assert asked.count(orphaned.cursor) > 3
         assert [one for one in events if isinstance(one, RolledBack)]
         check(place, portal, events[-1].state)
