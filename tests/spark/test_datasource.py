@@ -141,7 +141,7 @@ def test_the_range_is_decided_when_the_source_is_loaded(spark: SparkSession) -> 
         ),
         ({"event": "erc20.Transfer", "filters": "{}"}, "E5002", "filters goes with table"),
         ({"table": "tron.logs", "contracts": "T"}, "E5002", "contracts goes with event"),
-        ({"query": "{}", "decimals": "px"}, "E5002", "decimals goes with event and table"),
+        ({"query": "{}", "decimals": "px"}, "E5002", "decimals goes with event or call or table"),
         ({"table": "bitcoin.coins"}, "E0005", "no table 'bitcoin.coins'"),
         ({"table": "dogecoin.blocks"}, "E0005", "no table"),
         ({"table": "tron.logs", "filters": "["}, "E5002", "filters is not JSON"),

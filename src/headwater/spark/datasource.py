@@ -178,7 +178,7 @@ def check_options(given: Mapping[str, str], known: Iterable[str]) -> None:
     for name, owners in _GOES_WITH.items():
         if name in given and kinds[0] not in owners:
             raise SourceOptionError(
-                f"the option {name} goes with {' and '.join(owners)}, not with {kinds[0]}"
+                f"the option {name} goes with {' or '.join(owners)}, not with {kinds[0]}"
             )
 
 
