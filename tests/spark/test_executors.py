@@ -11,7 +11,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from headwater.spark.executors import DataFrameRows, _batches_by_count
+from headwater.spark.executors import DataFrameRows, _batches_by_count, map_in_arrow
 
 # workers cannot import the tests
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
@@ -35,6 +35,17 @@ def failing(batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordB
 def settings(spark: SparkSession) -> tuple[str | None, str | None]:
     known = spark.conf.getAll
     return known.get(BYTES), known.get(ROWS)
+
+
+def as_they_are(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    return batches
+
+
+def test_arrow_needs_no_pandas(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests have it, for Spark Connect; who installs headwater has none."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    frame = spark.createDataFrame(pa.table({"n": [1, 2, 3]}))
+    assert map_in_arrow(frame, as_they_are, N).toArrow()["n"].to_pylist() == [1, 2, 3]
 
 
 def test_batches_end_by_their_rows(spark: SparkSession) -> None:

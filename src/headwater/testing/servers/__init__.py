@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
@@ -25,8 +25,10 @@ __all__ = [
     "postgres_server",
     "postgres_versions",
     "spark_cluster",
+    "spark_connect_server",
 ]
 
+_CONNECT = "org.apache.spark.sql.connect.service"
 _HOME = Path(pyspark.__file__).parent
 
 
@@ -50,6 +52,33 @@ def spark_cluster(folder: Path, *, workers: int = 1, cores: int = 2) -> Iterator
                 "--work-dir", str(folder / f"worker-{number}"), line,
             )  # fmt: skip
         yield line
+
+
+@contextmanager
+def spark_connect_server(
+    folder: Path, *, master: str = "local[2]", settings: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Run a Spark Connect server while the block runs; yield its address, `sc://…`.
+
+    With `local-cluster[1,1,512]` as its master it has executors of its own. Needs the packages of
+    `pyspark[connect]`. Logs and tables go to `folder`.
+    """
+    find_java()
+    given = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.ui.enabled": "false",
+        "spark.sql.warehouse.dir": (folder / "tables").as_uri(),
+        **(settings or {}),
+    }
+    with ExitStack() as stack:
+        place = _daemon(
+            stack, folder, r"Spark Connect server started at: (\S+)", "deploy.SparkSubmit",
+            "--master", master, "--class", f"{_CONNECT}.SparkConnectServer",
+            *(word for name, value in given.items() for word in ("--conf", f"{name}={value}")),
+            "spark-internal",
+        )  # fmt: skip
+        yield f"sc://{place}"
 
 
 def _daemon(stack: ExitStack, folder: Path, said: str, kind: str, *args: str) -> str:
