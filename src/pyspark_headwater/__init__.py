@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from headwater.spark.datasource import LoadedSource
-    from headwater.spark.streaming.source import LoadedStream
+    from headwater.spark.streaming.source import LoadedChangelog
 
 __all__ = ["DefaultSource"]
 
@@ -28,7 +28,7 @@ class DefaultSource(DataSource):
     later scans of the DataFrame read the same blocks.
     """
 
-    _loaded: LoadedSource | LoadedStream | None = None
+    _loaded: LoadedSource | LoadedChangelog | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -46,7 +46,7 @@ class DefaultSource(DataSource):
 
         loaded = self._load()
         if not isinstance(loaded, LoadedSource):
-            raise SourceOptionError("the options journal and final_only go with readStream")
+            raise SourceOptionError("the options journal, final_only, package go with readStream")
         return loaded.reader(schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
@@ -59,13 +59,19 @@ class DefaultSource(DataSource):
             raise SourceOptionError("readStream needs the option journal, or final_only=true")
         return loaded.reader(schema)
 
-    def _load(self) -> LoadedSource | LoadedStream:
+    def _load(self) -> LoadedSource | LoadedChangelog:
         if self._loaded is None:
             from headwater.errors import coded_line_first
             from headwater.spark.datasource import load_source
             from headwater.spark.streaming.source import is_stream, load_stream
 
             with coded_line_first():
-                load = load_stream if is_stream(self.options) else load_source
-                self._loaded = load(self.options)
+                if "package" in {key.lower() for key in self.options}:
+                    from headwater.stream.module_changelog import load_module
+
+                    self._loaded = load_module(self.options)
+                elif is_stream(self.options):
+                    self._loaded = load_stream(self.options)
+                else:
+                    self._loaded = load_source(self.options)
         return self._loaded

@@ -17,8 +17,8 @@ class SourceOptionError(
     SparkError,
     code="E5002",
     fix="correct the option that the message names; the data source takes portal, from_block, "
-    "to_block, partitions, and either event (with contracts, params, decimals, on_error) or query; "
-    "a stream also takes journal or final_only, maxBlocksPerTrigger, maxBytesPerTrigger and far",
+    "to_block, partitions, and event, call, table or query with what goes with it; a stream also "
+    "takes journal or final_only, maxBlocksPerTrigger, maxBytesPerTrigger and far, or package",
 ):
     """An option of the data source, in `read` or `readStream`, is missing, unknown or contradicts
     another."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from headwater.core import Batch, BlockHeader, PipeState
+from headwater.core import Batch, BlockCursor, BlockHeader, PipeState
 from headwater.substreams.messages import ModuleOutput
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
 
@@ -61,6 +61,15 @@ class CursorLog:
     def note(self, output: ModuleOutput) -> None:
         """Remember a block that is about to be handed out."""
         self._notes[output.clock.number] = Note(output.clock.hash, output.cursor, output)
+
+    def restore(self, block: BlockCursor, cursor: str) -> None:
+        """Take a block that was handed out before a restart; oldest first."""
+        self._notes[block.number] = Note(str(block.hash), cursor)
+
+    def cursor_of(self, block: BlockCursor) -> str:
+        """Return the endpoint's cursor of a block that was handed out; "" if it is not known."""
+        note = self._notes.get(block.number)
+        return "" if note is None or note.hash != block.hash else note.cursor
 
     def undo(self, number: int) -> None:
         """Forget what lies above a block."""

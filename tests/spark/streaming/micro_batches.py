@@ -20,7 +20,14 @@ from headwater.spark.datasource import RawQuery
 from headwater.spark.parts import Receipt, RowMaker, TableRows
 from headwater.spark.streaming.changelog_rows import InsertRows
 from headwater.spark.streaming.folder import Folder, LocalFolder, open_folder
-from headwater.spark.streaming.follower import ChangelogPart, FinalPart, Follower, Limits
+from headwater.spark.streaming.follower import (
+    ChangelogPart,
+    FinalPart,
+    Follower,
+    Limits,
+    PortalUpstream,
+    Upstream,
+)
 from headwater.spark.streaming.journal import Journal, segment_batches
 from headwater.spark.streaming.offsets import Offset
 from headwater.testing import PortalSim, SimTransport, VirtualClock
@@ -81,22 +88,24 @@ class Query:
     def follower(self) -> Follower:
         """The running follower; a new one after a kill."""
         if self._follower is None:
-            journal = None
-            if not self._final_only:
-                folder: Folder = LocalFolder(self.folder, wait_s=0)
-                if self._address is not None:
-                    folder = open_folder(self._address)
-                journal = Journal(folder, self._fingerprint)
-            self._follower = Follower(
-                self.client(),
-                self._asked,
-                self._asked.headers_only(),
-                self._row_maker,
-                journal,
-                self._limits,
-                clock=self.clock,
-            )
+            self._follower = self.new_follower()
         return self._follower
+
+    def new_follower(self) -> Follower:
+        """Return a follower, as a new process has it."""
+        journal = None
+        if not self._final_only:
+            folder: Folder = LocalFolder(self.folder, wait_s=0)
+            if self._address is not None:
+                folder = open_folder(self._address)
+            journal = Journal(folder, self._fingerprint)
+        upstream = self.upstream()
+        return Follower(upstream, self._row_maker, journal, self._limits, clock=self.clock)
+
+    def upstream(self) -> Upstream:
+        """Return the portal that a new follower reads."""
+        watch = self._asked.headers_only()
+        return PortalUpstream(self.client(), self._asked, watch, self._limits, self.clock)
 
     def __enter__(self) -> Query:
         return self

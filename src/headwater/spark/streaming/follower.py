@@ -14,15 +14,16 @@ in the journal is returned again.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from headwater.core import (
     Answer,
     AtHead,
+    BlockCursor,
     BlockRange,
     Blocks,
     Density,
@@ -85,6 +86,118 @@ class Limits:
     partitions: int | None = None
 
 
+Answers = Generator[Answer | Span, None, None]
+
+
+class Blockstream(Protocol):
+    """What is read from block to block, once it is known where to begin and to end."""
+
+    def read(self, state: PipeState) -> Answers | None:
+        """Read what follows this state; None once the range is read."""
+        ...
+
+
+class Upstream(Protocol):
+    """Where blocks come from: a portal, or a Substreams endpoint."""
+
+    def newest(self, *, final: bool) -> BlockCursor | None:
+        """Ask for the newest block of now, or the newest final one."""
+        ...
+
+    def open(self, first: int, last: int | None, *, final: bool) -> Blockstream:
+        """Return what reads a range. An earlier one is no longer used."""
+        ...
+
+    def cut(self, blocks: BlockRange, measured: Sequence[Density]) -> Sequence[BlockRange]:
+        """Cut final blocks into parts for executors."""
+        ...
+
+    def mark(self, last: BlockCursor) -> str | None:
+        """Return what reading resumes with after a block, if its cursor is not enough."""
+        ...
+
+    def resume(self, marks: Iterable[tuple[BlockCursor, str]]) -> None:
+        """Take the marks of a journal, oldest first. Called before anything is read."""
+        ...
+
+    def written(self, state: PipeState) -> None:
+        """Forget what is in the journal now."""
+        ...
+
+    def rest(self) -> None:
+        """Let connections go until the next request."""
+        ...
+
+    def close(self) -> None:
+        """Release everything."""
+        ...
+
+
+class PortalUpstream:
+    """A portal. `watch` is the query without filters."""
+
+    def __init__(
+        self,
+        client: PortalClient,
+        query: StreamQuery,
+        watch: StreamQuery,
+        limits: Limits,
+        clock: Clock | None = None,
+    ) -> None:
+        self._client = client
+        self._query = query
+        self._watch = watch
+        self._limits = limits
+        self._clock = clock
+
+    def newest(self, *, final: bool) -> BlockCursor | None:
+        """Ask for the newest block of now, or the newest final one."""
+        return self._client.finalized_head() if final else self._client.head()
+
+    def open(self, first: int, last: int | None, *, final: bool) -> Blockstream:
+        """Return what reads a range."""
+        limits = self._limits
+        is_empty = last is not None and last < first
+        return PortalSource(
+            self._client,
+            [] if is_empty else [(BlockRange(first, last), self._query)],
+            watch=self._watch,
+            far=1 if final else limits.far,
+            first_span=limits.first_span,
+            limits=limits.span,
+            finalized=final,
+            clock=self._clock,
+        )
+
+    def cut(self, blocks: BlockRange, measured: Sequence[Density]) -> Sequence[BlockRange]:
+        """Cut final blocks into parts for executors."""
+        return plan_parts(
+            self._client,
+            self._query,
+            blocks,
+            partitions=self._limits.partitions,
+            cores=os.cpu_count() or 1,
+            samples=SAMPLES if block_count(blocks) > FEW else 0,
+            densities=measured,
+        )
+
+    def mark(self, last: BlockCursor) -> str | None:
+        """Return None: a block's hash is enough."""
+        return None
+
+    def resume(self, marks: Iterable[tuple[BlockCursor, str]]) -> None:
+        """Do nothing: a block's hash is enough."""
+
+    def written(self, state: PipeState) -> None:
+        """Do nothing: nothing is kept here."""
+
+    def rest(self) -> None:
+        """Let connections go until the next request."""
+        self._client.close()
+
+    close = rest
+
+
 @dataclass(slots=True)
 class _Step:
     """What has happened since an offset, before it is written."""
@@ -98,14 +211,12 @@ class _Step:
 class Follower:
     """Follows one chain for one source of one query. Without a journal only final blocks are read.
 
-    `watch` is the query without filters. `to_block` is the last block of the changelog, if any.
+    `to_block` is the last block of the changelog, if any.
     """
 
     def __init__(
         self,
-        client: PortalClient,
-        query: StreamQuery,
-        watch: StreamQuery,
+        upstream: Upstream,
         row_maker: RowMaker,
         journal: Journal | None,
         limits: Limits,
@@ -113,9 +224,7 @@ class Follower:
         to_block: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._client = client
-        self._query = query
-        self._watch = watch
+        self._upstream = upstream
         self._row_maker = row_maker
         self._journal = journal
         self._limits = limits
@@ -127,8 +236,8 @@ class Follower:
         self._at: Offset | None = None
         self._state = PipeState()
         self._head = Head()
-        self._source: PortalSource | None = None
-        self._reading: Generator[Answer | Span, None, None] | None = None
+        self._source: Blockstream | None = None
+        self._reading: Answers | None = None
         self._left: Blocks | None = None
         self._measured: tuple[Offset, tuple[Density, ...]] | None = None
 
@@ -159,8 +268,7 @@ class Follower:
 
     def end_at_head(self) -> None:
         """Read no further than the newest block of now. Called once, for `Trigger.AvailableNow`."""
-        final_only = self._journal is None
-        head = self._client.finalized_head() if final_only else self._client.head()
+        head = self._upstream.newest(final=self._journal is None)
         self._goal = -1 if head is None else head.number
         self._stop_reading()
         self._source = None
@@ -207,7 +315,7 @@ class Follower:
     def close(self) -> None:
         """Release the portal and the journal."""
         self._stop_reading()
-        self._client.close()
+        self._upstream.close()
         if self._journal is not None:
             self._journal.close()
         self._opened = False
@@ -236,18 +344,9 @@ class Follower:
             measured = self._measured[1]
         if sum(map(block_count, (one.blocks for one in measured))) != block_count(blocks):
             measured = ()
-        parts = plan_parts(
-            self._client,
-            self._query,
-            blocks,
-            partitions=self._limits.partitions,
-            cores=os.cpu_count() or 1,
-            samples=SAMPLES if block_count(blocks) > FEW else 0,
-            densities=measured,
-        )
         return [
             FinalPart(Part(index, one), start.shift, end.finalized)
-            for index, one in enumerate(parts)
+            for index, one in enumerate(self._upstream.cut(blocks, measured))
         ]
 
     # --- following the chain ----------------------------------------------------------------------
@@ -319,7 +418,7 @@ class Follower:
         if found is None:
             return 0
         if found.rule is ForkRule.WAIT:
-            self._client.close()
+            self._upstream.rest()
             self._clock.sleep(WAIT_S)
             return waits + 1
         self._retract(step, step.state.rewind(found.safe_cursor))
@@ -348,8 +447,11 @@ class Follower:
         """Write a step into the journal; only then may Spark hear of it."""
         assert self._journal is not None, "hot blocks are read with a journal"
         assert self._at is not None, "a step follows an offset"
-        segment = Segment(self._at, step.at, step.state, tuple(step.changes))
+        assert step.state.cursor is not None, "a step ends at a block"
+        mark = self._upstream.mark(step.state.cursor)
+        segment = Segment(self._at, step.at, step.state, tuple(step.changes), mark)
         self._journal.append(segment, pa.concat_tables(step.rows))
+        self._upstream.written(step.state)
         self._state = step.state
         return step.at
 
@@ -369,27 +471,13 @@ class Follower:
                 return answer
             self._reading = None
 
-    def _open_source(self) -> PortalSource:
+    def _open_source(self) -> Blockstream:
         if self._source is None:
             assert self._at is not None, "reading begins at an offset"
-            first, limits = (self._began or self._at).number + 1, self._limits  # forks go below
+            first = (self._began or self._at).number + 1  # forks go below
             ends = [one for one in (self._to_block, self._goal) if one is not None]
             last = min(ends) if ends else None
-            plan = (
-                []
-                if last is not None and last < first
-                else [(BlockRange(first, last), self._query)]
-            )
-            self._source = PortalSource(
-                self._client,
-                plan,
-                watch=self._watch,
-                far=1 if self._journal is None else limits.far,
-                first_span=limits.first_span,
-                limits=limits.span,
-                finalized=self._journal is None,
-                clock=self._clock,
-            )
+            self._source = self._upstream.open(first, last, final=self._journal is None)
         return self._source
 
     def _stand_at(self, offset: Offset, journal: Journal | None) -> None:
@@ -422,6 +510,7 @@ class Follower:
     def _open(self) -> tuple[Journal | None, Offset | None]:
         if not self._opened and self._journal is not None:
             self._began = self._journal.open()
+            self._upstream.resume(self._journal.marks())
         self._opened = True
         return self._journal, self._began
 

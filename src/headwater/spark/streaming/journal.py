@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,8 +39,7 @@ _ENDING = ".arrow"
 _ABOUT = b"headwater"
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """A block that came (`sign` 1) or went (-1), and the version of that."""
 
     version: int
@@ -55,6 +55,7 @@ class Segment:
     after: Offset
     state: PipeState
     changes: tuple[Change, ...]
+    mark: str | None = None  # what reading resumes with, where the last block is not enough
 
     @property
     def name(self) -> str:
@@ -73,6 +74,7 @@ def encode_segment(segment: Segment, rows: pa.Table) -> bytes:
             [one.version, one.sign, one.cursor.number, one.cursor.hash, one.cursor.timestamp]
             for one in segment.changes
         ],
+        "mark": segment.mark,
     }
     schema = rows.schema.with_metadata({_ABOUT: json.dumps(about).encode()})
     sink = pa.BufferOutputStream()
@@ -113,6 +115,7 @@ def decode_segment(data: bytes, name: str) -> Segment:
                 Change(version, BlockCursor(number, block_hash, timestamp), sign)
                 for version, sign, number, block_hash, timestamp in about["changes"]
             ),
+            about["mark"],
         )
     except HeadwaterError:
         raise
@@ -176,6 +179,15 @@ class Journal:
     def segments(self) -> Sequence[Segment]:
         """All segments, oldest first. Between them may be blocks that were final when read."""
         return self._segments
+
+    def marks(self) -> list[tuple[BlockCursor, str]]:
+        """Return the marks of the segments whose last block has not gone, oldest first."""
+        return [
+            (one.state.cursor, one.mark)
+            for one in self._segments
+            if one.mark is not None and one.state.cursor is not None
+            if self._holds(one.state.cursor)
+        ]
 
     def follows(self, offset: Offset) -> Segment | None:
         """Return the segment that begins at an offset, if it was written already."""
@@ -285,6 +297,10 @@ class Journal:
         for cursor in state.rollback_chain:
             if cursor.number > state.undo_floor and cursor.number not in self._live:
                 raise JournalMissingError("a file of the journal is gone", with_block=cursor)
+
+    def _holds(self, cursor: BlockCursor) -> bool:
+        entry = self._live.get(cursor.number)
+        return entry is not None and entry[1].cursor == cursor
 
     def _data(self, segment: Segment) -> bytes:
         if self._newest is not None and self._newest[0] == segment.name:

@@ -24,17 +24,17 @@ from headwater.spark.streaming.offsets import Offset
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headwater.spark.streaming.source import LoadedStream
+    from headwater.spark.streaming.source import LoadedChangelog
 
 
 class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a changelog. See `LoadedStream` for what it reads."""
+    """Reads a changelog. See `LoadedChangelog` for what it reads."""
 
-    def __init__(self, loaded: LoadedStream) -> None:
+    def __init__(self, loaded: LoadedChangelog) -> None:
         self._loaded = loaded
         self._follower: Follower | None = None
 
-    def __reduce__(self) -> tuple[type[ChangelogReader], tuple[LoadedStream]]:
+    def __reduce__(self) -> tuple[type[ChangelogReader], tuple[LoadedChangelog]]:
         return ChangelogReader, (self._loaded,)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - a method of Spark's

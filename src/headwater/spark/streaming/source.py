@@ -27,7 +27,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyspark
 from pyspark.sql.types import StructType
@@ -52,7 +52,7 @@ from headwater.spark.frames import spark_schema
 from headwater.spark.parts import PartReader, RowMaker
 from headwater.spark.streaming.changelog_rows import InsertRows, changelog_schema
 from headwater.spark.streaming.folder import open_folder
-from headwater.spark.streaming.follower import FinalPart, Follower, Limits
+from headwater.spark.streaming.follower import FinalPart, Follower, Limits, PortalUpstream
 from headwater.spark.streaming.journal import Journal
 
 if TYPE_CHECKING:
@@ -77,6 +77,36 @@ def is_stream(options: Mapping[str, str]) -> bool:
     return bool({"journal", "final_only"} & {key.lower() for key in options})
 
 
+class LoadedChangelog(Protocol):
+    """A changelog with everything decided that can be before it begins. Pickles."""
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of the changelog."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """What a micro-batch may hold."""
+        ...
+
+    def reader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return Spark's reader."""
+        ...
+
+    def follower(self) -> Follower:
+        """Return what follows the chain. Called in one process per source of a query."""
+        ...
+
+    def first_block(self) -> int:
+        """Return the block that the changelog begins with."""
+        ...
+
+    def part_reader(self, part: FinalPart) -> PartReader:
+        """Return what reads a part of final blocks, on an executor."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedStream:
     """A changelog with everything decided that can be before it begins. Pickled into the plan."""
@@ -99,21 +129,7 @@ class LoadedStream:
         Raises:
             SourceOptionError: the user gave a schema, and it is another one; or Spark is too old.
         """
-        if schema != self.schema:
-            raise SourceOptionError(
-                "the columns follow from the options; leave .schema(…) out",
-                columns=self.schema.simpleString(),
-            )
-        found = tuple(int(one) for one in pyspark.__version__.split(".")[:2])
-        if found < LEAST_SPARK:
-            raise SourceOptionError(
-                "a changelog needs Spark 4.2 or newer: before, a Python source is not told where a "
-                "micro-batch begins",
-                found=pyspark.__version__,
-            )
-        from headwater.spark.streaming.reader import ChangelogReader
-
-        return ChangelogReader(self)
+        return changelog_reader(self, schema)
 
     def follower(self) -> Follower:
         """Return what follows the chain. Called in one process per source of a query."""
@@ -121,9 +137,12 @@ class LoadedStream:
         if self.journal is not None:
             journal = Journal(open_folder(self.journal), self.fingerprint)
         return Follower(
-            PortalClient(HttpTransport(self.address)),
-            self.query,
-            self.query.headers_only(),
+            PortalUpstream(
+                PortalClient(HttpTransport(self.address)),
+                self.query,
+                self.query.headers_only(),
+                self.limits,
+            ),
             self.row_maker,
             journal,
             self.limits,
@@ -153,6 +172,29 @@ class LoadedStream:
             with PortalClient(HttpTransport(self.address), retry=IMPATIENT) as asking:
                 return self._blocks(asking)
         return client.resolve_range(self.spec, finalized=self.journal is None)
+
+
+def changelog_reader(loaded: LoadedChangelog, schema: StructType) -> DataSourceStreamReader:
+    """Return Spark's reader of a changelog.
+
+    Raises:
+        SourceOptionError: the user gave a schema, and it is another one; or Spark is too old.
+    """
+    if schema != loaded.schema:
+        raise SourceOptionError(
+            "the columns follow from the options; leave .schema(…) out",
+            columns=loaded.schema.simpleString(),
+        )
+    found = tuple(int(one) for one in pyspark.__version__.split(".")[:2])
+    if found < LEAST_SPARK:
+        raise SourceOptionError(
+            "a changelog needs Spark 4.2 or newer: before, a Python source is not told where a "
+            "micro-batch begins",
+            found=pyspark.__version__,
+        )
+    from headwater.spark.streaming.reader import ChangelogReader
+
+    return ChangelogReader(loaded)
 
 
 def load_stream(options: Mapping[str, str]) -> LoadedStream:

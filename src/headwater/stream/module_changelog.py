@@ -1,0 +1,258 @@
+"""The outputs of a Substreams module as a changelog: `format("headwater")` with `package`.
+
+    spark.readStream.format("headwater").options(
+        package="usdc.spkg", endpoint="https://…:443", module="map_transfers",
+        journal="/var/lib/pipelines/usdc/journal",
+    ).load()
+
+    option                meaning
+    package               a .spkg: its path or its address
+    endpoint              where the module runs, as in `substreams_stream`; credentials are those of
+                          the driver's environment
+    module, network       as in `substreams_stream`
+    params                JSON: parameters by module
+    output                which table, of a module that has several
+    from_block, to_block  numbers; without them, the module's first block, and no end
+    journal               as everywhere: a folder for hot blocks
+    maxBlocksPerTrigger, maxBytesPerTrigger
+
+All blocks pass the driver and the journal, history too: the endpoint works it out in parallel, not
+Spark. What reading resumes with, the endpoint's cursor, is kept in the journal with the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from headwater.core import BlockCursor, BlockRange, Blocks, Density, PipeState, SpanLimits
+from headwater.core.messages import HOT_BLOCKS, HOT_BYTES
+from headwater.errors import SourceOptionError
+from headwater.spark.datasource import parse_count
+from headwater.spark.frames import spark_schema
+from headwater.spark.parts import PartReader, Receipt, RowMaker
+from headwater.spark.streaming.changelog_rows import changelog_schema
+from headwater.spark.streaming.folder import open_folder
+from headwater.spark.streaming.follower import Blockstream, FinalPart, Follower, Limits
+from headwater.spark.streaming.journal import Journal
+from headwater.spark.streaming.source import changelog_reader
+from headwater.stream.substreams import SubstreamsStream, substreams_stream
+from headwater.substreams.client import SubstreamsClient
+from headwater.substreams.cursors import CursorLog
+from headwater.substreams.messages import OutputDecoder, SessionInit
+from headwater.substreams.source import SubstreamsSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamReader
+
+OPTIONS = (
+    "package",
+    "endpoint",
+    "module",
+    "network",
+    "params",
+    "output",
+    "from_block",
+    "to_block",
+    "journal",
+    "maxblockspertrigger",
+    "maxbytespertrigger",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModule:
+    """A changelog of a module, as its options say it. Pickled into the plan."""
+
+    options: tuple[tuple[str, str], ...]
+    columns: pa.Schema
+    limits: Limits
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of the changelog."""
+        return spark_schema(changelog_schema(self.columns))
+
+    def reader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return Spark's reader."""
+        return changelog_reader(self, schema)
+
+    def first_block(self) -> int:
+        """Return the block that the changelog begins with."""
+        return _define(dict(self.options)).first
+
+    def part_reader(self, part: FinalPart) -> PartReader:
+        """Do not come here: no block is read by executors."""
+        raise AssertionError("all blocks of a module are in the journal")
+
+    def follower(self) -> Follower:
+        """Return what follows the chain. Called in one process per source of a query."""
+        given = dict(self.options)
+        stream = _define(given)
+        output = _choose_output(stream.decoder, given.get("output"))
+        log = CursorLog()
+        client = SubstreamsClient(
+            stream.endpoint, stream.order, credentials=stream.credentials, dialling=stream.dialling
+        )
+        text = f"{stream.fingerprint} {output}\n{self.columns}"
+        return Follower(
+            ModuleUpstream(client, log, stream.first),
+            ModuleRows(stream.decoder, output, log),
+            Journal(open_folder(given["journal"]), hashlib.sha256(text.encode()).hexdigest()),
+            self.limits,
+            to_block=stream.stop - 1 if stream.stop else None,
+        )
+
+
+def load_module(options: Mapping[str, str]) -> LoadedModule:
+    """Check the options, and read the package. Runs on the driver's machine, once per `load()`.
+
+    Raises:
+        SourceOptionError: an option is missing, unknown or malformed.
+        HeadwaterError: the package cannot be used, or has no such module.
+    """
+    given = {key.lower(): value for key, value in options.items()}
+    for name in sorted(set(given) - set(OPTIONS)):
+        raise SourceOptionError(f"unknown option {name!r} of a module's changelog")
+    if not given.get("journal"):
+        raise SourceOptionError("the changelog of a module needs the option journal")
+    stream = _define(given)
+    output = _choose_output(stream.decoder, given.get("output"))
+    blocks = parse_count(given, "maxblockspertrigger")
+    size = parse_count(given, "maxbytespertrigger")
+    limits = Limits(
+        SpanLimits(blocks or HOT_BLOCKS, size or HOT_BYTES, seconds=1e9),
+        hot_blocks=min(blocks or HOT_BLOCKS, HOT_BLOCKS),
+        hot_bytes=min(size or HOT_BYTES, HOT_BYTES),
+        first_span=1,
+        far=1,
+    )
+    return LoadedModule(tuple(sorted(given.items())), stream.decoder.schemas[output], limits)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRows(RowMaker):
+    """Makes the rows of outputs that the log holds. On the driver alone."""
+
+    decoder: OutputDecoder
+    output: str
+    log: CursorLog
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        return self.decoder.schemas[self.output]
+
+    def rows(self, blocks: Blocks, receipt: Receipt) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of these blocks, in order."""
+        decoded = self.decoder.decode(self.log.outputs(blocks.headers))
+        yield from decoded[self.output].to_batches()
+
+
+class ModuleUpstream:
+    """A Substreams endpoint as what a follower reads."""
+
+    def __init__(self, client: SubstreamsClient, log: CursorLog, first: int) -> None:
+        self._client = client
+        self._log = log
+        self._first = first
+        self._source: SubstreamsSource | None = None
+
+    def newest(self, *, final: bool) -> BlockCursor | None:
+        """Ask for the number of the newest block: the first message of a session tells it."""
+        reading = self._client.read(cursor="", start=self._first, stop=0)
+        try:
+            for message in reading:
+                if isinstance(message, SessionInit) and message.chain_head:
+                    return BlockCursor(message.chain_head)
+                break
+        finally:
+            reading.abort()
+        raise SourceOptionError("the endpoint does not tell its newest block: give to_block")
+
+    def open(self, first: int, last: int | None, *, final: bool) -> Blockstream:
+        """Return what reads a range."""
+        self.rest()
+        stop = 0 if last is None else last + 1
+        self._source = SubstreamsSource(self._client, self._log, start=first, stop=stop)
+        return cast(Blockstream, self._source)  # it drops nothing, which a loop's source may
+
+    def cut(self, blocks: BlockRange, measured: Sequence[Density]) -> Sequence[BlockRange]:
+        """Do not come here: no block is read by executors."""
+        raise AssertionError("all blocks of a module are in the journal")
+
+    def mark(self, last: BlockCursor) -> str | None:
+        """Return the endpoint's cursor of a block."""
+        return self._log.cursor_of(last) or None
+
+    def resume(self, marks: Iterable[tuple[BlockCursor, str]]) -> None:
+        """Take the endpoint's cursors from the journal."""
+        for block, cursor in marks:
+            self._log.restore(block, cursor)
+
+    def written(self, state: PipeState) -> None:
+        """Forget outputs that are in the journal, and cursors that nothing resumes with."""
+        self._log.advanced(state)
+
+    def rest(self) -> None:
+        """End the session."""
+        if self._source is not None:
+            self._source.close()
+
+    def close(self) -> None:
+        """End the session and the connection."""
+        self.rest()
+        self._client.close()
+
+
+def _define(given: Mapping[str, str]) -> SubstreamsStream:
+    """Return the module that the options name."""
+    try:
+        params: Any = json.loads(given.get("params", "{}"))
+    except ValueError as error:
+        raise SourceOptionError(f"params is not JSON: {error}") from None
+    if not isinstance(params, dict):
+        raise SourceOptionError("params must be a JSON object: parameters by module")
+    last = _number(given, "to_block")
+    stream = substreams_stream(
+        id="changelog",
+        package=given["package"],
+        endpoint=given.get("endpoint", ""),
+        module=given.get("module"),
+        params={str(key): str(value) for key, value in params.items()},
+        network=given.get("network", ""),
+        start=_number(given, "from_block"),
+        stop=None if last is None else last + 1,
+    )
+    if stream.first < 0:
+        raise SourceOptionError("from_block of a module's changelog is a number, 0 or more")
+    return stream
+
+
+def _number(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise SourceOptionError(f"{name} of a module's changelog is a block number", got=text)
+    return int(text)
+
+
+def _choose_output(decoder: OutputDecoder, name: str | None) -> str:
+    names = list(decoder.schemas)
+    if name is None and len(names) == 1:
+        return names[0]
+    if name not in names:
+        raise SourceOptionError(
+            "the module has several outputs: name one by the option output"
+            if name is None
+            else f"the module has no output {name!r}",
+            outputs=", ".join(names),
+        )
+    return name
