@@ -1114,9 +1114,7 @@ def test_a_final_range_ends_though_its_last_slots_hold_no_block() -> None:
             assert rig.state.cursor == chain.at_or_below(last).cursor  # type: ignore[union-attr]
             assert rig.kinds() == [NoticeKind.EMPTY_TAIL]
         asked = [one for one in stream_requests(portal) if one[0] == last + 1]
-        assert (
-            len(asked) == 4
-        )  # thrice, once with what follows, and not when the source is asked again
+        assert len(asked) == 2  # again with what follows, and not when the source is asked again
 
 
 def test_a_hot_range_that_ends_in_skipped_slots_ends_once_they_are_final() -> None:
@@ -1134,7 +1132,7 @@ def test_a_hot_range_that_ends_in_skipped_slots_ends_once_they_are_final() -> No
         ranges = [BlockRange(0, last + 1)]
         with Rig(portal, ranges=ranges, query=SLOTS, watch=SLOTS, clock=settle) as rig:
             rig.to_end().check()
-            assert len(settle.sleeps) == 7  # the block beyond the range is asked for after that
+            assert len(settle.sleeps) == 7
             assert rig.kinds() == [NoticeKind.EMPTY_TAIL]
 
 

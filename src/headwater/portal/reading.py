@@ -41,7 +41,6 @@ from headwater.portal.transport import Request, Response, Transport
 from headwater.portal.wire import LineSplitter, read_fork, read_head, read_header
 
 MAX_TRUNCATIONS = 5
-EMPTY_ANSWERS = 3
 PROBE_BLOCKS = 1000
 
 
@@ -219,11 +218,11 @@ class Reading:
         """Return the block to ask for beyond the range, if its tail may hold none; else None.
 
         Numbers can be skipped, and then answers stay empty. But an empty answer may be a fault, and
-        believing it would lose blocks. So after some of them more is asked for: a first block
-        beyond the end proves that the tail is empty. The tail must be past any fork; while finality
+        believing it would lose blocks. So after one of them more is asked for: a first block beyond
+        the end proves that the tail is empty. The tail must be past any fork; while finality
         is unknown, what lies deeper than any rollback counts as past.
         """
-        if self._end is None or self._empty_answers < EMPTY_ANSWERS:
+        if self._end is None or not self._empty_answers:
             return None
         head = self._head
         settled = None if head.finalized is None else head.finalized.number
@@ -231,7 +230,7 @@ class Reading:
             settled = head.latest.number - (0 if self._finalized else self._on.rollback_cap)
         if settled is None or settled <= self._end:
             return None
-        further = PROBE_BLOCKS << min(32, self._empty_answers - EMPTY_ANSWERS)
+        further = PROBE_BLOCKS << min(32, self._empty_answers - 1)
         return min(settled, self._end + further)
 
     def _tell_of_the_tail(self) -> None:
