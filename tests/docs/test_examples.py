@@ -17,6 +17,7 @@ PAGES = [
     "docs/simulator.md",
     "docs/spark.md",
     "docs/streams.md",
+    "docs/structured-streaming.md",
     "docs/targets/clickhouse.md",
 ]
 WITHOUT_SPARK = [

@@ -10,15 +10,22 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own spelling
 from pyspark.sql.streaming.query import StreamingQuery
 
+from headwater import duckdb_target, foreach_batch
 from headwater.spark import register
 from headwater.spark.streaming import collapse, retractable
 from headwater.testing import ContentSettings, PortalServer, simulated_portal
@@ -31,7 +38,7 @@ CONTENT = ContentSettings(transactions_per_block=1.5, transfers_per_transaction=
 
 @pytest.fixture
 def portal() -> Iterator[PortalServer]:
-    with simulated_portal(seed=7, blocks=60, finality_depth=20, content=CONTENT) as portal:
+    with simulated_portal(seed=7, blocks=40, finality_depth=15, content=CONTENT) as portal:
         yield portal
 
 
@@ -68,58 +75,59 @@ def progress(query: StreamingQuery) -> dict[str, Any]:
     return found
 
 
-def move(portal: PortalServer, step: int) -> None:
-    """Let the chain grow, fork and finalize."""
-    portal.extend(2)
-    if step % 2:
-        portal.fork(1 + step)
-    portal.finalize(portal.chain.head.number - 15)
+Held = dict[str, tuple[int, int, float, int]]
 
 
 @pytest.mark.guarantee("STREAM-5")
-@pytest.mark.parametrize("mode", ["update", "complete"])
 def test_streaming_aggregates_equal_the_chain_through_forks_and_restarts(
-    spark: SparkSession, portal: PortalServer, tmp_path: Path, mode: str
+    spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:
-    frame = changelog(spark, portal, tmp_path / "journal")
-    amount = F.col("value").cast("decimal(38,0)")
-    grouped = frame.groupBy("to").agg(
-        retractable.sum(amount).alias("received"),
-        retractable.count().alias("transfers"),
-        retractable.avg(F.col("log_index")).alias("mean"),
-        retractable.count_distinct("from").alias("senders"),
-    )
-    held: dict[str, tuple[int, int, float, int]] = {}
+    """In update and in complete mode, side by side: most of a micro-batch is waiting."""
+    held: dict[str, Held] = {"update": {}, "complete": {}}
 
-    def each(rows: DataFrame, batch_id: int) -> None:
-        if mode == "complete":
-            held.clear()
-        for row in rows.collect():
-            held[row["to"]] = (
-                int(row["received"]), row["transfers"], row["mean"], row["senders"],
-            )  # fmt: skip
+    def begin(mode: str) -> StreamingQuery:
+        def each(rows: DataFrame, batch_id: int) -> None:
+            found = {row["to"]: tuple(row)[1:] for row in rows.collect()}
+            held[mode] = found if mode == "complete" else {**held[mode], **found}
 
-    query = start(grouped, tmp_path, each, mode)
+        amount = F.col("value").cast("decimal(38,0)")
+        grouped = (
+            changelog(spark, portal, tmp_path / mode / "journal")
+            .groupBy("to")
+            .agg(
+                retractable.sum(amount).alias("received"),
+                retractable.count().alias("transfers"),
+                retractable.avg(F.col("log_index")).alias("mean"),
+                retractable.count_distinct("from").alias("senders"),
+            )
+        )
+        return start(grouped, tmp_path / mode, each, mode)
+
+    queries = {mode: begin(mode) for mode in held}
     try:
-        for step in range(5):
-            query.processAllAvailable()
-            check_aggregates(held, portal)
-            move(portal, step)
-            if step == 2:
-                query.stop()
-                portal.fork(3)  # while the query is down
-                query = start(grouped, tmp_path, each, mode)
-        query.processAllAvailable()
-        check_aggregates(held, portal)
-        source = progress(query)
+        for step in range(3):
+            for mode, query in queries.items():
+                query.processAllAvailable()
+                check_aggregates(held[mode], portal)
+            if step == 1:
+                for query in queries.values():
+                    query.stop()
+                portal.fork(3)  # while the queries are down
+                queries = {mode: begin(mode) for mode in held}
+            elif not step:
+                portal.extend(2)
+                portal.fork(4)
+                portal.finalize(portal.chain.head.number - 15)
+        source = progress(queries["update"])
         assert source["endOffset"]["forks"] >= 2
         assert source["latestOffset"]["number"] == portal.chain.head.number
         assert source["latestOffset"]["lag"] == 0
     finally:
-        query.stop()
+        for query in queries.values():
+            query.stop()
 
 
-def check_aggregates(held: dict[str, tuple[int, int, float, int]], portal: PortalServer) -> None:
+def check_aggregates(held: Held, portal: PortalServer) -> None:
     rows: dict[str, list[tuple[int, int, str]]] = {}
     for _, _, index, _, sender, receiver, value in transfers(
         portal.chain, portal.chain.canonical()
@@ -141,7 +149,7 @@ def check_aggregates(held: dict[str, tuple[int, int, float, int]], portal: Porta
 def test_available_now_ends_at_the_head_of_its_start_and_collapse_nets_what_was_stored(
     spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:
-    frame = changelog(spark, portal, tmp_path / "journal", maxBlocksPerTrigger="25")
+    frame = changelog(spark, portal, tmp_path / "journal", maxBlocksPerTrigger="20")
 
     def run() -> StreamingQuery:
         query = (
@@ -154,7 +162,7 @@ def test_available_now_ends_at_the_head_of_its_start_and_collapse_nets_what_was_
         return query
 
     ends = progress(run())["endOffset"]
-    assert (ends["number"], ends["forks"]) == (59, 0)
+    assert (ends["number"], ends["forks"]) == (39, 0)
     portal.fork(6)
     portal.extend(3)
     ends = progress(run())["endOffset"]
@@ -188,65 +196,54 @@ def canonical(portal: PortalServer) -> list[tuple[int, str, int]]:
 def test_joins_net_to_the_join_of_what_is_left(
     spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:
-    """Inner joins: with a static frame the sign is kept, of two streams it is the product."""
-    both = changelog(spark, portal, tmp_path / "left")
+    """With a static frame the sign is kept, inner and left; of two streams, inner, the product."""
     approvals = changelog(spark, portal, tmp_path / "right", "Approval").select(
         F.col("block_hash").alias("other_hash"),
         F.col("log_index").alias("other_index"),
         F.col("address").alias("other_address"),
         F.col("_sign").alias("other_sign"),
     )
+    both = changelog(spark, portal, tmp_path / "left").join(
+        approvals, F.col("address") == F.col("other_address")
+    )
+    tokens = portal.chain.population.tokens[:2]  # the others have no name
     names = spark.createDataFrame(
-        [(token, f"token {index}") for index, token in enumerate(portal.chain.population.tokens)],
+        [(token, f"token {index}") for index, token in enumerate(tokens)],
         "address string, name string",
     )
-    with_stream = both.join(
-        approvals,
-        F.col("address") == F.col("other_address"),
-    )
-    static: Counter[tuple[Any, ...]] = Counter()
+    named = changelog(spark, portal, tmp_path / "journal").join(names, "address", "left")
     pairs: Counter[tuple[Any, ...]] = Counter()
-
-    def add_static(rows: DataFrame, batch_id: int) -> None:
-        for row in rows.collect():
-            static[row["block_hash"], row["log_index"], row["name"]] += row["_sign"]
+    static: Counter[tuple[Any, ...]] = Counter()
 
     def add_pairs(rows: DataFrame, batch_id: int) -> None:
         for row in rows.collect():
             key = row["block_hash"], row["log_index"], row["other_hash"], row["other_index"]
             pairs[key] += row["_sign"] * row["other_sign"]
 
-    query = start(with_stream, tmp_path / "stream", add_pairs)
+    def add_static(rows: DataFrame, batch_id: int) -> None:
+        for row in rows.collect():
+            static[row["block_hash"], row["log_index"], row["name"]] += row["_sign"]
+
+    queries = [start(both, tmp_path / "pairs", add_pairs)]
     try:
-        for step in range(4):
-            query.processAllAvailable()
-            move(portal, step)
-        query.processAllAvailable()
+        queries.append(start(named, tmp_path / "static", add_static))
+        for step in range(3):
+            for query in queries:
+                query.processAllAvailable()
+            if step < 2:
+                portal.extend(2)
+                portal.fork(8 + step)
     finally:
-        query.stop()
-    assert set(pairs.values()) <= {0, 1}
+        for query in queries:
+            query.stop()
+    for found in (pairs, static):
+        assert set(found.values()) == {0, 1}
     assert {key for key, count in pairs.items() if count} == expected_pairs(portal)
-    again = changelog(spark, portal, tmp_path / "static-journal").join(names, "address")
-    query = start(again, tmp_path / "static", add_static)
-    try:
-        query.processAllAvailable()
-        portal.fork(4)
-        query.processAllAvailable()
-    finally:
-        query.stop()
-    batch = spark.read.format("headwater").options(portal=portal.url, event="erc20.Transfer")
-    named = {
-        (row["block_hash"], row["log_index"], row["name"])
-        for row in batch.load().join(names, "address").collect()
-    }
-    left = {key for key, count in static.items() if count}
-    assert set(static.values()) <= {0, 1}
-    final = portal.chain.finalized
-    assert final is not None
-    assert named == {key for key in left if portal.chain.block(key[0]).number <= final.number}
-    known = set(portal.chain.population.tokens)
     rows = transfers(portal.chain, portal.chain.canonical())
-    assert {key[:2] for key in left} == {row[1:3] for row in rows if row[3] in known}
+    known = {token: f"token {index}" for index, token in enumerate(tokens)}
+    left = {key for key, count in static.items() if count}
+    assert left == {(row[1], row[2], known.get(row[3])) for row in rows}
+    assert {name for _, _, name in left} == {None, *known.values()}
 
 
 APPROVAL = "0x8c5be1e5ebec7d5bd14f71427d1e84f3dd0314c0f7b2291e5b200ac8c7c3b925"
@@ -271,56 +268,219 @@ def expected_pairs(portal: PortalServer) -> set[tuple[str, int, str, int]]:
     return found
 
 
+def test_an_outer_join_of_two_changelogs_is_exact_only_once_the_sides_are_netted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """What the guide says of it. The changelogs are files: what matters is Spark's own join."""
+    sides = {
+        "left": [[("a", 100, 1)], [("b", 105, 1), ("c", 105, 1)], [("c", 105, -1), ("y", 200, 1)]],
+        "right": [[("a", 100, 1)], [("a", 100, -1)], [("z", 200, 1)]],
+    }
+    frames = []
+    for side, files in sides.items():
+        folder = tmp_path / side
+        for index, rows in enumerate([*files, [("end", 400, 1)], [("end", 600, 1)]]):
+            at = [datetime.fromtimestamp(second, UTC) for _, second, _ in rows]
+            keys, _, signs = zip(*rows, strict=True)
+            table = pa.table({"key": keys, "at": at, "_sign": pa.array(signs, pa.int8())})
+            (folder / str(index)).mkdir(parents=True)
+            pq.write_table(table, folder / str(index) / "rows.parquet")
+            os.utime(folder / str(index) / "rows.parquet", (1000 + index, 1000 + index))
+        frame = (
+            spark.readStream.schema("key string, at timestamp, _sign tinyint")
+            .option("maxFilesPerTrigger", 1)
+            .option("recursiveFileLookup", "true")
+            .parquet(str(folder))
+            .withWatermark("at", "10 seconds")
+        )
+        frames.append(frame.select(*(F.col(name).alias(f"{side}{name}") for name in frame.columns)))
+    left, right = frames
+    inside = F.col("rightat").between(
+        F.col("leftat"), F.col("leftat") + F.expr("interval 5 seconds")
+    )
+    joined = left.join(right, (F.col("leftkey") == F.col("rightkey")) & inside, "leftOuter")
+    found: Counter[tuple[str, str | None]] = Counter()
+
+    def add(rows: DataFrame, batch_id: int) -> None:
+        for row in rows.collect():
+            found[row["leftkey"], row["rightkey"]] += row["left_sign"] * (row["right_sign"] or 1)
+
+    query = (
+        joined.writeStream.foreachBatch(add)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    assert found["a", "a"] == 0, "a partner that went is taken back"
+    assert found["b", None] == 1
+    assert found["c", None] == 0, "a row that went is taken back, with a partner or without"
+    assert ("a", None) not in found, "exact would be 1: its partner went, and Spark does not say so"
+    stored = [
+        spark.read.option("recursiveFileLookup", "true")
+        .parquet(str(tmp_path / side))
+        .groupBy("key")
+        .agg(retractable.count().alias("left"))
+        .where("left > 0 AND key IN ('a', 'b', 'c')")
+        .select(F.col("key").alias(side))
+        for side in sides
+    ]
+    exact = stored[0].join(stored[1], F.col("left") == F.col("right"), "left")
+    assert {tuple(row) for row in exact.collect()} == {("a", None), ("b", None)}
+
+
 DRIVER = """
-import sys
+import os, signal, sys
+from headwater import duckdb_target, foreach_batch
 from headwater.spark import local_session, register
-portal, folder = sys.argv[1:]
+portal, folder, dies = sys.argv[1:]
 spark = local_session("driver", **{"spark.master": "local[2]"})
 register(spark)
-query = (spark.readStream.format("headwater")
-    .options(portal=portal, event="erc20.Transfer", journal=f"{folder}/journal", far="10",
-             maxBlocksPerTrigger="3").load()
-    .writeStream.format("parquet").option("checkpointLocation", f"{folder}/checkpoint")
-    .start(f"{folder}/rows"))
-query.awaitTermination()
+
+def begin(name, write):
+    frame = (spark.readStream.format("headwater")
+        .options(portal=portal, event="erc20.Transfer", journal=f"{folder}/{name}/journal",
+                 far="10", maxBlocksPerTrigger="3").load())
+    return write(frame.writeStream.option("checkpointLocation", f"{folder}/{name}/checkpoint"))
+
+into_target = foreach_batch(duckdb_target(f"{folder}/chain.duckdb", tables=["transfers"],
+    on_data=lambda tx, data: tx.insert("transfers", data["rows"])), id="s")
+def each(rows, batch_id):
+    into_target(rows, batch_id)
+    if batch_id == int(dies):  # the target has committed, Spark has not
+        os.killpg(0, signal.SIGKILL)
+
+begin("files", lambda writer: writer.format("parquet").start(f"{folder}/rows"))
+begin("target", lambda writer: writer.foreachBatch(each).start()).awaitTermination()
 """
 
 
+class Driver:
+    """A driver in a process group of its own, with a query into files and one into a target."""
+
+    def __init__(self, portal: PortalServer, folder: Path, dies: int = -1) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, portal.url, str(folder), str(dies)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYSPARK_PYTHON": sys.executable},
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def wait_for(
+        self, is_reached: Callable[[], bool], *, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait until something is so, or the driver is dead by its own hand."""
+        deadline = time.monotonic() + 300
+        while not is_reached() and self.process.poll() != -signal.SIGKILL:
+            meanwhile()
+            assert self.process.poll() in (None, -signal.SIGKILL), self._said()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def _said(self) -> bytes:
+        return self.process.stderr.read() if self.process.stderr else b""
+
+
+def check_after_kills(spark: SparkSession, portal: PortalServer, folder: Path) -> None:
+    """Let both queries end at the head, in this process, and compare what they have written."""
+    into_target = foreach_batch(
+        duckdb_target(
+            str(folder / "chain.duckdb"),
+            tables=["transfers"],
+            on_data=lambda tx, data: tx.insert("transfers", data["rows"]),
+        ),
+        id="s",
+    )
+    for name in ("files", "target"):
+        frame = changelog(spark, portal, folder / name / "journal")
+        writer = frame.writeStream.trigger(availableNow=True).option(
+            "checkpointLocation", str(folder / name / "checkpoint")
+        )
+        if name == "files":
+            query = writer.format("parquet").start(str(folder / "rows"))
+        else:
+            query = writer.foreachBatch(into_target).start()
+        query.awaitTermination()
+        assert progress(query)["endOffset"]["hash"] == portal.chain.head.hash
+        hot = [one for one in portal.chain.canonical() if one.number > final_number(portal)]
+        assert len(list((folder / name / "journal").glob("*.arrow"))) <= len(hot) + 3
+    into_target.close()
+    stored = spark.read.parquet(str(folder / "rows"))
+    assert netted(collapse(stored)) == canonical(portal)
+    counts = stored.groupBy("_row_id", "_commit_version").count().where("count > 1")
+    assert counts.isEmpty(), "a change was written twice"
+    columns = "block_number, block_hash, log_index"
+    held = duckdb_target(str(folder / "chain.duckdb")).query(f"SELECT {columns} FROM transfers")
+    assert sorted(tuple(row.values()) for row in held.to_pylist()) == canonical(portal)
+
+
+def final_number(portal: PortalServer) -> int:
+    return -1 if portal.chain.finalized is None else portal.chain.finalized.number
+
+
+@pytest.mark.guarantee("STREAM-4")
 @pytest.mark.guarantee("STREAM-5")
 def test_a_killed_driver_loses_nothing_and_writes_nothing_twice(
     spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:
-    """kill -9 of the driver in the middle of its work, and a fork while it is down."""
-    running = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, portal.url, str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYSPARK_PYTHON": sys.executable},
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    """kill -9 between the target's commit and Spark's, of another query anywhere; then a fork."""
+    driver = Driver(portal, tmp_path, dies=10)
     try:
-        deadline = time.monotonic() + 300
-        while len(list((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"))) < 9:
-            portal.extend(1)
-            assert running.poll() is None, running.stderr and running.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        driver.wait_for(lambda: False)
     finally:
-        os.killpg(running.pid, signal.SIGKILL)
-        running.communicate()
+        driver.kill()
+    logs = tmp_path / "target" / "checkpoint"
+    assert (logs / "offsets" / "10").exists()
+    assert not (logs / "commits" / "10").exists()
     portal.fork(3)
-    frame = changelog(spark, portal, tmp_path / "journal", maxBlocksPerTrigger="3")
-    query = (
-        frame.writeStream.format("parquet")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(tmp_path / "rows"))
-    )
-    query.awaitTermination()
-    stored = spark.read.parquet(str(tmp_path / "rows"))
-    assert netted(collapse(stored)) == canonical(portal)
-    counts = stored.groupBy("_row_id", "_commit_version").count().where("count > 1")
-    assert counts.isEmpty(), "a change was written twice"
+    check_after_kills(spark, portal, tmp_path)
+
+
+def planned(folder: Path) -> int:
+    """Return how many micro-batches the query into files has planned."""
+    return len(list((folder / "files" / "checkpoint" / "offsets").glob("[0-9]*")))
+
+
+def has_planned(folder: Path, count: int) -> bool:
+    return planned(folder) >= count
+
+
+@pytest.mark.walk
+@pytest.mark.guarantee("STREAM-5")
+@pytest.mark.parametrize("seed", range(4))
+def test_drivers_killed_at_random_points(
+    spark: SparkSession, portal: PortalServer, tmp_path: Path, seed: int
+) -> None:
+    """Several kill -9 in a row, each some time after the driver has begun to work, with forks."""
+    dice = Random(f"kills {seed}")
+
+    def live(seen: list[int] = [0]) -> None:  # noqa: B006 - it remembers
+        """Let the chain go on as the driver does."""
+        if planned(tmp_path) == seen[0]:
+            return
+        seen[0] = planned(tmp_path)
+        portal.extend(2)
+        if dice.random() < 0.3:
+            portal.fork(dice.randint(1, 4))
+
+    for _ in range(4):
+        driver = Driver(portal, tmp_path, dies=dice.choice([-1, -1, dice.randrange(40)]))
+        goal = planned(tmp_path) + dice.randint(1, 6)
+        try:
+            driver.wait_for(partial(has_planned, tmp_path, goal), meanwhile=live)
+            time.sleep(dice.random() / 2)
+        finally:
+            driver.kill()
+        portal.extend(4)
+        portal.fork(dice.randint(1, 4))
+        portal.finalize(portal.chain.head.number - 12)
+    check_after_kills(spark, portal, tmp_path)
 
 
 def test_a_stream_without_a_journal_says_what_it_needs(
