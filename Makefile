@@ -13,11 +13,12 @@ SEED   ?=
 SECONDS ?= 120
 TARGET ?=
 REPLAY ?=
+VERSIONS ?=
 
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test fast cover sim soak walks fuzz reliability bench docs wheel lock sbom licences audit clean
+.PHONY: help setup demo check test fast cover sim soak walks fuzz reliability compat bench docs wheel lock sbom licences audit clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +74,10 @@ reliability: setup ## Measure docs/reliability.md again: scenarios, fuzzing, wal
 	@$(BIN)/python -m headwater.testing.system.soak --minutes $(WORLDS) --results docs/results/soak.json
 	@$(BIN)/python -m headwater.testing.system.long --minutes $(LOAD) --results docs/results/long.json \
 	  --picture docs/results/long.png
+	@$(BIN)/python scripts/check_docs.py --write
+
+compat: setup ## Run data source, pipeline and lakes on VERSIONS of Spark, each in an environment of its own
+	@$(BIN)/python scripts/compat.py $(VERSIONS)
 	@$(BIN)/python scripts/check_docs.py --write
 
 bench: setup ## Run the benchmarks; figures and commands are kept in benchmarks/RESULTS.md

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 sys.path.insert(0, str(ROOT))
 from scripts.api_page import api_reference  # noqa: E402 - this file is run by its path
-from scripts.reliability import figures, point_table  # noqa: E402 - this file is run by its path
+from scripts.reliability import figures, point_table, version_table  # noqa: E402 - this file is run by its path
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
@@ -71,6 +71,7 @@ def metric_table() -> str:
 
 GENERATED = {
     "docs/api.md": ("api", api_reference),
+    "docs/compatibility.md": ("versions", version_table),
     "docs/architecture.md": ("modules", module_table),
     "docs/errors.md": ("errors", error_table),
     "docs/guarantees.md": ("points", point_table),

@@ -49,6 +49,21 @@ def point_table() -> str:
     return "\n".join(rows)
 
 
+def version_table() -> str:
+    """Return what ran on which version of Spark: tests that passed, by what they are about."""
+    found = _read("compat")
+    areas = list(dict.fromkeys(name for one in found.values() for name in one["areas"]))
+    rows = [f"| Spark | {' | '.join(areas)} |", f"|---|{'--:|' * len(areas)}"]
+    for _, one in sorted(found.items()):
+        cells = []
+        for area in areas:
+            counts = one["areas"][area]
+            total = sum(counts.values()) - counts.get("skipped", 0)
+            cells.append(f"{counts.get('passed', 0)} of {total}")
+        rows.append(f"| {one['pyspark']} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def figures() -> str:
     """Return what was survived, run by run."""
     return "\n\n".join([_soak(), _long(), _simulation(), _fuzz()])

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.pandas import functions
 
 from headwater.decode.columns.integers import Integer, tag
 from headwater.errors import IntegerRangeError, InvalidOptionError
+from headwater.spark.versions import arrow_function
 
 Number: TypeAlias = Column | str
 """A column, or its name: decimal text, or integers of any type."""
@@ -132,8 +132,7 @@ def _or_error(made: Column, what: str, *values: Number) -> Column:
 
 def _computed(function: Callable[[pa.Array, pa.Array], pa.Array], *values: Number) -> Column:
     """Return what a function makes of columns; metadata says that it is 256-bit integers."""
-    arrow_udf: Callable[..., Callable[..., Column]] = functions.arrow_udf
-    made = arrow_udf(function, "string")(*(_text(one) for one in values))
+    made = arrow_function(function, "string")(*(_text(one) for one in values))
     return made.alias("uint256", metadata=tag(Integer(256)))
 
 

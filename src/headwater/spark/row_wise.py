@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headwater.errors import ColumnTypeError
 from headwater.spark.frames import Frame, SparkProvider, spark_schema
+from headwater.spark.versions import to_arrow
 
 BLOCK = "block_number"
 _ROW_BY_ROW = {"Project", "Filter", "SubqueryAlias"}
@@ -78,7 +79,7 @@ def cut_by_block(
     cut: list[dict[str, Frame]] = [{} for _ in numbers]
     for name, one in made.items():
         pieces = _pieces(
-            one if isinstance(one, pa.Table) else one.toArrow(), columns[name], numbers
+            one if isinstance(one, pa.Table) else to_arrow(one), columns[name], numbers
         )
         if pieces is None:
             return None

@@ -49,6 +49,10 @@ def to_arrow(frame: Any) -> pa.Table:
             "a frame is an Arrow table or has toArrow(), as a Spark DataFrame does",
             got=type(frame).__name__,
         )
+    if type(frame).__module__.startswith("pyspark.sql."):
+        from headwater.spark.versions import to_arrow as collect
+
+        return collect(frame)
     return frame.toArrow()
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.errors import SchemaFileError
+from headwater.targets.frames import to_arrow
 
 _ALIASES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -127,7 +128,7 @@ def _schema_of(frame: Any) -> pa.Schema:
     if isinstance(schema, pa.Schema):
         return schema
     if hasattr(frame, "limit") and hasattr(frame, "toArrow"):  # a DataFrame of Spark's
-        return frame.limit(0).toArrow().schema
+        return to_arrow(frame.limit(0)).schema
     raise SchemaFileError(
         "a schema comes from a DataFrame, an Arrow table or an output", got=type(frame).__name__
     )

@@ -103,6 +103,11 @@ def spark_metadata(field: pa.Field) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
+def with_spark_metadata(field: pa.Field, metadata: dict[str, object]) -> pa.Field:
+    """Return a column that says what Spark says of it."""
+    return field.with_metadata({_METADATA: json.dumps(metadata).encode()}) if metadata else field
+
+
 def wide_integer(field: pa.Field) -> Integer | None:
     """Return which integers a column of text holds, if its metadata says so. Called by targets."""
     found = _NAME.fullmatch(str(spark_metadata(field).get(_TAG)))

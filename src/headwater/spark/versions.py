@@ -1,0 +1,86 @@
+"""What versions of Spark lack, and what is done about it: the one place that asks for a version.
+
+Headwater runs on Spark 4.0 and newer. What an older one lacks is made up for here, or refused with
+a coded error before any work begins; docs/compatibility.md lists both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.pandas import functions
+
+from headwater.decode.columns.integers import with_spark_metadata
+from headwater.errors import ConnectSessionError, SparkVersionError
+
+LEAST = (4, 0)
+ARROW_FUNCTIONS = (4, 1)  # functions of users that are given Arrow columns
+ARROW_METADATA = (4, 2)  # metadata of columns in `toArrow` and in what Python workers are given
+
+ArrowFunction = Callable[..., pa.Array]
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """Return the first two numbers of a version."""
+    first, second = text.split(".")[:2]
+    return int(first), int(second)
+
+
+OURS = parse_version(pyspark.__version__)
+
+
+def check_session(spark: Any) -> None:
+    """Refuse a session that cannot serve a stream. Called before anything is read or written.
+
+    Raises:
+        ConnectSessionError: its driver is another process.
+        SparkVersionError: its Spark is too old, or another one than this process has.
+    """
+    if is_connect(spark):
+        raise ConnectSessionError("the session is one of Spark Connect")
+    found = parse_version(spark.version)
+    if found < LEAST:
+        raise SparkVersionError("Headwater needs Spark 4.0 or newer", found=spark.version)
+    if found != OURS:
+        raise SparkVersionError(
+            "the session runs another version of Spark than this process has of pyspark",
+            session=spark.version,
+            pyspark=pyspark.__version__,
+        )
+
+
+def is_connect(session_or_frame: object) -> bool:
+    """Tell whether this is of Spark Connect, whose driver is another process."""
+    return type(session_or_frame).__module__.startswith("pyspark.sql.connect")
+
+
+def to_arrow(frame: DataFrame) -> pa.Table:
+    """Collect a DataFrame on the driver; its columns say what they hold, whatever Spark does."""
+    table = frame.toArrow()
+    return table if OURS >= ARROW_METADATA else table.cast(described(table.schema, frame))
+
+
+def described(schema: pa.Schema, frame: DataFrame) -> pa.Schema:
+    """Return the columns of a DataFrame in Arrow with the metadata that Spark has of them."""
+    if OURS >= ARROW_METADATA:
+        return schema
+    known = zip(schema, frame.schema, strict=True)
+    return pa.schema([with_spark_metadata(field, of.metadata) for field, of in known])
+
+
+def arrow_function(function: ArrowFunction, kind: str) -> Callable[..., Column]:
+    """Return a function of Arrow columns as one of Spark's; before 4.1, called for each row."""
+    if OURS >= ARROW_FUNCTIONS:
+        arrow_udf: Callable[..., Callable[..., Column]] = functions.arrow_udf
+        return arrow_udf(function, kind)
+
+    def one_row(*values: str | None) -> str | None:
+        found: str | None = function(*(pa.array([one], pa.string()) for one in values))[0].as_py()
+        return found
+
+    return F.udf(one_row, kind, useArrow=False)
