@@ -38,8 +38,9 @@ from headwater.logs import setup_logging
 
 if TYPE_CHECKING:
     from headwater.decode import bitcoin, evm, hyperliquid, solana, substrate, tron
-    from headwater.effects import kafka, webhook
-    from headwater.portal import Timeouts
+    from headwater.effects.kafka import kafka
+    from headwater.effects.webhook import webhook
+    from headwater.portal import PortalLimits, Timeouts
     from headwater.spark.numbers import (
         to_decimal,
         try_to_decimal,
@@ -80,7 +81,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "decode": ("bitcoin", "evm", "hyperliquid", "solana", "substrate", "tron"),
     "effects": ("kafka", "webhook"),
-    "portal": ("Timeouts",),
+    "portal": ("PortalLimits", "Timeouts"),
     "spark.numbers": (
         "to_decimal", "try_to_decimal", "try_uint256_add", "try_uint256_compare",
         "try_uint256_sub", "try_units", "uint256_add", "uint256_compare", "uint256_sub", "units",
@@ -111,6 +112,7 @@ __all__ = [
     "Head",
     "HeadwaterError",
     "PortalError",
+    "PortalLimits",
     "PortalStream",
     "Progress",
     "Recovered",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,10 @@ session = (
     .config("spark.ui.enabled", "false")
     .getOrCreate()
 )
+if "ship" in sys.argv[2:]:
+    from headwater.spark import ship
+
+    ship(session)
 with simulated_portal(seed=5, blocks=200, finality_depth=10) as portal:
     events = evm.events("erc20.Transfer", range=(0, 150))
     stream = portal_stream(
@@ -40,23 +45,33 @@ with simulated_portal(seed=5, blocks=200, finality_depth=10) as portal:
 """
 
 
-def test_executors_whose_python_lacks_headwater_are_named(tmp_path: Path) -> None:
-    """In a session of the user's own; nothing is written."""
-    bare = tmp_path / "python"
+def bare_python(folder: Path, *options: str, path: str = "") -> Path:
+    """Make a command that runs Python without this package; `path` is what it has instead."""
+    bare = folder / "python"
     bare.write_text(
         "#!/bin/sh\n"
         f"PYTHONPATH=$(echo \"$PYTHONPATH\" | tr : '\\n' | grep -vx '{ROOT}/src' | paste -sd: -)\n"
-        f'export PYTHONPATH\nexec "{sys.executable}" -S "$@"\n'
+        f'export PYTHONPATH="$PYTHONPATH:{path}"\n'
+        f'exec "{sys.executable}" {" ".join(options)} "$@"\n'
     )
     bare.chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "a.duckdb")],
+    return bare
+
+
+def run_program(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder / "a.duckdb"), *words],
         capture_output=True,
         text=True,
         timeout=500,
-        env={**os.environ, "PYSPARK_PYTHON": str(bare)},
+        env={**os.environ, "PYSPARK_PYTHON": str(python)},
         check=False,
     )
+
+
+def test_executors_whose_python_lacks_headwater_are_named(tmp_path: Path) -> None:
+    """In a session of the user's own; nothing is written."""
+    done = run_program(bare_python(tmp_path, "-S"), tmp_path)
     assert done.returncode == 1, done.stderr[-3000:]
     coded = [one for one in done.stderr.splitlines() if "ExecutorPythonError: [E5014]" in one]
     assert coded, done.stderr[-3000:]
@@ -64,6 +79,23 @@ def test_executors_whose_python_lacks_headwater_are_named(tmp_path: Path) -> Non
     assert "No module named 'headwater'" in last
     assert "PYSPARK_PYTHON or spark.pyspark.python" in last
     assert duckdb_target(tmp_path / "a.duckdb").query("FROM sync").num_rows == 0
+
+
+def test_a_package_that_was_shipped_is_enough(tmp_path: Path) -> None:
+    """Executors have pyspark, pyarrow and so on, and not headwater: no `.pth` file is read."""
+    python = bare_python(tmp_path, "-S", path=sysconfig.get_paths()["purelib"])
+    looked = subprocess.run(
+        [str(python), "-c", "import pyarrow, msgspec, headwater"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+    assert "No module named 'headwater'" in looked.stderr
+    done = run_program(python, tmp_path, "ship")
+    assert done.returncode == 0, done.stderr[-3000:]
+    target = duckdb_target(tmp_path / "a.duckdb")
+    assert target.query("SELECT max(block_number) AS last FROM t").to_pylist() == [{"last": 150}]
 
 
 def test_executors_with_another_version_are_named(portal: PortalServer) -> None:

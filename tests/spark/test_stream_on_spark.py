@@ -13,13 +13,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from headwater import StopRequested, evm, portal_stream
+from headwater import PortalLimits, StopRequested, evm, portal_stream
 from headwater.errors import MalformedLineError
 from headwater.pipeline import Committed, Event, RolledBack, Settled
 from headwater.targets import duckdb_target
 from headwater.testing import Asked, DropAfter, GarbageLine, PortalServer, simulated_portal
 from tests.sampling import every
 from tests.stream.truth import COLUMNS, transfers
+from tests.traffic import Traffic
 
 Frames = Mapping[str, DataFrame]
 
@@ -178,3 +179,23 @@ def test_a_driver_that_is_killed_goes_on_as_if_nothing_had_happened(
             portal.fork(4)  # what the killed driver had committed near the head may be orphaned
         assert child(portal, path, far).wait(300) == 0
         assert rows_of(path) == transfers(portal.chain, portal.chain.canonical())
+
+
+def test_executors_and_driver_together_stay_within_one_request(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks at once, the plan of the next span beside them, then the head."""
+    traffic = Traffic(monkeypatch, hold_s=0.01)
+    with simulated_portal(seed=5, blocks=320, finality_depth=12, blocks_per_answer=20) as portal:
+        portal_stream(
+            id="transfers",
+            portal=portal.url,
+            outputs={"transfers": evm.events("erc20.Transfer", range=(0, 315))},
+            spark=spark,
+            far=50,
+            first_span=100,
+            limits=PortalLimits(requests=1),
+        ).pipe_to(duckdb_target(tmp_path / "a.duckdb"))
+        expected = transfers(portal.chain, portal.chain.canonical(0, 315))
+    assert rows_of(tmp_path / "a.duckdb") == expected
+    assert traffic.most == 1

@@ -19,8 +19,9 @@ import pytest
 
 from headwater.address import Secret
 from headwater.errors import RelayError
-from headwater.spark import relay as module
-from headwater.spark.relay import ATTEMPT_BYTES, PROOF_BYTES, SIZE_BYTES, Relay, send
+from headwater.spark import entrance as module
+from headwater.spark.entrance import PROOF_BYTES
+from headwater.spark.relay import ATTEMPT_BYTES, RECEIVED, SIZE_BYTES, Relay, send
 from headwater.spark.relay_tls import Identity, driver_identity, is_loopback, trusting
 
 ROWS = b"rows that strangers must not read " * 10
@@ -65,7 +66,7 @@ def is_cut(connection: socket.socket) -> bool:
 
 def acquaintance(relay: Relay) -> socket.socket:
     """Connect as a task does, and be let in."""
-    return module._let_in(relay.entrance)
+    return module.connect(relay.entrance)
 
 
 def arrived(relay: Relay) -> list[tuple[int, bytes]]:
@@ -142,7 +143,7 @@ def test_who_proves_nothing_in_time_is_cut_however_busy(tls: bool) -> None:
         with acquaintance(relay) as known:
             time.sleep(0.5)  # longer than strangers may take
             known.sendall((7).to_bytes(ATTEMPT_BYTES) + WHOLE)
-            assert known.recv(1) == module.RECEIVED
+            assert known.recv(1) == RECEIVED
         assert arrived(relay) == [(7, ROWS)]
 
 
@@ -153,7 +154,7 @@ def test_strangers_in_any_number_take_few_places_and_keep_nobody_out(tls: bool) 
         assert all(is_cut(one) for one in crowd[:36])
         send(relay.entrance, 7, [ROWS])
         working.sendall((8).to_bytes(ATTEMPT_BYTES) + WHOLE)
-        assert working.recv(1) == module.RECEIVED
+        assert working.recv(1) == RECEIVED
         assert arrived(relay) == [(7, ROWS), (8, ROWS)]
 
 

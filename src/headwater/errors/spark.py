@@ -57,11 +57,12 @@ class RelayError(
     SparkError,
     code="E5006",
     fix="let executors connect to the driver: spark.driver.host must be a name that they can "
-    "resolve, and spark.headwater.relay.port (relay_port of postgres_target) names a port that a "
-    "firewall lets through",
+    "resolve; spark.headwater.relay.port (relay_port of postgres_target) and "
+    "spark.headwater.permits.port name ports that a firewall lets through",
     retryable=True,
 ):
-    """An executor could not connect to the driver to send its rows."""
+    """An executor could not connect to the driver, to send its rows or to ask how much it may
+    request of the portal."""
 
 
 class SparkStartError(
@@ -121,13 +122,34 @@ class JournalInUseError(
     """A journal is in use by another query, or by a second source of the same query."""
 
 
+class SparkVersionError(
+    SparkError,
+    code="E5015",
+    fix="use Spark 4.0 or newer, and install the same version of pyspark as the session's: "
+    "docs/compatibility.md says what each version offers",
+):
+    """The Spark of a session is too old, or another one than this process has of pyspark."""
+
+
+class ConnectSessionError(
+    SparkError,
+    code="E5019",
+    fix="leave spark= out, or give a session whose driver is this process; Spark Connect reads "
+    'by spark.read.format("headwater") and spark.readStream.format("headwater")',
+):
+    """A stream was given a session of Spark Connect, whose driver is another process."""
+
+
 class ExecutorPythonError(
     SparkError,
     code="E5014",
     fix="give executors a Python of the driver's version that has this version of headwater: set "
-    "PYSPARK_PYTHON or spark.pyspark.python to it before Spark starts (headwater doctor looks)",
+    "PYSPARK_PYTHON or spark.pyspark.python to it before Spark starts (headwater doctor looks); or "
+    "call headwater.spark.ship(spark), which brings headwater to a Python that has the libraries "
+    "it is made with",
 ):
-    """The Python of an executor lacks headwater, or is, or has, another version than the driver."""
+    """The Python of an executor lacks headwater or a library of it, or is, or has, another version
+    than the driver."""
 
 
 class MicroBatchOrderError(

@@ -1,6 +1,7 @@
 """The client of an SQD portal: HTTP and NDJSON in, the four answers of `headwater.core` out."""
 
 from headwater.core.retry import RetryPolicy
+from headwater.portal.budget import DriverPermits, LimitedTransport, PortalBudget, PortalLimits
 from headwater.portal.client import PortalClient
 from headwater.portal.density import SAMPLES, probe
 from headwater.portal.outage import Clock, Notice, NoticeKind, Observer, SystemClock, log_notice
@@ -21,12 +22,16 @@ __all__ = [
     "BlockOrder",
     "Clock",
     "Dataset",
+    "DriverPermits",
     "HttpTransport",
+    "LimitedTransport",
     "LineSplitter",
     "Notice",
     "NoticeKind",
     "Observer",
+    "PortalBudget",
     "PortalClient",
+    "PortalLimits",
     "PortalSource",
     "Request",
     "Response",

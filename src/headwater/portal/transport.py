@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import http
 import http.client
-import importlib.metadata
 import math
 import socket
 import ssl
@@ -23,10 +22,11 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.response import HTTPResponse
 
+from headwater import __version__
 from headwater.address import HttpAddress, UrlError
 from headwater.errors import AnswerTooLargeError, InvalidOptionError, PortalUrlError, TransportError
 
-USER_AGENT = f"headwater/{importlib.metadata.version('headwater')}"
+USER_AGENT = f"headwater/{__version__}"
 
 _READ_BYTES = 65_536
 _HEADER_LINES = 100  # a portal sends about twenty; interim answers (1xx) count too

@@ -10,6 +10,7 @@ from headwater.spark.frames import Frame, SpanFrame, frames, spark_schema
 from headwater.spark.jvm import Java, find_java
 from headwater.spark.parts import SpanReport
 from headwater.spark.session import active_session, local_session, warm_up
+from headwater.spark.ship import ship
 from headwater.spark.spans import Span, read_span
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "local_session",
     "read_span",
     "register",
+    "ship",
     "spark_schema",
     "warm_up",
 ]

@@ -30,16 +30,17 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from headwater.errors import REGISTRY, ExecutorPythonError, HeadwaterError, WorkerLostError
+from headwater.spark.entrance import driver_address
 from headwater.spark.frames import spark_schema
 from headwater.spark.parts import Part, Receipt, SpanReader
 from headwater.spark.relay import IpcSender, Relay, read_batches
+from headwater.spark.versions import described, is_connect, to_arrow
 
 Batches = Iterable[pa.RecordBatch]
 PartFunction = Callable[[Batches, int], Batches]
 """Is called on an executor with the batches of one part and its number; it must pickle."""
 
 RELAY_PORT = "spark.headwater.relay.port"
-LOOPBACK = "127.0.0.1"
 
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -47,7 +48,8 @@ _UNLIMITED = str(2**31 - 1)
 _ROWS = 4000  # of half a megabyte each would fill a batch
 _CODED = re.compile(r"\[(E\d{4})\] (.+?)\. Fix: ", re.DOTALL)
 _OTHER_PYTHON = re.compile(
-    r"No module named '?(?:google|headwater|pyspark)\b[\w.']*|PYTHON_VERSION_MISMATCH.*"
+    r"No module named '?(?:google|headwater|pyspark|pyarrow|numpy|msgspec|Crypto|urllib3|psycopg)\b"
+    r"[\w.']*|PYTHON_VERSION_MISMATCH.*"
 )
 _WORKER_LOST = "Python worker exited unexpectedly"
 _TASK_FAILED = "Job aborted due to stage failure"
@@ -106,17 +108,9 @@ class _Rows:
         raise NotImplementedError
 
     def relay(self, port: int = 0) -> Relay:
-        """Return a relay at the address by which executors know the driver.
-
-        A session whose executors are all on this machine is not reached from others.
-        """
-        conf = self.context.getConf()
-        port = port or int(conf.get(RELAY_PORT, "0") or 0)
-        if (conf.get("spark.master", "") or "").startswith("local"):
-            return Relay(LOOPBACK, LOOPBACK, port)
-        host = conf.get("spark.driver.host", LOOPBACK)
-        bind = conf.get("spark.driver.bindAddress", host)
-        return Relay(host or "", bind or "", port)
+        """Return a relay at the address by which executors know the driver."""
+        conf = dict(self.context.getConf().getAll())
+        return Relay(*driver_address(conf), port or int(conf.get(RELAY_PORT) or 0))
 
     def pieces(self: Any) -> Iterator[pa.RecordBatch]:
         """Bring the rows to the driver in small batches."""
@@ -147,12 +141,12 @@ class DataFrameRows(_Rows):
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns, as Spark hands them to Python."""
-        return self._frame.limit(0).toArrow().schema
+        return to_arrow(self._frame.limit(0)).schema
 
     @property
     def reaches_driver(self) -> bool:
         """Whether the DataFrame is not one of Spark Connect."""
-        return not type(self._frame).__module__.startswith("pyspark.sql.connect")
+        return not is_connect(self._frame)
 
     def select(self, names: Sequence[str]) -> DataFrameRows:
         """Return the same rows with fewer columns."""
@@ -163,6 +157,12 @@ class DataFrameRows(_Rows):
         with coded_failures(), _batches_by_count(self.session):
             made = map_in_arrow(self._frame, _WithPart(function), schema)
             return made.toArrow().cast(schema)
+
+    def pieces(self) -> Iterator[pa.RecordBatch]:
+        """Bring the rows to the driver in small batches; their columns say what they hold."""
+        for batch in super().pieces():
+            known = described(batch.schema, self._frame)
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=known)
 
 
 class SpanRows(_Rows):
@@ -258,22 +258,21 @@ class _WithPart:
 def map_in_arrow(frame: DataFrame, function: Any, schema: pa.Schema) -> DataFrame:
     """Return a DataFrame of what a function makes of each partition's record batches.
 
-    Spark's `mapInArrow` asks for pandas on the driver, although neither it nor the workers use it
-    for Arrow; without pandas the same plan is made from the parts of Spark that it is made of.
+    Spark's `mapInArrow` asks for pandas on the driver, in a version that it likes, although neither
+    it nor the workers use it for Arrow: the same plan is made from the parts that it is made of.
     """
     columns = ", ".join(
         f"`{one.name}` {one.dataType.simpleString()}" for one in spark_schema(schema)
     )
-    try:
+    if is_connect(frame):
         return frame.mapInArrow(function, columns)
-    except ImportError:
-        any_frame: Any = frame
-        kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
-        made = UserDefinedFunction(function, columns, evalType=kind)
-        names = [f"`{name.replace('`', '``')}`" for name in frame.columns]
-        plan = any_frame._jdf.mapInArrow(made(*(frame[name] for name in names))._jc, False, None)
-        found: DataFrame = type(any_frame)(plan, frame.sparkSession)
-        return found
+    any_frame: Any = frame
+    kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+    made = UserDefinedFunction(function, columns, evalType=kind)
+    names = [f"`{name.replace('`', '``')}`" for name in frame.columns]
+    plan = any_frame._jdf.mapInArrow(made(*(frame[name] for name in names))._jc, False, None)
+    found: DataFrame = type(any_frame)(plan, frame.sparkSession)
+    return found
 
 
 # --- errors of tasks ------------------------------------------------------------------------------

@@ -35,11 +35,14 @@ from headwater.portal import (
     BlockOrder,
     Dataset,
     HttpTransport,
+    LimitedTransport,
     PortalClient,
     RetryPolicy,
     StreamQuery,
     Timeouts,
+    Transport,
 )
+from headwater.spark.permits import Office, TaskPermits
 
 Item = TypeVar("Item")
 
@@ -380,6 +383,7 @@ class PartReader(SpanReader[BlockRange]):
     dataset: Dataset | None
     retry: RetryPolicy
     timeouts: Timeouts | None = None
+    office: Office | None = None  # where to ask before each request
 
     @property
     def row_schema(self) -> pa.Schema:
@@ -388,7 +392,9 @@ class PartReader(SpanReader[BlockRange]):
 
     def client(self, max_bytes: int = READ_BYTES) -> PortalClient:
         """Return a client for one task, or for planning; the caller closes it."""
-        transport = HttpTransport(self.address, self.timeouts)
+        transport: Transport = HttpTransport(self.address, self.timeouts)
+        if self.office is not None:
+            transport = LimitedTransport(transport, TaskPermits(self.office))
         return PortalClient(transport, retry=self.retry, dataset=self.dataset, max_bytes=max_bytes)
 
     def _rows(self, part: Part[BlockRange], receipt: Receipt) -> Iterator[pa.RecordBatch]:

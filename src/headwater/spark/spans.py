@@ -204,6 +204,7 @@ def read_span(
         dataset=dataset,
         retry=retry or RetryPolicy(),
         timeouts=timeouts,
+        office=spark.office,
     )
     with reader.client() as client:
         if dataset is None:

@@ -19,8 +19,12 @@ from threading import Event, Lock, Thread
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from headwater.portal import PortalBudget
 from headwater.spark.archive import make_later
+from headwater.spark.entrance import driver_address
 from headwater.spark.jvm import JvmProcess
+from headwater.spark.permits import PORT as PERMITS_PORT
+from headwater.spark.permits import Office, PermitOffice
 from headwater.spark.session import (
     NARROW,
     active_session,
@@ -28,6 +32,7 @@ from headwater.spark.session import (
     make_context,
     making,
 )
+from headwater.spark.versions import check_session
 
 logger = logging.getLogger("headwater.spark")
 
@@ -42,9 +47,29 @@ class SparkOfRun:
     """
 
     def __init__(self, given: SparkSession | None, *, narrow: bool = False) -> None:
+        if given is not None:
+            check_session(given)
         self._given = given
         self._narrow = narrow
         self._start: _Start | None = None
+        self._budget: PortalBudget | None = None
+        self._office: PermitOffice | None = None
+
+    def limit(self, budget: PortalBudget) -> None:
+        """Have executors keep within a budget. Called once, before the first span."""
+        self._budget = budget
+
+    @property
+    def office(self) -> Office | None:
+        """Where tasks ask how much they may request; it is opened when it is first asked for."""
+        if self._budget is None:
+            return None
+        if self._office is None:
+            conf = dict(self.context.getConf().getAll())
+            port = int(conf.get(PERMITS_PORT) or 0)
+            self._office = PermitOffice(self._budget, *driver_address(conf), port)
+            self._office.__enter__()
+        return self._office.office
 
     def is_ready(self) -> bool:
         """Tell whether executors could begin now; if there is no Spark, have one start.
@@ -98,6 +123,9 @@ class SparkOfRun:
 
         Where it was slow to start, an archive of its classes is made for the next time.
         """
+        if self._office is not None:
+            self._office.__exit__()
+            self._office = None
         if self._start is not None:
             self._start.give_up()
             if self._start.came_up:

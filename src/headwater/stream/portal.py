@@ -12,8 +12,12 @@ from headwater.core import DEFAULT_CAP, Flush, SpanLimits
 from headwater.decode import Output
 from headwater.errors import InvalidOptionError, NetworkError
 from headwater.portal import (
+    DriverPermits,
     HttpTransport,
+    LimitedTransport,
+    PortalBudget,
     PortalClient,
+    PortalLimits,
     RetryPolicy,
     Timeouts,
     portal_address,
@@ -46,6 +50,7 @@ class ReadingOptions:
     max_bytes: int = 10 * 1024 * 1024
     retry: RetryPolicy = RetryPolicy()  # noqa: RUF009 - immutable
     timeouts: Timeouts = Timeouts()  # noqa: RUF009 - immutable
+    limits: PortalLimits = PortalLimits()  # noqa: RUF009 - immutable
 
     def __post_init__(self) -> None:
         for name in ("far", "first_span", "max_bytes"):
@@ -59,6 +64,8 @@ class ReadingOptions:
             raise InvalidOptionError("retry is a RetryPolicy(…)", got=repr(self.retry))
         if not isinstance(self.timeouts, Timeouts):
             raise InvalidOptionError("timeouts are Timeouts(…)", got=repr(self.timeouts))
+        if not isinstance(self.limits, PortalLimits):
+            raise InvalidOptionError("limits are PortalLimits(…)", got=repr(self.limits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +94,11 @@ class PortalStream(Stream):
             transport = StoppableTransport(
                 HttpTransport(self.portal, reading.timeouts), opening.interrupt, opening.record
             )
+            budget = PortalBudget(reading.limits)
             clock = StoppableClock(opening.interrupt)
             client = stack.enter_context(
                 PortalClient(
-                    transport,
+                    LimitedTransport(transport, DriverPermits(budget, clock.sleep)),
                     retry=reading.retry,
                     clock=clock,
                     max_bytes=reading.max_bytes,
@@ -99,7 +107,7 @@ class PortalStream(Stream):
                     on_notice=opening.on_notice,
                 )
             )
-            run = PortalRun(self, client, clock, opening)
+            run = PortalRun(self, client, clock, opening, budget)
             stack.callback(run.stop)
             yield run
 
@@ -126,6 +134,7 @@ def portal_stream(
     max_bytes: int = 10 * 1024 * 1024,
     retry: RetryPolicy | None = None,
     timeouts: Timeouts | None = None,
+    limits: PortalLimits | None = None,
 ) -> PortalStream:
     """Define a stream.
 
@@ -158,6 +167,8 @@ def portal_stream(
         retry: pauses and attempts after a request failed, on the driver and on executors.
         timeouts: how long to wait for a connection, for headers, for the next part of a body; on
             the driver and on executors.
+        limits: what may be asked of the portal at once, by the driver and all executors together:
+            `PortalLimits(requests=…, bytes_per_second=…)`; left out, one request for each core.
 
     Raises:
         StreamIdError: the id is missing or blank.
@@ -196,6 +207,7 @@ def portal_stream(
             max_bytes=max_bytes,
             retry=RetryPolicy() if retry is None else retry,
             timeouts=Timeouts() if timeouts is None else timeouts,
+            limits=PortalLimits() if limits is None else limits,
         ),
         flush=rules,
         rollback_cap=rollback_cap,

@@ -6,6 +6,7 @@ again continues from what the target recovers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -23,7 +24,10 @@ from headwater.pipeline import Answers, Source
 from headwater.portal import (
     Clock,
     Dataset,
+    DriverPermits,
     HttpTransport,
+    LimitedTransport,
+    PortalBudget,
     PortalClient,
     PortalSource,
     RetryPolicy,
@@ -59,10 +63,13 @@ class PortalRun(Run):
         client: PortalClient,
         clock: Clock,
         opening: Opening,
+        budget: PortalBudget | None = None,
         *,
         ranges: Mapping[str, tuple[BlockRange, ...]] | None = None,
     ) -> None:
         super().__init__(stream, clock, opening)
+        self._budget = budget or PortalBudget()
+        self._spark.limit(self._budget)
         self._portal_stream = stream
         self._client = client
         self._given_ranges = ranges
@@ -164,8 +171,10 @@ class PortalRun(Run):
 
     def _planning_client(self, dataset: Dataset | None) -> PortalClient:
         """Return a client that tries once and tells nobody: what it fails to do is done again."""
+        stream = self._portal_stream
+        transport = HttpTransport(stream.portal, stream.reading.timeouts)
         return PortalClient(
-            HttpTransport(self._portal_stream.portal, self._portal_stream.reading.timeouts),
+            LimitedTransport(transport, DriverPermits(self._budget, time.sleep)),
             retry=RetryPolicy(attempts=1),
             on_notice=lambda notice: None,
             dataset=dataset,

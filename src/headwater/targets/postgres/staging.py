@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headwater.spark.relay import Entrance, Relay, Spool, new_attempt, send
+from headwater.spark.entrance import Entrance
+from headwater.spark.relay import Relay, Spool, new_attempt, send
 from headwater.targets.frames import block_range
 from headwater.targets.postgres.transactions import TryAgain
 from headwater.targets.postgres.transfer import Transfer

@@ -1,0 +1,265 @@
+"""A port of the driver that its own tasks can connect to, and nothing else.
+
+Both sides prove that they know the port's secret, without saying it. Where other machines can reach
+the port, connections are TLS, and tasks accept only the certificate that came with their work
+(`relay_tls`). A connection that proves nothing within `patience_s` is cut, and so is the oldest
+such connection where more than `waiting` of them are open. Leaving the port cuts all connections.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import random
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Lock, Thread
+from typing import Any, Self
+
+from headwater.address import Secret
+from headwater.errors import InvalidOptionError, RelayError
+from headwater.spark.relay_tls import driver_identity, is_loopback, trusting
+
+PROOF_BYTES = 32
+PATIENCE_S = 10.0
+WAITING = 256
+LOOPBACK = "127.0.0.1"
+_CONNECT_S = 30.0
+_PAUSES_S = (0.1, 0.5, 2.0)
+_CUT = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, ssl.SSLEOFError)
+
+
+def driver_address(conf: Mapping[str, str]) -> tuple[str, str]:
+    """Return the name by which executors know the driver, and the address to listen on.
+
+    A session whose executors are all on this machine is not reached from others.
+    """
+    if conf.get("spark.master", "").startswith("local"):
+        return LOOPBACK, LOOPBACK
+    host = conf.get("spark.driver.host", LOOPBACK)
+    return host, conf.get("spark.driver.bindAddress", host)
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """What a task needs to connect; it pickles. Without a certificate there is no TLS."""
+
+    host: str
+    port: int
+    token: Secret[bytes]
+    certificate: bytes | None = None
+
+
+class DriverPort:
+    """Listens while it is entered. Runs on the driver, with a thread for each connection.
+
+    `host` is the name by which executors know the driver, `bind` the address to listen on.
+    """
+
+    option = "relay_port"
+
+    def __init__(
+        self,
+        host: str,
+        bind: str,
+        port: int,
+        *,
+        patience_s: float = PATIENCE_S,
+        waiting: int = WAITING,
+    ) -> None:
+        self.token = Secret(secrets.token_bytes(PROOF_BYTES))
+        self.patience_s = patience_s
+        self.waiting = waiting
+        self.identity = None if is_loopback(bind) else driver_identity()
+        self._host = host
+        self._bind = bind
+        self._port = port
+
+    def serve(self, connection: socket.socket) -> None:
+        """Talk to a task that has proved to be one of ours. What it raises ends the connection."""
+        raise NotImplementedError
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._server.server_address[1])
+
+    @property
+    def entrance(self) -> Entrance:
+        """What tasks are given to connect."""
+        certificate = None if self.identity is None else self.identity.certificate
+        return Entrance(self._host, self.port, self.token, certificate)
+
+    def __enter__(self) -> Self:
+        try:
+            self._server = _Server((self._bind, self._port), self)
+        except (OSError, OverflowError) as error:
+            raise InvalidOptionError(
+                f"{self.option} must be free, or 0 for any: {error}", got=self._port
+            ) from error
+        Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._server.cut_all()
+        self._server.server_close()
+
+
+def connect(entrance: Entrance) -> socket.socket:
+    """Return a connection on which both sides know each other.
+
+    Strangers that crowd the port may have a connection of ours cut before it has proved anything:
+    that is tried again.
+    """
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            return _open(entrance)
+        except OSError as error:
+            if pause_s is None or not isinstance(error, _CUT):
+                raise RelayError(
+                    "an executor cannot reach the driver",
+                    driver=entrance.host,
+                    port=entrance.port,
+                    reason=error,
+                ) from error
+        time.sleep(random.uniform(pause_s / 2, pause_s))
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _open(entrance: Entrance) -> socket.socket:
+    connection = socket.create_connection((entrance.host, entrance.port), _CONNECT_S)
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if entrance.certificate is not None:
+            connection = trusting(entrance.certificate).wrap_socket(connection)
+        _introduce(connection, entrance.token)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _introduce(connection: socket.socket, token: Secret[bytes]) -> None:
+    """Prove to the driver that this is a task of its own, and have it prove that it is the driver.
+
+    Raises:
+        OSError: it is not, or the connection was cut.
+    """
+    asked, own = exactly(connection, PROOF_BYTES), secrets.token_bytes(PROOF_BYTES)
+    connection.sendall(own + _proof(token, b"executor", asked, own))
+    proof = exactly(connection, PROOF_BYTES)
+    if not hmac.compare_digest(proof, _proof(token, b"driver", asked, own)):
+        raise PermissionError("what answers does not know the secret")
+
+
+def _proof(token: Secret[bytes], side: bytes, *nonces: bytes) -> bytes:
+    """Return what only a holder of the secret can say, at this one time, on this one side."""
+    return hmac.digest(token.reveal(), b"".join((side, *nonces)), hashlib.sha256)
+
+
+def exactly(connection: socket.socket, size: int, deadline: float | None = None) -> bytes:
+    """Read so many bytes, to a deadline for all of them."""
+    parts = b""
+    while len(parts) < size:
+        if deadline is not None:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+        part = connection.recv(size - len(parts))
+        if not part:
+            raise ConnectionResetError("the connection was cut")
+        parts += part
+    return parts
+
+
+class _Server(ThreadingTCPServer):
+    daemon_threads = False  # so that server_close waits for them
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], port: DriverPort) -> None:
+        self.driver_port = port
+        self._lock = Lock()
+        self._open: dict[socket.socket, bool] = {}  # whether it is known; the oldest is first
+        super().__init__(address, _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Take a connection, and note it before a thread serves it: so none is left uncut."""
+        connection, address = super().get_request()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.settimeout(self.driver_port.patience_s)
+        identity = self.driver_port.identity
+        if identity is not None:
+            connection = identity.context.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        with self._lock:
+            strangers = [one for one, is_known in self._open.items() if not is_known]
+            if len(strangers) >= self.driver_port.waiting:
+                del self._open[strangers[0]]  # cut once, however late its thread notices
+                _cut(strangers[0])
+            self._open[connection] = False
+        return connection, address
+
+    def let_in(self, connection: socket.socket) -> None:
+        """Note that a connection has proved who it is.
+
+        Raises:
+            ConnectionAbortedError: it was cut meanwhile.
+        """
+        with self._lock:
+            if connection not in self._open:
+                raise ConnectionAbortedError("the connection was cut")
+            self._open[connection] = True
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def cut_all(self) -> None:
+        """Wake every thread that still reads. No new connection is taken any more."""
+        with self._lock:
+            connections = list(self._open)
+        for one in connections:
+            _cut(one)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: Spark knows what became of the task, and tries it again."""
+
+
+def _cut(connection: socket.socket) -> None:
+    with suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS: its own would wait
+
+
+class _Handler(BaseRequestHandler):
+    server: _Server
+    request: socket.socket
+
+    def handle(self) -> None:
+        """Let a task in, and serve it."""
+        port = self.server.driver_port
+        if not self._is_known(port.token, time.monotonic() + port.patience_s):
+            return
+        self.server.let_in(self.request)
+        self.request.settimeout(None)
+        port.serve(self.request)
+
+    def _is_known(self, token: Secret[bytes], deadline: float) -> bool:
+        if isinstance(self.request, ssl.SSLSocket):
+            self.request.do_handshake()  # within the timeout of the socket
+        asked = secrets.token_bytes(PROOF_BYTES)
+        self.request.sendall(asked)
+        said = exactly(self.request, 2 * PROOF_BYTES, deadline)
+        own, proof = said[:PROOF_BYTES], said[PROOF_BYTES:]
+        if not hmac.compare_digest(proof, _proof(token, b"executor", asked, own)):
+            return False
+        self.request.sendall(_proof(token, b"driver", asked, own))
+        return True

@@ -1,0 +1,132 @@
+"""Two processes of executors read from one portal within one budget."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater.core import BlockRange, Blocks
+from headwater.core.retry import RetryPolicy
+from headwater.decode import evm
+from headwater.errors import RelayError
+from headwater.portal import PortalBudget, PortalClient, PortalLimits, portal_address
+from headwater.spark.parts import Part, PartReader, RawRows
+from headwater.spark.permits import Office, PermitOffice, TaskPermits
+from headwater.testing import Asked, PortalServer, Status, simulated_portal
+from headwater.testing.faults.kinds import RetryAfter
+from tests.traffic import Traffic
+
+ROOT = Path(__file__).parents[2]
+QUERY = evm.events("erc20.Transfer").query
+TASKS = 4  # of each process
+EXECUTOR = """
+import pickle, sys
+from concurrent.futures import ThreadPoolExecutor
+reader, parts = pickle.load(sys.stdin.buffer)
+def read(part):
+    return sum(batch.num_rows for batch in reader.read(part))
+with ThreadPoolExecutor(len(parts)) as pool:
+    print(sum(pool.map(read, parts)))
+"""
+
+
+@pytest.fixture
+def portal() -> Iterator[PortalServer]:
+    with simulated_portal(seed=7, blocks=500, blocks_per_answer=10) as portal:
+        yield portal
+
+
+@pytest.fixture
+def expected(portal: PortalServer) -> list[int]:
+    """How many blocks hold what is asked for, in what each process reads."""
+    with PortalClient(portal.url) as client:
+        ranges = (BlockRange(0, 199), BlockRange(200, 399))
+        readings = [client.read(QUERY, one, finalized=True) for one in ranges]
+        return [
+            sum(len(answer.headers) for answer in reading if isinstance(answer, Blocks))
+            for reading in readings
+        ]
+
+
+def read_by_two_processes(portal: PortalServer, office: Office) -> list[int]:
+    """Let two processes read 200 blocks each, with four tasks each; return what they counted."""
+    query = QUERY
+    reader = PartReader(
+        portal_address(portal.url), query, RawRows(), None, RetryPolicy(), office=office
+    )
+    running = []
+    for process in range(2):
+        firsts = [process * 200 + task * 50 for task in range(TASKS)]
+        parts = [Part(0, BlockRange(first, first + 49)) for first in firsts]
+        one = subprocess.Popen(
+            [sys.executable, "-c", EXECUTOR],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        assert one.stdin is not None
+        one.stdin.write(pickle.dumps((reader, parts)))
+        one.stdin.close()
+        one.stdin = None
+        running.append(one)
+    counted = [int(one.communicate(timeout=100)[0]) for one in running]
+    assert [one.returncode for one in running] == [0, 0]
+    return counted
+
+
+def test_requests_of_all_processes_together_stay_within_the_limit_and_one_429_stops_them_all(
+    portal: PortalServer, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = Traffic(monkeypatch, hold_s=0.1)
+    portal.ledger.clear()
+    portal.sim.faults.add(
+        Status(429, RetryAfter.SECONDS, 1), where=lambda asked: is_late(asked, portal), times=1
+    )
+    budget = PortalBudget(PortalLimits(requests=3))
+    with PermitOffice(budget, "127.0.0.1", "127.0.0.1", 0) as office:
+        counted = read_by_two_processes(portal, office.office)
+    assert counted == expected, "every block came once"
+    assert 2 <= traffic.most <= 3, "eight tasks wanted to"
+    (refused,) = traffic.refused
+    soon = [one for one in traffic.begun if refused < one < refused + 0.95]
+    assert len(soon) <= 2, "those that had begun before all others heard of it"
+    assert max(traffic.begun) > refused + 1
+
+
+def is_late(asked: Asked, portal: PortalServer) -> bool:
+    return len(portal.ledger.stream_requests()) > 12
+
+
+def test_bytes_of_all_processes_together_stay_within_the_rate(
+    portal: PortalServer, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic, rate = Traffic(monkeypatch, hold_s=0), 60_000
+    budget = PortalBudget(PortalLimits(bytes_per_second=rate))
+    with PermitOffice(budget, "127.0.0.1", "127.0.0.1", 0) as office:
+        assert read_by_two_processes(portal, office.office) == expected
+    lasted = max(traffic.begun) - min(traffic.begun)
+    assert traffic.size > 3 * rate, "enough was read to be slowed down"
+    # a second's worth comes at once, and what the last requests bring is counted afterwards
+    assert lasted > traffic.size / rate - 2.5
+
+
+def test_a_task_that_is_gone_holds_nothing() -> None:
+    budget = PortalBudget(PortalLimits(requests=1))
+    with PermitOffice(budget, "127.0.0.1", "127.0.0.1", 0) as office:
+        for _ in range(3):
+            permits = TaskPermits(office.office)
+            permits.begin()
+            permits.close()  # as if it were killed in the middle of a request
+
+
+def test_a_task_that_cannot_ask_goes_on_only_where_no_limit_was_set() -> None:
+    with PermitOffice(PortalBudget(), "127.0.0.1", "127.0.0.1", 0) as office:
+        entrance = office.office.entrance
+    TaskPermits(Office(entrance, required=False)).begin()
+    with pytest.raises(RelayError, match="cannot ask the driver"):
+        TaskPermits(Office(entrance, required=True)).begin()
