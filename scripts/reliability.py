@@ -51,6 +51,8 @@ def point_table() -> str:
 
 def version_table() -> str:
     """Return what ran on which version of Spark: tests that passed, by what they are about."""
+    if not (RESULTS / "compat.json").exists():
+        return "`make compat` has not been run to its end yet."
     found = _read("compat")
     areas = list(dict.fromkeys(name for one in found.values() for name in one["areas"]))
     rows = [f"| Spark | {' | '.join(areas)} |", f"|---|{'--:|' * len(areas)}"]

@@ -270,7 +270,7 @@ class PortalRun(Run):
         """Return the run of a stream that reads these blocks, with the client of this one."""
         record = StreamRecord(stream.id, registry=CollectorRegistry())
         opening = Opening(target, record, finalized=True, interrupt=self._interrupt)
-        return PortalRun(stream, self._client, self._clock, opening, ranges=ranges)
+        return PortalRun(stream, self._client, self._clock, opening, self._budget, ranges=ranges)
 
     def filled(self, text: str | None) -> None:
         """Show how far it is; end here if a stop was asked for."""

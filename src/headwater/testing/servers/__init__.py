@@ -8,12 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
 import pyspark
 
+from headwater.spark.entrance import LOOPBACK
 from headwater.spark.jvm import find_java
 from headwater.testing.servers.clickhouse import ClickHouseServer, clickhouse_server
 from headwater.testing.servers.postgres import postgres_server, postgres_versions
@@ -36,18 +37,20 @@ _HOME = Path(pyspark.__file__).parent
 def spark_cluster(folder: Path, *, workers: int = 1, cores: int = 2) -> Iterator[str]:
     """Run a cluster while the block runs; yield the address of its master.
 
-    Each worker has so many cores and 2 GB for executors. Logs and work go to `folder`.
+    Each worker has so many cores, 2 GB for executors and, on Linux, an address of its own: Spark
+    starts no copy of a slow task at the same one. Logs and work go to `folder`.
     """
     find_java()
     with ExitStack() as stack:
         line = _daemon(
-            stack, folder, r"Starting Spark master at (\S+)", "deploy.master.Master",
-            "--host", "127.0.0.1", "--port", "0", "--webui-port", "0",
+            stack, folder, LOOPBACK, r"Starting Spark master at (\S+)", "deploy.master.Master",
+            "--host", LOOPBACK, "--port", "0", "--webui-port", "0",
         )  # fmt: skip
         for number in range(workers):
+            host = f"127.0.0.{number + 1}" if sys.platform == "linux" else LOOPBACK
             _daemon(
-                stack, folder, r"Successfully registered with master (\S+)",
-                "deploy.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0",
+                stack, folder, host, r"Successfully registered with master (\S+)",
+                "deploy.worker.Worker", "--host", host, "--webui-port", "0",
                 "--cores", str(cores), "--memory", "2g",
                 "--work-dir", str(folder / f"worker-{number}"), line,
             )  # fmt: skip
@@ -73,7 +76,7 @@ def spark_connect_server(
     }
     with ExitStack() as stack:
         place = _daemon(
-            stack, folder, r"Spark Connect server started at: (\S+)", "deploy.SparkSubmit",
+            stack, folder, LOOPBACK, r"Spark Connect server started at: (\S+)", "deploy.SparkSubmit",
             "--master", master, "--class", f"{_CONNECT}.SparkConnectServer",
             *(word for name, value in given.items() for word in ("--conf", f"{name}={value}")),
             "spark-internal",
@@ -81,7 +84,7 @@ def spark_connect_server(
         yield f"sc://{place}"
 
 
-def _daemon(stack: ExitStack, folder: Path, said: str, kind: str, *args: str) -> str:
+def _daemon(stack: ExitStack, folder: Path, host: str, said: str, kind: str, *args: str) -> str:
     """Start a part of the cluster, wait until it says that it is ready; return what it said."""
     place = Path(mkdtemp(prefix=f"{kind.rpartition('.')[2]}-", dir=folder))
     process = ServerProcess(
@@ -90,13 +93,13 @@ def _daemon(stack: ExitStack, folder: Path, said: str, kind: str, *args: str) ->
         {
             **os.environ,
             "SPARK_HOME": str(_HOME),
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_IP": host,
             "SPARK_LOG_DIR": str(folder),
             "PYSPARK_PYTHON": sys.executable,
         },
     )
     stack.callback(process.stop)
-    stack.callback(os.killpg, process.pid, signal.SIGKILL)  # with the executors of a worker
+    stack.callback(_kill_group, process.pid)  # with the executors of a worker
     while True:
         running = process.is_running
         printed = (place / "log").read_text(errors="replace")
@@ -105,3 +108,8 @@ def _daemon(stack: ExitStack, folder: Path, said: str, kind: str, *args: str) ->
         if not running:
             raise AssertionError(printed)
         time.sleep(0.05)
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError):  # a test has killed it
+        os.killpg(pid, signal.SIGKILL)
