@@ -76,8 +76,8 @@ def spark_connect_server(
     }
     with ExitStack() as stack:
         place = _daemon(
-            stack, folder, LOOPBACK, r"Spark Connect server started at: (\S+)", "deploy.SparkSubmit",
-            "--master", master, "--class", f"{_CONNECT}.SparkConnectServer",
+            stack, folder, LOOPBACK, r"Spark Connect server started at: (\S+)",
+            "deploy.SparkSubmit", "--master", master, "--class", f"{_CONNECT}.SparkConnectServer",
             *(word for name, value in given.items() for word in ("--conf", f"{name}={value}")),
             "spark-internal",
         )  # fmt: skip
