@@ -163,6 +163,35 @@ def test_a_server_that_stays_away_stops_the_stream_and_a_restart_repairs(
     s.target.close()
 
 
+def test_a_server_that_was_there_is_waited_for_and_a_wrong_address_is_said_soon(
+    proxy: LossyProxy, url: str
+) -> None:
+    """Ten minutes unless the settings say otherwise; what pauses stands in for the time."""
+    s = started(proxy.url)
+    s.block(1, {"t": frame(1, 1)})
+    proxy.lose = lambda sql: "INSERT" in sql
+    waits: list[float] = []
+
+    def pause(seconds: float, why: str) -> None:
+        assert "away" in why
+        waits.append(seconds)
+        if len(waits) == 20:
+            proxy.lose = lambda sql: False
+
+    s.target.pause = pause
+    s.block(2, {"t": frame(2, 2)})
+    assert len(waits) == 20
+    s.client = ClickHouseClient(url)
+    assert s.rows("SELECT sum(sign) AS n, sum(value * sign) AS v FROM t") == [{"n": 2, "v": 3}]
+    s.target.close()
+    wrong = clickhouse_target("http://127.0.0.1:9")
+    waits.clear()
+    wrong.pause = lambda seconds, why: waits.append(seconds)
+    with pytest.raises(ClickHouseConnectionError):
+        wrong.recover()
+    assert len(waits) == 7
+
+
 def test_without_memory_of_inserts_a_lost_answer_is_an_error_not_a_duplicate(
     proxy: LossyProxy, url: str
 ) -> None:

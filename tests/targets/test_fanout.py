@@ -15,10 +15,18 @@ from deltalake import DeltaTable
 from headwater import StopRequested, evm, portal_stream
 from headwater.errors import FanOutBranchError, FanOutFrameError, InvalidOptionError
 from headwater.pipeline import Event
-from headwater.targets import MemoryStore, MemoryTarget, duckdb_target, parquet_target
+from headwater.targets import (
+    MemoryStore,
+    MemoryTarget,
+    duckdb_target,
+    history_target,
+    parquet_target,
+    postgres_target,
+)
 from headwater.targets.delta import delta_target
 from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, table
 from headwater.targets.fanout import FanOutTarget
+from headwater.targets.patience import WaitsForServer
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.conformance import TargetConformance, apply_changes
 from headwater.testing.conformance.model import Change, Rig, in_order, log
@@ -28,6 +36,19 @@ from tests.targets import points
 
 ENDS = ("BEGIN TRANSACTION", "COMMIT")
 """A crash between transactions leaves targets apart; one inside is DuckDB's own suite."""
+
+
+def test_every_target_waits_for_its_server_as_the_stream_says() -> None:
+    """Else a stop would not end the wait for a database that is away."""
+    one = postgres_target("postgresql://localhost/a")
+    two = history_target("postgresql://localhost/b", tables=["t"])
+    paused: list[tuple[float, str]] = []
+    both = FanOutTarget([MemoryTarget(), one, two])
+    assert isinstance(both, WaitsForServer)
+    both.pause = lambda seconds, why: paused.append((seconds, why))
+    for target in (both, one, two):
+        target.pause(1, "away")
+    assert paused == [(1, "away")] * 3
 
 
 @pytest.mark.guarantee("FANOUT-1")

@@ -17,6 +17,7 @@ import pyarrow as pa
 from headwater.core import BlockRange, RangeSpec
 from headwater.decode.columns.malformed import MalformedRowsError, OnError
 from headwater.decode.lines.entities import Entities, Wanted, read_entities
+from headwater.errors import DecodeError
 from headwater.query import Field, Query
 
 
@@ -47,12 +48,13 @@ def decode_rows(
     schema: pa.Schema,
     decode: Callable[[pa.RecordBatch], list[pa.Array]],
     on_error: OnError,
-    explain: Callable[[pa.RecordBatch, MalformedRowsError], Exception],
+    explain: Callable[[pa.RecordBatch, MalformedRowsError], DecodeError],
 ) -> DecodedRows:
     """Return the columns of an output's own rows. Called by outputs, wherever they decode.
 
     Malformed rows are left out and counted with "skip"; with "raise", the first of them becomes the
-    error that `explain` makes.
+    error that `explain` makes. A function is called with the error of each, and what it does not
+    raise for is left out.
     """
     decoded, skipped = [], 0
     for batch in batches:
@@ -63,6 +65,9 @@ def decode_rows(
             except MalformedRowsError as error:
                 if on_error == "raise":
                     raise explain(rest, error) from None
+                if callable(on_error):
+                    for row in np.unique(error.rows):
+                        on_error(explain(rest, MalformedRowsError(np.array([row]), error.reason)))
                 keep = np.ones(rest.num_rows, bool)
                 keep[error.rows] = False
                 rest = rest.filter(pa.array(keep))

@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 from headwater.core import BlockCursor, BlockRange, PipeState
 from headwater.core.codec import dump_cursor, load_cursor
 from headwater.decode import Output
+from headwater.decode.columns.malformed import said_of
 from headwater.errors import (
     ConfigChangedError,
     EvolveError,
@@ -212,7 +213,7 @@ def _fingerprint(output: Output) -> str:
     columns = [[field.name, str(field.type)] for field in output.schema]
     scopes = [scope_of(part) for part in parts_of(output)]
     children = _one_or_all([None if one is None else one.factory.key for one in scopes])
-    on_error = _one_or_all([getattr(part, "on_error", None) for part in parts_of(output)])
+    on_error = _one_or_all([said_of(getattr(part, "on_error", None)) for part in parts_of(output)])
     parts = [output.query.query_hash, columns, on_error, children]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
@@ -225,7 +226,7 @@ def _rows_fingerprint(output: Output) -> str:
     )
     scopes = [scope_of(part) for part in parts_of(output)]
     children = [None if one is None else one.factory.key for one in scopes]
-    on_error = [getattr(part, "on_error", None) for part in parts_of(output)]
+    on_error = [said_of(getattr(part, "on_error", None)) for part in parts_of(output)]
     parts = [query.network.type, query.include_all_blocks, conditions, on_error, children]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

@@ -37,7 +37,7 @@ from headwater.stream.extensions import Extension, Extensions, stop_all
 from headwater.stream.handle import Interrupt
 from headwater.stream.owned import AskUser
 from headwater.targets.contract import Delivery, Target
-from headwater.targets.database import DatabaseTarget
+from headwater.targets.patience import WaitsForServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,7 +82,7 @@ class Run(Host[Delivery]):
         self._finalized = opening.finalized
         self._ask_user = opening.ask_user
         self._interrupt = opening.interrupt
-        if isinstance(target, DatabaseTarget):
+        if isinstance(target, WaitsForServer):
             target.pause = self._wait_for_target
         self._started = False
         self._extensions = Extensions([make(stream.id) for make in stream.extensions])

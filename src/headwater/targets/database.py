@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from headwater.core import BlockCursor, PipeState
 from headwater.core.callbacks import Callback
 from headwater.errors import InvalidOptionError
 from headwater.targets.contract import Capabilities, Delivery, SideTable, StoredConfig
+from headwater.targets.patience import Pause, sleep
 from headwater.targets.sql.side_tables import StoredSideTables
 
 LEGACY_ID = "stream"  # of a stream that has none; the Pipes SDK's
@@ -69,7 +69,7 @@ class DatabaseTarget(ABC):
 
     def __init__(self, callbacks: Callbacks, given_id: str | None) -> None:
         self.on_statement: Callable[[str], None] | None = None
-        self.pause: Callable[[float, str], None] = lambda seconds, why: time.sleep(seconds)
+        self.pause: Pause = sleep
         self._callbacks = callbacks
         self._given_id = given_id
         self._id = given_id or LEGACY_ID

@@ -21,6 +21,7 @@ from headwater.core.state import prune_chain
 from headwater.errors import FanOutBranchError, FanOutFrameError, InvalidOptionError
 from headwater.targets.contract import Capabilities, Delivery, StoredConfig, Target, prepared
 from headwater.targets.frames import executor_rows, to_arrow
+from headwater.targets.patience import Pause, WaitsForServer, sleep
 
 BLOCK = "block_number"
 logger = logging.getLogger("headwater.targets")
@@ -53,6 +54,17 @@ class FanOutTarget:
             prepare_batch=self._prepare,
             finish=self._finish,
         )
+
+    @property
+    def pause(self) -> Pause:
+        """How targets wait for a server that is away: as the stream says, all of them."""
+        return next((one.pause for one in self.targets if isinstance(one, WaitsForServer)), sleep)
+
+    @pause.setter
+    def pause(self, pause: Pause) -> None:
+        for one in self.targets:
+            if isinstance(one, WaitsForServer):
+                one.pause = pause
 
     def bind(self, stream_id: str) -> None:
         """Give all targets the stream's id."""

@@ -7,6 +7,7 @@ starts again with the rest: as often as there are kinds of mistakes in the batch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -14,9 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.errors import InvalidOptionError
+from headwater.core.callbacks import Callback
+from headwater.errors import DecodeError, InvalidOptionError
 
-OnError = Literal["raise", "skip"]
+OnError = Literal["raise", "skip"] | Callable[[DecodeError], object]
+"""What to do with an item that cannot be decoded: a function is told, and may raise the error."""
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
@@ -33,10 +36,20 @@ def check_on_error(on_error: object) -> None:
     """Refuse what is no `OnError`. Called by the functions that make outputs, on the driver.
 
     Raises:
-        InvalidOptionError: it is something else.
+        InvalidOptionError: it is something else, or a function of other arguments.
+        AsyncCallbackError: it is a coroutine function.
     """
-    if on_error not in ("raise", "skip"):
-        raise InvalidOptionError("on_error is 'raise' or 'skip'", got=repr(on_error))
+    if callable(on_error):
+        Callback("on_error", on_error, "error")
+    elif on_error not in ("raise", "skip"):
+        raise InvalidOptionError(
+            "on_error is 'raise', 'skip' or a function of the error", got=repr(on_error)
+        )
+
+
+def said_of(on_error: object) -> str | None:
+    """Return what a definition says of `on_error`: of a function, that there is one."""
+    return "function" if callable(on_error) else None if on_error is None else str(on_error)
 
 
 def refuse(bad: Mask | pa.BooleanArray, reason: str, owners: Rows | None = None) -> None:

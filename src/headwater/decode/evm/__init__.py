@@ -79,7 +79,9 @@ def events(
             logs names the event.
         params: values of indexed parameters to keep: `{"to": "0x…"}` or `{"to": ["0x…", "0x…"]}`.
         range: the blocks to read, as `headwater.core.parse_ranges` understands them.
-        on_error: what to do with a log that has the event's topics but not its content.
+        on_error: what to do with a log that has the event's topics but not its content:
+            "raise", "skip", or a function of the error, which leaves out what it does not raise
+            for. It runs where rows are decoded, on executors too.
         decimals: parameters wider than 120 bits to deliver as decimal(38, 0) instead of text; a
             value of more digits is then an undecodable log.
 
@@ -141,7 +143,9 @@ def calls(
             all contracts.
         source: "transactions" for calls from outside; "traces" for all, with what they returned.
         range: the blocks to read, as `headwater.core.parse_ranges` understands them.
-        on_error: what to do with a call that has the function's sighash but not its content.
+        on_error: what to do with a call that has the function's sighash but not its content:
+            "raise", "skip", or a function of the error, which leaves out what it does not raise
+            for. It runs where rows are decoded, on executors too.
         decimals: inputs and outputs wider than 120 bits to deliver as decimal(38, 0).
 
     Raises:
@@ -178,6 +182,7 @@ def factory(
     params: Mapping[str, object] | None = None,
     columns: str | Iterable[str] = (),
     start: object = 0,
+    on_error: OnError = "raise",
 ) -> Factory:
     """Return contracts that create others, to be given as `contracts` to `events` and `calls`.
 
@@ -191,13 +196,17 @@ def factory(
         params: values of indexed parameters: creations with others are left out.
         columns: parameters of the event that rows of children get too, as `factory_<name>`.
         start: the first block to look for creations in: a number or a date.
+        on_error: what to do with a log that has the event's topics but not its content: "raise",
+            "skip" or a function of the error. A creation that is left out has no child.
 
     Raises:
         SignatureError: the event cannot be understood.
         AddressError: `address` is none, or an empty list.
         ParameterError: `child`, `params` or `columns` name a parameter that cannot serve.
         InvalidRangeError: `start` is no beginning.
+        InvalidOptionError: `on_error` is something else.
     """
+    check_on_error(on_error)
     parsed = parse_event(event)
     addresses, parent = _check_contracts(address)
     if addresses is None and parent is None:
@@ -230,6 +239,7 @@ def factory(
         topics=make_topic_filters(parsed, params or {}),
         columns=asked,
         fields=tuple(arrow_field(PREFIX + name, simple[name]) for name in asked),
+        on_error=on_error,
     )
 
 

@@ -342,7 +342,8 @@ class CreationsOutput:
         """Return the creations among all logs of a batch.
 
         Raises:
-            UndecodableLogError: a factory's log has the event's topics but not its content.
+            UndecodableLogError: a factory's log has the event's topics but not its content, and
+                the factory's `on_error` is "raise".
         """
         rows = self.events.decode(entities, ranges).table
         names = dict(
@@ -367,6 +368,7 @@ def creations_of(factory: Factory) -> CreationsOutput:
         ranges=(factory.start,),
         contracts=factory.contracts,
         topics=factory.topics,
+        on_error=factory.on_error,
         scope=None if factory.parent is None else events_scope(factory.parent),
     )
     return CreationsOutput(factory, events)

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from headwater.core import RangeSpec
 from headwater.decode.columns.hex_text import hex_mask, numbers_of
+from headwater.decode.columns.malformed import OnError, said_of
 from headwater.decode.evm.abi import Event
 from headwater.decode.evm.topics import TopicFilters
 from headwater.errors import InvalidOptionError
@@ -62,15 +63,18 @@ class Factory:
     topics: TopicFilters = ()
     columns: tuple[str, ...] = ()
     fields: tuple[pa.Field, ...] = ()
+    on_error: OnError = "raise"
 
     @property
     def key(self) -> str:
         """What the children are stored under: it follows from all that defines the children."""
         above = None if self.parent is None else self.parent.key
-        said = (
+        said: tuple[object, ...] = (
             (self.event.signature, [one.indexed for one in self.event.parameters], self.child),
             (sorted(self.contracts or ()), above, self.topics, self.columns, self.start),
         )
+        if self.on_error != "raise":
+            said = (*said, said_of(self.on_error))
         return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
     @property

@@ -89,7 +89,9 @@ def instructions(
         accounts: accounts to keep, by name: `{"mint": "…"}` or `{"mint": ["…", "…"]}`.
         committed_only: whether to leave out what failed transactions did.
         range: the slots to read, as `headwater.core.parse_ranges` understands them.
-        on_error: what to do with an instruction that has the discriminator but not the content.
+        on_error: what to do with an instruction that has the discriminator but not the content:
+            "raise", "skip", or a function of the error, which leaves out what it does not raise
+            for. It runs where rows are decoded, on executors too.
         decimals: arguments wider than 64 bits to deliver as decimal(38, 0) instead of text.
 
     Raises:
@@ -135,7 +137,9 @@ def events(
         source: "logs" for `emit!`, "cpi" for `emit_cpi!`, by which a program calls itself.
         committed_only: whether to leave out what failed transactions did.
         range: the slots to read.
-        on_error: what to do with an event that has the discriminator but not the content.
+        on_error: what to do with an event that has the discriminator but not the content:
+            "raise", "skip", or a function of the error, which leaves out what it does not raise
+            for. It runs where rows are decoded, on executors too.
         decimals: fields wider than 64 bits to deliver as decimal(38, 0) instead of text.
 
     Raises:

@@ -262,7 +262,7 @@ class ClickHouseAdmin:
         try:
             client.attempts = 1  # a wrong address is said at once
             client.run("SELECT 1", settings={"database": "default"})
-            client.attempts = self._settings.attempts
+            client.attempts, client.wait_s = self._settings.attempts, self._settings.wait_s
             yield client
         finally:
             client.close()

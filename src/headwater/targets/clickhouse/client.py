@@ -8,9 +8,9 @@ never run at once.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import socket
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
@@ -29,6 +29,7 @@ from headwater.errors import (
     InvalidOptionError,
 )
 from headwater.targets.clickhouse.sql import literal, quote
+from headwater.targets.patience import Patience, Pause, sleep
 
 FENCED = "headwater"  # what a refusal says that comes from a condition of ours
 _THROWN, _DISK_FULL = 395, 243  # the numbers of such a refusal, and of a disk without room
@@ -36,7 +37,8 @@ TIMEOUT_S = 3600.0  # of a statement; a dead connection is noticed earlier
 _TRANSIENT = frozenset(
     {3, 159, 164, 202, 203, 209, 210, 225, 236, 241, 242, 252, 285, 319, 394, 999}
 )
-_WAITS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0)
+_FIRST_ATTEMPTS = 8  # until the server has answered once: the address may be wrong
+logger = logging.getLogger("headwater.targets.clickhouse")
 _PORTS = {"http": 8123, "https": 8443}
 SMALL_BYTES = 1 << 20
 _DEFAULTS = {"wait_end_of_query": "1", "http_response_buffer_size": "1048576"}
@@ -46,12 +48,14 @@ class ClickHouseClient:
     """One server, by its address: `http://user:password@host:8123/database?setting=value`.
 
     User and password may also stand among the settings; they are sent as headers, never in a URL.
-    `on_statement` is called with each statement before it is sent.
+    `on_statement` is called with each statement before it is sent. A server that is away is waited
+    for `attempts` times or, if that is None and it has answered before, for `wait_s` seconds; by
+    `pause`, on executors by a sleep.
     `compression` is that of inserted rows: none if the server is on this machine, else "zstd".
     """
 
     def __init__(
-        self, url: str, *, attempts: int = 8, settings: Mapping[str, str] | None = None
+        self, url: str, *, attempts: int | None = 8, settings: Mapping[str, str] | None = None
     ) -> None:
         try:
             address = HttpAddress.parse(url, _PORTS)
@@ -65,6 +69,9 @@ class ClickHouseClient:
         user, password = given.pop("user", ""), given.pop("password", "")
         self.on_statement: Callable[[str], None] | None = None
         self.attempts = attempts
+        self.wait_s = 0.0
+        self.pause: Pause = sleep
+        self._reached = False
         self.database = unquote(address.path.reveal().strip("/")) or "default"
         self.prefix = "headwater-"
         self.compression = None if _is_here(address.host) else "zstd"
@@ -75,7 +82,7 @@ class ClickHouseClient:
         self._pool: urllib3.PoolManager | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pool": None, "on_statement": None}
+        return self.__dict__ | {"_pool": None, "on_statement": None, "pause": sleep}
 
     def copy(self) -> ClickHouseClient:
         """Return a client of the same server with connections of its own."""
@@ -218,7 +225,7 @@ class ClickHouseClient:
         params: Mapping[str, object] | None,
         settings: Mapping[str, str] | None,
         *,
-        attempts: int,
+        attempts: int | None,
         kill: bool,
     ) -> bytes:
         if self.on_statement is not None:
@@ -227,16 +234,21 @@ class ClickHouseClient:
         fields = _DEFAULTS | self._settings | dict(settings or {}) | {"query_id": query_id}
         fields |= {f"param_{name}": _escape(value) for name, value in (params or {}).items()}
         fields.setdefault("database", self.database)
-        for attempt in range(attempts):
+        first = attempts is None and not self._reached
+        patience = Patience(_FIRST_ATTEMPTS if first else attempts, self.wait_s, self.pause)
+        while True:
             try:
-                if attempt and kill:
+                if patience.failures and kill:
                     self._post(_kill(f"query_id = {literal(query_id)}"), None, self._settings)
-                return self._post(sql, body, fields)
-            except (ClickHouseConnectionError, ClickHouseDiskFullError):
-                if attempt + 1 == attempts:
+                answer = self._post(sql, body, fields)
+            except (ClickHouseConnectionError, ClickHouseDiskFullError) as error:
+                if patience.ends(away=True):
                     raise
-                time.sleep(_WAITS_S[min(attempt, len(_WAITS_S) - 1)])
-        raise AssertionError("the last attempt returns or raises")
+                logger.warning("statement.retried attempt=%d error=%s", patience.failures, error)
+                patience.wait("the database is away or busy, trying again")
+            else:
+                self._reached = True
+                return answer
 
     def _post(self, sql: str, body: pa.Buffer | None, fields: Mapping[str, str]) -> bytes:
         if self._pool is None:

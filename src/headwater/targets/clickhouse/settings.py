@@ -83,26 +83,29 @@ class ClickHouseSettings:
     """Says where and under which id the state is kept, and how often a statement is tried.
 
     `id` overrides the stream's own; `database` is the address's, or `default`. Each stream keeps
-    the newest `max_rows` rows of state. A statement that meets a lost connection or an overloaded
-    server is tried `attempts` times; what an executor inserts at once holds `insert_rows` rows at
-    most.
+    the newest `max_rows` rows of state. A server that is away, overloaded or whose disk is full is
+    waited for `wait_s` seconds; `attempts`, if it is given, is how often a statement is tried
+    instead. What an executor inserts at once holds `insert_rows` rows at most.
     """
 
     id: str | None = None
     table: str = "sync"
     database: str | None = None
     max_rows: int = 10_000
-    attempts: int = 8
+    attempts: int | None = None
     insert_rows: int = 500_000
+    wait_s: float = 600.0
 
     def __post_init__(self) -> None:
         if self.max_rows <= 0:
             raise ClickHouseMaxRowsError("no state would be kept", got=self.max_rows)
         if self.id is not None and not self.id.strip():
             raise InvalidOptionError("a stream id cannot be blank", got=repr(self.id))
-        if self.attempts < 1 or self.insert_rows < 1:
+        wrong = self.attempts is not None and self.attempts < 1
+        if wrong or self.insert_rows < 1 or self.wait_s < 0:
             raise InvalidOptionError(
-                "attempts and insert_rows must be 1 or more",
+                "attempts and insert_rows must be 1 or more, wait_s not negative",
                 attempts=self.attempts,
                 insert_rows=self.insert_rows,
+                wait_s=self.wait_s,
             )

@@ -45,6 +45,7 @@ from headwater.targets.tables import TableOptions, declare_tables
 
 ROLLBACK_ARGUMENTS = ("type", "store", "cursor", "safe_cursor")
 
+_BATCH_ATTEMPTS = 8  # of a batch that came apart; not of a server that is away
 logger = logging.getLogger("headwater.targets.clickhouse")
 
 
@@ -114,7 +115,7 @@ class ClickHouseTarget(DatabaseTarget):
         self.clock: Callable[[], float] = time.time
         given = client_or_url
         self._client = ClickHouseClient(given) if isinstance(given, str) else given.copy()
-        self._client.attempts = settings.attempts
+        self._client.attempts, self._client.wait_s = settings.attempts, settings.wait_s
         self._tables = tables
         self._on_rollback = (
             None
@@ -144,7 +145,7 @@ class ClickHouseTarget(DatabaseTarget):
         self._ready()
         states = [*(batch.state for batch in batches[:-1]), state]
         self._dirty = True
-        for attempt in range(self._settings.attempts):
+        for attempt in range(tries := self._settings.attempts or _BATCH_ATTEMPTS):
             try:
                 self._write_all(batches, states)
                 break
@@ -152,7 +153,7 @@ class ClickHouseTarget(DatabaseTarget):
                 logger.warning("batch.again id=%s reason=%s", self._id, reason)
                 self._lease.renew()
                 self._repair(self._state, hook=False)
-                if attempt + 1 == self._settings.attempts:
+                if attempt + 1 == tries:
                     raise ClickHouseConnectionError(
                         "a batch was begun too often", stream=self._id, reason=reason
                     ) from reason
@@ -244,6 +245,7 @@ class ClickHouseTarget(DatabaseTarget):
         """Create what is missing."""
         settings, client = self._settings, self._client
         client.on_statement = self._announce
+        client.pause = lambda seconds, why: self.pause(seconds, why)
         sync = self._sync_name
         self._lease = lease = Lease(client, sync.suffixed("__epochs"), sync, self._id)
         self._sync = SyncTable(client, sync, lease, settings.max_rows, self.clock)

@@ -16,12 +16,13 @@ from headwater.errors import PostgresConnectionError, PostgresTransactionError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
 from headwater.targets.database import Callbacks, Found, OnData, OnRollback, OnStart
+from headwater.targets.patience import Patience
 from headwater.targets.postgres.dialect import POSTGRES
 from headwater.targets.postgres.guard import Guard
 from headwater.targets.postgres.session import Interrupted, Session
 from headwater.targets.postgres.staging import Staging
 from headwater.targets.postgres.store import PostgresSettings, PostgresStore, open_store
-from headwater.targets.postgres.transactions import Patience, Transactions
+from headwater.targets.postgres.transactions import Transactions
 from headwater.targets.postgres.tx import Tx
 from headwater.targets.sql.aggregates import Aggregate
 from headwater.targets.sql.flow import SqlTarget

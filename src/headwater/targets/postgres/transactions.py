@@ -9,7 +9,6 @@ again first, hence nothing of the old connection can still be under way when the
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 from headwater.errors import (
@@ -18,49 +17,15 @@ from headwater.errors import (
     PostgresTransactionError,
 )
 from headwater.targets.contract import Scope
+from headwater.targets.patience import Patience
 from headwater.targets.postgres.session import Session
 from headwater.targets.sql.state import Newest, SyncTable, read_newest
 
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 5.0
 _RESTARTS = 3
-_CONFLICTS = 8
 _LOCK = "SELECT pg_try_advisory_xact_lock(hashtext($1)::bigint)"
 logger = logging.getLogger("headwater.targets.postgres")
 
 Work = Callable[[], Newest | None]
-
-
-def delay_s(failures: int) -> float:
-    """Return how long to wait after so many failures."""
-    return min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (failures - 1))
-
-
-class Patience:
-    """How long failures of one piece of work are borne. `pause` waits, and says for what."""
-
-    def __init__(
-        self, attempts: int | None, wait_s: float, pause: Callable[[float, str], None]
-    ) -> None:
-        self.failures = 0
-        self._attempts = attempts
-        self._wait_s = wait_s
-        self._pause = pause
-        self._began = time.monotonic()
-
-    def ends(self, *, away: bool) -> bool:
-        """Count a failure; tell whether it was the last one. `away`: the server cannot work."""
-        if not self.failures:
-            self._began = time.monotonic()
-        self.failures += 1
-        if self._attempts is not None:
-            return self.failures >= self._attempts
-        if away:
-            return time.monotonic() - self._began >= self._wait_s
-        return self.failures >= _CONFLICTS
-
-    def wait(self, why: str) -> None:
-        """Wait before the next attempt."""
-        self._pause(delay_s(self.failures), why)
 
 
 class TryAgain(Exception):  # noqa: N818 - not an error: the batch is written once more

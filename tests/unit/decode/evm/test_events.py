@@ -298,6 +298,29 @@ def test_skipped_logs_are_counted_and_the_rest_is_kept() -> None:
     assert rows.skipped == 3
 
 
+def test_a_function_is_told_of_each_log_that_cannot_be_decoded_and_may_raise() -> None:
+    bad = [{**transfer(1, index=at), "data": data} for at, data in enumerate(["0x", "0x", "0xzz"])]
+    logs = [transfer(5, index=3), *bad, transfer(6, index=4)]
+    told: list[Any] = []
+    rows = decode_logs(evm.events("erc20.Transfer", on_error=told.append), logs)
+    assert rows.table["value"].to_pylist() == ["5", "6"]
+    assert rows.skipped == 3
+    assert {one.code for one in told} == {"E4002"}
+    assert sorted(one.facts["log_index"] for one in told) == [0, 1, 2]
+
+    def strict(error: Exception) -> None:
+        raise error
+
+    with pytest.raises(UndecodableLogError, match="E4002"):
+        decode_logs(evm.events("erc20.Transfer", on_error=strict), logs)
+
+    async def later(error: Exception) -> None: ...
+
+    for wrong, code in ((lambda: None, "E0007"), (later, "E0015")):
+        with pytest.raises(InvalidOptionError, match=code):
+            evm.events("erc20.Transfer", on_error=wrong)  # type: ignore[arg-type]
+
+
 def test_a_log_that_another_output_wants_is_not_this_ones_error() -> None:
     foreign = {**transfer(1, address=BOB), "data": "0x"}
     rows = decode_logs(evm.events("erc20.Transfer", contracts=[TOKEN]),

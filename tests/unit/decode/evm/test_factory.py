@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.core import BlockRange
-from headwater.decode import LOG_SCHEMA, Factory, evm
+from headwater.decode import LOG_SCHEMA, Factory, creations_of, evm
 from headwater.decode.evm.factory import FOUND_FIELDS
 from headwater.errors import (
     AddressError,
@@ -70,6 +70,17 @@ def test_an_error_lists_the_parameters_that_could_serve() -> None:
         factory(child="fee")
     with pytest.raises(ParameterError, match="token, fee, cap, n, open, kind, name, note, pool"):
         factory(columns="list")
+
+
+def test_creations_that_cannot_be_decoded_are_left_out_if_the_factory_says_so() -> None:
+    """What a factory does with them is part of what its children are stored under."""
+    assert creations_of(factory(on_error="skip")).events.on_error == "skip"
+    keys = [factory(on_error=one).key for one in ("raise", "skip", print, repr)]
+    assert factory().key == keys[0]
+    assert keys[2] == keys[3]
+    assert len(set(keys)) == 3
+    with pytest.raises(InvalidOptionError, match="on_error"):
+        factory(on_error="no")
 
 
 def test_columns_follow_those_of_the_output() -> None:

@@ -28,6 +28,7 @@ from headwater.targets.contract import Capabilities, Delivery
 from headwater.targets.database import Callbacks
 from headwater.targets.extras import import_extra
 from headwater.targets.frames import executor_rows
+from headwater.targets.patience import Pause
 from headwater.targets.sql.aggregates.declaration import Aggregate
 from headwater.targets.sql.change_log.sink import FinalOf
 from headwater.targets.sql.change_log.store import Hooks, Names, Work
@@ -111,6 +112,15 @@ class HistoryTarget:
     @on_statement.setter
     def on_statement(self, watch: Callable[[str], None] | None) -> None:
         self._inner.on_statement = watch
+
+    @property
+    def pause(self) -> Pause:
+        """How it waits for a server that is away: as the stream says."""
+        return self._inner.pause
+
+    @pause.setter
+    def pause(self, pause: Pause) -> None:
+        self._inner.pause = pause
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:

@@ -1,0 +1,56 @@
+"""How long a server that is away is waited for, visibly, by the driver and by executors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+Pause = Callable[[float, str], None]
+"""Waits so many seconds, and is told for what: a stream that runs shows it, and a stop ends it."""
+
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 5.0
+_CONFLICTS = 8
+
+
+def sleep(seconds: float, why: str) -> None:
+    """Wait, where nobody watches."""
+    time.sleep(seconds)
+
+
+@runtime_checkable
+class WaitsForServer(Protocol):
+    """A target that waits for a server which is away; its stream says how."""
+
+    pause: Pause
+
+
+def delay_s(failures: int) -> float:
+    """Return how long to wait after so many failures."""
+    return min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (failures - 1))
+
+
+class Patience:
+    """How long failures of one piece of work are borne: `attempts` times, or else `wait_s` long."""
+
+    def __init__(self, attempts: int | None, wait_s: float, pause: Pause) -> None:
+        self.failures = 0
+        self._attempts = attempts
+        self._wait_s = wait_s
+        self._pause = pause
+        self._began = time.monotonic()
+
+    def ends(self, *, away: bool) -> bool:
+        """Count a failure; tell whether it was the last one. `away`: the server cannot work."""
+        if not self.failures:
+            self._began = time.monotonic()
+        self.failures += 1
+        if self._attempts is not None:
+            return self.failures >= self._attempts
+        if away:
+            return time.monotonic() - self._began >= self._wait_s
+        return self.failures >= _CONFLICTS
+
+    def wait(self, why: str) -> None:
+        """Wait before the next attempt."""
+        self._pause(delay_s(self.failures), why)
