@@ -50,6 +50,15 @@ class LakeUndoError(
     """What a rollback goes back to is not there any more."""
 
 
+class LakeCommandError(
+    TargetError,
+    code="E2213",
+    fix="headwater status, cursor show and verify read lakes; to read blocks again, give the "
+    "stream a new id and a new place; what it wrote is dropped in the catalog, or with its folder",
+):
+    """A command is asked to change a lake, which only the stream itself does."""
+
+
 class LakeUnsupportedError(
     TargetError,
     code="E2206",

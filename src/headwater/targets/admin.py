@@ -152,7 +152,7 @@ class Admin(Protocol):
 
 def open_admin(address: str, *, schema: str | None = None, table: str = "sync") -> Admin:
     """Return what administers a place: `postgresql://…`, libpq's `key=value` form, `http://…` of a
-    ClickHouse server, or a file. Nothing is opened yet.
+    ClickHouse server, a file, or the folder of a lake. Nothing is changed yet.
 
     `schema` (ClickHouse: the database) and `table` say where the state is kept, if not in the
     default place.
@@ -162,7 +162,8 @@ def open_admin(address: str, *, schema: str | None = None, table: str = "sync") 
 
 
 def kind_of(address: str) -> str:
-    """Return which database an address names: `postgres`, `clickhouse` or, a path, `duckdb`.
+    """Return which kind of place an address names: `postgres`, `clickhouse`, `duckdb` (a file),
+    or the format of a lake: `iceberg`, `delta` or `parquet` (a folder).
 
     Raises:
         InvalidOptionError: it is an address of something else.
@@ -172,14 +173,24 @@ def kind_of(address: str) -> str:
             return "postgres"
         case "http" | "https":
             return "clickhouse"
+        case "" if not _PAIRS.match(address):
+            return _kind_of_lake(address) if Path(address).is_dir() else "duckdb"
         case "":
-            return "postgres" if _PAIRS.match(address) else "duckdb"
+            return "postgres"
+        case "s3" | "s3a" | "file" | "gs" | "abfs" | "abfss" | "hdfs" | "memory":
+            return _kind_of_lake(address)
         case _:
             raise InvalidOptionError(
                 "an address begins with postgresql://, or with http:// or https:// (ClickHouse); a "
-                "DuckDB file is given by its path",
+                "DuckDB file and the folder of a lake are given by their path",
                 got=f"{scheme}://",
             )
+
+
+def _kind_of_lake(address: str) -> str:
+    """Return which format a folder holds; asked for only where there is one."""
+    found: str = import_extra("lake", "kind_of_lake", ".admin")(address)
+    return found
 
 
 def check_address(address: str | Path, *kinds: str) -> None:

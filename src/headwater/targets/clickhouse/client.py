@@ -88,6 +88,7 @@ class ClickHouseClient:
         """Return a client of the same server with connections of its own."""
         other = object.__new__(ClickHouseClient)
         other.__dict__.update(self.__getstate__())
+        other.pause = self.pause
         return other
 
     def close(self) -> None:

@@ -1,16 +1,24 @@
-"""Maintains the streams of a folder of Delta tables from outside: for `headwater maintain`.
+"""Shows and maintains the streams of a folder of Delta tables from outside a run.
 
-It takes no stream over: its commits rewrite files and say nothing else, so a stream that runs goes
-on. A table that the stream changes by key at the same moment refuses one of the two.
+`headwater maintain` takes no stream over: its commits rewrite files and say nothing else, so a
+stream that runs goes on. A table that it changes by key at the same moment refuses one of the two.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
 
 from headwater.errors import LakeForeignWriteError
 from headwater.targets.delta.maintenance import Maintenance
 from headwater.targets.delta.tables import StreamTables
 from headwater.targets.delta.target import DeltaSettings, read_state
+from headwater.targets.lake.admin import BLOCK_COLUMN, LakeAdmin
 from headwater.targets.lake.paths import Place
+from headwater.targets.lake.side import side_status
+from headwater.targets.lake.state import StoredStream
+from headwater.targets.side_rows import SideStatus
 
 _ATTEMPTS = 5
 
@@ -55,3 +63,38 @@ def _maintain(place: Place, stream_id: str, settings: DeltaSettings) -> dict[str
         except LakeForeignWriteError:
             continue
     raise LakeForeignWriteError("tables change all the time", tables=", ".join(tables.open))
+
+
+class DeltaAdmin(LakeAdmin):
+    """Reads the folder of a `delta_target`. A fork removes the files of hot blocks."""
+
+    undo = "files"
+
+    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
+        """Return how much each side table holds of a stream."""
+        stored = {one.stream_id: one for one in self._stored()}.get(stream_id)
+        return super().side_tables(stream_id) if stored is None else side_status(stored.side)
+
+    def _stored(self) -> Iterator[StoredStream]:
+        place = Place.of(self._address)
+        for one in _streams(place):
+            tables = _tables(place, one)
+            tables.load()
+            stored = read_state(tables)
+            if stored is not None:
+                yield stored
+
+    def _tables(self, stream_id: str) -> list[str]:
+        tables = _tables(Place.of(self._address), stream_id)
+        tables.load()
+        return [name for name in tables.open if not name.startswith("_")]
+
+    def _rows(self, stream_id: str, table: str, first: int, last: int) -> pa.Table:
+        tables = _tables(Place.of(self._address), stream_id)
+        tables.load()
+        one = tables.open[table]
+        wanted = {BLOCK_COLUMN: (first, last)}
+        return one.read([file for file in one.live().values() if one.may_hold(file, wanted)])
+
+
+ADMIN = DeltaAdmin

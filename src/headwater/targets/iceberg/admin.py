@@ -1,13 +1,15 @@
-"""Maintains the streams of an Iceberg catalog from outside: for `headwater maintain`.
+"""Shows and maintains the streams of an Iceberg catalog from outside a run.
 
-It takes no stream over: a stream that runs goes on, and finds its files rewritten.
+`headwater maintain` takes no stream over: one that runs goes on, and finds its files rewritten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table as PyIcebergTable
@@ -17,7 +19,10 @@ from headwater.targets.iceberg.maintenance import Maintenance
 from headwater.targets.iceberg.settings import CatalogName, IcebergSettings, Table
 from headwater.targets.iceberg.snapshots import properties_of
 from headwater.targets.iceberg.tables import StreamTable
+from headwater.targets.lake.admin import BLOCK_COLUMN, LakeAdmin
+from headwater.targets.lake.side import side_status
 from headwater.targets.lake.state import STATE, STREAM, StoredStream
+from headwater.targets.side_rows import SideStatus
 
 _ATTEMPTS = 5
 
@@ -83,3 +88,42 @@ def _load(
         else:
             tables.append(StreamTable(Table(name), one))
     return stored, states, tables
+
+
+class IcebergAdmin(LakeAdmin):
+    """Reads the catalog of an `iceberg_target`: a directory, or a name that pyiceberg knows."""
+
+    undo = "snapshots"
+
+    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
+        """Return how much each side table holds of a stream."""
+        stored = {one.stream_id: one for one in self._stored()}.get(stream_id)
+        return super().side_tables(stream_id) if stored is None else side_status(stored.side)
+
+    def _stored(self) -> Iterator[StoredStream]:
+        with _opened(self._address) as catalog:
+            for names in _tables_by_stream(catalog).values():
+                stored, _, _ = _load(catalog, names)
+                if stored is not None:
+                    yield stored
+
+    def _tables(self, stream_id: str) -> list[str]:
+        with _opened(self._address) as catalog:
+            names = _tables_by_stream(catalog).get(stream_id, [])
+            _, states, tables = _load(catalog, names)
+            return [one.declared.name for one in tables] if states else names
+
+    def _rows(self, stream_id: str, table: str, first: int, last: int) -> pa.Table:
+        with _opened(self._address) as catalog:
+            found = catalog.load_table(table)
+            if BLOCK_COLUMN not in {one.name for one in found.schema().fields}:
+                return pa.table({})
+            wanted = f"{BLOCK_COLUMN} >= {int(first)} AND {BLOCK_COLUMN} <= {int(last)}"
+            return found.scan(row_filter=wanted).to_arrow()
+
+
+def _opened(address: str) -> closing[Catalog]:
+    return closing(CatalogName.of(address).open())
+
+
+ADMIN = IcebergAdmin

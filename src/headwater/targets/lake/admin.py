@@ -1,0 +1,126 @@
+"""Shows the streams of a lake target to operators: `headwater status`, `cursor show`, `verify`.
+
+Runs in the process of the command, beside a stream that runs: it reads what is committed and takes
+nothing over. A cursor is not moved from outside: files of final blocks never change, and those of
+hot ones belong to the writer. What each format does in its own way is in its own `admin.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import LakeCommandError, VerifyError
+from headwater.targets.admin import BlockRows, StreamStatus, TableStatus, find_stream
+from headwater.targets.compare import counted
+from headwater.targets.contract import SideTable
+from headwater.targets.lake.paths import Place
+from headwater.targets.lake.state import StoredStream
+from headwater.targets.side_rows import SideStatus
+
+BLOCK_COLUMN = "block_number"
+
+
+class LakeAdmin(ABC):
+    """Reads one place. `undo` is the word for how the format takes back hot blocks."""
+
+    undo: str
+
+    def __init__(self, address: str, schema: str | None, table: str) -> None:
+        self._address = address
+
+    def streams(self) -> list[StreamStatus]:
+        """Return all streams that have stored something here."""
+        return [
+            StreamStatus(
+                one.stream_id,
+                one.state,
+                tuple(TableStatus(name, self.undo) for name in sorted(self._tables(one.stream_id))),
+            )
+            for one in sorted(self._stored(), key=lambda one: one.stream_id)
+        ]
+
+    def undo_rows(self, stream_id: str) -> int | None:
+        """Return None: no rows are kept for undoing hot blocks, but files or snapshots."""
+        return None
+
+    def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
+        """Return the rows of a table that are of these blocks."""
+        find_stream(self.streams(), stream_id)
+        names = self._tables(stream_id)
+        found = [one for one in names if one == table or one.rpartition(".")[2] == table]
+        if len(found) != 1:
+            raise VerifyError(
+                "there is no such table of the stream", table=table, tables=", ".join(sorted(names))
+            )
+        rows = self._rows(stream_id, found[0], first, last)
+        if BLOCK_COLUMN not in rows.column_names:
+            raise VerifyError(
+                "no column with the number of the block", table=table, column=BLOCK_COLUMN
+            )
+        block = pc.field(BLOCK_COLUMN)
+        return BlockRows(counted(rows.filter((block >= first) & (block <= last))), BLOCK_COLUMN)
+
+    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
+        """Return how much each side table holds of a stream."""
+        find_stream(self.streams(), stream_id)
+        return {}
+
+    # --- what is not done from outside ------------------------------------------------------------
+
+    def move(
+        self, stream_id: str, number: int, *, block_hash: str | None = None, force: bool = False
+    ) -> NoReturn:
+        """Refuse: the stream itself goes back, on a fork."""
+        self._refuse("moves no cursor", stream_id)
+
+    def reset(self, stream_id: str, *, force: bool = False, keep_data: bool = False) -> NoReturn:
+        """Refuse: a folder is deleted, or a table is dropped, by what made it."""
+        self._refuse("forgets no stream", stream_id)
+
+    def read_side_table(self, stream_id: str, table: SideTable) -> NoReturn:
+        """Refuse."""
+        self._refuse("reads no side tables", stream_id)
+
+    def target(self, stream_id: str) -> NoReturn:
+        """Refuse."""
+        self._refuse("writes no side tables", stream_id)
+
+    def setup(
+        self, schema: Any, side_tables: Sequence[SideTable] = (), *, change_log: bool = False
+    ) -> NoReturn:
+        """Refuse: tables are made by the stream."""
+        self._refuse("creates no tables", "")
+
+    def _refuse(self, what: str, stream_id: str) -> NoReturn:
+        place = str(Place.of(self._address)) if self._address else ""
+        raise LakeCommandError(f"this command {what} of a lake", stream=stream_id, place=place)
+
+    # --- what each format does in its own way -----------------------------------------------------
+
+    @abstractmethod
+    def _stored(self) -> Iterable[StoredStream]:
+        """Return what is stored of each stream."""
+
+    @abstractmethod
+    def _tables(self, stream_id: str) -> list[str]:
+        """Return the names of a stream's tables."""
+
+    @abstractmethod
+    def _rows(self, stream_id: str, table: str, first: int, last: int) -> pa.Table:
+        """Return rows of a table: all that are of these blocks, maybe others too."""
+
+
+def kind_of_lake(address: str) -> str:
+    """Return what lies at a path: `delta`, `parquet`, or else `iceberg`."""
+    place = Place.of(address)
+    if place.is_local and (place.local_path / "catalog.db").exists():
+        return "iceberg"
+    folders = place.folders()
+    if any("_delta_log" in place.under(one).folders() for one in folders if one[0] != "_"):
+        return "delta"
+    return "parquet" if "_headwater" in folders else "iceberg"

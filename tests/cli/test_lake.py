@@ -1,0 +1,54 @@
+"""Commands that look at lakes, and those that leave them alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from headwater import evm, portal_stream
+from headwater.cli import app
+from headwater.targets import delta_target, iceberg_target, parquet_target
+from headwater.testing import simulated_portal
+
+MADE: dict[str, Any] = {
+    "delta": delta_target,
+    "iceberg": iceberg_target,
+    "parquet": parquet_target,
+}
+PIPELINE = """
+from headwater import evm, portal_stream
+from headwater.targets import duckdb_target
+transfers = evm.events("erc20.Transfer", range=(0, 30))
+stream = portal_stream(id="one", portal={url!r}, outputs={{"transfers": transfers}})
+target = duckdb_target("not-opened.duckdb")
+"""
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_lake_tells_where_its_streams_stand_and_what_differs(kind: str, tmp_path: Path) -> None:
+    place, call = str(tmp_path / "lake"), CliRunner().invoke
+    options: dict[str, Any] = {"tables": ["transfers"]} if kind == "iceberg" else {}
+    with simulated_portal(seed=7, blocks=60, finality_depth=5) as portal:
+        outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 30))}
+        stream = portal_stream(id="one", portal=portal.url, outputs=outputs, far=10**6)
+        stream.pipe_to(MADE[kind](place, **options), progress=False)
+        said = call(app, ["status", place, "--json"])
+        assert said.exit_code == 0, said.output
+        (standing,) = json.loads(said.output)
+        assert (standing["id"], standing["cursor"]["number"]) == ("one", 30)
+        assert call(app, ["cursor", "show", place]).exit_code == 0
+        file = tmp_path / "pipeline.py"
+        file.write_text(PIPELINE.format(url=portal.url))
+        same = call(app, ["verify", place, str(file)])
+        assert same.exit_code == 0, same.output
+        portal.fork(50, force=True)
+        assert call(app, ["verify", place, str(file)]).exit_code == 1
+    for command in (["rewind", place, "--id", "one", "--to", "10", "--yes", "--force"],
+                    ["cursor", "reset", place, "--id", "one", "--yes", "--force"]):  # fmt: skip
+        refused = call(app, command)
+        assert refused.exit_code != 0
+        assert "E2213" in refused.output + str(refused.exception)
