@@ -26,6 +26,7 @@ WITHOUT_SPARK = [
     "docs/guides/cursor-management.md",
     "docs/guides/fork-handling.md",
     "docs/guides/sql-reorg-handling.md",
+    "docs/monitoring.md",
     "docs/substreams.md",
     "docs/tutorial.md",
 ]

@@ -14,8 +14,9 @@ from headwater import StopRequested, evm
 from headwater.errors import HeadwaterError
 from headwater.metrics import REGISTRY
 from headwater.pipeline import Committed, Event, RolledBack, Settled
+from headwater.portal import RetryPolicy
 from headwater.stream import portal_stream
-from headwater.targets import duckdb_target
+from headwater.targets import DuckDBTarget, duckdb_target
 from headwater.testing import simulated_portal
 from headwater.testing.faults.kinds import Status
 from tests.stream.truth import transfers
@@ -150,3 +151,50 @@ def test_logs_that_fit_the_topic_only_are_counted_and_said_once(
     said = [one.getMessage() for one in caplog.records if "event.unlike" in one.getMessage()]
     assert len(said) == 1
     assert "output t: no row" in said[0]
+
+
+@pytest.mark.guarantee("METRICS-1")
+def test_the_depth_and_age_of_an_outbox_are_those_of_its_table(tmp_path: Path) -> None:
+    """After every commit, through forks, failed deliveries and a restart."""
+    name, file, compared = "metrics-outbox", tmp_path / "chain.duckdb", Counter[str]()
+    calls = 0
+
+    def deliver(messages: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % 3:
+            raise OSError("not now")
+
+    with simulated_portal(seed=3, blocks=60, finality_depth=15) as portal:
+        for _ in range(2):
+            target = duckdb_target(file)
+
+            def on_event(event: Event, target: DuckDBTarget = target) -> None:
+                if not isinstance(event, Committed | Settled):
+                    return
+                rows = target.query("SELECT block_number AS n FROM headwater_outbox_transfers")
+                numbers = rows["n"].to_pylist()
+                final = -1 if event.state.finalized is None else event.state.finalized.number
+                got = figures(name)
+                assert got[("headwater_outbox_messages", "transfers")] == len(numbers)
+                age = max(0, final - min(numbers, default=final))
+                assert got[("headwater_outbox_age_blocks", "transfers")] == age
+                compared.update(waiting=bool(numbers), late=age > 0)
+                if isinstance(event, Settled):
+                    if compared["forks"] % 4 == 3:
+                        compared["forks"] += 1
+                        raise StopRequested
+                    compared["forks"] += 1
+                    portal.fork(3)
+                    portal.chain.finalize(portal.chain.head.number - 10)
+
+            portal_stream(
+                id=name,
+                portal=portal.url,
+                outputs={"transfers": evm.events("erc20.Transfer")},
+                far=10**9,
+                poll_interval_s=0.01,
+            ).on_finalized(
+                "transfers", deliver, batch_size=20, retry=RetryPolicy((0.001,), attempts=50)
+            ).pipe_to(target, on_event=on_event, progress=False)
+    assert compared["waiting"] > 5

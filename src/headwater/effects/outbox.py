@@ -12,8 +12,10 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.core import Batch, PipeState
 from headwater.core.callbacks import Callback
@@ -30,6 +32,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 RETRY = RetryPolicy(
     schedule_s=(1, 2, 4, 8, 16, 32, 64, 128, 256, 300), attempts=12, retry_after_cap_s=3600
 )
+_COUNTED = 100_000  # rows of an outbox that are read at once, when a run begins
 logger = logging.getLogger("headwater.effects")
 
 
@@ -57,6 +60,14 @@ class Subscription:
         return Outbox(stream_id, self, SystemClock())
 
 
+class Depth(NamedTuple):
+    """How much of an outbox waits: messages, and how many blocks the oldest is behind finality."""
+
+    name: str
+    messages: int
+    age_blocks: int
+
+
 class Outbox:
     """An extension of a running stream: stores messages, hands them to the courier, settles them.
 
@@ -77,6 +88,7 @@ class Outbox:
         self._target: KeepsSideTables | None = None
         self._not_before = 0.0
         self._searched = -1  # nothing is waiting up to this block
+        self._waiting: dict[int, int] = {}  # messages that are not settled, by block, oldest first
 
     @property
     def tables(self) -> Sequence[SideTable]:
@@ -86,11 +98,20 @@ class Outbox:
     def start(self, target: KeepsSideTables, state: PipeState) -> None:
         """Go on with what an earlier run has left."""
         self._target = target
+        self._waiting, after = {}, None
+        while True:
+            rows = target.read_side_table(self._table.name, after=after, limit=_COUNTED)
+            self._count(rows)
+            if rows.num_rows < _COUNTED:
+                break
+            after = rows["block_number"][-1].as_py(), rows["ordinal"][-1].as_py()
         self.advanced(state)
 
     def rows(self, batch: Batch[Delivery]) -> Mapping[str, pa.Table]:
         """Return the messages of a batch."""
-        return {self._table.name: collect_messages(self._id, self._output, batch)}
+        made = collect_messages(self._id, self._output, batch)
+        self._count(made)
+        return {self._table.name: made}
 
     def advanced(self, state: PipeState) -> None:
         """Settle what was delivered, and hand over what is final now."""
@@ -99,7 +120,29 @@ class Outbox:
             self._settle(self._courier.report())
 
     def rolled_back(self, state: PipeState) -> None:
-        """Do nothing: messages in hand are final, and the others are gone with their blocks."""
+        """Forget messages that are gone with their blocks; those in hand are final."""
+        self._waiting = {at: count for at, count in self._waiting.items() if at <= state.number}
+
+    def depth(self, state: PipeState) -> Depth:
+        """Return how much waits, for metrics."""
+        final = -1 if state.finalized is None else state.finalized.number
+        oldest = next(iter(self._waiting), final)
+        return Depth(self._name, sum(self._waiting.values()), max(0, final - oldest))
+
+    def _count(self, rows: pa.Table) -> None:
+        for one in pc.value_counts(rows["block_number"]).to_pylist():
+            number = one["values"]
+            self._waiting[number] = self._waiting.get(number, 0) + one["counts"]
+
+    def _uncount(self, messages: int) -> None:
+        """Forget so many of the oldest messages."""
+        for number in list(self._waiting):
+            taken = min(messages, self._waiting[number])
+            messages -= taken
+            self._waiting[number] -= taken
+            if self._waiting[number]:
+                return
+            del self._waiting[number]
 
     def finish(self, state: PipeState) -> None:
         """Deliver all that is final: no further block will come to trigger it."""
@@ -144,6 +187,7 @@ class Outbox:
         if report.dead:
             moved[DEAD_LETTERS.name] = dead_letter_rows(self._name, report.dead, self._clock.now())
         self._target.settle_side_rows(self._table.name, (last.block_number, last.ordinal), moved)
+        self._uncount(report.count)
         logger.info(
             "outbox.settled id=%s name=%s messages=%d to=%d",
             self._id, self._name, report.count, last.block_number,

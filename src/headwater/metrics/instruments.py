@@ -46,6 +46,13 @@ class Instruments:
         self.stage_seconds = self._histogram(
             "stage_seconds", "Seconds per step, by stage", _SECONDS, "stage"
         )
+        # messages
+        self.outbox_messages = self._gauge(
+            "outbox_messages", "Messages of on_finalized that are not delivered", "outbox"
+        )
+        self.outbox_age = self._gauge(
+            "outbox_age_blocks", "Blocks the oldest of them is behind the finalized one", "outbox"
+        )
         # forks
         self.forks = self._counter("forks", "Forks that undid committed blocks")
         self.fork_depth = self._histogram("fork_depth_blocks", "Blocks undone per fork", _DEPTHS)

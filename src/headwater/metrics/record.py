@@ -157,6 +157,11 @@ class StreamRecord:
                 self.status = "following"
                 self._say(str(notice))
 
+    def outbox(self, name: str, messages: int, age_blocks: int) -> None:
+        """Note how much an outbox holds."""
+        self._meters.outbox_messages.labels(self.id, name).set(messages)
+        self._meters.outbox_age.labels(self.id, name).set(age_blocks)
+
     def asked(self, status: int | None) -> None:
         """Count a request of the driver; without a status its connection failed."""
         kind = "success" if (status is not None and status < 400) or status == 409 else "error"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headwater.core import Batch, PipeState
+from headwater.effects.outbox import Depth, Outbox
 from headwater.errors import SideTablesError
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable, Target
 
@@ -109,6 +110,10 @@ class Extensions:
         """Tell all of them that a state was committed."""
         for one in self._extensions:
             one.advanced(state)
+
+    def outboxes(self, state: PipeState) -> list[Depth]:
+        """Return how much the outboxes hold."""
+        return [one.depth(state) for one in self._extensions if isinstance(one, Outbox)]
 
     def rolled_back(self, state: PipeState) -> None:
         """Tell all of them that a fork was undone."""

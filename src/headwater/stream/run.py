@@ -239,6 +239,8 @@ class Run(Host[Delivery]):
             )  # fmt: skip
         if isinstance(event, Committed | Settled):
             self._extensions.advanced(event.state)
+            for one in self._extensions.outboxes(event.state):
+                self._record.outbox(one.name, one.messages, one.age_blocks)
         if isinstance(event, Discarded):
             if self._assembler is not None:
                 self._assembler.progress.went_back()
