@@ -31,6 +31,11 @@ target = duckdb_target("not-opened.duckdb")
 @pytest.mark.parametrize("kind", MADE)
 def test_a_lake_tells_where_its_streams_stand_and_what_differs(kind: str, tmp_path: Path) -> None:
     place, call = str(tmp_path / "lake"), CliRunner().invoke
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    refused = call(app, ["status", str(nothing)])
+    assert "E2201" in refused.output + str(refused.exception)
+    assert not list(nothing.iterdir())
     options: dict[str, Any] = {"tables": ["transfers"]} if kind == "iceberg" else {}
     with simulated_portal(seed=7, blocks=60, finality_depth=5) as portal:
         outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 30))}

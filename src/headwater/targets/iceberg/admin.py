@@ -25,6 +25,7 @@ from headwater.targets.lake.state import STATE, STREAM, StoredStream
 from headwater.targets.side_rows import SideStatus
 
 _ATTEMPTS = 5
+_DEFAULT = "default."  # the namespace of tables that are named without one
 
 
 def maintain_catalog(
@@ -111,11 +112,12 @@ class IcebergAdmin(LakeAdmin):
         with _opened(self._address) as catalog:
             names = _tables_by_stream(catalog).get(stream_id, [])
             _, states, tables = _load(catalog, names)
-            return [one.declared.name for one in tables] if states else names
+            found = [one.declared.name for one in tables] if states else names
+            return [one.removeprefix(_DEFAULT) for one in found]
 
     def _rows(self, stream_id: str, table: str, first: int, last: int) -> pa.Table:
         with _opened(self._address) as catalog:
-            found = catalog.load_table(table)
+            found = catalog.load_table(table if "." in table else _DEFAULT + table)
             if BLOCK_COLUMN not in {one.name for one in found.schema().fields}:
                 return pa.table({})
             wanted = f"{BLOCK_COLUMN} >= {int(first)} AND {BLOCK_COLUMN} <= {int(last)}"

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.errors import LakeCommandError, VerifyError
+from headwater.errors import LakeCommandError, LakePathError, VerifyError
 from headwater.targets.admin import BlockRows, StreamStatus, TableStatus, find_stream
 from headwater.targets.compare import counted
 from headwater.targets.contract import SideTable
@@ -116,11 +116,17 @@ class LakeAdmin(ABC):
 
 
 def kind_of_lake(address: str) -> str:
-    """Return what lies at a path: `delta`, `parquet`, or else `iceberg`."""
+    """Return what lies at a path: `delta`, `parquet` or `iceberg`. Nothing is made there.
+
+    Raises:
+        LakePathError: none of them.
+    """
     place = Place.of(address)
     if place.is_local and (place.local_path / "catalog.db").exists():
         return "iceberg"
     folders = place.folders()
     if any("_delta_log" in place.under(one).folders() for one in folders if one[0] != "_"):
         return "delta"
-    return "parquet" if "_headwater" in folders else "iceberg"
+    if "_headwater" in folders:
+        return "parquet"
+    raise LakePathError("no stream has written a lake there", path=str(place))
