@@ -1,87 +1,86 @@
-"""From wire messages to committed rows of PostgreSQL, with CPU time split by step.
+"""From an endpoint's socket to committed rows of PostgreSQL, with CPU time split by step.
 
-    python benchmarks/substreams/load.py [changes|relational] [blocks]
+    python benchmarks/substreams/load.py [changes|relational] [blocks] [--executors]
 
-Messages of the fourth protocol version, 100 blocks each, 100 rows a block, are read as the client
-reads them; their outputs are decoded, checked, folded and committed, 1000 blocks a commit, by one
-process. CPU time is of this process; the server's own is not in it. The network is left out.
+A server in a process of its own sends messages of the fourth protocol version that it has rendered
+beforehand, 100 blocks each, 100 rows a block. `substreams_stream` reads them and commits. CPU time
+is that of this process by step; the database's and the endpoint's own are printed beside it.
+`--profile` prints the functions that took longest instead, `--executors` lets Spark decode.
 """
 
 from __future__ import annotations
 
+import cProfile
+import os
+import pstats
+import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import grpc
 from google.protobuf import message_factory
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sample import TABLE, TYPES, change_outputs
+from sample import MESSAGE, TABLE, change_outputs
 
-from headwater.core import BlockCursor, BlockHeader, Blocks, Head, PipeState, batches
+from headwater.stream.substreams import substreams_stream
 from headwater.substreams.descriptors import TypeSet
 from headwater.substreams.mapping import RelationalMapping
-from headwater.substreams.messages import ModuleOutput, Outputs
-from headwater.substreams.outputs import decoder_of
+from headwater.substreams.messages import ModuleOutput
 from headwater.substreams.relational import relational_target
-from headwater.substreams.wire import CLASSES, V4, read_response
+from headwater.substreams.wire import CLASSES
 from headwater.targets import history_target
-from headwater.targets.contract import Delivery, prepared
+from headwater.targets.sql.change_log import target as _change_log
 from headwater.testing.servers.postgres import postgres_server
-from headwater.testing.substreams.modules import build_file, column_option, table_option
+from headwater.testing.substreams import SimModule
+from headwater.testing.substreams.modules import (
+    build_file,
+    changes_file,
+    column_option,
+    table_option,
+)
 
+change_log: Any = _change_log
 SPENT: dict[str, float] = defaultdict(float)
-COMMIT = 1000  # blocks
+FILE = build_file(
+    "bench.proto", "bench",
+    {"Transfers": "*rows 1 .Transfer",
+     "Transfer": "id 1 str, sender 2 str, receiver 3 str, value 4 str, block 5 u64, "
+     "log_index 6 u32, token 7 str"},
+    options={"Transfer": table_option("transfers"),
+             "Transfer.id": column_option(primary_key=True),
+             "Transfer.value": column_option("uint256")},
+)  # fmt: skip
 
 
-@contextmanager
-def step(name: str) -> Iterator[None]:
-    """Add the CPU time of a block to a step."""
-    begin = time.process_time()
-    yield
-    SPENT[name] += time.process_time() - begin
+def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the CPU time of a function to a step; what a step inside takes is that one's."""
+
+    def call(*args: Any, **given: Any) -> Any:
+        begin, before = time.thread_time(), sum(SPENT.values())
+        try:
+            return function(*args, **given)
+        finally:
+            inside = sum(SPENT.values()) - before
+            SPENT[name] += time.thread_time() - begin - inside
+
+    return call
 
 
-def messages(outputs: list[ModuleOutput]) -> list[bytes]:
-    """Return what an endpoint would send."""
-    made = []
-    for first in range(0, len(outputs), 100):
-        response = CLASSES["v4.Response"]()
-        for one in outputs[first : first + 100]:
-            item = response.block_scoped_datas.items.add(
-                cursor=one.cursor, final_block_height=one.clock.number
-            )
-            item.clock.id, item.clock.number = one.clock.hash, one.clock.number
-            item.clock.timestamp.seconds = one.clock.timestamp or 0
-            item.output.map_output.type_url = one.type_url
-            item.output.map_output.value = one.value
-        made.append(response.SerializeToString())
-    return made
+# --- the endpoint, in a process of its own --------------------------------------------------------
 
 
-def relational() -> tuple[RelationalMapping, Any]:
-    """Return annotated transfers, the columns of which are those of the changes."""
-    file = build_file(
-        "bench.proto", "bench",
-        {"Transfers": "*rows 1 .Transfer",
-         "Transfer": "id 1 str, sender 2 str, receiver 3 str, value 4 str, block 5 u64, "
-         "log_index 6 u32, token 7 str"},
-        options={"Transfer": table_option("transfers"),
-                 "Transfer.id": column_option(primary_key=True),
-                 "Transfer.value": column_option("uint256")},
-    )  # fmt: skip
-    mapping = RelationalMapping(TypeSet([file]), "bench.Transfers")
-    return mapping, message_factory.GetMessageClass(mapping.descriptor)
-
-
-def relational_outputs(kind: Any, mapping: RelationalMapping, blocks: int) -> list[ModuleOutput]:
-    """Return the same rows as messages of a type of their own."""
+def relational_outputs(blocks: int) -> list[ModuleOutput]:
+    """Return the rows of the changes as messages of a type of their own."""
+    kind = message_factory.GetMessageClass(TypeSet([FILE]).descriptor("bench.Transfers"))
     random, found = Random(1), []
     for empty in change_outputs(blocks, rows=0):
         number, made = empty.clock.number, kind()
@@ -95,67 +94,147 @@ def relational_outputs(kind: Any, mapping: RelationalMapping, blocks: int) -> li
                 log_index=at,
                 token=f"0x{random.getrandbits(160):040x}",
             )
-        value = made.SerializeToString()
-        found.append(ModuleOutput(empty.clock, empty.cursor, 0, mapping.type_url, value))
+        value, url = made.SerializeToString(), "type.googleapis.com/bench.Transfers"
+        found.append(ModuleOutput(empty.clock, empty.cursor, 0, url, value))
     return found
 
 
-def main() -> None:
-    """Print rows a second and the CPU seconds of a million rows, by step."""
-    kind = sys.argv[1] if len(sys.argv) > 1 else "changes"
-    blocks = int(sys.argv[2]) if len(sys.argv) > 2 else 5000
+def messages(outputs: list[ModuleOutput]) -> list[bytes]:
+    """Return what an endpoint sends."""
+    session = CLASSES["v4.Response"]()
+    session.session.trace_id = "bench"
+    made = [session.SerializeToString()]
+    for first in range(0, len(outputs), 100):
+        response = CLASSES["v4.Response"]()
+        for one in outputs[first : first + 100]:
+            item = response.block_scoped_datas.items.add(
+                cursor=one.cursor.ljust(250, "x"), final_block_height=one.clock.number
+            )
+            item.clock.id, item.clock.number = one.clock.hash, one.clock.number
+            item.clock.timestamp.seconds = one.clock.timestamp or 0
+            item.output.map_output.type_url = one.type_url
+            item.output.map_output.value = one.value
+        made.append(response.SerializeToString())
+    return made
+
+
+def serve(kind: str, blocks: int, told: Any) -> None:
+    """Render the messages, say the port and their size, and send them to each session."""
+    sent = messages(change_outputs(blocks) if kind == "changes" else relational_outputs(blocks))
+
+    def session(request: bytes, context: Any) -> Iterator[bytes]:
+        yield from sent
+
+    handler = grpc.unary_stream_rpc_method_handler(session)
+    server = grpc.server(ThreadPoolExecutor(2))
+    service = "sf.substreams.rpc.v4.Stream"
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler(service, {"Blocks": handler})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    before = time.process_time()
+    told.send((port, sum(map(len, sent))))
+    told.recv()
+    told.send(time.process_time() - before)
+
+
+# --- the stream -----------------------------------------------------------------------------------
+
+
+def measure(kind: str, blocks: int, *, profiled: bool, executors: bool) -> None:
+    """Load everything, and print what it took."""
+    rows = blocks * 100
+    ours, theirs = get_context("spawn").Pipe()
+    server = get_context("spawn").Process(target=serve, args=(kind, blocks, theirs), daemon=True)
+    server.start()
+    port, size = ours.recv()
     with postgres_server() as address:
         if kind == "changes":
-            decoder: Any = decoder_of(TYPES, "sf.substreams.sink.database.v1.DatabaseChanges",
-                                      [TABLE])  # fmt: skip
+            files, type_name, decoder = (changes_file(),), MESSAGE, None
             target: Any = history_target(address, tables=[TABLE])
-            sent = messages(change_outputs(blocks))
         else:
-            decoder, made = relational()
+            files, type_name = (FILE,), "bench.Transfers"
+            decoder = RelationalMapping(TypeSet(files), type_name)
             target = relational_target(address, decoder)
-            sent = messages(relational_outputs(made, decoder, blocks))
-        target.bind("bench")
-        state = target.recover()
-        begin = time.perf_counter()
-        state = load(sent, decoder, target, state)
-        seconds = time.perf_counter() - begin
-        target.close()
-    rows = blocks * 100
-    size = sum(map(len, sent)) / rows
-    print(f"{kind}: {rows} rows of {size:.0f} bytes in {seconds:.1f} s, "
-          f"{rows / seconds / 1000:.0f} thousand rows/s")  # fmt: skip
-    for name, spent in SPENT.items():
-        print(f"  {name:8}{spent / rows * 1e6:6.2f} CPU-s per million rows")
-    print(f"  {'all':8}{sum(SPENT.values()) / rows * 1e6:6.2f}")
+        package = SimModule("out", type_name, lambda block: b"", files).package()
+        spark = None
+        if executors:
+            from headwater.spark import local_session
 
-
-def load(sent: list[bytes], decoder: Any, target: Any, state: PipeState) -> PipeState:
-    """Commit everything."""
-    waiting: list[ModuleOutput] = []
-    for at, raw in enumerate(sent):
-        with step("receive"):
-            said = read_response(V4, raw)
-            assert isinstance(said, Outputs), "blocks were sent"
-            waiting += said.items
-        if len(waiting) < COMMIT and at + 1 < len(sent):
-            continue
-        with step("decode"):
-            data = decoder.decode(waiting)
-        last = waiting[-1].clock
-        head = Head(BlockCursor(last.number, last.hash), BlockCursor(last.number, last.hash))
-        headers = tuple(
-            BlockHeader(one.clock.number, one.clock.hash, f"0x{one.clock.number - 1:064x}",
-                        one.clock.number - 1, one.clock.timestamp or 0)
-            for one in waiting
+            spark = local_session("bench")
+        stream = substreams_stream(
+            id="bench", endpoint=f"http://127.0.0.1:{port}", package=package, start=1,
+            stop=blocks + 1, tables=[TABLE] if kind == "changes" else [], decoder=decoder,
+            spark=spark, on_executors=executors,
         )  # fmt: skip
-        (batch,) = batches(state, Blocks(headers, tuple(b"" for _ in headers), head))
-        with step("check"):
-            ready = prepared(target, batch.with_data(Delivery(data)))
-        with step("load"):
-            target.commit([ready], batch.state)
-        state, waiting = batch.state, []
-    return state
+        if not executors:
+            object.__setattr__(stream, "decoder", Timed(stream.decoder))
+        change_log.check = timed("check", change_log.check)
+        change_log.fold = timed("fold", change_log.fold)
+        target.commit = timed("load", target.commit)
+        loop = timed("loop", lambda: stream.pipe_to(target, progress=False))
+        profile = cProfile.Profile() if profiled else None
+        begin, spent, database = time.perf_counter(), time.process_time(), server_seconds()
+        if profile is not None:
+            profile.runcall(loop)
+        else:
+            loop()
+        seconds, spent = time.perf_counter() - begin, time.process_time() - spent
+        database = server_seconds() - database
+        ours.send("end")
+        endpoint = ours.recv()
+        (held,) = target.query("SELECT count(*) AS n FROM transfers")["n"].to_pylist()
+        assert held == rows, "every row is there"
+        target.close()
+    million = rows / 1e6
+    print(f"{kind}: {rows} rows of {size / rows:.0f} bytes in {seconds:.1f} s, "
+          f"{rows / seconds / 1000:.0f} thousand rows/s")  # fmt: skip
+    SPENT["receive"] = spent - sum(SPENT.values())  # gRPC's threads, and the one that parses
+    for name in ("receive", "decode", "check", "fold", "load", "loop"):
+        print(f"  {name:16}{SPENT[name] / million:6.2f} CPU-s per million rows")
+    print(f"  {'this process':16}{spent / million:6.2f}")
+    print(f"  {'PostgreSQL':16}{database / million:6.2f}")
+    print(f"  {'endpoint':16}{endpoint / million:6.2f}")
+    print(f"  peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB")
+    if profile is not None:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+
+
+class Timed:
+    """A decoder whose time is counted."""
+
+    def __init__(self, inner: Any) -> None:
+        self.schemas, self.type_url = inner.schemas, inner.type_url
+        self.decode = timed("decode", inner.decode)
+
+
+def server_seconds() -> float:
+    """Return the CPU time of all PostgreSQL processes that this one, or theirs, have started."""
+    ticks, found = os.sysconf("SC_CLK_TCK"), 0.0
+    parents: dict[int, int] = {}
+    servers: dict[int, float] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            name, _, rest = process.joinpath("stat").read_text().rpartition(")")
+        except OSError:
+            continue
+        fields, number = rest.split(), int(process.name)
+        parents[number] = int(fields[1])
+        if "(postgres" in name:
+            servers[number] = sum(map(int, fields[11:13])) / ticks
+    for number, spent in servers.items():
+        while number not in (0, 1, os.getpid()):
+            number = parents.get(number, 0)
+        found += spent if number == os.getpid() else 0.0
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    given = [one for one in sys.argv[1:] if not one.startswith("--")]
+    measure(
+        given[0] if given else "changes",
+        int(given[1]) if len(given) > 1 else 5000,
+        profiled="--profile" in sys.argv,
+        executors="--executors" in sys.argv,
+    )

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.changes.grouping import codes_of, sorted_by
+from headwater.changes.grouping import codes_of, sorted_by, taken
 from headwater.changes.model import (
     ADD,
     FIELD_OPERATIONS,
@@ -50,11 +50,13 @@ def fold_runs(entries: pa.Array, rows: Codes, count: int) -> Runs:
     Raises:
         ChangeNumberError: a number is needed, and a value is none.
     """
-    names, known = _name_codes(entries.field(0))
+    names, known = codes_of(entries.field(0))
+    if not _ascend(rows * max(len(known), 1) + names):
+        names, known = _ranked(names, known)
     order = sorted_by(rows * max(len(known), 1) + names)
     rows, names = rows[order], names[order]
     operations = _operation_codes(entries.field(2))[order]
-    values = entries.field(1).take(pa.array(order))
+    values = taken(entries.field(1), order)
     values, operations = _without_sub(values, operations)
     places = np.arange(len(rows), dtype=np.int64)
     new = np.ones(len(rows), np.bool_)
@@ -108,7 +110,7 @@ def _reduce(
         present = np.asarray(pc.is_valid(values))
         source[filled] = _first_present(present, begins[filled], ends[filled])
     texts = pa.concat_arrays(computed) if len(computed) > 1 else values
-    return texts.take(pa.array(source))
+    return taken(texts, source)
 
 
 def _first_present(present: Mask, begins: Codes, ends: Codes) -> Codes:
@@ -118,9 +120,13 @@ def _first_present(present: Mask, begins: Codes, ends: Codes) -> Codes:
     return np.where(firsts < ends, firsts, begins)
 
 
-def _name_codes(names: pa.Array) -> tuple[Codes, pa.Array]:
-    """Return codes that ascend with the names, so that the result does not depend on the batch."""
-    codes, known = codes_of(names)
+def _ascend(codes: Codes) -> bool:
+    """Tell whether entries are in order as they come: most modules name fields in one order."""
+    return bool((codes[1:] > codes[:-1]).all())
+
+
+def _ranked(codes: Codes, known: pa.Array) -> tuple[Codes, pa.Array]:
+    """Return codes that ascend with the names, so that their order does not depend on the batch."""
     order = pc.sort_indices(known).to_numpy()
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))

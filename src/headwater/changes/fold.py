@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.changes.field_runs import Runs, fold_runs
-from headwater.changes.grouping import combine, key_codes, sorted_by
+from headwater.changes.grouping import combine, key_codes, sorted_by, taken
 from headwater.changes.model import (
     DELETE,
     FIELD_OPERATIONS,
@@ -168,7 +168,7 @@ def _assemble(table: pa.Table, groups: _Groups, runs: Runs, chosen: Mask) -> pa.
     fresh = pa.StructArray.from_arrays([names, values], fields=list(fresh_type.value_type))
     changes_row = np.isin(operations, (UPDATE, UPSERT))
     makes_row = np.isin(operations, (INSERT, UPSERT, REPLACE))
-    first = table.take(pa.array(groups.firsts[chosen]))
+    first = taken(table.select(["table", "pk", "ordinal", "block_number"]), groups.firsts[chosen])
     columns = {
         "table": first["table"],
         "pk": first["pk"],

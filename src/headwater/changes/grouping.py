@@ -6,6 +6,8 @@ can collide: ("a/b", "c") and ("a", "b/c") are two keys.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,6 +15,7 @@ import pyarrow.compute as pc
 from headwater.changes.model import Codes, column
 
 _ROOM = 2**62
+Held = TypeVar("Held", pa.Array, pa.Table)
 
 
 def key_codes(table: pa.Table) -> Codes:
@@ -60,11 +63,20 @@ def sorted_by(codes: Codes) -> Codes:
     Code and place are sorted as one number, which is faster than a stable sort of places.
     """
     count = max(len(codes), 1)
+    if (codes[1:] >= codes[:-1]).all():
+        return np.arange(len(codes))
     if len(codes) and (int(codes.max()) + 1) >= 2 * _ROOM // count:
         return np.argsort(codes, kind="stable")
     packed = codes * count + np.arange(len(codes))
     packed.sort()
     return packed % count
+
+
+def taken(values: Held, places: Codes) -> Held:
+    """Return what stands at the places; the same values if these are all places, in order."""
+    if len(places) == len(values) and (places == np.arange(len(places))).all():
+        return values
+    return values.take(pa.array(places))
 
 
 def _ordered(lengths: Codes, names: Codes, values: Codes) -> tuple[Codes, Codes]:

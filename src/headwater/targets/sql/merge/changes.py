@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.changes.declaration import ColumnType, TableSchema
-from headwater.changes.grouping import key_codes, sorted_by
+from headwater.changes.grouping import key_codes, sorted_by, taken
 from headwater.changes.model import FOLDED_OPERATIONS, Codes, Mask, column
 from headwater.changes.values import one_spelling
 from headwater.errors import ChangeNumberError
@@ -128,7 +128,7 @@ class Rounds:
         ranks = np.empty(len(codes), np.int64)
         ranks[order] = np.arange(len(codes)) - np.repeat(starts, sizes)
         for places in np.split(sorted_by(ranks), np.cumsum(np.bincount(ranks))[:-1]):
-            yield self._all(folded.take(pa.array(places)), places)
+            yield self._all(taken(folded, places), places)
 
     def _all(self, folded: pa.Table, places: Codes) -> list[TableChanges]:
         encoded = folded["table"].combine_chunks().dictionary_encode()
@@ -159,14 +159,15 @@ class Rounds:
         columns = _scatter(shape, parts, len(origin))
         known = self._steps.setdefault(shape.name, {})
         known.update(dict.fromkeys(columns))
-        taken = pa.array(origin)
+        codes = np.concatenate([operations, np.full(len(twins), len(KINDS))])
+        codes[twins] = KINDS.index(UPDATE)
         frame = {
             "place": pa.array(places[origin], pa.int64()),
-            "block": column(rows, "block_number").take(taken),
-            "kind": pa.array(kinds.tolist(), pa.string()),
+            "block": taken(column(rows, "block_number"), origin),
+            "kind": pa.array([*KINDS, ABSENT]).take(pa.array(codes)),
         }
         for index, values in enumerate(_keys(shape, column(rows, "pk"))):
-            frame[f"key_{index}"] = values.take(taken)
+            frame[f"key_{index}"] = taken(values, origin)
         numbers = {name: index for index, name in enumerate(shape.columns)}
         for name, step in known:
             kind = pa.bool_() if step == GIVEN else pa.string()
@@ -183,7 +184,7 @@ class Rounds:
             for (name, step), given in columns.items()
             if step == GIVEN and np.asarray(given)[writes].all()
         ]
-        kept = frozenset(kinds.tolist())
+        kept = frozenset(np.unique(kinds).tolist())
         return TableChanges(shape, pa.table(frame), kept, used, frozenset(always))
 
 
@@ -229,7 +230,7 @@ def _divergent(fields: pa.Array, fresh: pa.Array, kinds: Any) -> Codes:
 
 def _entries(lists: pa.Array, rows: Codes, shift: int = 0) -> tuple[Codes, pa.Array]:
     """Return the entries of some rows' lists, and to which row of the frame each belongs."""
-    chosen = lists.take(pa.array(rows))
+    chosen = taken(lists, rows)
     lengths = np.asarray(pc.fill_null(pc.list_value_length(chosen), 0)).astype(np.int64)
     places = rows if not shift else np.arange(len(rows)) + shift
     return np.repeat(places, lengths), chosen.flatten()
@@ -260,10 +261,13 @@ def _scatter(
     for code in np.unique(codes).tolist():
         name, operation = known[code // len(operations)], operations[code % len(operations)]
         entries = np.flatnonzero(codes == code)
-        texts = _spell(shape, name, values.take(pa.array(entries)))
+        texts = _spell(shape, name, taken(values, entries))
         source = np.full(size, -1, np.int64)
         source[rows[entries]] = np.arange(len(entries))
-        found[name, _STEPS[operation]] = texts.take(pa.array(source, mask=source < 0))
+        full = (source >= 0).all()
+        found[name, _STEPS[operation]] = (
+            taken(texts, source) if full else texts.take(pa.array(source, mask=source < 0))
+        )
         if operation == "set":
             found[name, GIVEN] = pa.array(source >= 0)
     return found
@@ -291,6 +295,4 @@ def _keys(shape: Shape, keys: pa.Array) -> list[pa.Array]:
     """Return the columns of the key; each row has all of them, in any order."""
     parts = keys.flatten()
     which = pc.index_in(parts.field(0), value_set=pa.array(shape.key)).to_numpy()
-    return [
-        parts.field(1).take(pa.array(np.flatnonzero(which == at))) for at in range(len(shape.key))
-    ]
+    return [taken(parts.field(1), np.flatnonzero(which == at)) for at in range(len(shape.key))]
