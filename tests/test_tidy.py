@@ -120,3 +120,15 @@ def _stands_alone(path: Path) -> bool:
 def _isort_key(name: str) -> tuple[int, str]:
     """Constants first, then classes, then the rest, as ruff sorts them."""
     return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+
+def test_each_defect_of_the_sql_sink_has_a_test() -> None:
+    """The list is in docs/migrate-from-substreams-sink-sql.md."""
+    guide = (ROOT / "docs/migrate-from-substreams-sink-sql.md").read_text(encoding="utf-8")
+    listed = {int(one) for one in re.findall(r"^\| (\d+) \|", guide, re.MULTILINE)}
+    named = {
+        int(one)
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for one in re.findall(r"mark\.sink_defect\((\d+)\)", path.read_text(encoding="utf-8"))
+    }
+    assert listed == named == set(range(1, 15))

@@ -22,7 +22,7 @@ from headwater.errors import (
     SubstreamsUnreachableError,
 )
 from headwater.portal import Notice, NoticeKind, SystemClock
-from headwater.substreams.client import Dialling, Order, SubstreamsClient, judge, pause_s
+from headwater.substreams.client import Dialling, Order, SubstreamsClient, pause_s
 from headwater.substreams.endpoint import Credentials, Endpoint
 from headwater.substreams.messages import (
     Message,
@@ -32,6 +32,7 @@ from headwater.substreams.messages import (
     StageProgress,
     UndoSignal,
 )
+from headwater.substreams.wire import CLASSES
 from headwater.testing.substreams import (
     DB_OUT,
     EndpointServer,
@@ -122,7 +123,12 @@ def test_not_found_at_the_first_message_is_an_older_version_and_later_it_is_fata
         server.faults.add(EndsWith(0, "UNIMPLEMENTED"))
         with pytest.raises(SubstreamsRefusedError, match="UNIMPLEMENTED"):
             Caller(server).read()
-    assert judge("NOT_FOUND", "", said=False, blocks=False).value == "older version"
+        server.faults.add(EndsWith(-1, "NOT_FOUND"), EndsWith(-1, "UNIMPLEMENTED"))
+        assert numbers(Caller(server).read()) == list(range(10))
+        assert [session.version for session in server.sessions] == [4, 4, 3, 2]
+        server.faults.add(EndsWith(1, "NOT_FOUND"))
+        with pytest.raises(SubstreamsRefusedError, match="NOT_FOUND"):
+            Caller(server).read()
 
 
 def test_no_version_at_all_is_fatal() -> None:
@@ -278,6 +284,46 @@ def test_bytes_that_are_no_message_stop_the_stream(server: EndpointServer) -> No
     server.faults.add(SendsGarbage(1))
     with pytest.raises(SubstreamsMessageError, match="cannot be read"):
         Caller(server).read()
+
+
+CLOCK = {"id": "aa", "number": 3}
+
+
+def said(**content: Any) -> bytes:
+    """Return a message of the fourth version."""
+    return bytes(CLASSES["v4.Response"](**content).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (said(block_scoped_datas={"items": [{"clock": CLOCK}]}), "no cursor or no hash"),
+        (said(block_scoped_datas={"items": [{"cursor": "c"}]}), "no cursor or no hash"),
+        (said(block_scoped_datas={"items": [{"clock": CLOCK, "cursor": "c", "is_partial": True}]}),
+         "a part of a block"),
+        (said(block_undo_signal={"last_valid_block": CLOCK}), "an undo signal has no cursor"),
+    ],
+)  # fmt: skip
+def test_a_message_that_lacks_what_each_has_stops_the_stream(
+    server: EndpointServer, data: bytes, complaint: str
+) -> None:
+    server.faults.add(SendsGarbage(1, data))
+    with pytest.raises(SubstreamsMessageError, match=f"E3105.*{complaint}"):
+        Caller(server).read()
+    assert len(server.sessions) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x52\x00", b"\x5a\x00", b"\xfa\x01\x00", said(block_scoped_datas={})],
+    ids=["nothing", "a store's snapshot", "its end", "a field to come", "no blocks"],
+)
+def test_a_message_that_was_not_asked_for_is_passed_over(
+    server: EndpointServer, data: bytes
+) -> None:
+    server.faults.add(SendsGarbage(1, data))
+    assert numbers(Caller(server).read()) == list(range(10))
+    assert len(server.sessions) == 1
 
 
 def test_a_session_that_ends_while_the_head_is_followed_is_begun_anew(

@@ -188,6 +188,13 @@ def _decoded(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
+@pytest.mark.sink_defect(9)
+def test_two_inserts_of_a_key_are_two_rows_however_they_are_committed() -> None:
+    twice = Changes(block=7).insert("t", "k", n=1).insert("t", "k", n=2).toArrow()
+    found = wide_inserts(twice, {"t": ("a",)})["t"]
+    assert found.select(["a", "n"]).to_pylist() == [{"a": "k", "n": "1"}, {"a": "k", "n": "2"}]
+
+
 def test_what_is_no_insert_is_refused_for_clickhouse() -> None:
     keys = {"t": ("a",), "u": ("a", "b")}
     with pytest.raises(InsertOnlyError, match=r"E6015.*operation=update, block=7"):

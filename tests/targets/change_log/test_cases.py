@@ -11,7 +11,9 @@ import pytest
 from headwater.changes import Changes, TableSchema, add, max_, min_, set_if_null, sub
 from headwater.errors import (
     DuplicateInsertError,
+    PostgresLockError,
     RewindError,
+    StreamInUseError,
     TableMismatchError,
 )
 from headwater.targets import Delivery, SideTable
@@ -34,6 +36,7 @@ def change(number: int) -> Changes:
 
 
 @pytest.mark.guarantee("CASE-1")
+@pytest.mark.sink_defect(1)
 def test_writes_of_several_hot_blocks_in_one_commit_are_undone_one_by_one(place: Place) -> None:
     stream = place.stream(TRANSFER)
     stream.block(9, change(9).insert("transfer", "a", value=9), final=9)
@@ -54,6 +57,7 @@ def test_writes_of_several_hot_blocks_in_one_commit_are_undone_one_by_one(place:
 
 
 @pytest.mark.guarantee("CASE-2")
+@pytest.mark.sink_defect(2)
 def test_what_is_prepared_when_a_fork_arrives_leaves_no_trace(place: Place) -> None:
     stream = place.stream(TRANSFER)
     for number in (1, 2):
@@ -66,6 +70,7 @@ def test_what_is_prepared_when_a_fork_arrives_leaves_no_trace(place: Place) -> N
 
 
 @pytest.mark.guarantee("CASE-3")
+@pytest.mark.sink_defect(3)
 def test_insert_and_delete_in_one_commit_with_a_fork_between_and_the_other_way_round(
     place: Place,
 ) -> None:
@@ -145,6 +150,7 @@ def test_forks_in_a_row_converge_and_can_be_repeated(place: Place) -> None:
 
 @pytest.mark.guarantee("CASE-10")
 @pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.sink_defect(7)
 def test_a_lost_answer_to_commit_does_not_add_twice(place: Place, forward: bool) -> None:
     """DuckDB runs in the process: there is no answer that could get lost."""
     stream = place.stream(TRANSFER)
@@ -169,6 +175,16 @@ def test_a_lost_answer_to_commit_does_not_add_twice(place: Place, forward: bool)
         proxy.close()
 
 
+@pytest.mark.sink_defect(10)
+def test_a_second_writer_of_a_stream_is_refused_and_changes_nothing(place: Place) -> None:
+    stream = place.stream(TRANSFER, id="one")
+    stream.block(1, change(1).insert("transfer", "a", value=1), final=0)
+    with pytest.raises((PostgresLockError, StreamInUseError)):
+        place.stream(TRANSFER, id="one")
+    stream.block(2, change(2).update("transfer", "a", value=add(1)), final=0)
+    assert values(stream) == {"a": 2}
+
+
 @pytest.mark.guarantee("CASE-18")
 def test_a_fork_deeper_than_what_is_kept_is_an_error(place: Place) -> None:
     stream = place.stream(TRANSFER)
@@ -183,6 +199,7 @@ def test_a_fork_deeper_than_what_is_kept_is_an_error(place: Place) -> None:
 
 
 @pytest.mark.guarantee("CASE-22")
+@pytest.mark.sink_defect(12)
 def test_names_keys_and_types_of_every_kind_go_through_history_and_back(place: Place) -> None:
     """Names that need quotes, keys with separators, and what a column can hold."""
     lists = "integer[]"
@@ -230,6 +247,7 @@ def test_names_keys_and_types_of_every_kind_go_through_history_and_back(place: P
 
 
 @pytest.mark.guarantee("CASE-23")
+@pytest.mark.sink_defect(6)
 def test_null_is_no_zero_and_78_digits_are_exact(place: Place) -> None:
     table = TableSchema(
         "t",
@@ -309,6 +327,7 @@ def test_rows_that_the_stream_keeps_for_itself_go_with_their_batch(place: Place)
 
 
 @pytest.mark.guarantee("CASE-29")
+@pytest.mark.sink_defect(4)
 def test_updates_before_an_upsert_do_not_make_half_a_row(place: Place) -> None:
     """Where no row is, the update has no effect and the upsert makes one, with its key."""
     stream = place.stream(TRANSFER)
@@ -327,6 +346,7 @@ def test_updates_before_an_upsert_do_not_make_half_a_row(place: Place) -> None:
 
 
 @pytest.mark.guarantee("CASE-30")
+@pytest.mark.sink_defect(5)
 def test_any_chain_of_field_operations_has_its_effect(place: Place) -> None:
     """None is dropped because it cannot be joined with the one before."""
     stream = place.stream(TRANSFER)
@@ -339,6 +359,7 @@ def test_any_chain_of_field_operations_has_its_effect(place: Place) -> None:
 
 
 @pytest.mark.guarantee("CASE-31")
+@pytest.mark.sink_defect(8)
 def test_a_rollback_that_fails_changes_nothing(place: Place) -> None:
     stream = place.stream(TRANSFER)
     for number in (1, 2):
@@ -373,6 +394,7 @@ def test_two_inserts_of_a_key_are_refused_however_they_are_committed(place: Plac
 
 
 @pytest.mark.guarantee("CASE-33")
+@pytest.mark.sink_defect(11)
 def test_ids_have_64_bits_and_blocks_an_index(place: Place) -> None:
     stream = place.stream(TRANSFER)
     stream.target.close()
@@ -394,6 +416,7 @@ def test_ids_have_64_bits_and_blocks_an_index(place: Place) -> None:
 
 
 @pytest.mark.guarantee("CASE-34")
+@pytest.mark.sink_defect(13)
 def test_rows_that_refer_to_each_other_come_and_go_in_any_order(place: Place) -> None:
     """DuckDB cannot remove a row and what refers to it in one transaction; it can add both."""
     place.sql(
@@ -416,6 +439,7 @@ def test_rows_that_refer_to_each_other_come_and_go_in_any_order(place: Place) ->
 
 
 @pytest.mark.guarantee("CASE-35")
+@pytest.mark.sink_defect(14)
 def test_columns_that_came_since_or_are_computed_do_not_break_an_undo(place: Place) -> None:
     virtual = "STORED" if place.kind == "postgres" else ""
     identity = "GENERATED ALWAYS AS IDENTITY" if place.kind == "postgres" else ""

@@ -140,6 +140,8 @@ class _Session:
         with self._chain.lock:
             first, undo = self._resolve()
             chain_head = self._chain.head.number
+        if self._fault is not None and self._fault.after < 0:
+            yield from self._strike()
         yield self._say(
             session={
                 "trace_id": "sim",
@@ -314,7 +316,8 @@ class _Session:
             yield self._say(fatal_error=said)
             raise SessionEnd("INVALID_ARGUMENT", fault.reason)
         elif isinstance(fault, faults.SendsGarbage):
-            yield b"\xff\xff\xff"
+            self._fault = None
+            yield fault.data
         elif isinstance(fault, faults.UndoesTo):
             self._fault = None
             block_hash = fault.hash

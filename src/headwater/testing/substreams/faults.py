@@ -1,6 +1,7 @@
 """What can go wrong with a session of a simulated endpoint: small values, one per session.
 
-A fault strikes after `after` messages with blocks or undo signals were sent; 0 is before any.
+A fault strikes after `after` messages with blocks or undo signals were sent; 0 is before any, -1
+before anything at all.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class ModuleFails(SessionFault):
 
 @dataclass(frozen=True, slots=True)
 class SendsGarbage(SessionFault):
-    """Bytes that are no message."""
+    """Bytes that are no message, or those of one that was not asked for."""
+
+    data: bytes = b"\xff\xff\xff"
 
 
 @dataclass(frozen=True, slots=True)
