@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
-from headwater.cli.sink import SinkMetrics
 from headwater.core import BlockCursor
 from headwater.errors import (
     CursorMoveError,
@@ -17,13 +18,14 @@ from headwater.errors import (
     SinkCursorError,
     TakeoverError,
 )
+from headwater.metrics import REGISTRY
 from headwater.substreams.cursor_text import CursorText, write_cursor
-from headwater.substreams.messages import Outputs, Progress, UndoSignal
 from headwater.substreams.outputs import decoder_of
 from headwater.substreams.package import Package
+from headwater.substreams.sink_metrics import PREFIX, sink_metrics
 from headwater.targets import duckdb_target, postgres_target
 from headwater.testing.scenarios.change_model import apply_one_by_one
-from headwater.testing.substreams import simulated_endpoint
+from headwater.testing.substreams import EndsWith, SendsGarbage, simulated_endpoint
 from headwater.testing.substreams.modules import DB_OUT, ORDERS
 from tests.cli.test_cursor import run
 from tests.substreams.follower import output_of
@@ -40,6 +42,7 @@ def package(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.sink_defect(9)
 @pytest.mark.parametrize("kind", ["postgres", "duckdb"])
 def test_setup_run_and_cursors(
     kind: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -78,8 +81,11 @@ def test_setup_run_and_cursors(
         run("cursor", "write", dsn, "short", text)
     with pytest.raises(CursorMoveError, match="--all"):
         run("cursor", "delete", dsn)
+    run("cursor", "write", dsn, "e" * 40, text)
     assert "none" in run("cursor", "delete", dsn, "0" * 40, "--yes")
     assert HASH in run("cursor", "delete", dsn, HASH, "--yes")
+    assert run("cursor", "read", dsn).count(" block ") == 1, "that of the other module is there"
+    run("cursor", "delete", dsn, "--all", "--yes")
     assert "no cursors" in run("cursor", "read", dsn)
 
 
@@ -134,16 +140,56 @@ def test_options_that_cannot_be_read(package: str, options: list[str]) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_the_sinks_metrics_have_its_names() -> None:
-    from prometheus_client import CollectorRegistry, generate_latest
+NAMES = """
+head_block_number head_block_time_drift block_wait_time block_time_delta local_processing_time
+message_size_bytes error data_message data_message_size_bytes undo_message unknown_message
+progress_message progress_message_last_block progress_message_running_jobs
+progress_message_last_contiguous_block progress_message_total_processed_blocks
+progress_message_processed_bytes backprocessing_completion postgres_store_flush_count
+postgres_flushed_rows_count postgres_store_flush_duration postgres_head_block_number
+postgres_head_block_time_drift sql_tx_query_execution_duration
+"""
 
-    registry = CollectorRegistry()
-    metrics = SinkMetrics(registry)
-    metrics.hear(Outputs((), 12))
-    metrics.hear(Outputs((), 30))
-    metrics.hear(UndoSignal(BlockCursor(1, "0x1"), "c"))
-    metrics.hear(Progress(processed_blocks=7))
-    text = generate_latest(registry).decode()
-    for line in ("data_message 2.0", "data_message_size_bytes 42.0", "undo_message 1.0",
-                 "progress_message_total_processed_blocks 7.0"):  # fmt: skip
-        assert f"substreams_sink_{line}" in text
+
+def test_the_sinks_metrics_tell_of_a_run_under_its_names(package: str, tmp_path: Path) -> None:
+    """A run with an undo signal and two cuts; `prune_…` is a part of each commit here."""
+    dsn = str(tmp_path / "a.duckdb")
+    sink_metrics()
+    before = _figures()
+    run("sink", "setup", dsn, package)
+    with simulated_endpoint(7, blocks=60, finality_depth=8, bundle=4) as server:
+        server.faults.add(EndsWith(1, "INTERNAL"), SendsGarbage(1, b""), EndsWith(0, "INTERNAL"))
+        run("sink", "run", dsn, package, ":58", "-e", str(server.url), "--no-progress")
+        server.chain.fork(5, 8)
+        run("sink", "run", dsn, package, ":61", "-e", str(server.url), "--no-progress")
+        newest = server.chain.canonical(60, 60)[0]
+    now = _figures()
+    assert {name.partition("{")[0] for name in now} == set(NAMES.split())
+    more = {name: value - before.get(name, 0) for name, value in now.items()}
+    assert now["head_block_number"] == now["postgres_head_block_number"] == 60
+    assert now["head_block_time_drift"] == pytest.approx(time.time() - newest.timestamp, abs=60)
+    assert now["block_time_delta"] == newest.timestamp - server.chain.canonical(59, 59)[0].timestamp
+    assert (more["undo_message"], more["unknown_message"], more["error"]) == (1, 1, 2)
+    assert more["data_message"] >= 61 / 4
+    assert more["data_message_size_bytes"] == more["message_size_bytes"] > 1000
+    assert more["progress_message"] >= 4, "each session begins with one"
+    assert now['progress_message_running_jobs{stage="0"}'] == 1
+    assert now['progress_message_last_block{stage="0"}'] <= 60
+    assert now["backprocessing_completion"] == 1
+    assert more["postgres_store_flush_count"] >= 2
+    assert more["postgres_flushed_rows_count"] > 50
+    seconds = more['sql_tx_query_execution_duration{type="normal"}']
+    assert more["postgres_store_flush_duration"] == pytest.approx(seconds * 1e9)
+    assert more['sql_tx_query_execution_duration{type="undo"}'] > 0
+    assert more["local_processing_time"] > seconds > 0
+    assert more["block_wait_time"] > 0
+
+
+def _figures() -> dict[str, float]:
+    """Return what a scrape shows of the sink's metrics."""
+    found = {}
+    for line in generate_latest(REGISTRY).decode().splitlines():
+        if line.startswith(PREFIX):
+            name, _, value = line.rpartition(" ")
+            found[name.removeprefix(PREFIX)] = float(value)
+    return found

@@ -7,18 +7,14 @@ docs/migrate-from-substreams-sink-sql.md goes through them one by one.
 from __future__ import annotations
 
 import os
-from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from prometheus_client import CollectorRegistry, Gauge
 
 from headwater.cli.target_options import say, substreams_module
 from headwater.core import Flush
 from headwater.errors import InvalidOptionError
-from headwater.metrics import REGISTRY
-from headwater.pipeline import Committed
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -195,7 +191,8 @@ def run(
         if note:
             say(note, "yellow")
     client = substreams_module("client")
-    metrics = SinkMetrics()
+    metrics = substreams_module("sink_metrics").sink_metrics()
+    metrics.follow(stream_id)
     stream = import_module("headwater.stream.substreams").substreams_stream(
         id=stream_id,
         endpoint=endpoint,
@@ -220,9 +217,7 @@ def run(
         ),
         on_message=metrics.hear,
     )
-    stream.pipe_to(
-        target, dashboard=prometheus_addr or None, progress=progress, on_event=metrics.happened
-    )
+    stream.pipe_to(target, dashboard=prometheus_addr or None, progress=progress)
 
 
 @app.command()
@@ -298,47 +293,3 @@ def _headers(given: list[str] | None) -> dict[str, str]:
             raise InvalidOptionError("--header takes name:value")  # the value may be a secret
         found[name.strip().lower()] = value.strip()
     return found
-
-
-class SinkMetrics:
-    """The figures of the sink's own dashboards, under its names, beside ours."""
-
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._registry = registry
-
-    def hear(self, message: Any) -> None:
-        """Count what an endpoint says. Called in the loop's thread."""
-        match type(message).__name__:
-            case "Outputs":
-                self._add("data_message", 1)
-                self._add("data_message_size_bytes", message.size)
-            case "UndoSignal":
-                self._add("undo_message", 1)
-            case "Progress":
-                self._add("progress_message", 1)
-                self._set("progress_message_total_processed_blocks", message.processed_blocks)
-            case "FatalError":
-                self._add("error", 1)
-            case "SessionInit":
-                pass
-            case _:
-                self._add("unknown_message", 1)
-
-    def happened(self, event: Any) -> None:
-        """Count commits. Called in the loop's thread."""
-        if isinstance(event, Committed):
-            self._set("head_block_number", event.state.number)
-            self._add("postgres_store_flush_count", 1)
-
-    def _set(self, name: str, value: float) -> None:
-        _gauge(self._registry, name).set(value)
-
-    def _add(self, name: str, value: float) -> None:
-        _gauge(self._registry, name).inc(value)
-
-
-@cache
-def _gauge(registry: CollectorRegistry, name: str) -> Gauge:
-    """Return a figure; all streams of a process share it, as the sink has one."""
-    words = name.replace("_", " ")
-    return Gauge(f"substreams_sink_{name}", f"The sink's own: {words}", registry=registry)

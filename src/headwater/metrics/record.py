@@ -148,7 +148,7 @@ class StreamRecord:
                     self._say(str(notice))
                 self.trouble = "the portal does not answer, asking again"
                 if "status" in notice.facts:
-                    self.trouble = f"the portal answers {reason}, asking again"
+                    self.trouble = f"the source answers {reason}, asking again"
             elif notice.kind is NoticeKind.STALLED:
                 meters.stalls.labels(self.id).inc()
                 self.status = "stalled"

@@ -270,7 +270,7 @@ class Reading:
                 message = read_response(version, data)
                 if isinstance(message, FatalError):
                     session.failed = message
-                elif message is not None:
+                else:
                     if isinstance(message, Outputs | UndoSignal):
                         self._arrived(message)
                         session.blocks = True

@@ -68,11 +68,15 @@ class SessionInit:
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
-    """How far the modules of one stage were processed: blocks without a hole from the start."""
+    """How far the modules of one stage were processed.
+
+    `contiguous_to` counts blocks without a hole from the start, `reached` is the highest of all.
+    """
 
     modules: tuple[str, ...]
     contiguous_to: int | None
     running_jobs: int = 0
+    reached: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,12 @@ class Outputs:
     size: int = 0
 
 
-Message = SessionInit | Progress | Outputs | UndoSignal | FatalError
+@dataclass(frozen=True, slots=True)
+class OtherMessage:
+    """A message that Headwater has not asked for, such as one of a later version."""
+
+
+Message = SessionInit | Progress | Outputs | UndoSignal | FatalError | OtherMessage
 
 
 class OutputDecoder(Protocol):

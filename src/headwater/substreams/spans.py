@@ -120,7 +120,7 @@ def has_executors(session: SparkSession | None) -> bool:
     """Tell whether a session's executors are on other machines, or at least other processes.
 
     On one machine they share its cores with the driver, and bytes that travel to them and rows that
-    come back cost more than decoding saves (docs/decisions/0019). A session of Spark Connect cannot
+    come back cost more than decoding saves (docs/decisions/0021). A session of Spark Connect cannot
     be handed bytes.
     """
     if session is None or type(session).__module__.startswith("pyspark.sql.connect"):

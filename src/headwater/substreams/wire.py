@@ -18,6 +18,7 @@ from headwater.substreams.messages import (
     FatalError,
     Message,
     ModuleOutput,
+    OtherMessage,
     Outputs,
     Progress,
     SessionInit,
@@ -94,8 +95,8 @@ CLASSES = build_classes(
 _RESPONSES = {V2: "v2.Response", V3: "v2.Response", V4: "v4.Response"}
 
 
-def read_response(version: int, data: bytes) -> Message | None:
-    """Return what an endpoint said; None for a message that Headwater does not ask for.
+def read_response(version: int, data: bytes) -> Message:
+    """Return what an endpoint said.
 
     Raises:
         SubstreamsMessageError: the bytes are no message of the protocol, or lack what each has.
@@ -109,7 +110,7 @@ def read_response(version: int, data: bytes) -> Message | None:
     match response.WhichOneof("message"):
         case "block_scoped_datas":
             items = tuple(_output(item) for item in response.block_scoped_datas.items)
-            return Outputs(items, len(data)) if items else None
+            return Outputs(items, len(data)) if items else OtherMessage()
         case "block_scoped_data":
             return Outputs((_output(response.block_scoped_data),), len(data))
         case "block_undo_signal":
@@ -126,7 +127,7 @@ def read_response(version: int, data: bytes) -> Message | None:
             said = response.fatal_error
             return FatalError(said.module, said.reason, tuple(said.logs), said.logs_truncated)
         case _:
-            return None
+            return OtherMessage()
 
 
 def _output(data: Any) -> ModuleOutput:
@@ -154,7 +155,7 @@ def _progress(said: Any) -> Progress:
     jobs = [job.stage for job in said.running_jobs]
     return Progress(
         tuple(
-            StageProgress(tuple(stage.modules), _contiguous(stage), jobs.count(at))
+            StageProgress(tuple(stage.modules), *_ends(stage, jobs.count(at)))
             for at, stage in enumerate(said.stages)
         ),
         len(jobs),
@@ -164,7 +165,7 @@ def _progress(said: Any) -> Progress:
     )
 
 
-def _contiguous(stage: Any) -> int | None:
-    """Return where the first completed range of a stage ends."""
+def _ends(stage: Any, jobs: int) -> tuple[int | None, int, int | None]:
+    """Return where the first completed range of a stage ends, its jobs, and where the last does."""
     ranges = sorted((one.start_block, one.end_block) for one in stage.completed_ranges)
-    return ranges[0][1] if ranges else None
+    return (ranges[0][1], jobs, ranges[-1][1]) if ranges else (None, jobs, None)
