@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
+from threading import current_thread
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headwater import BlockCursor, Flush
 from headwater.errors import (
     ConfigChangedError,
+    DatabaseChangesError,
     ForkHandlerMissingError,
     InvalidOptionError,
     StreamIdError,
@@ -23,6 +28,7 @@ from headwater.pipeline import Committed, Event, Recovered, RolledBack
 from headwater.stream import StopRequested, create_target
 from headwater.stream.substreams import substreams_stream
 from headwater.substreams.client import Dialling
+from headwater.substreams.messages import ModuleOutput, OutputDecoder
 from headwater.testing.chain.tree import ChainSim, SimBlock
 from headwater.testing.substreams import (
     DB_OUT,
@@ -304,6 +310,45 @@ def test_another_package_is_another_stream(place: Place) -> None:
             run(stream_of(server, package=other, stop=20), place.target(*TABLES))
         ignoring = stream_of(server, package=other, stop=20, on_config_change="ignore")
         run(ignoring, place.target(*TABLES))
+
+
+def test_final_blocks_are_decoded_as_they_arrive_and_hot_ones_by_the_loop(place: Place) -> None:
+    chain, target = chain_of(60, 40), place.target(*TABLES)
+    seen: list[tuple[bool, int]] = []
+    with simulated_endpoint(chain=chain, bundle=10, skip_empty=False) as server:
+        stream = stream_of(server, stop=60, tables=TABLES)
+        watched = Watched(stream.decoder, seen)
+        run(replace(stream, decoder=watched), target)
+    ahead = {number for is_ahead, number in seen if is_ahead}
+    loop = {number for is_ahead, number in seen if not is_ahead}
+    assert ahead == set(range(40)), "whole messages of final blocks"
+    assert loop == set(range(40, 60)), "none of them twice"
+    assert stored(target.query) == expected(chain.canonical(0, 59))
+
+
+class Watched:
+    """A decoder that notes in which thread it decodes a block."""
+
+    def __init__(self, inner: OutputDecoder, seen: list[tuple[bool, int]]) -> None:
+        self.schemas, self.type_url = inner.schemas, inner.type_url
+        self._inner, self._seen = inner, seen
+
+    def decode(self, outputs: Sequence[ModuleOutput]) -> dict[str, pa.Table]:
+        ahead = current_thread().name == "headwater-substreams"
+        self._seen += [(ahead, one.clock.number) for one in outputs]
+        return self._inner.decode(outputs)
+
+
+def test_an_output_that_cannot_be_decoded_ends_the_stream_at_its_block(place: Place) -> None:
+    def broken(block: SimBlock) -> bytes:
+        return b"\xff" if block.number == 25 else b""
+
+    target = place.target(*TABLES)
+    with (
+        simulated_endpoint(chain=chain_of(40, 35), modules=[module(broken)], bundle=10) as server,
+        pytest.raises(DatabaseChangesError, match=r"E6007.*block=25"),
+    ):
+        run(stream_of(server, stop=40), target)
 
 
 # --- other ways to read ---------------------------------------------------------------------------

@@ -134,6 +134,7 @@ class SubstreamsRun(Run):
             stop=stream.stop,
             on_message=self._hear,
             check=self._interrupt.check_if_idle,
+            decode=None if stream.far_bytes else stream.decoder.decode,
         )
 
     def open(self, state: PipeState) -> None:
@@ -235,7 +236,8 @@ class ModuleAssembler(Assembler):
         return self._hold(span, len(batch.headers), keep=self._keeps)
 
     def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
-        return Decoded(self._decoder.decode(self._log.outputs(batch.headers)), {}, {})
+        outputs = self._log.outputs(batch.headers)
+        return Decoded(dict(self._log.decode(outputs, self._decoder)), {}, {})
 
 
 def substreams_stream(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, BlockHeader, PipeState
-from headwater.substreams.messages import ModuleOutput
+from headwater.substreams.messages import ModuleOutput, OutputDecoder, Outputs
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
 
 TABLE = SideTable(
@@ -28,6 +28,7 @@ TABLE = SideTable(
         ]
     ),
 )
+Tables = Mapping[str, pa.Table]
 PRUNE_AT = 200  # rows that no resume needs, before they are removed
 
 
@@ -48,6 +49,7 @@ class CursorLog:
 
     def __init__(self) -> None:
         self._notes: dict[int, Note] = {}  # ascending
+        self._made: dict[int, Outputs] = {}  # what was decoded when it arrived, by its first block
         self._rows: list[int] = []  # blocks that have a row, ascending
         self._target: KeepsSideTables | None = None
 
@@ -71,8 +73,37 @@ class CursorLog:
         note = self._notes.get(block.number)
         return "" if note is None or note.hash != block.hash else note.cursor
 
+    def decoded(self, message: Outputs) -> None:
+        """Remember the tables of a message whose blocks are about to be handed out."""
+        if message.tables is not None:
+            self._made[message.items[0].clock.number] = message
+
+    def decode(self, outputs: Sequence[ModuleOutput], decoder: OutputDecoder) -> Tables:
+        """Return the tables of outputs; what was decoded as it arrived is not decoded again."""
+        made: list[Mapping[str, pa.Table]] = []
+        rest: list[ModuleOutput] = []
+        at = 0
+        while at < len(outputs):
+            held = self._made.pop(outputs[at].clock.number, None)
+            end = at + (0 if held is None else len(held.items))
+            if held is None or held.tables is None or outputs[end - 1 : end] != [held.items[-1]]:
+                rest.append(outputs[at])  # or the message was handed out in part
+                at += 1
+                continue
+            if rest:
+                made.append(decoder.decode(rest))
+                rest = []
+            made.append(held.tables)
+            at = end
+        if rest or not made:
+            made.append(decoder.decode(rest))
+        if len(made) == 1:
+            return made[0]
+        return {name: pa.concat_tables([one[name] for one in made]) for name in decoder.schemas}
+
     def undo(self, number: int) -> None:
         """Forget what lies above a block."""
+        self._made.clear()
         for above in [one for one in self._notes if one > number]:
             del self._notes[above]
 
@@ -129,6 +160,8 @@ class CursorLog:
                 self._notes[number].output = None
         if state.number > (self._rows[-1] if self._rows else -1):
             self._rows.append(state.number)
+        for first in [one for one in self._made if one <= state.number]:
+            del self._made[first]
         old = [number for number in self._rows if number < kept]
         if self._target is not None and len(old) >= PRUNE_AT:
             self._target.settle_side_rows(TABLE.name, (old[-1], 0), {})

@@ -102,10 +102,14 @@ class FatalError:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Consecutive outputs that arrived in one message, in ascending order."""
+    """Consecutive outputs that arrived in one message, in ascending order.
+
+    `tables` are what a decoder has made of all of them, if one has already.
+    """
 
     items: tuple[ModuleOutput, ...]
     size: int = 0
+    tables: Mapping[str, pa.Table] | None = None
 
 
 @dataclass(frozen=True, slots=True)

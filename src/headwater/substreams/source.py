@@ -1,7 +1,8 @@
 """A Substreams endpoint as the loop's source: outputs become blocks, undo signals become `Undo`.
 
-A thread receives ahead of the loop, within bounds; what has arrived meanwhile is handed out
-together, so that a slow commit is followed by a large one. Between two readings the session stays
+A thread receives ahead of the loop, within bounds, and decodes the final blocks of a message at
+once, while the loop waits for the database; what has arrived meanwhile is handed out together, so
+that a slow commit is followed by a large one. Between two readings the session stays
 open if the loop stands where the session does; otherwise the endpoint is dialled anew, from the
 cursor of the block that the loop stands at. Runs on the driver. A restart reads on from the stored
 cursor; if its block was orphaned meanwhile, the endpoint says so first.
@@ -10,8 +11,12 @@ cursor; if its block was orphaned meanwhile, the endpoint says so first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from threading import Condition, Thread
+
+import pyarrow as pa
 
 from headwater.core import (
     AtHead,
@@ -25,7 +30,7 @@ from headwater.core import (
     Undo,
 )
 from headwater.core.cursor import UNKNOWN_HASH
-from headwater.errors import SubstreamsMessageError
+from headwater.errors import HeadwaterError, SubstreamsMessageError
 from headwater.pipeline import Answers
 from headwater.substreams.client import Reading, SubstreamsClient
 from headwater.substreams.cursors import CursorLog
@@ -38,8 +43,10 @@ from headwater.substreams.messages import (
     UndoSignal,
 )
 
+Decode = Callable[[Sequence[ModuleOutput]], Mapping[str, pa.Table]]
 AHEAD_BYTES = 64 << 20  # of messages that wait for the loop
 TOGETHER_BLOCKS, TOGETHER_BYTES = 2000, 16 << 20  # handed out in one answer
+DECODED_BLOCKS = 2  # in a message, from which it is decoded when it arrives
 IDLE_S = 1.0  # without a message at the head: time for what waits by the clock
 
 
@@ -47,7 +54,7 @@ class SubstreamsSource:
     """Reads one module from `start` up to, not including, `stop`; 0 follows the head.
 
     `on_message` is told of every message, in the loop's thread. `check` raises if the run is to
-    end.
+    end. `decode` is called ahead, in the thread that receives.
     """
 
     def __init__(
@@ -59,7 +66,9 @@ class SubstreamsSource:
         stop: int = 0,
         on_message: Callable[[Message], None] = lambda message: None,
         check: Callable[[], None] = lambda: None,
+        decode: Decode | None = None,
     ) -> None:
+        self._decode = decode
         self._client = client
         self._log = log
         self._start = start
@@ -133,7 +142,8 @@ class SubstreamsSource:
         self._anchor = None
         if not cursor and state.cursor is not None and state.cursor.hash != UNKNOWN_HASH:
             start, self._anchor = state.number, state.cursor
-        self._feed = Feed(self._client.read(cursor=cursor, start=start, stop=stop), stop)
+        reading = self._client.read(cursor=cursor, start=start, stop=stop)
+        self._feed = Feed(reading, stop, decode=self._decode)
         return self._feed
 
     # --- what it says -----------------------------------------------------------------------------
@@ -141,11 +151,13 @@ class SubstreamsSource:
     def _blocks(self, message: Outputs, feed: Feed) -> Iterator[Blocks | Fork]:
         """Hand out the blocks of a message, and of those that arrived right after it."""
         items, size = list(message.items), message.size
+        self._log.decoded(message)
         while len(items) < TOGETHER_BLOCKS and size < TOGETHER_BYTES:
             more = feed.take_outputs()
             if more is None:
                 break
             self._on_message(more)
+            self._log.decoded(more)
             items += more.items
             size += more.size
         taken: list[ModuleOutput] = []
@@ -193,9 +205,21 @@ class SubstreamsSource:
 
 
 class Feed:
-    """Receives a reading in a thread of its own, ahead of the loop, within a bound of bytes."""
+    """Receives a reading in a thread of its own, ahead of the loop, within a bound of bytes.
 
-    def __init__(self, reading: Reading, stop: int, *, ahead: int = AHEAD_BYTES) -> None:
+    Messages of final blocks are decoded there; one that cannot be is decoded again by the loop,
+    which then says what is wrong with it.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        stop: int,
+        *,
+        ahead: int = AHEAD_BYTES,
+        decode: Decode | None = None,
+    ) -> None:
+        self._decode = decode
         self.stop = stop
         self._reading = reading
         self._ahead = ahead
@@ -250,7 +274,8 @@ class Feed:
 
     def _receive(self) -> None:
         try:
-            for message in self._reading:
+            for arrived in self._reading:
+                message = self._prepared(arrived)
                 with self._changed:
                     while self._size >= self._ahead and not self._closed:
                         self._changed.wait()
@@ -264,6 +289,18 @@ class Feed:
         with self._changed:
             self._over = True
             self._changed.notify_all()
+
+    def _prepared(self, message: Message) -> Message:
+        """Return a message of final blocks with its tables."""
+        if self._decode is None or not isinstance(message, Outputs):
+            return message
+        if len(message.items) < DECODED_BLOCKS:
+            return message
+        if any(one.final_height < one.clock.number for one in message.items):
+            return message
+        with suppress(HeadwaterError):
+            return replace(message, tables=self._decode(message.items))
+        return message
 
 
 def _size(message: Message) -> int:
