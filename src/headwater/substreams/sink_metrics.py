@@ -30,6 +30,7 @@ from headwater.substreams.messages import (
 
 PREFIX = "substreams_sink_"
 _STAGES = "headwater_stage_seconds_sum"
+_POSITIONS = ("headwater_cursor_block", "headwater_lag_seconds")
 _OF_STAGE = {
     "progress_message_last_block": "reached",
     "progress_message_last_contiguous_block": "contiguous_to",
@@ -42,7 +43,7 @@ class SinkMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._ids: set[str] = set()
+        self._ids: dict[str, None] = {}  # in the order in which they began
         self._counts = dict.fromkeys(
             ("data_message", "data_message_size_bytes", "undo_message", "progress_message",
              "unknown_message"), 0,
@@ -52,8 +53,9 @@ class SinkMetrics(Collector):
         self._block_s = 0.0
 
     def follow(self, stream_id: str) -> None:
-        """Count the stream of this id too."""
-        self._ids.add(stream_id)
+        """Count the stream of this id too; the newest is the one whose position is shown."""
+        self._ids.pop(stream_id, None)
+        self._ids[stream_id] = None
 
     def hear(self, message: Message) -> None:
         """Count what an endpoint says. Called in the loop's thread."""
@@ -123,7 +125,10 @@ class SinkMetrics(Collector):
                 if sample.labels.get("id") not in self._ids:
                     continue
                 name = sample.labels["stage"] if sample.name == _STAGES else sample.name
-                found[name] = found.get(name, 0.0) + sample.value
+                if name not in _POSITIONS:
+                    found[name] = found.get(name, 0.0) + sample.value
+                elif sample.labels["id"] == next(reversed(self._ids)):
+                    found[name] = sample.value
         return found
 
     def _count(self, name: str, value: int = 1) -> None:
