@@ -27,6 +27,7 @@ WITHOUT_SPARK = [
     "docs/guides/fork-handling.md",
     "docs/guides/sql-reorg-handling.md",
     "docs/monitoring.md",
+    "docs/lake.md",
     "docs/substreams.md",
     "docs/tutorial.md",
 ]

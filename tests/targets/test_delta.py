@@ -45,7 +45,7 @@ from headwater.testing.conformance.model import (
 )
 from headwater.testing.conformance.suite import apply_changes
 from tests.stream.truth import COLUMNS, transfers
-from tests.targets.lake_places import ACCESS_KEY, SECRET_KEY, bucket
+from tests.targets.lake_places import ACCESS_KEY, SECRET_KEY, bucket, delta_options
 
 TABLES = ("log", table("balances", key=KEY))
 
@@ -387,6 +387,38 @@ def test_hot_blocks_are_readable_at_once_and_a_fork_takes_them_back(
 
     stream.pipe_to(delta_target(tmp_path), on_event=follow, progress=False)
     assert len(forked) == 3
+
+
+def test_of_two_writers_that_commit_at_once_to_s3_one_is_refused(tmp_path: Path) -> None:
+    """The second takes over and commits while the first is about to: its entry is there first."""
+    place = bucket()
+
+    def opened() -> Rig:
+        target = made(place.uri, tables=["log"], options=place.options)
+        target.recover()
+        return Rig(target, lambda name: read(), ["log"])
+
+    def read() -> list[dict[str, Any]]:
+        stored = DeltaTable(f"{place.uri}/log", storage_options=delta_options(place))
+        found: list[dict[str, Any]] = stored.to_pyarrow_table().to_pylist()
+        return found
+
+    first = opened()
+    first.block(1, log(1, "first"), final=1)
+    second: list[Rig] = []
+
+    def meanwhile(step: str) -> None:
+        if step == "commit log" and not second:
+            second.append(opened())
+            second[0].model.settle(first.state)
+            second[0].block(2, log(2, "second"), final=1)
+
+    target: Any = first.target
+    target.on_step = meanwhile
+    with pytest.raises(LakeWriterError, match="E2203"):
+        first.block(2, log(2, "first"), final=1)
+    assert sorted(one["value"] for one in read()) == ["first", "second"]
+    second[0].block(3, log(3, "second"), final=1)
 
 
 def test_s3_with_conditional_writes_and_without_a_word_of_its_credentials(

@@ -1,9 +1,11 @@
 """Several targets behind one stream: `stream.start([target_a, target_b])`. One read serves all.
 
 Each target keeps its own cursor and its own state. The stream stands where the target does that is
-furthest behind; one that is ahead on the same branch leaves out the blocks it has, and one that is
-on another branch is rolled back to the last common block first. A target that fails ends the
-stream; the others keep what they have, and the next start heals the difference. Runs on the driver.
+furthest behind. One that is ahead is rolled back first, to its last final block or to the last one
+that both hold, and leaves out the blocks that it has. Hot blocks that only it has may be orphaned,
+and nothing that arrives need show it: blocks without rows may not arrive. A target that fails ends
+the stream; the others keep what they have, and the next start heals the difference. Runs on the
+driver.
 """
 
 from __future__ import annotations
@@ -72,15 +74,12 @@ class FanOutTarget:
             one.bind(stream_id)
 
     def recover(self) -> PipeState:
-        """Recover all targets, bring them onto one branch, and return where the last one stands.
+        """Recover all targets, undo what only some hold, and return where the last one stands.
 
         What one of them knows to be final is final for all: the high-water mark never regresses.
-
-        Raises:
-            FanOutBranchError: targets hold different blocks, and one cannot go back far enough.
         """
         self.states = [one.recover() for one in self.targets]
-        while (odd := self._on_another_branch()) is not None:
+        while (odd := self._uncertain()) is not None:
             index, common = odd
             state = self.states[index].rewind(common)
             logger.warning("fanout.back target=%s to=%s", self._name(index), common)
@@ -94,7 +93,7 @@ class FanOutTarget:
     def commit(self, batches: Sequence[Batch[Any]], state: PipeState) -> None:
         """Give each target the batches that it lacks, one target after the other."""
         for index in range(len(self.targets)):
-            self._leave_orphans(index, batches)
+            self._check_final(index, batches)
         for index, target in enumerate(self.targets):
             held = self.states[index]
             lacking = []
@@ -173,58 +172,26 @@ class FanOutTarget:
     def _name(self, index: int) -> str:
         return f"{type(self.targets[index]).__name__}[{index}]"
 
-    def _on_another_branch(self) -> tuple[int, BlockCursor] | None:
-        """Return a target that is not on the branch of the lowest, and the last common block."""
-        low = self._lowest
+    def _uncertain(self) -> tuple[int, BlockCursor] | None:
+        """Return a target with hot blocks that the lowest lacks, and where it is to go back to."""
+        low = self._lowest.landing_points()
         for index, held in enumerate(self.states):
-            if _holds(held, low):
-                continue
-            common = [
-                one
-                for one in held.landing_points()
-                if one.number <= low.number
-                and (one in low.landing_points() or held.is_final(one.number))
-            ]
-            if not common:
-                raise FanOutBranchError(
-                    "targets of a stream hold different blocks, and none is common",
-                    target=self._name(index),
-                    cursor=held.cursor,
-                    lowest=low.cursor,
-                )
-            return index, common[-1]
+            points = held.landing_points()
+            certain = [one for one in points if one.number <= held.undo_floor or one in low]
+            if certain and certain[-1] != held.cursor:
+                return index, certain[-1]
         return None
 
-    def _leave_orphans(self, index: int, batches: Sequence[Batch[Any]]) -> None:
-        """Roll back a target that is ahead and holds another block than the one that arrives."""
-        held, position = self.states[index], self._lowest
-        known = {one.number: one.hash for one in held.rollback_chain}
-        arrived = (header for batch in batches for header in batch.headers)
-        other = next((one for one in arrived if known.get(one.number, one.hash) != one.hash), None)
-        if other is None:
-            return
-        points = [one for one in held.landing_points() if one.number < other.number]
-        if points:
-            state = held.rewind(points[-1])
-            logger.warning("fanout.back target=%s to=%s", self._name(index), points[-1])
-            self.targets[index].roll_back(state)
-            self.states[index] = state
-        if not points or points[-1].number < position.number:
-            raise FanOutBranchError(
-                "a target that is ahead holds another block",
-                target=self._name(index),
-                block=other.cursor,
-            )
-
-
-def _holds(held: PipeState, low: PipeState) -> bool:
-    """Tell whether a state goes on from a lower one, as far as it can be compared."""
-    cursor = low.cursor
-    if cursor is None or held.cursor == cursor:
-        return True
-    if cursor.number < held.undo_floor:
-        return True  # final for the one that is ahead
-    return cursor in held.landing_points()
+    def _check_final(self, index: int, batches: Sequence[Batch[Any]]) -> None:
+        """Refuse blocks that contradict what a target ahead of the stream holds as final."""
+        known = {one.number: one.hash for one in self.states[index].rollback_chain}
+        for header in (header for batch in batches for header in batch.headers):
+            if known.get(header.number, header.hash) != header.hash:
+                raise FanOutBranchError(
+                    "a target that is ahead holds another block",
+                    target=self._name(index),
+                    block=header.cursor,
+                )
 
 
 def _as_final(state: PipeState, other: PipeState) -> PipeState:
