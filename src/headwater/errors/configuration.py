@@ -88,8 +88,7 @@ class SideTablesError(
     ConfigError,
     code="E0011",
     fix="use one target that keeps rows for the stream itself (PostgreSQL, DuckDB, ClickHouse, "
-    "Iceberg, Delta), not several targets at once, or leave out what needs them: on_finalized, "
-    "factories",
+    "Iceberg, Delta), not several targets at once, or leave out what needs them: on_finalized",
 ):
     """A part of the stream must store rows with each batch, and the target cannot keep them."""
 
