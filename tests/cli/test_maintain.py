@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.errors import InvalidOptionError, LakeUnsupportedError
+from headwater.errors import InvalidOptionError, LakePathError, LakeUnsupportedError
 from headwater.targets import parquet_target
 from headwater.targets.delta import DeltaSettings
 from headwater.testing.conformance.model import LOG, log
@@ -59,7 +59,10 @@ def test_a_folder_of_parquet_files_needs_no_maintenance(tmp_path: Path) -> None:
 
 
 def test_what_is_not_named_is_refused(tmp_path: Path) -> None:
-    assert "No tables" in run("maintain", str(tmp_path))
+    for place in (tmp_path, tmp_path / "typo"):
+        with pytest.raises(LakePathError, match="no Iceberg catalog is there"):
+            run("maintain", str(place))
+    assert list(tmp_path.iterdir()) == []  # nothing is made of a name that is wrong
     with pytest.raises(InvalidOptionError):
         run("maintain")
     with pytest.raises(InvalidOptionError, match="name=value"):

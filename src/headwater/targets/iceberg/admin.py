@@ -40,7 +40,7 @@ def maintain_catalog(
         LakePathError: the catalog cannot be loaded.
         LakeForeignWriteError: a table changes all the time.
     """
-    catalog = CatalogName.of(given).open()
+    catalog = CatalogName.of(given).open(create=False)
     try:
         tables = _tables_by_stream(catalog)
         wanted = [one for one in tables if stream_id in (None, one)]
@@ -125,7 +125,7 @@ class IcebergAdmin(LakeAdmin):
 
 
 def _opened(address: str) -> closing[Catalog]:
-    return closing(CatalogName.of(address).open())
+    return closing(CatalogName.of(address).open(create=False))
 
 
 ADMIN = IcebergAdmin

@@ -157,13 +157,13 @@ class CatalogName:
         path = Path(text.removeprefix("file://")).absolute()
         properties = {
             "type": "sql",
-            "uri": f"sqlite:///{path / 'catalog.db'}",
+            "uri": _catalog_file(path),
             "warehouse": f"file://{path}",
         }
         return cls("headwater", Secret(properties), str(path))
 
-    def open(self) -> Any:
-        """Load the catalog; a directory is made.
+    def open(self, *, create: bool = True) -> Any:
+        """Load the catalog. A directory is made, unless `create` says no: then it must be there.
 
         Raises:
             LakePathError: it cannot be loaded.
@@ -173,13 +173,25 @@ class CatalogName:
         properties = self.properties.reveal()
         warehouse = properties.get("warehouse", "")
         if properties.get("type") == "sql" and warehouse.startswith("file://"):
-            Path(warehouse.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
+            directory = Path(warehouse.removeprefix("file://"))
+            if create:
+                directory.mkdir(parents=True, exist_ok=True)
+            elif properties["uri"] == _catalog_file(directory) and not _has_catalog(directory):
+                raise LakePathError("no Iceberg catalog is there", path=self.shown)
         try:
             return load_catalog(self.name, **properties)
         except Exception as error:  # noqa: BLE001 - of drivers, networks and pyiceberg itself
             raise LakePathError(
                 "the catalog cannot be loaded", catalog=self.shown, reason=type(error).__name__
             ) from None
+
+
+def _catalog_file(directory: Path) -> str:
+    return f"sqlite:///{directory / 'catalog.db'}"
+
+
+def _has_catalog(directory: Path) -> bool:
+    return (directory / "catalog.db").is_file()
 
 
 def _is_configured(name: str) -> bool:
