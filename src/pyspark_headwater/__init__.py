@@ -37,41 +37,46 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns. Called once, on the driver, when the source is loaded."""
-        return self._load().schema
+        from headwater.errors import coded_line_first
+
+        with coded_line_first():
+            return self._load().schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader. Called on the driver whenever a scan is planned."""
-        from headwater.errors import SourceOptionError
+        from headwater.errors import SourceOptionError, coded_line_first
         from headwater.spark.datasource import LoadedSource
 
-        loaded = self._load()
-        if not isinstance(loaded, LoadedSource):
-            raise SourceOptionError("the options journal, final_only, package go with readStream")
-        return loaded.reader(schema)
+        with coded_line_first():
+            loaded = self._load()
+            if not isinstance(loaded, LoadedSource):
+                raise SourceOptionError(
+                    "the options journal, final_only, package go with readStream"
+                )
+            return loaded.reader(schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return the reader of a changelog. Called once per query, and whenever it is planned."""
-        from headwater.errors import SourceOptionError
+        from headwater.errors import SourceOptionError, coded_line_first
         from headwater.spark.datasource import LoadedSource
 
-        loaded = self._load()
-        if isinstance(loaded, LoadedSource):
-            raise SourceOptionError("readStream needs the option journal, or final_only=true")
-        return loaded.reader(schema)
+        with coded_line_first():
+            loaded = self._load()
+            if isinstance(loaded, LoadedSource):
+                raise SourceOptionError("readStream needs the option journal, or final_only=true")
+            return loaded.reader(schema)
 
     def _load(self) -> LoadedSource | LoadedChangelog:
         if self._loaded is None:
-            from headwater.errors import coded_line_first
             from headwater.spark.datasource import load_source
             from headwater.spark.streaming.source import is_stream, load_stream
 
-            with coded_line_first():
-                if "package" in {key.lower() for key in self.options}:
-                    from headwater.stream.module_changelog import load_module
+            if "package" in {key.lower() for key in self.options}:
+                from headwater.stream.module_changelog import load_module
 
-                    self._loaded = load_module(self.options)
-                elif is_stream(self.options):
-                    self._loaded = load_stream(self.options)
-                else:
-                    self._loaded = load_source(self.options)
+                self._loaded = load_module(self.options)
+            elif is_stream(self.options):
+                self._loaded = load_stream(self.options)
+            else:
+                self._loaded = load_source(self.options)
         return self._loaded

@@ -56,9 +56,16 @@ def coded_line_first() -> Iterator[None]:
     try:
         yield
     except HeadwaterError:
-        if "pyspark.worker" in sys.modules or "pyspark.sql.worker" in sys.modules:
+        if _is_of_spark():
             sys.tracebacklimit = 0
         raise
+
+
+def _is_of_spark() -> bool:
+    """Tell whether this process is one of Spark's: a worker, or the reader of a streaming query."""
+    started = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "")
+    workers = ("pyspark.worker", "pyspark.sql.worker")
+    return started.startswith("pyspark.sql.") or any(one in sys.modules for one in workers)
 
 
 def _rebuild(cls: type[HeadwaterError], message: str, facts: dict[str, object]) -> HeadwaterError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -491,5 +492,23 @@ def test_a_stream_without_a_journal_says_what_it_needs(
     with pytest.raises(PySparkException, match=r"E5002.*go with readStream"):
         spark.read.format("headwater").options(**options, final_only="true").load().count()
     frame = spark.readStream.format("headwater").options(**options).load()
-    with pytest.raises(PySparkException, match=r"E5002.*readStream needs the option journal"):
+    with pytest.raises(PySparkException) as caught:
         start(frame, tmp_path, lambda rows, batch_id: None).processAllAvailable()
+    assert "[E5002] readStream needs the option journal" in str(caught.value).splitlines()[0]
+
+
+def test_a_query_whose_journal_is_gone_says_so_in_the_first_line(
+    spark: SparkSession, portal: PortalServer, tmp_path: Path
+) -> None:
+    register(spark)
+    options = {"portal": portal.url, "event": "erc20.Transfer", "journal": str(tmp_path / "j")}
+    frame = spark.readStream.format("headwater").options(**options).load()
+    query = start(frame, tmp_path, lambda rows, batch_id: None)
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    shutil.rmtree(tmp_path / "j")
+    with pytest.raises(PySparkException) as caught:
+        start(frame, tmp_path, lambda rows, batch_id: None).processAllAvailable()
+    assert "[E5012] no segment of the journal ends where" in str(caught.value).splitlines()[0]

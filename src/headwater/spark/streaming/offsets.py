@@ -55,6 +55,9 @@ class Offset:
         """What is added to the number of a following block to get its version."""
         return self.version - self.number
 
+    def __str__(self) -> str:
+        return f"{BlockCursor(self.number, self.hash)}, version {self.version}"
+
     def to_json(self) -> dict[str, Any]:
         """Return what Spark stores."""
         return {

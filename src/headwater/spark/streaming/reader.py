@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from headwater.errors import coded_line_first
 from headwater.spark.streaming.follower import ChangelogPart, FinalPart, Follower
 from headwater.spark.streaming.journal import segment_batches
 from headwater.spark.streaming.offsets import Offset
@@ -37,10 +38,12 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __reduce__(self) -> tuple[type[ChangelogReader], tuple[LoadedChangelog]]:
         return ChangelogReader, (self._loaded,)
 
+    @coded_line_first()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - a method of Spark's
         """Return where the changelog begins. Called for a query without a checkpoint."""
         return self._following.begin(self._loaded.first_block()).to_json()
 
+    @coded_line_first()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - a method of Spark's
         """Note the head of now: the query ends there."""
         self._following.end_at_head()
@@ -49,6 +52,7 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the limit that the options set; `Follower` keeps it, whatever Spark passes on."""
         return ReadMaxBytes(self._loaded.limits.span.bytes)
 
+    @coded_line_first()
     def latestOffset(  # noqa: N802 - a method of Spark's
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
@@ -57,10 +61,12 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._following.next(begins)
         return start if end == begins else end.to_json()
 
+    @coded_line_first()
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - a method of Spark's
         """Return the newest block and the lag behind it, for `query.lastProgress`."""
         return self._following.newest()
 
+    @coded_line_first()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what tasks read, also when a micro-batch is replayed."""
         parts = self._following.plan(Offset.from_json(start), Offset.from_json(end))
@@ -73,6 +79,7 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._loaded.part_reader(part).read(part.part)
         return iter(segment_batches(part.data))
 
+    @coded_line_first()
     def commit(self, end: dict[str, Any]) -> None:
         """Let the journal forget what Spark will not ask for again."""
         self._following.commit(Offset.from_json(end))
