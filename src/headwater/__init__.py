@@ -69,8 +69,11 @@ if TYPE_CHECKING:
     from headwater.targets import (
         aggregate,
         clickhouse_target,
+        delta_target,
         duckdb_target,
         history_target,
+        iceberg_target,
+        parquet_target,
         postgres_target,
         table,
     )
@@ -92,8 +95,8 @@ _LAZY = {
     ),
     "stream.substreams": ("SubstreamsStream", "substreams_stream"),
     "targets": (
-        "aggregate", "clickhouse_target", "duckdb_target", "history_target", "postgres_target",
-        "table",
+        "aggregate", "clickhouse_target", "delta_target", "duckdb_target", "history_target",
+        "iceberg_target", "parquet_target", "postgres_target", "table",
     ),
 }  # fmt: skip
 _HOMES = {name: home for home, names in _LAZY.items() for name in names}
@@ -130,13 +133,16 @@ __all__ = [
     "bitcoin",
     "clickhouse_target",
     "create_target",
+    "delta_target",
     "duckdb_target",
     "evm",
     "find_rollback_index",
     "foreach_batch",
     "history_target",
     "hyperliquid",
+    "iceberg_target",
     "kafka",
+    "parquet_target",
     "pipe_to_iterator",
     "portal_stream",
     "postgres_target",

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from headwater.core.retry import RetryPolicy
-from headwater.errors import ExecutorPythonError
+from headwater.errors import ExecutorPythonError, InvalidOptionError
 from headwater.portal import portal_address
+from headwater.spark import ship
 from headwater.spark.parts import Part, PartReader, RawRows
 from headwater.targets import duckdb_target
 from headwater.testing import PortalServer
@@ -102,3 +103,8 @@ def test_executors_with_another_version_are_named(portal: PortalServer) -> None:
     reader = PartReader(portal_address(portal.url), TRANSFER.query, RawRows(), None, RetryPolicy())
     with pytest.raises(ExecutorPythonError, match=r"driver=0\.0\.1"):
         next(replace(reader, version="0.0.1").read(Part(0, ALL)))
+
+
+def test_only_a_session_gets_the_package() -> None:
+    with pytest.raises(InvalidOptionError, match="takes the Spark session"):
+        ship("spark")

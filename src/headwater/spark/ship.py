@@ -23,6 +23,7 @@ from typing import Any
 
 import headwater
 import pyspark_headwater
+from headwater.errors import InvalidOptionError
 from headwater.spark.versions import is_connect
 
 _PACKAGES = (headwater, pyspark_headwater)
@@ -35,7 +36,12 @@ def ship(spark: Any) -> None:
     Called on the driver, before the first stream or data source of the session. `spark` may be a
     session of Spark Connect: its server and its executors get the package then. An installed
     Headwater of an executor comes second; that of a server of Spark Connect comes first.
+
+    Raises:
+        InvalidOptionError: `spark` is no session.
     """
+    if not is_connect(spark) and not hasattr(spark, "sparkContext"):
+        raise InvalidOptionError("ship takes the Spark session", got=type(spark).__name__)
     path = str(_archive())
     if is_connect(spark):
         spark.addArtifacts(path, pyfile=True)

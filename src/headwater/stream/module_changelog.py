@@ -39,9 +39,10 @@ from headwater.spark.frames import spark_schema
 from headwater.spark.parts import PartReader, Receipt, RowMaker
 from headwater.spark.streaming.changelog_rows import changelog_schema
 from headwater.spark.streaming.folder import open_folder
-from headwater.spark.streaming.follower import Blockstream, FinalPart, Follower, Limits
+from headwater.spark.streaming.follower import FinalPart, Follower
 from headwater.spark.streaming.journal import Journal
 from headwater.spark.streaming.source import changelog_reader
+from headwater.spark.streaming.upstream import Blockstream, Limits
 from headwater.stream.substreams import SubstreamsStream, substreams_stream
 from headwater.substreams.client import SubstreamsClient
 from headwater.substreams.cursors import CursorLog

@@ -20,16 +20,10 @@ from headwater.spark.datasource import RawQuery
 from headwater.spark.parts import Receipt, RowMaker, TableRows
 from headwater.spark.streaming.changelog_rows import InsertRows
 from headwater.spark.streaming.folder import Folder, LocalFolder, open_folder
-from headwater.spark.streaming.follower import (
-    ChangelogPart,
-    FinalPart,
-    Follower,
-    Limits,
-    PortalUpstream,
-    Upstream,
-)
+from headwater.spark.streaming.follower import ChangelogPart, FinalPart, Follower
 from headwater.spark.streaming.journal import Journal, segment_batches
 from headwater.spark.streaming.offsets import Offset
+from headwater.spark.streaming.upstream import Limits, PortalUpstream, Upstream
 from headwater.testing import PortalSim, SimTransport, VirtualClock
 
 TRANSFER = evm.events("erc20.Transfer")

@@ -13,17 +13,14 @@ in the journal is returned again.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from headwater.core import (
     Answer,
     AtHead,
-    BlockCursor,
     BlockRange,
     Blocks,
     Density,
@@ -34,7 +31,6 @@ from headwater.core import (
     PipeState,
     RangeEnd,
     Span,
-    SpanLimits,
     Undo,
     batches,
     block_count,
@@ -42,16 +38,15 @@ from headwater.core import (
     resolve_undo,
 )
 from headwater.errors import JournalFormatError, JournalMissingError, OffsetFormatError
-from headwater.portal import SAMPLES, Clock, PortalClient, PortalSource, StreamQuery, SystemClock
-from headwater.spark.partitions import plan_parts
+from headwater.portal import Clock, SystemClock
 from headwater.spark.parts import Part, Receipt, RowMaker
 from headwater.spark.streaming.changelog_rows import InsertRows, retracted
 from headwater.spark.streaming.journal import Change, Journal, Segment
 from headwater.spark.streaming.offsets import Offset, ReadFrom
+from headwater.spark.streaming.upstream import Answers, Blockstream, Limits, Upstream
 
 PATIENCE = 5  # answers of replicas that are behind, before a fork is believed
 WAIT_S = 1.0
-FEW = 100  # blocks that are not measured before they are read
 POLLS = 40  # answers without blocks, before the end of `Trigger.AvailableNow` counts as reached
 
 
@@ -72,130 +67,6 @@ class JournalPart:
 
 
 ChangelogPart = FinalPart | JournalPart
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one micro-batch may hold: of final blocks that executors read, and of hot ones."""
-
-    span: SpanLimits
-    hot_blocks: int
-    hot_bytes: int
-    first_span: int
-    far: int
-    partitions: int | None = None
-
-
-Answers = Generator[Answer | Span, None, None]
-
-
-class Blockstream(Protocol):
-    """What is read from block to block, once it is known where to begin and to end."""
-
-    def read(self, state: PipeState) -> Answers | None:
-        """Read what follows this state; None once the range is read."""
-        ...
-
-
-class Upstream(Protocol):
-    """Where blocks come from: a portal, or a Substreams endpoint."""
-
-    def newest(self, *, final: bool) -> BlockCursor | None:
-        """Ask for the newest block of now, or the newest final one."""
-        ...
-
-    def open(self, first: int, last: int | None, *, final: bool) -> Blockstream:
-        """Return what reads a range. An earlier one is no longer used."""
-        ...
-
-    def cut(self, blocks: BlockRange, measured: Sequence[Density]) -> Sequence[BlockRange]:
-        """Cut final blocks into parts for executors."""
-        ...
-
-    def mark(self, last: BlockCursor) -> str | None:
-        """Return what reading resumes with after a block, if its cursor is not enough."""
-        ...
-
-    def resume(self, marks: Iterable[tuple[BlockCursor, str]]) -> None:
-        """Take the marks of a journal, oldest first. Called before anything is read."""
-        ...
-
-    def written(self, state: PipeState) -> None:
-        """Forget what is in the journal now."""
-        ...
-
-    def rest(self) -> None:
-        """Let connections go until the next request."""
-        ...
-
-    def close(self) -> None:
-        """Release everything."""
-        ...
-
-
-class PortalUpstream:
-    """A portal. `watch` is the query without filters."""
-
-    def __init__(
-        self,
-        client: PortalClient,
-        query: StreamQuery,
-        watch: StreamQuery,
-        limits: Limits,
-        clock: Clock | None = None,
-    ) -> None:
-        self._client = client
-        self._query = query
-        self._watch = watch
-        self._limits = limits
-        self._clock = clock
-
-    def newest(self, *, final: bool) -> BlockCursor | None:
-        """Ask for the newest block of now, or the newest final one."""
-        return self._client.finalized_head() if final else self._client.head()
-
-    def open(self, first: int, last: int | None, *, final: bool) -> Blockstream:
-        """Return what reads a range."""
-        limits = self._limits
-        is_empty = last is not None and last < first
-        return PortalSource(
-            self._client,
-            [] if is_empty else [(BlockRange(first, last), self._query)],
-            watch=self._watch,
-            far=1 if final else limits.far,
-            first_span=limits.first_span,
-            limits=limits.span,
-            finalized=final,
-            clock=self._clock,
-        )
-
-    def cut(self, blocks: BlockRange, measured: Sequence[Density]) -> Sequence[BlockRange]:
-        """Cut final blocks into parts for executors."""
-        return plan_parts(
-            self._client,
-            self._query,
-            blocks,
-            partitions=self._limits.partitions,
-            cores=os.cpu_count() or 1,
-            samples=SAMPLES if block_count(blocks) > FEW else 0,
-            densities=measured,
-        )
-
-    def mark(self, last: BlockCursor) -> str | None:
-        """Return None: a block's hash is enough."""
-        return None
-
-    def resume(self, marks: Iterable[tuple[BlockCursor, str]]) -> None:
-        """Do nothing: a block's hash is enough."""
-
-    def written(self, state: PipeState) -> None:
-        """Do nothing: nothing is kept here."""
-
-    def rest(self) -> None:
-        """Let connections go until the next request."""
-        self._client.close()
-
-    close = rest
 
 
 @dataclass(slots=True)

@@ -52,8 +52,9 @@ from headwater.spark.frames import spark_schema
 from headwater.spark.parts import PartReader, RowMaker
 from headwater.spark.streaming.changelog_rows import InsertRows, changelog_schema
 from headwater.spark.streaming.folder import open_folder
-from headwater.spark.streaming.follower import FinalPart, Follower, Limits, PortalUpstream
+from headwater.spark.streaming.follower import FinalPart, Follower
 from headwater.spark.streaming.journal import Journal
+from headwater.spark.streaming.upstream import Limits, PortalUpstream
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader

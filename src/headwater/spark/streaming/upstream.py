@@ -1,0 +1,151 @@
+"""Where the blocks of a changelog come from: what a `Follower` needs of it, and portals.
+
+Runs in the Python process of the query, on the driver's machine. `stream/module_changelog.py` has
+the other one: a Substreams endpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headwater.core import (
+    Answer,
+    BlockCursor,
+    BlockRange,
+    Density,
+    PipeState,
+    Span,
+    SpanLimits,
+    block_count,
+)
+from headwater.portal import SAMPLES, Clock, PortalClient, PortalSource, StreamQuery
+from headwater.spark.partitions import plan_parts
+
+FEW = 100  # blocks that are not measured before they are read
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one micro-batch may hold: of final blocks that executors read, and of hot ones."""
+
+    span: SpanLimits
+    hot_blocks: int
+    hot_bytes: int
+    first_span: int
+    far: int
+    partitions: int | None = None
+
+
+Answers = Generator[Answer | Span, None, None]
+
+
+class Blockstream(Protocol):
+    """What is read from block to block, once it is known where to begin and to end."""
+
+    def read(self, state: PipeState) -> Answers | None:
+        """Read what follows this state; None once the range is read."""
+        ...
+
+
+class Upstream(Protocol):
+    """Where blocks come from: a portal, or a Substreams endpoint."""
+
+    def newest(self, *, final: bool) -> BlockCursor | None:
+        """Ask for the newest block of now, or the newest final one."""
+        ...
+
+    def open(self, first: int, last: int | None, *, final: bool) -> Blockstream:
+        """Return what reads a range. An earlier one is no longer used."""
+        ...
+
+    def cut(self, blocks: BlockRange, measured: Sequence[Density]) -> Sequence[BlockRange]:
+        """Cut final blocks into parts for executors."""
+        ...
+
+    def mark(self, last: BlockCursor) -> str | None:
+        """Return what reading resumes with after a block, if its cursor is not enough."""
+        ...
+
+    def resume(self, marks: Iterable[tuple[BlockCursor, str]]) -> None:
+        """Take the marks of a journal, oldest first. Called before anything is read."""
+        ...
+
+    def written(self, state: PipeState) -> None:
+        """Forget what is in the journal now."""
+        ...
+
+    def rest(self) -> None:
+        """Let connections go until the next request."""
+        ...
+
+    def close(self) -> None:
+        """Release everything."""
+        ...
+
+
+class PortalUpstream:
+    """A portal. `watch` is the query without filters."""
+
+    def __init__(
+        self,
+        client: PortalClient,
+        query: StreamQuery,
+        watch: StreamQuery,
+        limits: Limits,
+        clock: Clock | None = None,
+    ) -> None:
+        self._client = client
+        self._query = query
+        self._watch = watch
+        self._limits = limits
+        self._clock = clock
+
+    def newest(self, *, final: bool) -> BlockCursor | None:
+        """Ask for the newest block of now, or the newest final one."""
+        return self._client.finalized_head() if final else self._client.head()
+
+    def open(self, first: int, last: int | None, *, final: bool) -> Blockstream:
+        """Return what reads a range."""
+        limits = self._limits
+        is_empty = last is not None and last < first
+        return PortalSource(
+            self._client,
+            [] if is_empty else [(BlockRange(first, last), self._query)],
+            watch=self._watch,
+            far=1 if final else limits.far,
+            first_span=limits.first_span,
+            limits=limits.span,
+            finalized=final,
+            clock=self._clock,
+        )
+
+    def cut(self, blocks: BlockRange, measured: Sequence[Density]) -> Sequence[BlockRange]:
+        """Cut final blocks into parts for executors."""
+        return plan_parts(
+            self._client,
+            self._query,
+            blocks,
+            partitions=self._limits.partitions,
+            cores=os.cpu_count() or 1,
+            samples=SAMPLES if block_count(blocks) > FEW else 0,
+            densities=measured,
+        )
+
+    def mark(self, last: BlockCursor) -> str | None:
+        """Return None: a block's hash is enough."""
+        return None
+
+    def resume(self, marks: Iterable[tuple[BlockCursor, str]]) -> None:
+        """Do nothing: a block's hash is enough."""
+
+    def written(self, state: PipeState) -> None:
+        """Do nothing: nothing is kept here."""
+
+    def rest(self) -> None:
+        """Let connections go until the next request."""
+        self._client.close()
+
+    close = rest
