@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 
 from headwater.core import BlockCursor, PipeState
 from headwater.errors import InvalidOptionError, LakePathError, LakeSchemaError, StoredStateError
-from headwater.targets.contract import SideTable
+from headwater.targets import delta_target, parquet_target
+from headwater.targets.contract import Delivery, SideTable, Target
 from headwater.targets.lake.columns import check_columns, conform, lake_schema
 from headwater.targets.lake.files import FilePlan, slug, window_stem, write_files
 from headwater.targets.lake.paths import Place
@@ -220,3 +222,23 @@ def test_side_rows_are_few_files_however_often_rows_come(place: Place) -> None:
     assert len(list(place.files("side"))) == len(settled["notes"])
     with pytest.raises(InvalidOptionError):
         side.read(files, "other")
+
+
+# --- storage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [parquet_target, delta_target])
+def test_a_storage_that_cannot_be_reached_is_named_without_its_keys(
+    make: Callable[..., Target[Delivery]],
+) -> None:
+    options = {
+        "s3.endpoint": "http://127.0.0.1:1",
+        "s3.access-key-id": "one",
+        "s3.secret-access-key": "planted-secret",
+        "s3.region": "us-east-1",
+    }
+    target = make("s3://bucket/chain", options=options)
+    target.bind("one")
+    with pytest.raises(LakePathError, match="the storage cannot be reached") as caught:
+        target.recover()
+    assert "planted-secret" not in f"{caught.value} {caught.value.__cause__}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +41,18 @@ class FoundFile(NamedTuple):
     name: str
     size: int
     written: float
+
+
+@contextmanager
+def coded_storage_errors() -> Iterator[None]:
+    """Let an error of the storage have a code. Used where no code of the user's runs."""
+    try:
+        yield
+    except OSError as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise LakePathError(
+            "the storage cannot be reached, or refuses", reason=reason or type(error).__name__
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from headwater.core.callbacks import Callback
 from headwater.errors import InvalidOptionError, LakeForeignWriteError, LakeWriterError
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.database import LEGACY_ID
-from headwater.targets.lake.paths import Place
+from headwater.targets.lake.paths import Place, coded_storage_errors
 from headwater.targets.lake.side import SideFiles
 from headwater.targets.lake.state import StoredStream
 from headwater.targets.lake.tx import Change, File, LakeTable, Tx
@@ -97,11 +97,12 @@ class LakeTarget(ABC, Generic[File]):
         Raises:
             StateMissingError: no state is left, but tables of the stream are.
             LakeWriterError: another writer has begun meanwhile.
+            LakePathError: the storage cannot be reached.
         """
         if self._replaced is not None:
             raise self._replaced
         if self._dirty:
-            with self._changing():
+            with self._changing(), coded_storage_errors():
                 self._open()
         return self._stored.state
 

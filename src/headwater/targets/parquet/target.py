@@ -37,7 +37,7 @@ from headwater.targets.contract import Capabilities, Delivery, StoredConfig
 from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.lake.columns import check_columns, conform, lake_schema
 from headwater.targets.lake.files import COMPRESSION, GROUP_ROWS, FilePlan, write_distributed
-from headwater.targets.lake.paths import Options, Place
+from headwater.targets.lake.paths import Options, Place, coded_storage_errors
 from headwater.targets.parquet.held import Held, HeldBatch, by_range
 from headwater.targets.parquet.state import Folder, StateFiles, Stored
 from headwater.targets.parquet.windows import Rollover, Window, leftovers
@@ -156,15 +156,17 @@ class ParquetTarget:
             ParquetWriterError: another process writes this stream.
             StateMissingError: there is no state, but files of the declared tables are.
             UnexplainedFilesError: a file is there that nothing explains; nothing was deleted.
+            LakePathError: the storage cannot be reached.
         """
-        if self._files is None:
-            self._files = StateFiles(self.folder, self._id)
-        self._stored, known = self._files.claim()
-        if not known:
-            self._refuse_lost_state()
-        self._held = Held(self._memory_bytes)
-        self._state = self._stored.state
-        self._repair()
+        with coded_storage_errors():
+            if self._files is None:
+                self._files = StateFiles(self.folder, self._id)
+            self._stored, known = self._files.claim()
+            if not known:
+                self._refuse_lost_state()
+            self._held = Held(self._memory_bytes)
+            self._state = self._stored.state
+            self._repair()
         return self._state
 
     def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
