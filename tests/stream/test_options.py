@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyspark
 import pytest
 
 from headwater import evm
@@ -84,7 +86,7 @@ def test_timeouts_and_attempts_of_a_stream_reach_executors(monkeypatch: pytest.M
         raise SeenError
 
     monkeypatch.setattr("headwater.stream.portal_assemble.read_span", read_span)
-    session: Any = object()
+    session: Any = SimpleNamespace(version=pyspark.__version__)
     with (
         simulated_portal(seed=1, blocks=60, finality_depth=5) as portal,
         pytest.raises(SeenError),

@@ -25,8 +25,6 @@ from headwater.substreams.client import Dialling
 from headwater.targets import DuckDBSettings, PostgresSettings, history_target
 from tests.substreams.scripted import TABLES
 
-client.FIRST_PAUSE_S = 0.002
-
 
 def target_of(kind: str, address: str) -> Any:
     """Return a target that is not opened yet."""
@@ -61,6 +59,7 @@ def live(order: dict[str, Any]) -> None:
 
 def main() -> None:
     """Fork a child per line."""
+    client.FIRST_PAUSE_S = 0.002
     for line in sys.stdin:
         child = os.fork()
         if not child:

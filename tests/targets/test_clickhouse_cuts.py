@@ -14,7 +14,6 @@ from headwater.targets.clickhouse import (
     ClickHouseClient,
     ClickHouseSettings,
     clickhouse_target,
-    client,
     table,
 )
 from tests.sampling import BEYOND, visit
@@ -31,7 +30,7 @@ def url() -> str:
 
 @pytest.fixture
 def proxy(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[CuttingProxy]:
-    monkeypatch.setattr(client, "_WAITS_S", (0.0,))
+    monkeypatch.setattr("headwater.targets.patience._FIRST_DELAY_S", 0.0)
     made = CuttingProxy(url)
     yield made
     made.stop()

@@ -320,13 +320,13 @@ def test_a_full_disk_is_waited_for_and_then_a_coded_error(monkeypatch: pytest.Mo
     client.run("CREATE TABLE room (n UInt8) ENGINE = Memory")
     full = "SELECT throwIf(count() = 0, 'Cannot reserve 1.00 MiB', toInt16(243)) FROM room"
     waits: list[float] = []
-    monkeypatch.setattr("headwater.targets.clickhouse.client.time.sleep", waits.append)
+    monkeypatch.setattr("headwater.targets.patience.time.sleep", waits.append)
     client.attempts = 3
     with pytest.raises(ClickHouseDiskFullError, match=r"E2017.*Cannot reserve"):
         client.run(full)
     assert len(waits) == 2
     monkeypatch.setattr(
-        "headwater.targets.clickhouse.client.time.sleep",
+        "headwater.targets.patience.time.sleep",
         lambda seconds: ClickHouseClient(url).run("INSERT INTO room VALUES (1)"),
     )
     client.run(full)

@@ -142,13 +142,15 @@ class StreamRecord:
         meters = self._meters
         with self._lock:
             if notice.kind is NoticeKind.RETRYING:
-                reason = str(notice.facts.get("status", "connection"))
+                status = notice.facts.get("status", "connection")
+                reason = str(status)
                 meters.retries.labels(self.id, reason).inc()
                 if self.trouble is None:
                     self._say(str(notice))
                 self.trouble = "the portal does not answer, asking again"
                 if "status" in notice.facts:
-                    self.trouble = f"the source answers {reason}, asking again"
+                    source = "portal" if isinstance(status, int) else "endpoint"  # over gRPC
+                    self.trouble = f"the {source} answers {reason}, asking again"
             elif notice.kind is NoticeKind.STALLED:
                 meters.stalls.labels(self.id).inc()
                 self.status = "stalled"

@@ -147,6 +147,12 @@ def test_what_was_read_here_tells_how_long_the_first_span_should_be() -> None:
     assert spans(setup, state)[0] == "60..179"
 
 
+def test_what_took_no_time_tells_nothing_of_spans() -> None:
+    size = SpanSize(60, SpanLimits(seconds=3.0))
+    size.read_before(0.0, 500)
+    assert size.blocks == 60
+
+
 @pytest.mark.parametrize(("block_s", "read_here"), [(0.01, 280), (0.05, 59)])
 def test_what_the_driver_reads_within_seconds_is_not_left_to_executors(
     block_s: float, read_here: int
