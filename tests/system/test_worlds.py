@@ -15,6 +15,7 @@ RARE = [240]  # a statement that waits for a lock of a paused writer
 FOUND = [  # worlds that once differed
     3903,  # creations of factories, asked of a replica that was behind, every time of the same one
     4127,  # three empty answers in a row, taken for the end of a range that holds blocks
+    7424,  # a start that the network held, and that overtook its successor once it was let go
 ]
 
 

@@ -103,10 +103,13 @@ class Judge:
             raise DisagreementError(f"nothing explains this end of {process.name}: {failure}")
 
     def _explains(self, line: Line, process: Process, code: str) -> bool:
-        """Tell whether how things stand explains that a process ended with a code."""
+        """Tell whether how things stand explains that a process ended with a code.
+
+        One that the network held goes on by itself, between turns, once it is let go.
+        """
         others = [one for one in line.processes if one is not process and one.turns]
         began = process.turns[0] if process.turns else 0
-        replaced = any(one.turns[1] > began for one in others if one.turns)
+        replaced = any(one.actor.is_blocked or one.turns[1] > began for one in others if one.turns)
         if code in LOCKED:
             lost = line.struck > process.struck
             held = process.haunted or lost or any(not one.actor.is_over for one in others)
