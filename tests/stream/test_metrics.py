@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater import StopRequested, evm
 from headwater.errors import HeadwaterError
-from headwater.metrics import REGISTRY
+from headwater.metrics import REGISTRY, instruments
 from headwater.pipeline import Committed, Event, RolledBack, Settled
 from headwater.portal import RetryPolicy
 from headwater.stream import portal_stream
+from headwater.substreams.sink_metrics import sink_metrics
 from headwater.targets import DuckDBTarget, duckdb_target
 from headwater.testing import simulated_portal
 from headwater.testing.faults.kinds import Status
@@ -198,3 +201,14 @@ def test_the_depth_and_age_of_an_outbox_are_those_of_its_table(tmp_path: Path) -
                 "transfers", deliver, batch_size=20, retry=RetryPolicy((0.001,), attempts=50)
             ).pipe_to(target, on_event=on_event, progress=False)
     assert compared["waiting"] > 5
+
+
+def test_a_registry_takes_its_metrics_along() -> None:
+    """A registry that nothing holds is freed: a process of many streams does not grow."""
+    registry = CollectorRegistry()
+    assert instruments(registry) is instruments(registry)
+    assert sink_metrics(registry) is sink_metrics(registry)
+    gone = weakref.ref(registry)
+    del registry
+    gc.collect()
+    assert gone() is None

@@ -6,13 +6,12 @@ by the label `id`. Counters go on when a stream is started again in the same pro
 
 from __future__ import annotations
 
-from functools import cache
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REGISTRY = CollectorRegistry()
 """What `/metrics` of this process shows."""
 
+_KEPT = "headwater_instruments"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _DEPTHS = (1, 2, 3, 5, 8, 13, 21, 34, 64, 128, 256, 512, 1024)
 _BATCH_BLOCKS = (1, 5, 10, 50, 100, 500, 1000, 2000, 3000, 5000)
@@ -104,7 +103,9 @@ class Instruments:
         return Counter(f"sqd_{name}", text, ["id", *labels], registry=self._registry)
 
 
-@cache
 def instruments(registry: CollectorRegistry = REGISTRY) -> Instruments:
-    """Return the metrics of a registry; made once."""
-    return Instruments(registry)
+    """Return the metrics of a registry; made once, and kept on it: both are freed together."""
+    kept: dict[str, Instruments] = vars(registry)
+    if _KEPT not in kept:
+        kept[_KEPT] = Instruments(registry)
+    return kept[_KEPT]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import cache
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
@@ -29,6 +28,7 @@ from headwater.substreams.messages import (
 )
 
 PREFIX = "substreams_sink_"
+_KEPT = "headwater_sink_metrics"
 _STAGES = "headwater_stage_seconds_sum"
 _POSITIONS = ("headwater_cursor_block", "headwater_lag_seconds")
 _OF_STAGE = {
@@ -141,12 +141,13 @@ class SinkMetrics(Collector):
         self._block = clock
 
 
-@cache
 def sink_metrics(registry: CollectorRegistry = REGISTRY) -> SinkMetrics:
-    """Return the sink's metrics of a registry; made once, and shown from then on."""
-    made = SinkMetrics(registry)
-    registry.register(made)
-    return made
+    """Return the sink's metrics of a registry; made once, kept on it, and shown from then on."""
+    kept: dict[str, SinkMetrics] = vars(registry)
+    if _KEPT not in kept:
+        kept[_KEPT] = SinkMetrics(registry)
+        registry.register(kept[_KEPT])
+    return kept[_KEPT]
 
 
 def _words(name: str) -> str:
