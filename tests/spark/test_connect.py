@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -39,8 +36,6 @@ spark.stop()
 
 
 def test_the_data_source_works_and_a_stream_is_refused(tmp_path: Path) -> None:
-    if not all(map(find_spec, ("grpc_status", "pandas"))):
-        pytest.skip("Spark Connect was not run: pyspark[connect] is not installed")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "a.duckdb")],
         capture_output=True,

@@ -59,7 +59,7 @@ class ModuleQuery(Query):
     def __init__(self, loaded: LoadedModule, folder: Path, dice: Random) -> None:
         super().__init__(None, folder, dice=dice, limits=limits())  # type: ignore[arg-type]
         self._loaded = loaded
-        self._first_block = loaded.first_block()
+        self._first_block = loaded.first_block
 
     def new_follower(self) -> Follower:
         return self._loaded.follower()

@@ -1,13 +1,15 @@
 """A model of what Spark does with a streaming source, without Spark: logs, replays, restarts.
 
 It keeps an offset log and a commit log, as a checkpoint does, and a sink that holds the rows of
-each micro-batch by its id. It can be killed at every point between two calls, and starts again
-with a new follower on the same journal.
+each micro-batch by its id. As in Spark, no log has the initial offset, which is asked for whenever
+the first micro-batch is planned or run; and a source hears of a commit once the micro-batch that
+follows is planned. It can be killed between two calls and at every file that the journal writes or
+removes, and starts again with a new follower on the same journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,7 +23,7 @@ from headwater.spark.parts import Receipt, RowMaker, TableRows
 from headwater.spark.streaming.changelog_rows import InsertRows
 from headwater.spark.streaming.folder import Folder, LocalFolder, open_folder
 from headwater.spark.streaming.follower import ChangelogPart, FinalPart, Follower
-from headwater.spark.streaming.journal import Journal, segment_batches
+from headwater.spark.streaming.journal import Journal, segment_rows
 from headwater.spark.streaming.offsets import Offset
 from headwater.spark.streaming.upstream import Limits, PortalUpstream, Upstream
 from headwater.testing import PortalSim, SimTransport, VirtualClock
@@ -39,6 +41,25 @@ def limits(*, far: int = 10, first_span: int = 7, largest: int = 15, hot_blocks:
     return Limits(SpanLimits(blocks=largest, seconds=1e9), hot_blocks, 1 << 24, first_span, far, 3)
 
 
+class MortalFolder:
+    """A folder whose process may end before and after each file that it writes or removes."""
+
+    def __init__(self, folder: Folder, may_die: Callable[[], None]) -> None:
+        self._may_die = may_die
+        self.open, self.close, self._create = folder.open, folder.close, folder.create
+        self.names, self.read, self._remove = folder.names, folder.read, folder.remove
+
+    def create(self, name: str, data: bytes) -> None:
+        self._may_die()
+        self._create(name, data)
+        self._may_die()
+
+    def remove(self, name: str) -> None:
+        self._may_die()
+        self._remove(name)
+        self._may_die()
+
+
 class Query:
     """One streaming query with its checkpoint, its journal and its sink."""
 
@@ -48,7 +69,7 @@ class Query:
         folder: Path,
         *,
         dice: Random,
-        first_block: int = 0,
+        first_block: Callable[[], int] = lambda: 0,
         limits: Limits,
         final_only: bool = False,
         fingerprint: str = "rows",
@@ -74,7 +95,7 @@ class Query:
         self._asked = asked
         self._follower: Follower | None = None
         self.kill_rate = 0.0
-        self._began: Offset | None = None
+        self.kill_at = ""
         self._net: dict[str, Row] = {}
         self._netted = 0
 
@@ -92,7 +113,7 @@ class Query:
             folder: Folder = LocalFolder(self.folder, wait_s=0)
             if self._address is not None:
                 folder = open_folder(self._address)
-            journal = Journal(folder, self._fingerprint)
+            journal = Journal(MortalFolder(folder, self._may_die), self._fingerprint)
         upstream = self.upstream()
         return Follower(upstream, self._row_maker, journal, self._limits, clock=self.clock)
 
@@ -118,7 +139,6 @@ class Query:
     def take_over(self, other: Query) -> None:
         """Go on with the checkpoint of another process."""
         self.ends, self.sink, self.committed = list(other.ends), dict(other.sink), other.committed
-        self._began = other._began
 
     def trigger(self) -> bool:
         """Do what Spark does at one trigger; tell whether there was something new."""
@@ -133,6 +153,9 @@ class Query:
             return False
         self.ends.append(end)
         self._may_die()
+        if len(self.ends) > 1:
+            self.follower.commit(Offset.from_json(self.ends[-2]))
+        self._may_die("plan")
         self._run_batch(len(self.ends) - 1)
         return True
 
@@ -140,20 +163,10 @@ class Query:
         """Return where a batch begins."""
         if batch:
             return Offset.from_json(self.ends[batch - 1])
-        return self._began or self.begin()
-
-    def begin(self) -> Offset:
-        """Ask for the initial offset; Spark keeps it with the first entry of its log."""
-        found = self.follower.begin(self._first_block)
-        if self.ends:
-            self._began = found
-        return found
+        return self.follower.begin(self._first_block())
 
     def _run_batch(self, batch: int) -> None:
-        start, end = self.start(batch), Offset.from_json(self.ends[batch])
-        if not batch:
-            self._began = start
-        parts = self.follower.plan(start, end)
+        parts = self.follower.plan(self.start(batch), Offset.from_json(self.ends[batch]))
         self._may_die()
         rows = [row for part in parts for row in self._read(part)]
         if batch in self.sink:
@@ -161,8 +174,6 @@ class Query:
         self.sink[batch] = rows
         self._may_die()
         self.committed = batch + 1
-        self._may_die()
-        self.follower.commit(end)
         self._may_die()
 
     def _read(self, part: ChangelogPart) -> Iterator[Row]:
@@ -172,7 +183,7 @@ class Query:
                 InsertRows(self._row_maker, part.shift, part.finalized), part.part.blocks
             )
             return
-        for batch in segment_batches(part.data):
+        for batch in segment_rows(part.data).to_batches():
             yield from batch.to_pylist()
 
     def final_rows(self, maker: RowMaker, blocks: BlockRange) -> Iterator[Row]:
@@ -188,7 +199,10 @@ class Query:
         clock = self.clock
         return PortalClient(SimTransport(self.portal, clock), clock=clock, rng=Random(0))
 
-    def _may_die(self) -> None:
+    def _may_die(self, place: str = "") -> None:
+        if place and place == self.kill_at:
+            self.kill_at = ""
+            raise Killed
         if self._dice.random() < self.kill_rate:
             raise Killed
 

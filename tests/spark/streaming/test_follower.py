@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from headwater.spark.streaming.follower import FinalPart, JournalPart
+from headwater.spark.streaming.offsets import Offset
 from headwater.testing import Balance, ChainSim, ContentSettings, PortalSim, SimBlock
 from tests.spark.streaming.micro_batches import Killed, Query, limits
 from tests.stream.truth import transfers
@@ -103,6 +106,32 @@ def act(query: Query, chain: ChainSim, truth: Truth, dice: Random) -> None:
             except Killed:
                 query.kill()
             truth.check(query)
+
+
+def test_many_tasks_read_what_is_far_behind_and_one_reads_at_the_head(tmp_path: Path) -> None:
+    """A micro-batch of hot blocks is small in number of blocks and in bytes."""
+    chain = chain_of(3, blocks=60)
+    sizes, settings = [], limits(far=10, first_span=12)
+    for hot_bytes in (1 << 24, 1):
+        settings = replace(settings, hot_bytes=hot_bytes)
+        folder = tmp_path / str(hot_bytes)
+        with Query(PortalSim(chain, seed=3), folder, dice=Random(3), limits=settings) as query:
+            while query.trigger():
+                pass
+            assert query.ends[-1]["hash"] == chain.head.hash
+            ends = [Offset.before(0), *map(Offset.from_json, query.ends)]
+            first, last = query.follower.plan(*ends[:2]), query.follower.plan(*ends[-2:])
+            blocks = [part.part.blocks for part in first if isinstance(part, FinalPart)]
+            assert len(blocks) == 3
+            assert (blocks[0].from_block, blocks[-1].to_block) == (0, ends[1].number)
+            assert [type(part) for part in last] == [JournalPart]
+            hot = [
+                rows
+                for end, rows in zip(query.ends, query.sink.values(), strict=True)
+                if end["read"] == "journal"
+            ]
+            sizes.append(max(len({row["block_hash"] for row in rows}) for rows in hot))
+    assert sizes == [4, 1]
 
 
 def test_the_net_meets_forks_kills_and_replays(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from headwater.spark.streaming.journal import HEADER, Journal
 from headwater.spark.streaming.offsets import Offset, ReadFrom
 from headwater.spark.streaming.source import is_stream, load_stream
 from headwater.testing import ChainSim, PortalSim
-from tests.spark.streaming.micro_batches import Query, limits
+from tests.spark.streaming.micro_batches import Killed, Query, limits
 from tests.spark.streaming.test_follower import Truth, act, chain_of
 from tests.targets.lake_places import ACCESS_KEY, SECRET_KEY, bucket
 
@@ -116,6 +116,53 @@ def test_deletes_come_newest_first_and_before_inserts(query: Query, chain: Chain
     assert signs == sorted(signs)
     kinds = {(row["_sign"], row["_change_type"]) for row in rows}
     assert kinds == {(1, "insert"), (-1, "delete")}
+
+
+def test_a_driver_killed_while_executors_read_on_from_the_head_starts_again(
+    query: Query, chain: ChainSim
+) -> None:
+    """Finality has reached the head, and many final blocks follow at once."""
+    run(query)
+    chain.finalize(chain.head.number)
+    run(query)
+    query.follower._stop_reading()  # as after the answer of a stale replica
+    chain.extend(40)
+    chain.finalize(chain.head.number)
+    query.kill_at = "plan"
+    with pytest.raises(Killed):
+        query.trigger()
+    assert query.ends[-1]["read"] == "portal"
+    query.kill()
+    run(query)
+    assert query.ends[-1]["hash"] == chain.head.hash
+    Truth(chain).check(query)
+
+
+@pytest.mark.parametrize("final_only", [True, False])
+def test_a_start_at_the_head_is_decided_once(
+    chain: ChainSim, tmp_path: Path, final_only: bool
+) -> None:
+    """Spark asks for it again when it runs the first micro-batch, and after a kill."""
+    with Query(
+        PortalSim(chain, seed=3),
+        tmp_path,
+        dice=Random(3),
+        limits=limits(far=1, first_span=20),
+        first_block=lambda: chain.head.number - 16,
+        final_only=final_only,
+    ) as query:
+        query.kill_at = "plan"
+        with pytest.raises(Killed):
+            query.trigger()
+        query.kill()
+        first, last = chain.head.number - 16, query.ends[0]["number"]
+        chain.extend(2)
+        chain.finalize(chain.head.number)
+        run(query)
+    expected = [row for one in chain.canonical()[first:] for row in Truth(chain).rows(one)]
+    assert query.ends[0]["number"] == last
+    assert len(query.net()) == len(expected)
+    assert {row["block_hash"] for row in query.net().values()} == {row[1] for row in expected}
 
 
 @pytest.mark.guarantee("STREAM-3")
@@ -220,7 +267,7 @@ def test_a_checkpoint_that_was_deleted_needs_a_new_journal(query: Query, chain: 
         run(query)
     query.kill()
     with pytest.raises(JournalFormatError, match="no checkpoint"):
-        query.begin()
+        query.start(0)
 
 
 def test_a_journal_is_used_by_one_process(query: Query, tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def test_streaming_aggregates_equal_the_chain_through_forks_and_restarts(
                 portal.finalize(portal.chain.head.number - 15)
         source = progress(queries["update"])
         assert source["endOffset"]["forks"] >= 2
+        assert source["endOffset"]["finalized"] == final_number(portal)
         assert source["latestOffset"]["number"] == portal.chain.head.number
         assert source["latestOffset"]["lag"] == 0
     finally:

@@ -171,7 +171,7 @@ class Follower:
         if journal is not None:
             if self._at is None:
                 self._stand_at(end, journal)
-            journal.prune(end, self._end_state(journal))
+            journal.prune(end, self._end_state(journal, end))
 
     def newest(self) -> dict[str, Any] | None:
         """Return the newest block that is known, and how far behind it the changelog is."""
@@ -200,6 +200,7 @@ class Follower:
             JournalMissingError: the journal does not hold them any more.
             OffsetFormatError: the offsets do not belong together.
         """
+        start = start.start_of(end)
         if end.version == start.version:
             return []
         if end.read is ReadFrom.JOURNAL:
@@ -299,19 +300,14 @@ class Follower:
         """Take back the blocks above a safe cursor, newest first."""
         journal = self._journal
         assert journal is not None, "final blocks are not orphaned"
-        assert safe.cursor is not None, "a fork goes back to a block"
-        gone = {one.cursor.number for one in step.changes if one.sign < 0}
-        orphans = [
-            one for one in journal.orphans(safe.cursor.number) if one.cursor.number not in gone
-        ]
-        at = step.at
         finalized = None if safe.finalized is None else safe.finalized.number
-        for index, orphan in enumerate(orphans, start=1):
-            version = at.version + index
+        is_first = not step.changes  # a fork may be found in several answers
+        version = step.at.version
+        for orphan, rows in journal.orphans(safe.number, step.state.number):
+            version += 1
             step.changes.append(Change(version, orphan.cursor, -1))
-            step.rows.append(retracted(journal.rows(orphan), version, finalized))
-        forks = at.forks if gone else at.forks + 1
-        step.at = replace(at.retracted(len(orphans), safe), forks=forks)
+            step.rows.append(retracted(rows, version, finalized))
+        step.at = step.at.retracted(version, safe, forks=step.at.forks + is_first)
         step.state = safe
 
     def _write(self, step: _Step) -> Offset:
@@ -345,7 +341,9 @@ class Follower:
     def _open_source(self) -> Blockstream:
         if self._source is None:
             assert self._at is not None, "reading begins at an offset"
-            first = (self._began or self._at).number + 1  # forks go below
+            first = self._at.first  # forks go below the present block
+            if first is None:  # a checkpoint without it
+                first = (self._began or self._at).number + 1
             ends = [one for one in (self._to_block, self._goal) if one is not None]
             last = min(ends) if ends else None
             self._source = self._upstream.open(first, last, final=self._journal is None)
@@ -362,19 +360,21 @@ class Follower:
         elif journal is None:
             raise JournalMissingError("the query was started without the journal it had")
         else:
+            journal.check_complete()
             self._state = journal.state_at(offset)
         if journal is not None and self._began is None:
             journal.begin(offset)
             self._began = offset
         self._at = offset
 
-    def _end_state(self, journal: Journal) -> PipeState:
-        """Return the state that says what a fork can reach: as it is stored, so that `open` agrees.
+    def _end_state(self, journal: Journal, committed: Offset) -> PipeState:
+        """Return the state that says what a fork can reach: as it is stored, so that a restart at
+        the committed offset agrees.
 
-        Behind the last segment, where executors have read final blocks, it is the present one.
+        Once Spark has committed final blocks behind the last segment, it is the present one.
         """
         newest = journal.segments[-1] if journal.segments else None
-        if newest is None or self._at is None or newest.after.version < self._at.version:
+        if newest is None or newest.after.version < committed.version:
             return self._state
         return newest.state
 

@@ -16,7 +16,7 @@ Used by one process, on the driver's machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,12 +86,10 @@ def encode_segment(segment: Segment, rows: pa.Table) -> bytes:
     return data
 
 
-def segment_batches(data: bytes) -> list[pa.RecordBatch]:
+def segment_rows(data: bytes) -> pa.Table:
     """Return the rows of a segment's file. Called on executors, too."""
     with pa.ipc.open_file(pa.py_buffer(data)) as reader:
-        schema = reader.schema.remove_metadata()
-        found = [reader.get_batch(index) for index in range(reader.num_record_batches)]
-    return [pa.RecordBatch.from_arrays(one.columns, schema=schema) for one in found]
+        return reader.read_all().replace_schema_metadata()
 
 
 def decode_segment(data: bytes, name: str) -> Segment:
@@ -139,7 +137,6 @@ class Journal:
 
         Raises:
             JournalFormatError: it is damaged, of another format, or of another query.
-            JournalMissingError: a file is gone that a retraction would need.
             JournalInUseError: another process uses it.
         """
         self._folder.open()
@@ -158,7 +155,6 @@ class Journal:
                 if name != names[-1]:
                     raise
                 self._damaged = name
-        self._check_complete()
         return start
 
     def close(self) -> None:
@@ -213,6 +209,22 @@ class Journal:
             newest=self._segments[-1].after if self._segments else None,
         )
 
+    def check_complete(self) -> None:
+        """Compare the blocks that are held with those that a fork can reach at the last segment.
+
+        Called where a query goes on with hot blocks. One that goes on behind final blocks needs no
+        segment, and may have been killed while the last ones were removed.
+
+        Raises:
+            JournalMissingError: a file is gone that a retraction would need.
+        """
+        if not self._segments:
+            return
+        state = self._segments[-1].state
+        for cursor in state.rollback_chain:
+            if cursor.number > state.undo_floor and cursor.number not in self._live:
+                raise JournalMissingError("a file of the journal is gone", with_block=cursor)
+
     def forget_unfinished(self, offset: Offset) -> None:
         """Remove a damaged last segment, if no offset covers it: it was never handed out.
 
@@ -250,18 +262,20 @@ class Journal:
             at = segment.after
         return found
 
-    def orphans(self, above: int) -> list[Change]:
-        """Return the blocks above a number that came and have not gone, newest first."""
-        return [
-            self._live[number][1] for number in sorted(self._live, reverse=True) if number > above
-        ]
+    def orphans(self, above: int, up_to: int) -> Iterator[tuple[Change, pa.Table]]:
+        """Yield the blocks between two numbers that came and have not gone, newest first.
 
-    def rows(self, change: Change) -> pa.Table:
-        """Return the rows that a block came with."""
-        segment, own = self._live[change.cursor.number]
-        assert own == change, "only blocks that have not gone are asked for"
-        table = pa.Table.from_batches(segment_batches(self._data(segment)), self._schema(segment))
-        return table.filter(pc.equal(table["_commit_version"], change.version))
+        Each with the rows that it came with. A segment is decoded once.
+        """
+        decoded: tuple[Segment, pa.Table] | None = None
+        for number in sorted(self._live, reverse=True):
+            if not above < number <= up_to:
+                continue
+            segment, change = self._live[number]
+            if decoded is None or decoded[0] is not segment:
+                decoded = segment, segment_rows(self._data(segment))
+            rows = decoded[1]
+            yield change, rows.filter(pc.equal(rows["_commit_version"], change.version))
 
     def prune(self, committed: Offset, state: PipeState) -> int:
         """Remove what neither a replay nor a retraction can ask for; return how many segments went.
@@ -289,15 +303,6 @@ class Journal:
             else:
                 self._live.pop(change.cursor.number, None)
 
-    def _check_complete(self) -> None:
-        """Compare the blocks that are held with those that a fork can reach at the last segment."""
-        if not self._segments:
-            return
-        state = self._segments[-1].state
-        for cursor in state.rollback_chain:
-            if cursor.number > state.undo_floor and cursor.number not in self._live:
-                raise JournalMissingError("a file of the journal is gone", with_block=cursor)
-
     def _holds(self, cursor: BlockCursor) -> bool:
         entry = self._live.get(cursor.number)
         return entry is not None and entry[1].cursor == cursor
@@ -309,10 +314,6 @@ class Journal:
         if data is None:
             raise JournalMissingError("a file of the journal is gone", file=segment.name)
         return data
-
-    def _schema(self, segment: Segment) -> pa.Schema:
-        with pa.ipc.open_file(pa.py_buffer(self._data(segment))) as reader:
-            return reader.schema.remove_metadata()
 
     def _check_header(self, header: bytes) -> Offset:
         try:

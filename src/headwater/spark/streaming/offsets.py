@@ -12,7 +12,7 @@ Pure. Spark compares offsets as text, so their keys have one order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -36,6 +36,8 @@ class Offset:
     """The end of a micro-batch: the last version, and the block that the chain ends with there.
 
     `finalized` is the highest final number that was known, `forks` counts the retractions so far.
+    `first` is the block that the changelog begins with: Spark asks for the initial offset again
+    when it runs the first micro-batch, and "latest" may have moved on by then.
     """
 
     version: int
@@ -44,11 +46,18 @@ class Offset:
     read: ReadFrom
     finalized: int | None = None
     forks: int = 0
+    first: int | None = None
 
     @classmethod
     def before(cls, first_block: int) -> Offset:
         """Return where a changelog begins that reads from this block on."""
-        return cls(first_block - 1, first_block - 1, None, ReadFrom.START)
+        return cls(first_block - 1, first_block - 1, None, ReadFrom.START, first=first_block)
+
+    def start_of(self, end: Offset) -> Offset:
+        """Return where a micro-batch begins that Spark gives these two offsets for."""
+        if self.read is ReadFrom.START and end.first is not None:
+            return Offset.before(end.first)
+        return self
 
     @property
     def shift(self) -> int:
@@ -68,6 +77,7 @@ class Offset:
             "read": str(self.read),
             "finalized": self.finalized,
             "forks": self.forks,
+            "first": self.first,
         }
 
     @classmethod
@@ -84,16 +94,18 @@ class Offset:
             )
         match stored:
             case {"version": int(version), "number": int(number), "read": str(read), **rest}:
-                block_hash, finalized, forks = (
-                    rest.get(name) for name in ("hash", "finalized", "forks")
+                block_hash, finalized, forks, first = (
+                    rest.get(name) for name in ("hash", "finalized", "forks", "first")
                 )
                 if (
                     read in set(ReadFrom)
                     and isinstance(block_hash, str | None)
                     and isinstance(finalized, int | None)
                     and isinstance(forks, int)
+                    and isinstance(first, int | None)
                 ):
-                    return cls(version, number, block_hash, ReadFrom(read), finalized, forks)
+                    where = ReadFrom(read)
+                    return cls(version, number, block_hash, where, finalized, forks, first)
             case _:
                 pass
         raise OffsetFormatError("an offset is malformed", got=str(dict(stored))[:200])
@@ -101,18 +113,26 @@ class Offset:
     def extended(self, last: BlockHeader, read: ReadFrom, state: PipeState) -> Offset:
         """Return the offset after the blocks up to `last` were inserted."""
         version = self.version + last.number - self.number
-        return Offset(version, last.number, last.hash, read, _final(state), self.forks)
+        return replace(
+            self,
+            version=version,
+            number=last.number,
+            hash=last.hash,
+            read=read,
+            finalized=_final(state),
+        )
 
-    def retracted(self, blocks: int, state: PipeState) -> Offset:
-        """Return the offset after a fork has taken so many blocks, down to the state's cursor."""
+    def retracted(self, version: int, state: PipeState, *, forks: int) -> Offset:
+        """Return the offset after a fork has taken blocks, down to the state's cursor."""
         assert state.cursor is not None, "a fork goes back to a block"
-        return Offset(
-            self.version + blocks,
-            state.cursor.number,
-            state.cursor.hash,
-            ReadFrom.JOURNAL,
-            _final(state),
-            self.forks + 1,
+        return replace(
+            self,
+            version=version,
+            number=state.cursor.number,
+            hash=state.cursor.hash,
+            read=ReadFrom.JOURNAL,
+            finalized=_final(state),
+            forks=forks,
         )
 
     def final_state(self) -> PipeState:
