@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -15,6 +18,7 @@ from headwater.core.retry import RetryPolicy
 from headwater.decode import evm
 from headwater.errors import RelayError
 from headwater.portal import PortalBudget, PortalClient, PortalLimits, portal_address
+from headwater.spark.entrance import connect
 from headwater.spark.parts import Part, PartReader, RawRows
 from headwater.spark.permits import Office, PermitOffice, TaskPermits
 from headwater.testing import Asked, PortalServer, Status, simulated_portal
@@ -122,6 +126,56 @@ def test_a_task_that_is_gone_holds_nothing() -> None:
             permits = TaskPermits(office.office)
             permits.begin()
             permits.close()  # as if it were killed in the middle of a request
+
+
+@pytest.mark.parametrize("what", ["begin", "spend"])
+def test_tasks_that_wait_do_not_hold_up_the_end_of_a_run(what: str) -> None:
+    """The portal has said to come back in five minutes, or more bytes came than may in an hour."""
+    asked = Event()
+
+    class Watched(PortalBudget):
+        def refused(self, retry_after_s: float | None) -> None:
+            super().refused(retry_after_s)
+            asked.set()  # what the task says next is heard next
+
+    office = PermitOffice(Watched(PortalLimits(bytes_per_second=1)), "127.0.0.1", "127.0.0.1", 0)
+    office.__enter__()
+    permits = TaskPermits(office.office)
+    permits.begin()
+
+    def wait() -> None:
+        permits.refused(300.0)
+        with suppress(RelayError):
+            permits.begin() if what == "begin" else permits.spend(3600)
+
+    waiting = Thread(target=wait, daemon=True)
+    ending = Thread(target=office.__exit__, daemon=True)
+    waiting.start()
+    asked.wait()
+    waiting.join(0.3)
+    assert waiting.is_alive(), "it has to wait"
+    ending.start()
+    ending.join(5)
+    assert not ending.is_alive(), "the run hangs"
+    waiting.join(5)
+    assert not waiting.is_alive(), "the task hangs"
+
+
+def test_a_machine_that_is_gone_without_a_word_is_noticed_within_two_minutes() -> None:
+    """Of a connection that nothing answers on, both sides hear from the system, not in hours."""
+    with PermitOffice(PortalBudget(), "127.0.0.1", "127.0.0.1", 0) as office:
+        task = connect(office.office.entrance)
+        (driver,) = office._server._open
+        for side in (task, driver):
+            idle, every, count = (
+                side.getsockopt(socket.IPPROTO_TCP, one)
+                for one in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert side.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert idle + every * count <= 120
+        unanswered = driver.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        assert 0 < unanswered <= 120_000, "of what was granted to it, in milliseconds"
+        task.close()
 
 
 def test_a_task_that_cannot_ask_goes_on_only_where_no_limit_was_set() -> None:

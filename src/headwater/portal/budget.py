@@ -88,7 +88,8 @@ class PortalBudget:
         self._free_at = -math.inf  # when all bytes that have come are paid for
 
     def begin(self, sleep: Callable[[float], None] | None = None) -> None:
-        """Wait until a request may begin; `sleep` waits instead of this, and may raise."""
+        """Wait until a request may begin; `sleep` is used instead of `wait`, and may raise."""
+        sleep = sleep or self.wait
         while True:
             with self._changed:
                 now = self._clock()
@@ -97,10 +98,12 @@ class PortalBudget:
                     self._in_flight += 1
                     return
                 wait_s = min(pause, _LOOK_S) if pause > 0 else _LOOK_S
-                if sleep is None:
-                    self._changed.wait(wait_s)
-            if sleep is not None:
-                sleep(wait_s)
+            sleep(wait_s)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a request has ended, or for some seconds."""
+        with self._changed:
+            self._changed.wait(seconds)
 
     def spend(self, size: int, sleep: Callable[[float], None] = time.sleep) -> None:
         """Count bytes; wait while more have come than the rate allows, a second's worth apart."""

@@ -3,7 +3,8 @@
 Both sides prove that they know the port's secret, without saying it. Where other machines can reach
 the port, connections are TLS, and tasks accept only the certificate that came with their work
 (`relay_tls`). A connection that proves nothing within `patience_s` is cut, and so is the oldest
-such connection where more than `waiting` of them are open. Leaving the port cuts all connections.
+such connection where more than `waiting` of them are open. A machine that is gone without a word
+loses its connections within two minutes. Leaving the port cuts all connections.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ WAITING = 256
 LOOPBACK = "127.0.0.1"
 _CONNECT_S = 30.0
 _PAUSES_S = (0.1, 0.5, 2.0)
+_SILENCE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # seconds, and how often
+_UNANSWERED_MS = 60_000
 _CUT = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, ssl.SSLEOFError)
 
 
@@ -136,7 +139,7 @@ def connect(entrance: Entrance) -> socket.socket:
 def _open(entrance: Entrance) -> socket.socket:
     connection = socket.create_connection((entrance.host, entrance.port), _CONNECT_S)
     try:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        _notice_loss(connection)
         if entrance.certificate is not None:
             connection = trusting(entrance.certificate).wrap_socket(connection)
         _introduce(connection, entrance.token)
@@ -144,6 +147,14 @@ def _open(entrance: Entrance) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _notice_loss(connection: socket.socket) -> None:
+    """Have the system cut a silent connection whose other machine is gone: its default is hours."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _SILENCE.items():
+        if hasattr(socket, name):  # Linux has all of them, macOS some
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _introduce(connection: socket.socket, token: Secret[bytes]) -> None:
@@ -191,7 +202,9 @@ class _Server(ThreadingTCPServer):
     def get_request(self) -> tuple[socket.socket, Any]:
         """Take a connection, and note it before a thread serves it: so none is left uncut."""
         connection, address = super().get_request()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        _notice_loss(connection)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # not on the other side: a driver may be slow
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
         connection.settimeout(self.driver_port.patience_s)
         identity = self.driver_port.identity
         if identity is not None:

@@ -1,8 +1,9 @@
 """How executors keep within the budget of a run: they ask the driver, each over one connection.
 
-A task that is killed, or whose machine is lost, loses its connection, and with it what it held. The
-office listens from the first span of a run to its end. Where no limit was set and a task cannot
-reach it, the task goes on alone and slows down by itself when the portal tells it to.
+A task that is killed loses its connection, and with it what it held; so does one whose machine is
+lost, within two minutes. The office listens from the first span of a run to its end, and then waits
+for no task. Where no limit was set and a task cannot reach it, the task goes on alone and slows
+down by itself when the portal tells it to.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import socket
 import struct
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 from headwater.errors import RelayError
@@ -42,6 +44,11 @@ class PermitOffice(DriverPort):
     def __init__(self, budget: PortalBudget, *address: Any) -> None:
         super().__init__(*address)
         self._budget = budget
+        self._ended = Event()
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        super().__exit__(*error)
 
     @property
     def office(self) -> Office:
@@ -58,11 +65,11 @@ class PermitOffice(DriverPort):
             while True:
                 kind, number = _MESSAGE.unpack(exactly(connection, _MESSAGE.size))
                 if kind == _BEGIN:
-                    self._budget.begin()
+                    self._budget.begin(self._wait)
                     held += 1
                     connection.sendall(_GRANTED)
                 elif kind == _SPEND:
-                    self._budget.spend(int(number))
+                    self._budget.spend(int(number), self._sleep)
                     connection.sendall(_GRANTED)
                 elif kind == _REFUSED:
                     self._budget.refused(None if number == _UNKNOWN else number)
@@ -72,6 +79,15 @@ class PermitOffice(DriverPort):
         finally:
             for _ in range(held):
                 self._budget.end(succeeded=False)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until a request of any task has ended; break off where the run has."""
+        self._budget.wait(seconds)
+        self._sleep(0.0)
+
+    def _sleep(self, seconds: float) -> None:
+        if self._ended.wait(seconds):
+            raise ConnectionAbortedError("the run has ended")
 
 
 class TaskPermits:
