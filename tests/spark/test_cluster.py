@@ -1,117 +1,164 @@
-"""A standalone cluster: the pipeline on it, while its driver and its executors are killed."""
+"""A standalone cluster: the pipeline on it, while driver, workers and answers are lost."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 
-from headwater.testing import simulated_portal
+from headwater.targets.clickhouse import ClickHouseClient
+from headwater.testing import StallAfter, simulated_portal
 from headwater.testing.servers import spark_cluster
+from tests.spark.test_executor_python import bare_python
 from tests.stream.truth import COLUMNS, transfers
+from tests.targets import clickhouse_places
 from tests.targets.postgres_places import database
 
 ROOT = Path(__file__).parents[2]
-LAST = 299
-
-DRIVER = """
-import os, signal, sys
-from pathlib import Path
-from headwater import evm, portal_stream
-from headwater.spark import local_session
-from headwater.targets import postgres_target
-from headwater.targets.postgres import table
-from headwater.spark.executors import map_in_arrow
-
-master, portal, dsn, folder, dies = sys.argv[1:]
-spark = local_session("cluster", **{
-    "spark.master": master, "spark.executor.memory": "512m", "spark.cores.max": 1,
-    "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
-    "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"]})
-marker = Path(folder, "executor-killed")
-
-def kill_the_executor_once(batches, marker=str(marker)):
-    # a worker is a child of its daemon, which is a child of the executor
-    for batch in batches:
-        for row in range(batch.num_rows):
-            yield batch.slice(row, 1)
-        try:
-            open(marker, "x").close()
-        except FileExistsError:
-            continue
-        daemon = Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(")", 1)[1].split()
-        os.kill(int(daemon[1]), signal.SIGKILL)
-
-def dying(data):
-    frame = data["transfers"]
-    columns = frame.limit(0).toArrow().schema
-    return {"transfers": map_in_arrow(frame.dataframe, kill_the_executor_once, columns)}
-
-stream = portal_stream(
-    id="s", portal=portal, spark=spark, far=50, first_span=150, largest_span=150,
-    outputs={"transfers": evm.events("erc20.Transfer", range=(0, 299))})
-target = postgres_target(
-    dsn, tables=[table("transfers", append_only=True)],
-    on_data=lambda tx, data: tx.insert("transfers", data["transfers"]))
-states = []
-
-def watch(sql):
-    states.append(sql.startswith('INSERT INTO "public"."sync" '))
-    if dies == "yes" and sum(states) == 2:  # its rows are copied, its commit is not sent
-        os.kill(os.getpid(), signal.SIGKILL)
-
-target.on_statement = watch
-(stream if dies == "yes" else stream.pipe(dying)).pipe_to(target)
-"""
+SPAN = 100
+LAST = 3 * SPAN - 1
+NAMES = [one.strip('" ') for one in COLUMNS.split(",")]
+PASSWORD = "portal-password-of-this-test"
 
 
 @pytest.mark.guarantee("STATE-2")
-def test_a_killed_driver_and_a_killed_executor_leave_what_the_chain_says(tmp_path: Path) -> None:
-    """kill -9 of the driver before it commits its second batch, then of an executor that sends."""
-    dsn = database()
+def test_what_is_lost_on_a_cluster_leaves_what_the_chain_says_in_every_target(
+    tmp_path: Path,
+) -> None:
+    """Two workers fill PostgreSQL, ClickHouse, Iceberg and Delta; rows are shuffled on the way.
+
+    The driver is killed between the commits of two targets. Then, in one span, an answer of the
+    portal hangs, so that only a copy of its task ends the job, and a worker with its executor is
+    killed in the middle of a job: rows, files of the shuffle and rows that Spark kept are gone. The
+    Python of the workers does not have this package, and the portal asks for a password.
+    """
+    dsn, clickhouse = database(), clickhouse_places.database()
+    (tmp_path / "events").mkdir()
     with (
-        spark_cluster(tmp_path) as master,
-        simulated_portal(seed=5, blocks=LAST + 21, finality_depth=20) as portal,
+        spark_cluster(tmp_path, workers=2, cores=1) as master,
+        simulated_portal(
+            seed=5, blocks=LAST + 21, finality_depth=20, auth=("user", PASSWORD)
+        ) as portal,
     ):
-        arguments = (master, portal.url, dsn, str(tmp_path))
-        killed = run(*arguments, "yes")
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        with psycopg.connect(dsn) as connection:
-            ((cursor, rows),) = connection.execute(
-                "SELECT max(current_number), (SELECT max(block_number) FROM transfers) FROM sync"
-            ).fetchall()
-        assert 0 < rows <= cursor < LAST
-        finished = run(*arguments, "no")
-        assert finished.returncode == 0, finished.stderr
-        assert (tmp_path / "executor-killed").exists()
+        portal.sim.faults.add(StallAfter(100), from_block=(2 * SPAN, 2 * SPAN))
+        given = {
+            "master": master,
+            "portal": portal.url.replace("://", f"://user:{PASSWORD}@"),
+            "postgres": dsn,
+            "clickhouse": clickhouse,
+            "folder": str(tmp_path),
+            "span": SPAN,
+            "last": LAST,
+        }
+        with driver({**given, "dies": True}) as killed:
+            said = killed.communicate()[0]
+        assert killed.returncode == -signal.SIGKILL, said[-3000:]
+        after = {name: len(rows) for name, rows in rows_of(dsn, clickhouse, tmp_path).items()}
+        assert 0 < after["postgres"] == after["iceberg"] == after["delta"] < after["clickhouse"]
+
+        with driver({**given, "dies": False}) as finished:
+            kill_worker(tmp_path / "working", finished)
+            said = finished.communicate()[0]
+        assert finished.returncode == 0, said[-3000:]
         expected = transfers(portal.chain, portal.chain.canonical()[: LAST + 1])
+
+    found = rows_of(dsn, clickhouse, tmp_path)
+    assert {name: rows == expected for name, rows in found.items()} == dict.fromkeys(found, True)
+    check_events(tmp_path / "events")
+    logs = [one for one in tmp_path.rglob("*") if one.name in ("stderr", "stdout", "log")]
+    assert len(logs) > 6, "of a master, two workers and executors of two drivers"
+    shown = [one for one in (*logs, *(tmp_path / "events").iterdir()) if PASSWORD in text(one)]
+    assert shown == []
+
+
+def kill_worker(sign: Path, driver: subprocess.Popen[str]) -> None:
+    """Kill a worker with its executor, as a machine is lost, once a task there is at work."""
+    while not (sign.exists() and sign.read_text().endswith("\n")):
+        assert driver.poll() is None, driver.communicate()[0][-3000:]
+        time.sleep(0.05)
+    worker = int(sign.read_text())
+    assert b"org.apache.spark.deploy.worker.Worker" in Path(f"/proc/{worker}/cmdline").read_bytes()
+    os.killpg(worker, signal.SIGKILL)
+
+
+def check_events(folder: Path) -> None:
+    """Read from Spark's own log that a copy of a task won, and that a stage was tried again."""
+    newest = max(folder.iterdir(), key=lambda one: one.name)
+    events = [json.loads(line) for line in newest.read_text().splitlines()]
+    ended = [one for one in events if one["Event"] == "SparkListenerTaskEnd"]
+    copies = [one for one in ended if one["Task Info"]["Speculative"]]
+    assert "Success" in [one["Task End Reason"]["Reason"] for one in copies]
+    reasons = {one["Task End Reason"]["Reason"] for one in ended}
+    assert reasons >= {"FetchFailed", "ExecutorLostFailure"}
+    stages = [one["Stage Info"] for one in events if one["Event"].endswith("StageCompleted")]
+    assert max(one["Stage Attempt ID"] for one in stages) > 0
+
+
+def rows_of(dsn: str, clickhouse: str, folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Return what each target holds, in order."""
     with psycopg.connect(dsn) as connection:
         query = f"SELECT {COLUMNS}::text FROM transfers ORDER BY 1, 3"
-        assert connection.execute(query.encode()).fetchall() == expected
-        found = connection.execute("SELECT max(current_number) FROM sync").fetchone()
-        assert found == (LAST,)
+        found = {"postgres": connection.execute(query.encode()).fetchall()}
+    client = ClickHouseClient(clickhouse)
+    names = ", ".join(f'"{name}"' for name in NAMES[:-1])
+    catalog = load_catalog(
+        "headwater", type="sql", uri=f"sqlite:///{folder}/iceberg/catalog.db",
+        warehouse=f"{folder}/iceberg",
+    )  # fmt: skip
+    tables = {
+        "clickhouse": client.query(f"SELECT {names}, toString(value) AS value FROM transfers_live"),
+        "iceberg": catalog.load_table("default.transfers").scan().to_arrow(),
+        "delta": DeltaTable(f"{folder}/delta/transfers").to_pyarrow_table(),
+    }
+    client.close()
+    catalog.close()
+    for name, table in tables.items():
+        rows = [tuple(row[column] for column in NAMES) for row in table.to_pylist()]
+        found[name] = sorted(rows, key=lambda row: (row[0], row[2]))
+    return found
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the driver in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", DRIVER, *arguments],
+@contextmanager
+def driver(given: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    """Run a driver in a process of its own; kill it if the test fails."""
+    folder = Path(given["folder"])
+    (folder / "given.json").write_text(json.dumps(given))
+    python = bare_python(folder, "-S", path=sysconfig.get_paths()["purelib"])
+    with subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("cluster_run.py")), f"{folder}/given.json"],
         cwd=ROOT,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT / "src"),
-            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_PYTHON": str(python),
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
         },
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def text(file: Path) -> str:
+    return file.read_text(errors="replace")
 
 
 @pytest.mark.walk  # tests/spark/test_backfill_path.py counts the bytes that reach the driver
