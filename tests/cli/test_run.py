@@ -180,6 +180,13 @@ def test_an_error_that_no_retry_mends_ends_with_1_after_the_others(
     assert (failed["level"], failed["id"]) == ("ERROR", "one")
 
 
+RUNS_ITSELF = """
+from headwater import duckdb_target, evm, portal_stream
+stream = portal_stream(id="own", portal="http://127.0.0.1:9/datasets/x",
+                       outputs={"transfers": evm.events("erc20.Transfer", range=0)})
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -188,6 +195,10 @@ def test_an_error_that_no_retry_mends_ends_with_1_after_the_others(
         ("1 / 0", "[E0031] the file cannot be run"),
         ("from headwater import portal_stream\nportal_stream(id='', portal='', outputs={})",
          "[E0001]"),
+        (f"{RUNS_ITSELF}stream.pipe_to(duckdb_target('own.duckdb'))",
+         "[E0031] the file runs its stream by itself: nothing was run"),
+        (f"{RUNS_ITSELF}stream.start(duckdb_target('own.duckdb'))",
+         "[E0031] the file runs its stream by itself: nothing was run"),
     ],
 )  # fmt: skip
 def test_a_file_without_a_pipeline_is_refused(
@@ -198,6 +209,7 @@ def test_a_file_without_a_pipeline_is_refused(
     assert process.returncode == 1
     assert says in shown
     assert "Traceback" not in shown
+    assert not (tmp_path / "own.duckdb").exists()
 
 
 def test_two_pipelines_of_one_id_are_refused(

@@ -47,6 +47,7 @@ def test_a_database_tells_where_its_streams_stand(place: Place) -> None:
     assert one["outboxes"] == {}
     shown = run("status", place.address, "--id", "one")
     assert all(part in shown for part in ("one", "undo rows", " 8 ", " 4 "))
+    assert "blocks/s" not in shown, "a column that says nothing"
     with pytest.raises(CursorMoveError, match=r"no such stream.*known=one"):
         run("status", place.address, "--id", "two")
 

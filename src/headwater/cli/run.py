@@ -18,6 +18,7 @@ from headwater.logs import setup_logging
 from headwater.metrics import StreamRecord
 from headwater.stream import StopRequested, Stream, StreamHandle
 from headwater.stream.handle import Interrupt
+from headwater.stream.stream import reading_definitions
 from headwater.stream.view import ProgressView
 
 LOOK_S = 0.2
@@ -157,10 +158,11 @@ def read_pipelines(file: Path) -> list[tuple[Stream, Any]]:
     """Run a file, and return the pipelines that it defines.
 
     Raises:
-        PipelineFileError: it fails, or defines none.
+        PipelineFileError: it fails, defines none, or runs one itself (then nothing is run).
     """
     try:
-        names = runpy.run_path(str(file), run_name="headwater.pipeline_file")
+        with reading_definitions(str(file)):
+            names = runpy.run_path(str(file), run_name="headwater.pipeline_file")
     except HeadwaterError:
         raise
     except Exception as error:

@@ -189,10 +189,10 @@ def _print(found: list[Standing], *, as_json: bool) -> None:
     if not found:
         say("No stream has stored anything here.")
         return
-    table = Table("id", "status", "cursor", "head", "lag", "finalized", "forks", "blocks/s",
-                  "undo rows", "outboxes")  # fmt: skip
-    for one in found:
-        cells = (
+    names = ("id", "status", "cursor", "head", "lag", "finalized", "forks", "blocks/s",
+             "undo rows", "outboxes")  # fmt: skip
+    rows = [
+        (
             one.id,
             _shown(one.status),
             _number(one.cursor),
@@ -204,7 +204,15 @@ def _print(found: list[Standing], *, as_json: bool) -> None:
             _shown(one.undo_rows),
             ", ".join(f"{name}: {rows}" for name, rows in (one.outboxes or {}).items()) or "-",
         )
-        table.add_row(*(Text(cell) for cell in cells))
+        for one in found
+    ]
+    told = [
+        place for place, name in enumerate(names)
+        if name == "cursor" or any(row[place] != "-" for row in rows)
+    ]  # fmt: skip
+    table = Table(*(names[place] for place in told))
+    for row in rows:
+        table.add_row(*(Text(row[place]) for place in told))
     console().print(table)
     for one in found:
         if one.error:
@@ -224,5 +232,13 @@ def _lag(one: Standing) -> str:
     if one.lag_blocks is not None:
         parts.append(f"{one.lag_blocks:,} blocks")
     if one.lag_seconds is not None:
-        parts.append(f"{one.lag_seconds:,.0f} s")
+        parts.append(_duration(one.lag_seconds))
     return ", ".join(parts) or "-"
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in the largest unit of which there are at least two."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.0f} {unit}"
+    return f"{seconds:,.0f} s"

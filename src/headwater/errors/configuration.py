@@ -172,9 +172,10 @@ class PipelineFileError(
     ConfigError,
     code="E0031",
     fix="define `stream` and `target`, or `pipelines`, a list of (stream, target); each stream has "
-    "an id of its own",
+    "an id of its own; what runs them, such as `pipe_to`, stands under "
+    '`if __name__ == "__main__":`',
 ):
-    """A file that `headwater run` was given defines no pipeline, or cannot be run."""
+    """A file that a command was given defines no pipeline, cannot be read, or runs one itself."""
 
 
 class ProjectFolderError(

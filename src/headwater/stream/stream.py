@@ -12,7 +12,8 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -26,7 +27,7 @@ from headwater.dashboard.note import leave_note
 from headwater.effects import Subscription
 from headwater.effects.courier import Deliver
 from headwater.effects.outbox import RETRY
-from headwater.errors import InvalidOptionError, StreamIdError
+from headwater.errors import InvalidOptionError, PipelineFileError, StreamIdError
 from headwater.metrics import REGISTRY, StreamRecord, TimedTarget
 from headwater.pipeline import Committed, Event, Pipeline, Recovered
 from headwater.portal import RetryPolicy
@@ -175,6 +176,10 @@ class Stream(ABC):
         dashboard: int | str | None,
     ) -> StreamHandle:
         """Return a run that has not begun."""
+        if (file := _file_read.get()) is not None:
+            raise PipelineFileError(
+                "the file runs its stream by itself: nothing was run", file=file, stream=self.id
+            )
         if isinstance(target, Sequence):
             for one in target:
                 check_target(one)
@@ -259,6 +264,22 @@ def check_stream(
     live = flush if isinstance(flush, Flush) else Flush()
     backfill = flush_backfill if isinstance(flush_backfill, Flush) else Flush()
     return FlushRules(live, backfill)
+
+
+_file_read: ContextVar[str | None] = ContextVar("_file_read", default=None)
+
+
+@contextmanager
+def reading_definitions(file: str) -> Iterator[None]:
+    """Let no stream run: a command reads the streams that a user's file defines.
+
+    Within it `pipe_to` and `start` raise PipelineFileError, before anything is opened.
+    """
+    token = _file_read.set(file)
+    try:
+        yield
+    finally:
+        _file_read.reset(token)
 
 
 def pipe_to_iterator(

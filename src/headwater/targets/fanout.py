@@ -82,7 +82,10 @@ class FanOutTarget:
         while (odd := self._uncertain()) is not None:
             index, common = odd
             state = self.states[index].rewind(common)
-            logger.warning("fanout.back target=%s to=%s", self._name(index), common)
+            logger.info(
+                "fanout.rolled_back target=%s to=%s: the other targets hold no more for certain",
+                self._name(index), common,
+            )  # fmt: skip
             self.targets[index].roll_back(state)
             self.states[index] = state
         found = self._lowest
