@@ -28,7 +28,8 @@ from headwater.errors import (
 )
 from headwater.targets import iceberg_target
 from headwater.targets import table as any_table
-from headwater.targets.iceberg import IcebergSettings, IcebergTarget, table
+from headwater.targets.iceberg import IcebergSettings, IcebergTarget, snapshots, table
+from headwater.targets.iceberg import target as iceberg
 from headwater.targets.iceberg.admin import maintain_catalog
 from headwater.targets.iceberg.snapshots import ancestors, block_of
 from headwater.targets.lake.paths import Place
@@ -354,6 +355,54 @@ def test_snapshots_expire_and_files_are_compacted_and_forks_still_go_back(tmp_pa
     rig.target.close()
     rig.target = make(tmp_path)
     assert rig.target.recover() == rig.state
+    rig.target.close()
+
+
+def test_each_commit_keeps_snapshots_and_manifests_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "MANIFESTS", 4)
+    monkeypatch.setattr(iceberg, "_EXPIRED_AT_ONCE", 2)
+    settings = IcebergSettings(maintain_every=1000, final_snapshots=2)
+    rig = start(tmp_path, LOG, settings=settings)
+    for number in range(1, 16):
+        rig.block(number, log(number, number), final=number - 3)
+        stored = open_catalog(tmp_path).load_table("default.log")
+        current = stored.current_snapshot()
+        assert current is not None
+        assert len(stored.metadata.snapshots) <= 9, "3 hot, 1 to go back to, 2 more, 2 that wait"
+        assert len(current.manifests(stored.io)) <= 5
+    rig.check()
+    rig.roll_back(12)
+    rig.check()
+    rig.block(13, log(13, "b"), branch="b", final=12)
+    rig.check()
+    rig.target.close()
+
+
+@pytest.mark.parametrize("seen_before", [True, False])
+def test_snapshots_that_others_let_expire_do_not_stop_a_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen_before: bool
+) -> None:
+    monkeypatch.setattr(iceberg, "_EXPIRED_AT_ONCE", 2)
+    settings = IcebergSettings(maintain_every=1000, final_snapshots=2)
+    rig = start(tmp_path, settings=settings)
+    for number in range(1, 7):
+        rig.block(number, log(number, number), upsert(balance("a", "t", number)), final=number - 2)
+    if not seen_before:  # others do so between the look and the commit
+        tables: Any = rig.target._tables  # type: ignore[attr-defined]
+        look = tables.seen
+        then = {one.name: look(one) for one in tables.opened()}
+        monkeypatch.setattr(tables, "seen", lambda one: then.pop(one.name, None) or look(one))
+    for name in ("log", "balances"):
+        stored = open_catalog(tmp_path).load_table(f"default.{name}")
+        final = [one for one in stored.metadata.snapshots if (block_of(one) or (9,))[0] < 4]
+        assert final, "the next commit would let these expire"
+        ids = [one.snapshot_id for one in final]
+        stored.maintenance.expire_snapshots().by_ids(ids).commit()
+    rig.block(7, log(7, 7), upsert(balance("a", "t", 7)), final=5)
+    rig.roll_back(6)
+    rig.check()
     rig.target.close()
 
 

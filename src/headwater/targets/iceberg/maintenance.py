@@ -29,7 +29,6 @@ from headwater.targets.lake.files import slug
 from headwater.targets.lake.state import BLOCK, HASH, StoredStream, position
 
 BIN_BYTES = 64 << 20  # of files that become one
-MANIFESTS = 32  # of a snapshot, before they are merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +48,10 @@ class Maintenance:
         """
         expired = compacted = 0
         for table in self.tables:
-            gone = self._expired(table.stored)
+            gone = self.expired(table.stored)
             old, new = self._compact(table)
             change = TableChange(table.stored)
-            if old or self._has_many_manifests(table.stored):
+            if old:
                 change.rewrite(new, old, self._said(table.stored))
             change.expire(gone)
             if not change:
@@ -76,7 +75,7 @@ class Maintenance:
                     swept += 1
         return swept
 
-    def _expired(self, table: Table) -> list[int]:
+    def expired(self, table: Table) -> list[int]:
         """Return the snapshots that neither a rollback nor time travel needs."""
         floor = self.stored.state.undo_floor
         kept = {one.snapshot_id for one in table.metadata.refs.values()}
@@ -143,11 +142,6 @@ class Maintenance:
                 said.pop(HASH, None)
                 return {**said, **{name: found[name] for name in (BLOCK, HASH) if name in found}}
         return said
-
-    @staticmethod
-    def _has_many_manifests(table: Table) -> bool:
-        current = table.current_snapshot()
-        return current is not None and len(current.manifests(table.io)) > MANIFESTS
 
 
 def _batches(table: StreamTable, files: Sequence[DataFile]) -> Iterator[pa.RecordBatch]:

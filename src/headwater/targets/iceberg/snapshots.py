@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, cast
 
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import (
     DataFile,
     ManifestContent,
@@ -37,6 +38,7 @@ from pyiceberg.table.snapshots import (
 from headwater.targets.lake.state import BLOCK, HASH
 
 SMALL_MANIFEST = 1 << 20  # of bytes: those below are merged
+MANIFESTS = 32  # of a snapshot; the next one merges the small ones
 _CODEC: Literal["deflate"] = "deflate"
 update: Any = _update  # its classes are made with names that their types do not show
 _snapshot: Any = Snapshot
@@ -56,6 +58,7 @@ class TableChange:
         self._sequence = int(self._metadata.last_sequence_number)
         self._updates: list[Any] = []
         self._paths: list[str] = []
+        self._expires = False
 
     def __bool__(self) -> bool:
         return bool(self._updates)
@@ -93,6 +96,7 @@ class TableChange:
 
     def expire(self, ids: Collection[int]) -> None:
         """Forget snapshots; their files stay until they are swept."""
+        self._expires = bool(ids)
         if ids:
             self._updates.append(update.RemoveSnapshotsUpdate(snapshot_ids=list(ids)))
 
@@ -110,7 +114,12 @@ class TableChange:
                 snapshot_id=None if self._base is None else self._base.snapshot_id,
             ),
         )
-        made = table.catalog.commit_table(table, requirements, tuple(self._updates))
+        try:
+            made = table.catalog.commit_table(table, requirements, tuple(self._updates))
+        except ValueError as error:
+            if not self._expires:
+                raise
+            raise CommitFailedException("others have let a snapshot expire") from error
         before, table.metadata = table.metadata, made.metadata
         table.metadata_location = made.metadata_location
         kept = {one.metadata_file for one in made.metadata.metadata_log}
@@ -137,6 +146,7 @@ class TableChange:
         number = self._metadata.new_snapshot_id()
         self._sequence += 1
         manifests = self._held()
+        merge = merge or sum(map(_is_small, manifests)) >= MANIFESTS
         if removed or merge:
             manifests = self._without(manifests, removed, number, merge=merge)
         entries = [_entry(ManifestEntryStatus.ADDED, number, one) for one in added]
@@ -187,12 +197,12 @@ class TableChange:
         kept: list[ManifestFile] = []
         entries: list[ManifestEntry] = []
         for manifest in manifests:
-            if manifest.content != ManifestContent.DATA:
+            merged = merge and _is_small(manifest)
+            if manifest.content != ManifestContent.DATA or not (gone or merged):
                 kept.append(manifest)
                 continue
             found = manifest.fetch_manifest_entry(self._table.io, discard_deleted=True)
-            hit = any(one.data_file.file_path in gone for one in found)
-            if not hit and not (merge and manifest.manifest_length < SMALL_MANIFEST):
+            if not merged and not any(one.data_file.file_path in gone for one in found):
                 kept.append(manifest)
                 continue
             for one in found:
@@ -263,6 +273,10 @@ def _entry(
         file_sequence_number=None if before is None else before.file_sequence_number,
         data_file=file,
     )
+
+
+def _is_small(manifest: ManifestFile) -> bool:
+    return bool(manifest.manifest_length < SMALL_MANIFEST)
 
 
 def _delete(table: Table, path: str) -> None:

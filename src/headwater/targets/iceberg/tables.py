@@ -321,7 +321,11 @@ class StreamTables:
 
     def reload(self, table: StreamTable) -> None:
         """Load a table again that others have changed."""
-        table.take(self._catalog.load_table(self.identifier(table.name)))
+        table.take(self.seen(table))
+
+    def seen(self, table: StreamTable) -> PyIcebergTable:
+        """Return a table as the catalog has it at this moment."""
+        return self._catalog.load_table(self.identifier(table.name))
 
     def get(self, name: str, frame: pa.Schema | None, epoch: int) -> StreamTable | None:
         """Return a declared table; it is created for the columns of a frame, if one is given."""

@@ -39,6 +39,7 @@ from headwater.targets.lake.tx import Change, Tx
 from headwater.targets.tables import TableOptions, declare_tables
 
 _ATTEMPTS = 5  # at a table that others compact
+_EXPIRED_AT_ONCE = 16  # snapshots
 logger = logging.getLogger("headwater.targets.iceberg")
 
 
@@ -174,7 +175,10 @@ class IcebergTarget(LakeTarget[DataFile]):
         self._put_back(stored.state)
 
     def _commit_table(self, table: StreamTable, several: Sequence[Change[DataFile]]) -> None:
-        """Add a snapshot for each batch, all in one commit; again if files were only rewritten."""
+        """Add a snapshot for each batch, all in one commit; again if files were only rewritten.
+
+        Snapshots that nothing needs any more expire with it: so there are never many.
+        """
         for attempt in range(_ATTEMPTS):
             change = TableChange(table.stored)
             for one in several:
@@ -185,6 +189,7 @@ class IcebergTarget(LakeTarget[DataFile]):
                     change.append(list(one.added.values()), said)
             if not change:
                 break
+            change.expire(self._expired(table))
             self._announce(f"commit {table.name}")
             try:
                 change.commit()
@@ -195,6 +200,19 @@ class IcebergTarget(LakeTarget[DataFile]):
                 break
         table.committed()
 
+    def _expired(self, table: StreamTable) -> list[int]:
+        """Return the snapshots that a commit lets expire, once there are some: those still there.
+
+        `headwater maintain` may have let some expire meanwhile, which moves no reference.
+        """
+        if not self._settings.maintain_every:
+            return []
+        gone = self._maintenance(bounded=True).expired(table.stored)
+        if len(gone) < _EXPIRED_AT_ONCE:
+            return []
+        there = {one.snapshot_id for one in self._tables.seen(table).metadata.snapshots}
+        return [one for one in gone if one in there]
+
     def _accept_rewrite(
         self, table: StreamTable, several: Sequence[Change[DataFile]], *, last: bool
     ) -> None:
@@ -202,9 +220,9 @@ class IcebergTarget(LakeTarget[DataFile]):
         base = table.stored.current_snapshot()
         self._state.check()
         self._tables.reload(table)
-        for one in ancestors(table.stored):
+        for newer, one in enumerate(ancestors(table.stored)):
             if base is not None and one.snapshot_id == base.snapshot_id:
-                if last or any(batch.removed for batch in several):
+                if last or (newer and any(batch.removed for batch in several)):
                     break
                 return
             if one.summary is None or one.summary.operation is not Operation.REPLACE:
