@@ -5,9 +5,10 @@
 A program as a user writes it, without a transform or with a narrow one on Spark, (a) catches up
 through 120 hot blocks, (b) follows single blocks at the head, (c) gets 120 blocks at once, (d)
 undoes a fork of 100 blocks and converges. Times are the program's own: (a) from the first request
-to the commit of the head; (b) and (c) from the moment the blocks exist; (d) from the moment the
-fork is known. The simulator renders all blocks before they exist for the program, as a portal does
-on a machine of its own.
+to the commit of the head; (b) and (c) from the moment the portal has the blocks; (d) from the
+moment the fork is known. The portal holds a request for a block that does not exist until it does,
+as SQD's portal does (up to 5 s), so nothing is waited for between two polls. It renders all blocks
+before they exist for the program, as a portal does on a machine of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from headwater import Committed, Event, evm, portal_stream
 from headwater.core import BlockRange
-from headwater.pipeline import Recovered, RolledBack, Settled
+from headwater.pipeline import Recovered, RolledBack
 from headwater.portal import PortalClient
 from headwater.query import EvmQuery
 from headwater.targets import postgres_target
@@ -31,7 +32,8 @@ from headwater.testing import ChainSim, ContentSettings, PortalServer, PortalSim
 from headwater.testing.portal.transport import SimTransport, VirtualClock
 from headwater.testing.servers import postgres_server
 
-HOT, DEPTH, POLL_S = 120, 100, 0.01
+HOT, DEPTH = 120, 100
+HELD_S, BLOCK_S = 5.0, 0.1  # of a request without news; between two blocks at the head
 DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
 OUTPUT = evm.events("erc20.Transfer", range=0)
 
@@ -54,15 +56,13 @@ def program(kind: str, portal: str, dsn: str) -> None:
 
     def on_event(event: Event) -> None:
         kinds = {Recovered: "recovered", Committed: "committed", RolledBack: "gone"}
-        what = "settled" if isinstance(event, Settled) else kinds.get(type(event))
+        what = kinds.get(type(event))
         if what is not None and event.state.cursor is not None:
             said(what, time.time(), event.state.cursor.number)
         elif what is not None:
             said(what, time.time())
 
-    stream = portal_stream(
-        id="hot", portal=portal, outputs={"transfers": OUTPUT}, poll_interval_s=POLL_S
-    )
+    stream = portal_stream(id="hot", portal=portal, outputs={"transfers": OUTPUT})
     if kind == "spark":
         stream = stream.pipe(large)
     stream.pipe_to(target, on_event=on_event)
@@ -109,7 +109,7 @@ def main() -> None:
     chain = ChainSim(3, content=ContentSettings(transactions_per_block=100))
     chain.grow(HOT)
     chain.finalize(0)
-    sim = PortalSim(chain)
+    sim = PortalSim(chain, no_content_delay=HELD_S)
     with postgres_server(settings=DURABLE) as dsn, PortalServer(sim) as portal:
         render(sim, 0)
         started = time.time()
@@ -120,17 +120,17 @@ def main() -> None:
               f"{caught_up - started:.2f} s after the process began")  # fmt: skip
         took = []
         for _ in range(singles):
-            running.until("settled", chain.head.number)
+            time.sleep(BLOCK_S)
             served = serve(sim, chain.extend, chain.head.number + 1)
             took.append(1000 * (running.until("committed", chain.head.number) - served))
         warm = took[len(took) // 5 :]
         print(f"{kind}: a block at the head p50 {median(warm):.1f} ms, "
               f"p95 {quantiles(warm, n=20)[18]:.1f} ms")  # fmt: skip
-        running.until("settled", chain.head.number)
+        time.sleep(BLOCK_S)
         served = serve(sim, lambda: chain.extend(HOT), chain.head.number + 1)
         caught_up = running.until("committed", chain.head.number)
         print(f"{kind}: {HOT} more hot blocks at once in {caught_up - served:.2f} s")
-        running.until("settled", chain.head.number)
+        time.sleep(BLOCK_S)
         serve(sim, lambda: chain.fork(DEPTH), chain.head.number - DEPTH + 1)
         forked = running.until("forked")
         gone = running.until("gone")

@@ -6,15 +6,19 @@ import copy
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from headwater.decode.columns.integers import spark_metadata
 from headwater.errors import ColumnTypeError
 from headwater.spark import Frame, frames, spark_schema
+from headwater.spark.driver_rows import from_arrow, to_arrow
 
 WHEN = datetime(2024, 3, 10, 7, 30, 0, 123456, tzinfo=UTC)  # an hour that New York skips in 2024
 UTC_STAMP = pa.timestamp("us", tz="UTC")
@@ -122,3 +126,48 @@ def test_a_type_that_spark_would_change_is_refused(kind: pa.DataType) -> None:
 def test_frames_wrap_the_tables_of_a_batch() -> None:
     made = frames({"a": ROWS, "b": ROWS.slice(1)}, never)
     assert {name: frame.count() for name, frame in made.items()} == {"a": 3, "b": 2}
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+@pytest.mark.parametrize("where", ["number > 0", "number < 0", "text is not null"])
+def test_rows_that_the_driver_holds_enter_and_leave_spark_without_a_job(
+    spark: SparkSession, jobs: Callable[[], int], where: str, zone: str
+) -> None:
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        schema = spark_schema(ROWS.schema)
+        schema.fields[0].metadata = {"headwater.integer": "uint256"}
+        made = from_arrow(spark, ROWS, schema).where(where).withColumnRenamed("flag", "sign")
+        found = to_arrow(made)
+        assert jobs() == 0
+        own = spark.createDataFrame(ROWS, schema).where(where).withColumnRenamed("flag", "sign")
+        theirs = own.toArrow()
+        assert jobs() > 0
+        assert found.equals(theirs)
+        assert found.schema.equals(theirs.schema)
+        assert [*map(spark_metadata, found.schema)] == [*map(spark_metadata, theirs.schema)]
+        assert spark_metadata(found.schema.field(0)) == {"headwater.integer": "uint256"}
+        assert SparkSession.getActiveSession() is spark
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def test_what_the_optimizer_does_not_compute_is_collected_by_a_job(
+    spark: SparkSession, jobs: Callable[[], int]
+) -> None:
+    made = from_arrow(spark, ROWS, spark_schema(ROWS.schema))
+    counted = to_arrow(made.groupBy("flag").count())
+    assert sorted(counted["count"].to_pylist()) == [1, 1, 1]
+    assert jobs() > 0
+
+
+def test_rows_leave_no_file_behind_whatever_happens(spark: SparkSession) -> None:
+    context: Any = spark.sparkContext
+    before = set(Path(context._temp_dir).iterdir())
+    to_arrow(from_arrow(spark, ROWS, spark_schema(ROWS.schema)))
+    with pytest.raises(pa.ArrowInvalid):
+        from_arrow(spark, pa.table({"a": ["x"]}), spark_schema(pa.schema({"a": pa.int64()})))
+    made = from_arrow(spark, ROWS, spark_schema(ROWS.schema))
+    with pytest.raises(PySparkException):
+        to_arrow(made.selectExpr("assert_true(number = 1)"))
+    assert set(Path(context._temp_dir).iterdir()) == before

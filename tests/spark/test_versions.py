@@ -52,10 +52,10 @@ def test_columns_that_spark_does_not_describe_are_described_here(
 ) -> None:
     """What Spark before 4.2 leaves out of Arrow is put back."""
     marked = spark.range(2).withMetadata("id", {"headwater.integer": "uint256"})
-    kept = those.to_arrow(marked).schema.field("id").metadata
+    kept = those.collect(marked).schema.field("id").metadata
     assert kept[b"SPARK::metadata::json"] == b'{"headwater.integer":"uint256"}'.replace(b":", b": ")
     monkeypatch.setattr(those, "OURS", (4, 0))
-    assert those.to_arrow(marked).schema.field("id").metadata == kept
+    assert those.collect(marked).schema.field("id").metadata == kept
 
 
 def test_functions_of_columns_work_where_spark_calls_them_for_each_row(

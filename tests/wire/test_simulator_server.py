@@ -460,6 +460,29 @@ def test_stopping_is_quick_while_clients_hang_wait_and_idle() -> None:
     assert set(threading.enumerate()) <= before
 
 
+def test_a_request_for_the_next_block_is_held_until_the_chain_moves() -> None:
+    with simulated_portal(seed=7, blocks=30, no_content_delay=60) as portal:
+        chain, answers = portal.chain, list[Answer]()
+
+        def ask() -> None:
+            one = Client(portal, timeout=120)
+            answers.append(one.ask(30, parentBlockHash=chain.canonical(29)[0].hash))
+            one.connection.close()
+
+        for change in (portal.extend, lambda: portal.fork(2)):
+            waiting = threading.Thread(target=ask)
+            asked = len(portal.ledger)
+            waiting.start()
+            while len(portal.ledger) == asked:
+                time.sleep(0.001)  # until the request has been seen, and found no block
+            assert portal.ledger[-1].status == 204
+            change()
+            waiting.join()
+            portal.fork(1, 0)  # the head is block 29 again
+        assert [(one.status, one.numbers) for one in answers[:1]] == [(200, [30])]
+        assert answers[1].status == 409
+
+
 def test_a_stopped_server_frees_its_port_and_an_occupied_one_is_an_error() -> None:
     with simulated_portal(seed=7) as portal:
         port = urlsplit(portal.url).port or 0

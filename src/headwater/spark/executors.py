@@ -30,11 +30,12 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from headwater.errors import REGISTRY, ExecutorPythonError, HeadwaterError, WorkerLostError
+from headwater.spark.driver_rows import to_arrow
 from headwater.spark.entrance import driver_address
 from headwater.spark.frames import spark_schema
 from headwater.spark.parts import Part, Receipt, SpanReader
 from headwater.spark.relay import IpcSender, Relay, read_batches
-from headwater.spark.versions import described, is_connect, to_arrow
+from headwater.spark.versions import described, is_connect
 
 Batches = Iterable[pa.RecordBatch]
 PartFunction = Callable[[Batches, int], Batches]

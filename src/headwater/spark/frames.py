@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from headwater.decode.columns.integers import spark_metadata
 from headwater.errors import ColumnTypeError
+from headwater.spark.driver_rows import from_arrow
 
 if TYPE_CHECKING:
     from headwater.spark.executors import ExecutorRows
@@ -138,7 +139,7 @@ class Frame(_LikeDataFrame):
         """
         if self._dataframe is None:
             schema = self.schema  # before the session is asked for: it may be expensive to make
-            self._dataframe = self._spark_provider().createDataFrame(self._table, schema)
+            self._dataframe = from_arrow(self._spark_provider(), self._table, schema)
         return self._dataframe
 
     @property

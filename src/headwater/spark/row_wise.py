@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.errors import ColumnTypeError
+from headwater.spark.driver_rows import to_arrow
 from headwater.spark.frames import Frame, SparkProvider, spark_schema
-from headwater.spark.versions import to_arrow
 
 BLOCK = "block_number"
 _ROW_BY_ROW = {"Project", "Filter", "SubqueryAlias"}

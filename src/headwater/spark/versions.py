@@ -21,6 +21,7 @@ from headwater.errors import ConnectSessionError, SparkVersionError
 LEAST = (4, 0)
 ARROW_FUNCTIONS = (4, 1)  # functions of users that are given Arrow columns
 ARROW_METADATA = (4, 2)  # metadata of columns in `toArrow` and in what Python workers are given
+DRIVER_ROWS = (4, 3)  # inner parts of Spark as `driver_rows` knows them: this version, no other
 
 ArrowFunction = Callable[..., pa.Array]
 
@@ -59,8 +60,8 @@ def is_connect(session_or_frame: object) -> bool:
     return type(session_or_frame).__module__.startswith("pyspark.sql.connect")
 
 
-def to_arrow(frame: DataFrame) -> pa.Table:
-    """Collect a DataFrame on the driver; its columns say what they hold, whatever Spark does."""
+def collect(frame: DataFrame) -> pa.Table:
+    """Collect a DataFrame by a job; its columns say what they hold, whatever Spark does."""
     table = frame.toArrow()
     return table if OURS >= ARROW_METADATA else table.cast(described(table.schema, frame))
 

@@ -50,7 +50,7 @@ def to_arrow(frame: Any) -> pa.Table:
             got=type(frame).__name__,
         )
     if type(frame).__module__.startswith("pyspark.sql."):
-        from headwater.spark.versions import to_arrow as collect
+        from headwater.spark.driver_rows import to_arrow as collect
 
         return collect(frame)
     return frame.toArrow()

@@ -20,7 +20,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from threading import RLock
+from threading import Condition, RLock
 
 from headwater.core import BlockCursor
 from headwater.errors import InvalidOptionError
@@ -106,6 +106,8 @@ class ChainSim:
         self.population: Population = populate(seed, self.network, self.content)
         self.forks: list[ForkRecord] = []
         self.lock = RLock()
+        self.moves = 0
+        self._moved = Condition(self.lock)
         usual_time_s = _BLOCK_TIMES[self.network]
         self._time_ms = round(1000 * (usual_time_s if block_time_s is None else block_time_s))
         self._first_height = start_block - start_block // 20 if has_gaps else start_block
@@ -154,6 +156,7 @@ class ChainSim:
                 parent = derive_hash(parent, number, salt)
                 self._append(parent, number, salt)
             self._head = self._at(len(self._numbers) - 1)
+            self._move()
             return self._head
 
     def finalize(self, number: int) -> SimBlock:
@@ -210,7 +213,19 @@ class ChainSim:
             self._head = branch[0]
             added = tuple(block.hash for block in reversed(branch))
             self.forks.append(ForkRecord(ancestor, depth, orphaned, added))
+            self._move()
             return ancestor
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def wait_for_move(self, moves: int, timeout: float) -> bool:
+        """Wait until the chain has grown or forked since `moves` was read; tell whether it has."""
+        with self._moved:
+            return self._moved.wait_for(lambda: self.moves != moves, timeout)
+
+    def _move(self) -> None:
+        self.moves += 1
+        self._moved.notify_all()
 
     # --- reading ----------------------------------------------------------------------------------
 

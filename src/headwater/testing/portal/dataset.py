@@ -43,7 +43,7 @@ class PortalSim:
     `finalized_stream_conflicts`: whether finalized-stream checks the anchor; it then names one
     block. `encodings`: what is offered, best first; () for none. `chunk_bytes`: smallest and
     largest piece of a body; None sends large buffers. `no_content_delay`: seconds before a 204
-    (a real portal takes 5).
+    (a real portal takes 5); over HTTP the answer comes as soon as the chain grows or forks.
 
     May be called from several threads. `chain.lock` guards planning; hold it to change the chain,
     the replicas and the faults as one step.

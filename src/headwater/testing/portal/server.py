@@ -16,8 +16,10 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
+from time import monotonic
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -32,6 +34,7 @@ from headwater.testing.portal.ledger import Ledger
 
 HOST = "127.0.0.1"
 _MAX_UPLOAD = 16 * 1024 * 1024
+_SLICE_S = 0.05  # of a wait, so that a server that stops is not waited for
 
 
 class PortalServer:
@@ -288,7 +291,20 @@ class _Handler(BaseHTTPRequestHandler):
             return
         request = Request(self.command, route, body if self.command == "POST" else None)
         headers = {key.lower(): value for key, value in self.headers.items()}
-        self._deliver(sim.respond(request, headers), chunked=route in STREAM_ROUTES)
+        self._deliver(self._respond(sim, request, headers), chunked=route in STREAM_ROUTES)
+
+    def _respond(self, sim: PortalSim, request: Request, headers: dict[str, str]) -> SimAnswer:
+        """Answer a request; one for blocks that are not there yet waits for them, for a while."""
+        deadline = None
+        while True:
+            moves = sim.chain.moves
+            answer = sim.respond(request, headers)
+            if answer.status != 204 or not answer.delay or answer.fault is not None:
+                return answer
+            deadline = deadline or monotonic() + answer.delay
+            while not sim.chain.wait_for_move(moves, min(_SLICE_S, deadline - monotonic())):
+                if self.server.stopping.is_set() or monotonic() >= deadline:
+                    return replace(answer, delay=0.0)
 
     def _serve_control(self, rest: str, body: bytes) -> None:
         portal = self.server.portal

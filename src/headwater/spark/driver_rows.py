@@ -1,0 +1,119 @@
+"""DataFrames of few rows, made and collected without a Spark job: what a block at the head needs.
+
+Spark keeps a small Arrow table as rows of the driver's JVM, and its optimizer applies filters and
+projections to them right there. Its own `createDataFrame` puts some thirty questions to the JVM
+before that, and its own `toArrow` starts a job to fetch rows that are in memory already: together
+that is half of the time of such a block. Here the same parts of Spark are called, without what is
+not needed. Where a plan is not done by the optimizer, on another version of Spark, or with
+encrypted files, Spark's own way is taken. Runs on the driver, in any thread.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from headwater.spark.versions import DRIVER_ROWS, OURS, collect, is_connect
+
+_ROWS = 100_000  # of a record batch
+_LOCAL = "LocalTableScan"  # what a plan is called that has nothing left to compute
+_PACKAGE = "org.apache.spark.sql.execution.arrow."
+
+
+def from_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
+    """Return a DataFrame of a table; `schema` is that of `spark_schema`."""
+    if not _can(session):
+        return session.createDataFrame(table, schema)
+    inner: Any = session
+    SparkSession._activeSession = session
+    _class(inner._jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(
+        inner._jsparkSession
+    )
+    utils = _class(inner._jvm, "org.apache.spark.sql.api.python.PythonSQLUtils")
+    rows = table.cast(to_arrow_schema(schema, timezone="UTC"))
+    with _file(session) as path:
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, rows.schema) as writer:
+            writer.write_table(rows)
+        read = utils.readArrowStreamFromFile(path)
+    made: Any = utils.toDataFrame(read, schema.json(), inner._jsparkSession)
+    found = _data_frame(made, session)
+    found._schema = schema
+    return found
+
+
+def to_arrow(frame: DataFrame) -> pa.Table:
+    """Collect a DataFrame on the driver; its columns say what they hold, whatever Spark does.
+
+    The result of a filter or a projection of `from_arrow` is there without a job.
+    """
+    session = frame.sparkSession
+    if not _can(session):
+        return collect(frame)
+    inner: Any = frame
+    plan = inner._jdf.queryExecution().executedPlan()
+    if plan.nodeName() != _LOCAL:
+        return collect(frame)
+    jvm, schema = inner.sparkSession._jvm, plan.schema()
+    batches = _object(jvm, f"{_PACKAGE}ArrowConverters").toBatchIterator(
+        plan.rows().iterator(), schema, _ROWS, "UTC", True, False, None
+    )
+    with _file(session) as path:
+        file = _class(jvm, "java.io.FileOutputStream")(path)
+        try:
+            writer = _class(jvm, f"{_PACKAGE}ArrowBatchStreamWriter")(
+                schema, file, "UTC", True, False
+            )
+            writer.writeBatches(batches)
+            writer.end()
+        finally:
+            file.close()
+        with pa.OSFile(path, "rb") as written:
+            return pa.ipc.open_stream(written).read_all()
+
+
+def _can(session: Any) -> bool:
+    """Tell whether the parts of Spark that are used here are those that it has."""
+    return OURS == DRIVER_ROWS and not is_connect(session) and not _encrypts(session)
+
+
+def _encrypts(session: Any) -> bool:
+    return bool(session.sparkContext._encryption_enabled)
+
+
+def _data_frame(made: Any, session: SparkSession) -> Any:
+    from pyspark.sql.classic.dataframe import DataFrame as Classic
+
+    return Classic(made, session)
+
+
+@contextmanager
+def _file(session: Any) -> Iterator[str]:
+    """Yield the path of a file among Spark's own, for as long as rows pass through it."""
+    descriptor, path = tempfile.mkstemp(dir=session.sparkContext._temp_dir)
+    os.close(descriptor)
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+@lru_cache(maxsize=32)
+def _class(jvm: Any, name: str) -> Any:
+    """Return a class of the JVM; to look for it is a question by itself."""
+    return getattr(jvm, name)
+
+
+@lru_cache(maxsize=8)
+def _object(jvm: Any, name: str) -> Any:
+    """Return an object of Scala."""
+    return getattr(_class(jvm, f"{name}$"), "MODULE$")
