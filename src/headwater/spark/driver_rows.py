@@ -13,12 +13,14 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as Classic
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -44,10 +46,9 @@ def from_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> Da
         with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, rows.schema) as writer:
             writer.write_table(rows)
         read = utils.readArrowStreamFromFile(path)
-    made: Any = utils.toDataFrame(read, schema.json(), inner._jsparkSession)
-    found = _data_frame(made, session)
-    found._schema = schema
-    return found
+    made = Classic(utils.toDataFrame(read, schema.json(), inner._jsparkSession), session)
+    made._schema = schema
+    return made
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:
@@ -89,12 +90,6 @@ def _encrypts(session: Any) -> bool:
     return bool(session.sparkContext._encryption_enabled)
 
 
-def _data_frame(made: Any, session: SparkSession) -> Any:
-    from pyspark.sql.classic.dataframe import DataFrame as Classic
-
-    return Classic(made, session)
-
-
 @contextmanager
 def _file(session: Any) -> Iterator[str]:
     """Yield the path of a file among Spark's own, for as long as rows pass through it."""
@@ -103,8 +98,7 @@ def _file(session: Any) -> Iterator[str]:
     try:
         yield path
     finally:
-        with suppress(OSError):
-            os.unlink(path)
+        Path(path).unlink(missing_ok=True)
 
 
 @lru_cache(maxsize=32)
