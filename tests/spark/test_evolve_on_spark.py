@@ -11,20 +11,28 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from headwater import evm
 from headwater.targets import duckdb_target, postgres_target
+from headwater.targets.clickhouse import clickhouse_target
 from headwater.testing import simulated_portal
 from tests.stream.pool_truth import SWAP_EVENT, pools_of
 from tests.stream.test_evolve import APPROVALS, FIRST, MORE, SOME, follow, held, stream, texts
+from tests.targets import clickhouse_places
 from tests.targets.postgres_places import database
 
 
 @pytest.mark.guarantee("EVOLVE-1")
-@pytest.mark.parametrize("kind", ["duckdb", "postgres"])
+@pytest.mark.parametrize("kind", ["duckdb", "postgres", "clickhouse"])
 def test_executors_fill_outputs_and_columns(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """With a transform of DataFrames in between, and with factories' children to be found."""
-    path, dsn = tmp_path / "a.duckdb", database() if kind == "postgres" else ""
+    makers: dict[str, Any] = {
+        "duckdb": duckdb_target,
+        "postgres": postgres_target,
+        "clickhouse": clickhouse_target,
+    }
+    servers = {"postgres": database, "clickhouse": clickhouse_places.database}
+    place = servers[kind]() if kind in servers else str(tmp_path / "a.duckdb")
 
     def target() -> Any:
-        return duckdb_target(path) if kind == "duckdb" else postgres_target(dsn)
+        return makers[kind](place)
 
     def large(data: Any) -> Any:
         some = data["sent"].where(F.col("transaction_index") > 1)

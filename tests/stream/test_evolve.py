@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 
 from headwater import StopRequested, evm, portal_stream
@@ -20,8 +22,10 @@ from headwater.stream import PortalStream
 from headwater.stream.config import Config
 from headwater.stream.evolve import plan_evolution
 from headwater.targets import aggregate, duckdb_target, postgres_target, table
+from headwater.targets.clickhouse import ClickHouseTarget, clickhouse_target
 from headwater.testing import PortalServer, simulated_portal
 from tests.stream.test_stream import HEAD_ONLY
+from tests.targets import clickhouse_places
 from tests.targets.postgres_places import database
 
 Targets = Callable[..., Any]
@@ -43,10 +47,13 @@ def portal() -> Iterator[PortalServer]:
         yield server
 
 
-@pytest.fixture(params=["duckdb", "postgres"])
+@pytest.fixture(params=["duckdb", "postgres", "clickhouse"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Targets:
     if request.param == "duckdb":
         return lambda **options: duckdb_target(tmp_path / "a.duckdb", **options)
+    if request.param == "clickhouse":
+        url = clickhouse_places.database()
+        return lambda **options: clickhouse_target(url, **options)
     dsn = database()
     return lambda **options: postgres_target(dsn, **options)
 
@@ -71,7 +78,8 @@ def follow(stream: PortalStream, target: Any, until: type[Event] = Settled) -> N
 
 
 def held(target: Any, name: str) -> list[dict[str, Any]]:
-    rows = target.query(f"SELECT * FROM {name}").to_pylist()
+    live = "_live" if isinstance(target, ClickHouseTarget) else ""
+    rows = target.query(f"SELECT * FROM {name}{live}").to_pylist()
     return sorted(rows, key=lambda row: [str(value) for _, value in sorted(row.items())])
 
 
@@ -152,7 +160,7 @@ def test_a_crash_before_any_statement_costs_nothing(target: Targets, tmp_path: P
             one, left = target(), [deaths]
 
             def die(sql: str, left: list[int] = left) -> None:
-                if not sql.lstrip().startswith(("SELECT", "BEGIN")):
+                if not sql.lstrip().startswith(("SELECT", "BEGIN", "CREATE")):
                     left[0] -= 1
                     if left[0] < 0:
                         raise Crash
@@ -161,14 +169,178 @@ def test_a_crash_before_any_statement_costs_nothing(target: Targets, tmp_path: P
             with suppress(Crash):
                 follow(grown, one, until=Recovered)
                 break
-            config = "SELECT config, (SELECT max(current_number) FROM sync) FROM headwater_config"
-            before_it, stored = stored, target().query(config)
+            before_it, stored = stored, _stored(target())
             deaths, all_deaths = (deaths + 1 if stored == before_it else 0), all_deaths + 1
         follow(grown, target())
         truth = fresh(tmp_path, stream(portal, after))
         for name in after:
             assert texts(held(target(), name)) == texts(held(truth, name))
     assert all_deaths > 20
+
+
+def _stored(target: Any) -> object:
+    """Return what tells how far an evolution is: the configuration, and the cursor."""
+    if isinstance(target, ClickHouseTarget):
+        config = "SELECT config FROM headwater_config ORDER BY version DESC LIMIT 1"
+        return target.query(config), target.query("SELECT count() FROM sync")
+    config = "SELECT config, (SELECT max(current_number) FROM sync) FROM headwater_config"
+    return target.query(config)
+
+
+def test_a_broken_off_replacement_without_transactions_has_to_be_finished(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    """Rows of the blocks under way may be missing: the old program would leave the hole."""
+    url = clickhouse_places.database()
+    follow(stream(portal, {"sent": SOME}), clickhouse_target(url))
+    broken, seen = clickhouse_target(url), 0
+
+    def die(sql: str) -> None:
+        nonlocal seen
+        seen += "INSERT INTO" in sql and "`sent`" in sql
+        if seen > 3:
+            raise Crash
+
+    broken.on_statement = die
+    with pytest.raises(Crash):
+        follow(stream(portal, {"sent": MORE}, max_bytes=20_000), broken)
+    for how in ("error", "ignore", "warn"):
+        with pytest.raises(EvolveError, match=r"E0018.*half filled.*outputs=sent"):
+            follow(stream(portal, {"sent": SOME}, on_config_change=how), clickhouse_target(url))
+    follow(stream(portal, {"sent": MORE}), clickhouse_target(url))
+    truth = fresh(tmp_path, stream(portal, {"sent": MORE}))
+    assert texts(held(clickhouse_target(url), "sent")) == texts(held(truth, "sent"))
+
+
+def test_clickhouse_refuses_what_a_crash_would_mix_up(portal: PortalServer) -> None:
+    url = clickhouse_places.database()
+
+    def write(store: Any, data: Any) -> None:
+        store.insert("moves", data["transfers"])
+
+    def both(data: Any) -> Any:
+        return {**data, "all": data["approvals"]}
+
+    owned: dict[str, Any] = {"tables": ["moves"], "on_data": write}
+    follow(stream(portal, FIRST), clickhouse_target(url, **owned))
+    with pytest.raises(EvolveError, match=r"E0018.*on_data.*id of its own"):
+        follow(stream(portal, BOTH), clickhouse_target(url, **owned))
+    url = clickhouse_places.database()
+    follow(stream(portal, FIRST), clickhouse_target(url))
+    with pytest.raises(EvolveError, match=r"E0018.*another table.*table=all"):
+        follow(stream(portal, BOTH).pipe(both), clickhouse_target(url))
+    follow(stream(portal, BOTH), clickhouse_target(url))
+    viewed = clickhouse_target(url)
+    clickhouse_places.admin(
+        f"CREATE MATERIALIZED VIEW {_name(url)}.sums ENGINE = MergeTree ORDER BY block_number "
+        f"AS SELECT block_number, sign FROM {_name(url)}.approvals"
+    )
+    renamed = {**FIRST, "grants": APPROVALS}
+    with pytest.raises(EvolveError, match=r"E0018.*materialized view.*sums"):
+        follow(stream(portal, renamed, renamed={"grants": "approvals"}), viewed)
+
+
+def _name(url: str) -> str:
+    return url.partition("?")[0].rpartition("/")[2]
+
+
+def test_a_table_that_holds_rows_is_not_filled_a_second_time(
+    portal: PortalServer, target: Targets
+) -> None:
+    """An output that was given up for a while, and is added again."""
+    follow(stream(portal, BOTH), target())
+    rows = held(target(), "approvals")
+    follow(stream(portal, FIRST, on_config_change="ignore"), target())
+    with pytest.raises(EvolveError, match=r"E0018.*holds rows already.*approvals"):
+        follow(stream(portal, BOTH), target())
+    assert held(target(), "approvals") == rows
+
+
+@pytest.mark.parametrize("kind", ["duckdb", "postgres"])
+def test_a_column_is_filled_in_a_table_with_a_key(
+    portal: PortalServer, tmp_path: Path, kind: str
+) -> None:
+    """And forks are undone by the key afterwards, with the new column."""
+    dsn = database() if kind == "postgres" else ""
+
+    def keyed() -> Any:
+        tables = [table("sent", key=["transaction_hash"])]
+        if kind == "postgres":
+            return postgres_target(dsn, tables=tables)
+        return duckdb_target(tmp_path / "a.duckdb", tables=tables)
+
+    some = evm.transactions(fields=["hash", "from"])
+    more = evm.transactions(fields=["hash", "from", "value"])
+    follow(stream(portal, {"sent": some}), keyed())
+    grow(portal)
+    follow(stream(portal, {"sent": more}), keyed())
+    for _ in range(2):
+        truth = fresh(tmp_path, stream(portal, {"sent": more}))
+        assert texts(held(keyed(), "sent")) == texts(held(truth, "sent"))
+        grow(portal)
+        follow(stream(portal, {"sent": more}), keyed())
+
+
+@pytest.mark.guarantee("EVOLVE-1")
+def test_what_transforms_make_is_made_again_for_another_version(
+    portal: PortalServer, target: Targets, tmp_path: Path
+) -> None:
+    """A column that only a transform adds is no part of the definition: the version is."""
+
+    def doubled(data: Any) -> Any:
+        rows = data["sent"].toArrow()
+        return {"sent": rows.append_column("twice", pc.multiply(rows["transaction_index"], 2))}
+
+    follow(stream(portal, {"sent": SOME}), target())
+    grow(portal)
+    changed = stream(portal, {"sent": SOME}, versions={"sent": 2})
+    with pytest.raises(ConfigChangedError, match="changed=sent"):
+        follow(replace(changed, on_config_change="error"), target())
+    for _ in range(2):  # the mark may stay
+        follow(changed.pipe(doubled), target())
+        grow(portal)
+    follow(changed.pipe(doubled), target())
+    truth = fresh(tmp_path, changed.pipe(doubled))
+    assert all(row["twice"] == 2 * row["transaction_index"] for row in held(target(), "sent"))
+    assert texts(held(target(), "sent")) == texts(held(truth, "sent"))
+    for wrong in ({"nothing": 2}, {"sent": 1.5}, 3):
+        with pytest.raises(InvalidOptionError, match="versions maps"):
+            stream(portal, {"sent": SOME}, versions=wrong)
+
+
+@pytest.mark.guarantee("EVOLVE-2")
+def test_targets_behind_one_stream_are_filled_each_by_its_own_state(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    """One was evolved before, one is behind, and the first dies while it is filled."""
+    paths = [tmp_path / f"{name}.duckdb" for name in "abc"]
+
+    def several() -> list[Any]:
+        return [duckdb_target(path) for path in paths]
+
+    follow(stream(portal, FIRST), duckdb_target(paths[2]))
+    grow(portal)
+    for path in paths[:2]:
+        follow(stream(portal, FIRST), duckdb_target(path))
+    follow(stream(portal, BOTH), duckdb_target(paths[1]))
+    with pytest.raises(ConfigChangedError, match="added=approvals"):
+        follow(stream(portal, BOTH, on_config_change="error"), several())
+    dying = several()
+
+    def die(sql: str) -> None:
+        if "INSERT INTO" in sql and "approvals" in sql:
+            raise Crash
+
+    dying[2].on_statement = die
+    with pytest.raises(Crash):
+        follow(stream(portal, BOTH), dying)
+    with pytest.raises(EvolveError, match="half filled"):
+        follow(stream(portal, BOTH, on_config_change="ignore"), several())
+    follow(stream(portal, BOTH), several())
+    truth = fresh(tmp_path, stream(portal, BOTH))
+    for path in paths:
+        for name in BOTH:
+            assert held(duckdb_target(path), name) == held(truth, name)
 
 
 def test_the_earlier_definition_can_go_on_in_between(portal: PortalServer, tmp_path: Path) -> None:
@@ -200,6 +372,7 @@ def test_the_earlier_definition_can_go_on_in_between(portal: PortalServer, tmp_p
         assert held(duckdb_target(path), name) == held(truth, name)
 
 
+@pytest.mark.parametrize("target", ["duckdb", "postgres"], indirect=True)
 def test_code_of_the_user_sees_all_outputs_and_adds_up_what_is_filled(
     portal: PortalServer, target: Targets, tmp_path: Path
 ) -> None:
@@ -306,10 +479,12 @@ def test_what_cannot_be_brought_about_is_said_before_anything_changes(
     for wrong in ({"nothing": "sent"}, "sent"):
         with pytest.raises(InvalidOptionError, match="renamed maps"):
             stream(portal, more, renamed=wrong)
+    loose = duckdb_target(tmp_path / "c.duckdb", tables=[table("sent", untracked=True)])
+    follow(stream(portal, {"sent": SOME}), loose)
+    with pytest.raises(EvolveError, match=r"is not undone.*id of its own"):
+        follow(stream(portal, {"sent": MORE}), loose)
     keyed = duckdb_target(tmp_path / "b.duckdb", tables=[table("sent", key=["transaction_hash"])])
     follow(stream(portal, {"sent": SOME}), keyed)
-    with pytest.raises(EvolveError, match="with a key"):
-        follow(stream(portal, {"sent": MORE}), keyed)
     with pytest.raises(EvolveError, match="only an append-only table"):
         follow(stream(portal, {"other": SOME}, renamed={"other": "sent"}), keyed)
 

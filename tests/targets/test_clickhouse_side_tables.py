@@ -57,6 +57,21 @@ def test_side_rows_live_and_die_with_their_batch(owner: str) -> None:
     other.target.close()
 
 
+def test_side_rows_of_earlier_blocks_come_with_a_later_batch() -> None:
+    """A factory that was added: its first batch brings what was created before."""
+    url = database()
+    s = started(url)
+    for number in (1, 2, 3):
+        s.block(number)
+    s.block(4, side={"outbox": rows((1, 0), (3, 0), (4, 0))})
+    assert keys(s) == ["1/0", "3/0", "4/0"]
+    s.fork(3)
+    assert keys(s) == ["1/0", "3/0"]
+    s.block(4, branch="f", side={"outbox": rows((1, 0), (3, 0))})  # again, as after a crash
+    assert keys(s) == ["1/0", "3/0"]
+    s.target.close()
+
+
 def test_what_a_stream_asked_for_is_kept_by_its_id() -> None:
     url = database()
     s, other = started(url), started(url, "other")

@@ -62,7 +62,6 @@ class TestFanOut(TargetConformance):
     """CASE-19: two DuckDB files. While they differ, what is read is the one that is behind."""
 
     sample = every(6)
-    keeps_config = True
     exclusive = shares = False
     walks = 3
 

@@ -4,11 +4,11 @@ A stream resumes at its cursor, whatever its outputs ask for by then. If they as
 than before, a table would hold the answers to two different questions, with the seam nowhere to be
 seen. So what each output asks for is stored beside the cursor, as hashes, and compared.
 
-Part of it are the network, the query and the columns. Ranges are not: they may be extended. Nor are
-the portal's address, options, transforms or targets. Beside the hashes stands the first block of
-each output, so that one which is raised later leaves no hole in silence; and which rows it asks
-for, whatever their columns, so that `on_config_change="evolve"` knows what was added
-(`stream/evolve.py`).
+Part of it are the network, the query, the columns, and the version that the user gives an output.
+Ranges are not: they may be extended. Nor are the portal's address, options, transforms or targets.
+Beside the hashes stands the first block of each output, so that one which is raised later leaves no
+hole in silence; and which rows it asks for, whatever their columns, so that
+`on_config_change="evolve"` knows what was added (`stream/evolve.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from headwater.errors import (
     StoredStateError,
 )
 from headwater.stream.factory_index import parts_of, scope_of
-from headwater.targets.contract import Delivery, Target
+from headwater.targets.contract import Delivery, StoredConfig, Target, branches
 
 OnConfigChange = Literal["error", "warn", "ignore", "evolve"]
 CONFIG_VERSION = 1
@@ -42,10 +42,15 @@ logger = logging.getLogger("headwater.stream")
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """A backfill of some outputs that is under way: their hashes, and the last block it filled."""
+    """A backfill of some outputs that is under way: their hashes, and the last block it filled.
+
+    No cursor: it has begun. `must_end`: an earlier definition cannot go on, since rows of it may be
+    missing.
+    """
 
     outputs: Mapping[str, str]
-    cursor: BlockCursor
+    cursor: BlockCursor | None = None
+    must_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,11 @@ class Config:
     filling: Filling | None = None
 
     @classmethod
-    def of(cls, outputs: Mapping[str, Output]) -> Config:
-        """Return what these outputs ask for."""
+    def of(cls, outputs: Mapping[str, Output], versions: Mapping[str, str] | None = None) -> Config:
+        """Return what these outputs ask for. `versions` are the user's own, of some of them."""
+        marks = {name: f"@{version}" for name, version in (versions or {}).items()}
         return cls(
-            {name: _fingerprint(output) for name, output in outputs.items()},
+            {name: _fingerprint(one) + marks.get(name, "") for name, one in outputs.items()},
             rows={name: _rows_fingerprint(output) for name, output in outputs.items()},
             columns={
                 name: {field.name: str(field.type) for field in output.schema}
@@ -85,15 +91,16 @@ class Config:
                 filling = None
                 if "filling" in more:
                     begun = more["filling"]
-                    cursor = load_cursor(json.dumps(begun["cursor"]))
-                    filling = Filling(begun["outputs"], cursor)
+                    at = begun["cursor"]
+                    cursor = None if at is None else load_cursor(json.dumps(at))
+                    filling = Filling(begun["outputs"], cursor, begun.get("must_end", False))
                 firsts, rows, columns = (more.get(name, {}) for name in _PARTS)
                 return cls(outputs, firsts, rows, columns, filling)
         raise StoredStateError("the stored configuration cannot be read", got=text[:80])
 
     def dump(self) -> str:
         """Return the text to store."""
-        text: dict[str, object] = {
+        text: dict[str, Any] = {
             "version": CONFIG_VERSION,
             "outputs": dict(sorted(self.outputs.items())),
         }
@@ -101,9 +108,12 @@ class Config:
             if part := getattr(self, name):
                 text[name] = dict(sorted(part.items()))
         if self.filling is not None:
-            cursor = json.loads(dump_cursor(self.filling.cursor))
+            at = self.filling.cursor
+            cursor = None if at is None else json.loads(dump_cursor(at))
             outputs = dict(sorted(self.filling.outputs.items()))
             text["filling"] = {"outputs": outputs, "cursor": cursor}
+            if self.filling.must_end:
+                text["filling"]["must_end"] = True
         return json.dumps(text)
 
     def differences(self, before: Config) -> dict[str, str]:
@@ -141,19 +151,24 @@ def compare_config(
 
     Raises:
         ConfigChangedError: the outputs ask for something else, and `on_config_change` is "error".
-        EvolveError: they do, and an earlier run has begun to fill some of them.
+        EvolveError: an earlier run has begun to fill some of them, which has to be done first.
     """
-    keeps = target.capabilities.config
-    if keeps is None:
-        return
-    stored = keeps.stored_config()
+    for one, reached in branches(target, state):
+        keeps = one.capabilities.config
+        if keeps is not None:
+            _compare_config(keeps.stored_config(), reached, now, stream_id, how)
+
+
+def _compare_config(
+    stored: StoredConfig, state: PipeState, now: Config, stream_id: str, how: OnConfigChange
+) -> None:
     text = stored.read()
     differences = {}
     if text is not None and state.cursor is not None:
         before = Config.load(text)
         differences = now.differences(before)
         now = replace(now, firsts=before.firsts, filling=before.filling)
-    if differences and now.filling is not None:
+    if now.filling is not None and (differences or now.filling.must_end):
         raise EvolveError(
             "outputs are half filled; run with on_config_change='evolve' until they are",
             stream=stream_id,
@@ -174,7 +189,7 @@ def compare_config(
 
 
 def compare_firsts(
-    target: Target[Delivery], cursor: BlockCursor | None, firsts: Mapping[str, int], stream_id: str
+    target: Target[Delivery], state: PipeState, firsts: Mapping[str, int], stream_id: str
 ) -> None:
     """Compare the first block of each output with the stored one; store what is new or lower.
 
@@ -184,10 +199,18 @@ def compare_firsts(
     Raises:
         SkippedBlocksError: an output was raised over blocks that it would never be given.
     """
-    keeps = target.capabilities.config
-    if keeps is None:
-        return
-    stored = keeps.stored_config()
+    for one, reached in branches(target, state):
+        keeps = one.capabilities.config
+        if keeps is not None:
+            _compare_firsts(keeps.stored_config(), reached.cursor, firsts, stream_id)
+
+
+def _compare_firsts(
+    stored: StoredConfig,
+    cursor: BlockCursor | None,
+    firsts: Mapping[str, int],
+    stream_id: str,
+) -> None:
     before = Config.load(stored.read() or Config({}).dump())
     for name, first in firsts.items():
         if cursor is None or name not in before.firsts:

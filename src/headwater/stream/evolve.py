@@ -3,17 +3,20 @@
     portal_stream(id="usdc", outputs={"transfers": …, "approvals": …}, on_config_change="evolve")
 
 Called once by a run, on the driver, before it begins. What differs is worked out from the stored
-configuration (`plan_evolution`, pure). Then, each step one change of the target:
+configuration (`plan_evolution`, pure); of several targets, for each by its own. Then, each step one
+change of the target:
 
 1. Outputs that the user has renamed get their new name.
 2. The stream goes back to the high-water mark, if anything is to be filled: the hot blocks are read
    again with all outputs.
 3. What was added is read from its first block to the high-water mark and written, batch by batch,
-   each together with how far it got. Added columns replace the rows of the same blocks.
+   each together with how far it got. Added columns, and another version of what transforms make of
+   an output, replace the rows of the same blocks.
 4. The new configuration is stored; the run goes on behind the high-water mark.
 
-A crash anywhere leaves a state that either definition can go on from; the next start goes on with
-the step that was under way, and behind the last batch that was filled.
+After a crash the next start goes on with the step that was under way, behind the last batch that
+was filled. Until then the earlier definition can go on, too, except where rows are being replaced
+in a target without transactions: there a batch may be missing, so its rows must be filled first.
 """
 
 from __future__ import annotations
@@ -31,8 +34,15 @@ from headwater.spark.frames import frames
 from headwater.stream.config import Config, Filling
 from headwater.stream.run import Run
 from headwater.stream.transformer import Frames, Step
-from headwater.targets.contract import Capabilities, Delivery, FillsHistory, StoredConfig, Target
-from headwater.targets.frames import to_arrow
+from headwater.targets.contract import (
+    Capabilities,
+    Delivery,
+    FillsHistory,
+    StoredConfig,
+    Target,
+    branches,
+)
+from headwater.targets.frames import bounded_tables, to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,11 +54,14 @@ logger = logging.getLogger("headwater.stream")
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """What a definition has more than the stored one: new names (to old ones), outputs, columns."""
+    """What a definition has more than the stored one: new names (to old ones), outputs, columns.
+
+    `remade` are outputs whose rows are replaced: they have more columns, or another version.
+    """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
     added: tuple[str, ...] = ()
-    widened: tuple[str, ...] = ()
+    remade: tuple[str, ...] = ()
 
 
 def plan_evolution(before: Config, now: Config, renamed: Mapping[str, str]) -> Evolution:
@@ -81,11 +94,8 @@ def plan_evolution(before: Config, now: Config, renamed: Mapping[str, str]) -> E
                 output=name,
             )
         held, wanted = stored.columns[name].items(), now.columns[name].items()
-        if (
-            stored.rows.get(name) != now.rows[name]
-            or not held <= wanted
-            or len(held) == len(wanted)
-        ):
+        is_same = len(held) == len(wanted) and _version(stored, name) == _version(now, name)
+        if stored.rows.get(name) != now.rows[name] or not held <= wanted or is_same:
             raise EvolveError(
                 "an output asks for other rows, or for other columns than before and more",
                 output=name,
@@ -93,6 +103,11 @@ def plan_evolution(before: Config, now: Config, renamed: Mapping[str, str]) -> E
             )
     added = [one for one in now.outputs if one not in stored.outputs]
     return Evolution(moved, tuple(added), tuple(changed))
+
+
+def _version(config: Config, name: str) -> str:
+    """Return the version that the user has given what transforms make of an output."""
+    return config.outputs[name].partition("@")[2]
 
 
 def rename(config: Config, renamed: Mapping[str, str]) -> Config:
@@ -143,31 +158,34 @@ def evolve(stream: PortalStream, target: Target[Delivery], filler: Filler) -> No
     Raises:
         EvolveError: the definition differs in another way, or the target cannot do it.
     """
+    found = [_planned(stream, one, filler) for one, _ in branches(target, PipeState())]
+    for work in found:
+        if work is not None:
+            work.run()
+
+
+def _planned(stream: PortalStream, target: Target[Delivery], filler: Filler) -> _Evolving | None:
+    """Return what is to be done to one target; None if nothing is."""
     keeps, history = target.capabilities.config, target.capabilities.history
     state = target.recover()
     if keeps is None or state.cursor is None:
-        return
+        return None
     stored = keeps.stored_config()
-    text, now = stored.read(), Config.of(stream.outputs)
+    text, now = stored.read(), Config.of(stream.outputs, stream.versions)
     if text is None or not now.differences(Config.load(text)):
-        return
+        return None
     plan = plan_evolution(Config.load(text), now, stream.renamed)
     if history is None:
         raise EvolveError(
             "this target cannot be given rows of blocks that it has passed",
             target=type(target).__name__,
         )
-    work = _Evolving(stream, target, history, stored, filler, now)
-    if plan.renamed:
-        work.rename(plan.renamed)
-    for name in plan.widened:  # first: their tables then have the columns of empty frames, too
-        work.fill((name,), target.recover(), replaces=True)
-    work.fill(plan.added, target.recover(), replaces=False)
+    return _Evolving(stream, target, history, stored, filler, now, plan)
 
 
 @dataclass(frozen=True, slots=True)
 class _Evolving:
-    """The steps of one evolution."""
+    """The steps of one evolution of one target."""
 
     stream: PortalStream
     target: Target[Delivery]
@@ -175,6 +193,15 @@ class _Evolving:
     stored: StoredConfig
     filler: Filler
     now: Config
+    plan: Evolution
+
+    def run(self) -> None:
+        """Do all steps."""
+        if self.plan.renamed:
+            self.rename(self.plan.renamed)
+        for name in self.plan.remade:  # first: tables then have the columns of empty frames, too
+            self.fill((name,), self.target.recover(), replaces=True)
+        self.fill(self.plan.added, self.target.recover(), replaces=False)
 
     def rename(self, renamed: Mapping[str, str]) -> None:
         """Give outputs their new names, in the target and in what is stored of them."""
@@ -208,9 +235,15 @@ class _Evolving:
                 ranges[name] = several
         if ranges:
             self._check_transforms(ranges)
+            if held.filling is None:
+                for name in () if replaces else ranges:
+                    self.history.check_new(name)
+                must_end = replaces and not self.history.is_atomic
+                held = replace(held, filling=Filling(wanted, must_end=must_end))
+                self.stored.write(held.dump())
             if state.cursor != final:
                 self.target.roll_back(state.rewind(final))
-            self._read(ranges, held, wanted, final, replaces=replaces, emptied=emptied)
+            self._read(ranges, held, final, replaces=replaces, emptied=emptied)
         done = Config(
             {**held.outputs, **wanted},
             held.firsts,
@@ -225,7 +258,6 @@ class _Evolving:
         self,
         ranges: Mapping[str, tuple[BlockRange, ...]],
         held: Config,
-        wanted: Mapping[str, str],
         final: BlockCursor,
         *,
         replaces: bool,
@@ -253,12 +285,11 @@ class _Evolving:
         target = _Filled(
             self.target,
             self.history,
-            replace(held, filling=None),
-            wanted,
-            None if held.filling is None else held.filling.cursor,
+            held,
             merge_ranges(one for several in ranges.values() for one in several),
             others={} if stream.steps else others,
-            replaced=set(ranges) if replaces else None,
+            outputs=set(ranges),
+            replaces=replaces,
             emptied=emptied,
         )
         run = self.filler.to_fill(filled, target, ranges)
@@ -313,21 +344,23 @@ class _Filled:
         target: Target[Delivery],
         history: FillsHistory,
         config: Config,
-        wanted: Mapping[str, str],
-        cursor: BlockCursor | None,
         ranges: Sequence[BlockRange],
         *,
         others: Mapping[str, Any],
-        replaced: Collection[str] | None,
+        outputs: Collection[str],
+        replaces: bool,
         emptied: bool,
     ) -> None:
+        assert config.filling is not None, "it has begun"
         self._history = history
         self._config = config
-        self._wanted = wanted
+        self._filling = config.filling
         self._ranges = ranges
         self._others = others
+        self._outputs = outputs
+        self._replaces = replaces
         self._emptied = emptied
-        self._replaced = replaced
+        cursor = config.filling.cursor
         self._state = PipeState() if cursor is None else PipeState(cursor, cursor, (cursor,))
         self._rereads = target.capabilities.rereads
         self._prepare = target.capabilities.prepare_batch
@@ -348,13 +381,14 @@ class _Filled:
         """Write the rows, with how far they go."""
         if batches:
             assert state.cursor is not None, "a batch ends in a block"
-            config = replace(self._config, filling=Filling(self._wanted, state.cursor))
+            filling = replace(self._filling, cursor=state.cursor)
+            config = replace(self._config, filling=filling)
             filled, before = [], self._state.number
             for batch in batches:
                 covered = self._covered(before, batch.state.number)
                 filled.append((covered, batch.with_data(self._chosen(batch.data))))
                 before = batch.state.number
-            self._history.fill(filled, config.dump(), replace=self._replaced is not None)
+            self._history.fill(filled, config.dump(), replace=self._replaces)
         self._state = state
 
     def roll_back(self, state: PipeState) -> None:
@@ -366,20 +400,35 @@ class _Filled:
 
     def _covered(self, before: int, last: int) -> BlockRange:
         """Return the blocks of a batch: those behind the one before, in the range it belongs to."""
+        if self._emptied:  # rows stay
+            return BlockRange(last + 1, last + 1)
         own = next(one for one in self._ranges if last in one)
         return BlockRange(max(own.from_block, before + 1), last)
 
     def _chosen(self, delivery: Delivery) -> Delivery:
-        """Return the rows to write: of outputs with new columns, those of their own tables."""
-        if self._replaced is None:
+        """Return the rows to write: those of the outputs' own tables, where rows are replaced."""
+        if not self._replaces and self._history.is_atomic:
             return replace(delivery, data={**self._others, **delivery.data})
-        missing = sorted(set(self._replaced) - set(delivery.data))
+        missing = sorted(set(self._outputs) - set(delivery.data))
         if missing:
             raise EvolveError(
-                "the transforms leave no rows under the name of an output with new columns",
+                "the transforms leave no rows under the name of an output that is to be filled",
                 outputs=", ".join(missing),
             )
-        chosen = {name: delivery.data[name] for name in self._replaced}
+        if not self._replaces:
+            self._check_others(delivery.data)
+        chosen = {name: delivery.data[name] for name in self._outputs}
         if self._emptied:
             chosen = {name: to_arrow(frame).slice(0, 0) for name, frame in chosen.items()}
         return replace(delivery, data=chosen)
+
+    def _check_others(self, data: Mapping[str, Any]) -> None:
+        """Refuse rows of other tables: after a crash nothing would tell them from earlier ones."""
+        for name in sorted(set(data) - set(self._outputs)):
+            if any(rows.num_rows for rows in bounded_tables(data[name])):
+                raise EvolveError(
+                    "the transforms make rows of another table of an output that is to be filled, "
+                    "and this target has no transactions; fill it by a stream with its own id",
+                    table=name,
+                    outputs=", ".join(sorted(self._outputs)),
+                )

@@ -76,6 +76,7 @@ class PortalStream(Stream):
     outputs: Mapping[str, Output]
     reading: ReadingOptions = ReadingOptions()
     renamed: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -124,6 +125,7 @@ def portal_stream(
     rollback_cap: int = DEFAULT_CAP,
     on_config_change: OnConfigChange = "error",
     renamed: Mapping[str, str] | None = None,
+    versions: Mapping[str, int | str] | None = None,
     far: int = FAR,
     first_span: int = FIRST_SPAN,
     largest_span: int = _SPANS.blocks,
@@ -156,6 +158,8 @@ def portal_stream(
             rows were made of: "error", "warn", "ignore", or "evolve", which fills outputs and
             columns that were added, and then goes on.
         renamed: outputs that have a new name, for "evolve": `{"new": "old"}`.
+        versions: your own marks of what transforms make of an output: `{"transfers": 2}`. Another
+            one is a change of the definition; with "evolve" the rows are made again.
         far: how many blocks behind the finalized head executors take over.
         first_span: how many blocks executors read first; later spans follow from how that went.
         largest_span: how many blocks a span has at most.
@@ -184,13 +188,8 @@ def portal_stream(
     for name, output in outputs.items():
         if not isinstance(name, str) or not name or not hasattr(output, "query"):
             raise InvalidOptionError("not an output", name=name, got=repr(output))
-    if renamed is not None and not isinstance(renamed, Mapping):
-        raise InvalidOptionError('renamed maps new names to old: {"new": "old"}', got=repr(renamed))
-    unknown = sorted(set(renamed or ()) - set(outputs))
-    if unknown:
-        raise InvalidOptionError(
-            'renamed maps new names to old: {"new": "old"}', no_output=", ".join(map(repr, unknown))
-        )
+    _check_names(renamed, outputs, 'renamed maps new names to old: {"new": "old"}', (str,))
+    _check_names(versions, outputs, 'versions maps outputs to marks: {"transfers": 2}', (int, str))
     networks = sorted({output.query.network.type for output in outputs.values()})
     if len(networks) > 1:
         raise NetworkError("one stream reads one network", got=", ".join(networks))
@@ -214,4 +213,21 @@ def portal_stream(
         undo_buffer=undo_buffer,
         on_config_change=check_option(on_config_change),
         renamed=dict(renamed or {}),
+        versions={name: str(one) for name, one in (versions or {}).items()},
     )
+
+
+def _check_names(
+    given: Mapping[str, object] | None,
+    outputs: Mapping[str, Output],
+    said: str,
+    kinds: tuple[type, ...],
+) -> None:
+    """Refuse an option that is no mapping of outputs to values of these kinds."""
+    if given is None:
+        return
+    if not isinstance(given, Mapping) or not all(isinstance(one, kinds) for one in given.values()):
+        raise InvalidOptionError(said, got=repr(given))
+    unknown = sorted(set(given) - set(outputs))
+    if unknown:
+        raise InvalidOptionError(said, no_output=", ".join(map(repr, unknown)))

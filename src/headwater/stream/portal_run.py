@@ -90,14 +90,13 @@ class PortalRun(Run):
             ConfigChangedError: the outputs ask for something else than the stored rows hold.
         """
         stream = self._portal_stream
-        compare_config(
-            self._target, state, Config.of(stream.outputs), stream.id, stream.on_config_change
-        )
+        now = Config.of(stream.outputs, stream.versions)
+        compare_config(self._target, state, now, stream.id, stream.on_config_change)
         self._extensions.start(state)
         dataset = self._check_dataset()
         plan = self._plan(state.cursor)
         firsts = {name: min(one.from_block for one in r) for name, r in plan.ranges.items() if r}
-        compare_firsts(self._target, state.cursor, firsts, stream.id)
+        compare_firsts(self._target, state, firsts, stream.id)
         source = self._make_source(plan, dataset)
         assembler = PortalAssembler(
             stream,

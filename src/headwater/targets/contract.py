@@ -118,10 +118,27 @@ class KeepsConfig(Protocol):
 class FillsHistory(Protocol):
     """A target that can be given rows of blocks which it has passed: `on_config_change="evolve"`.
 
-    Called between `recover` and the first batch, with a state whose cursor is final. Each call is
-    one step: what it does and the stream's configuration change together, or neither does. Calling
-    it again with the same configuration changes nothing.
+    Called between `recover` and the first batch, with a state whose cursor is final. Calling it
+    again with the same configuration changes nothing.
     """
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether rows and the stream's configuration change together, or neither does.
+
+        Otherwise the configuration changes last, and a crash may leave rows of the batch that was
+        under way, or none. Every batch then replaces what the tables have of its blocks, and an
+        earlier definition cannot go on until what was begun is done.
+        """
+        ...
+
+    def check_new(self, output: str) -> None:
+        """Make sure that the table of an output that was added holds no rows, or is not there.
+
+        Raises:
+            EvolveError: it holds rows, which the filling would double.
+        """
+        ...
 
     def first_block(self, output: str) -> int | None:
         """Return the first block of which an output's table has rows; None if there is no table.
@@ -143,7 +160,7 @@ class FillsHistory(Protocol):
         """Write rows of final blocks: batches, each with the blocks it covers. The cursor stays.
 
         With `replace`, rows that the tables have of these blocks go, and columns that they lack are
-        added.
+        added. Blocks behind the batch's own: nothing goes, only columns are added.
         """
         ...
 
@@ -162,6 +179,7 @@ class Capabilities(Generic[Data]):
 
     `rereads` says that a commit reads frames more than once, so that the stream keeps what
     executors have fetched. `file` is one that no other process can open while a stream writes it.
+    `branches` returns the targets behind this one, each with the state that it has committed.
     `prepare_batch` is called with each batch once it is transformed, before
     it waits for its commit: it checks the batch, or does work that need not wait, and returns the
     batch to commit. It makes nothing visible; it may be repeated for the same batch. `finish` is
@@ -177,6 +195,7 @@ class Capabilities(Generic[Data]):
     side_tables: KeepsSideTables | None = None
     config: KeepsConfig | None = None
     history: FillsHistory | None = None
+    branches: Callable[[], Sequence[tuple[Target[Data], PipeState]]] | None = None
     prepare_batch: Callable[[Batch[Data]], Batch[Data]] | None = None
     finish: Callable[[], None] | None = None
 
@@ -221,6 +240,12 @@ class Target(Protocol[Data]):
     def close(self) -> None:
         """Release what is held. Called on every exit path, also after an error."""
         ...
+
+
+def branches(target: Target[Data], state: PipeState) -> Sequence[tuple[Target[Data], PipeState]]:
+    """Return the targets that keep state of their own: those behind a target, or itself."""
+    several = target.capabilities.branches
+    return [(target, state)] if several is None else several()
 
 
 def prepared(target: Target[Data], batch: Batch[Data]) -> Batch[Data]:

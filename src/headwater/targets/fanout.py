@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from headwater.core import DEFAULT_CAP, Batch, BlockCursor, Head, PipeState
 from headwater.core.state import prune_chain
 from headwater.errors import FanOutBranchError, FanOutFrameError, InvalidOptionError
-from headwater.targets.contract import Capabilities, Delivery, StoredConfig, Target, prepared
+from headwater.targets.contract import Capabilities, Delivery, Target, prepared
 from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.patience import Pause, WaitsForServer, sleep
 
@@ -47,12 +47,16 @@ class FanOutTarget:
 
     @property
     def capabilities(self) -> Capabilities[Any]:
-        """Those of all targets, but no side tables: no target stands where the stream does."""
+        """Those of all targets, but no side tables: no target stands where the stream does.
+
+        Each target keeps the stream's definition by itself: one of them may have been evolved, or
+        added, before the others.
+        """
         found = [one.capabilities for one in self.targets]
         return Capabilities(
             rereads=True,
             file=next((one.file for one in found if one.file is not None), None),
-            config=self if any(one.config for one in found) else None,
+            branches=lambda: list(zip(self.targets, self.states, strict=True)),
             prepare_batch=self._prepare,
             finish=self._finish,
         )
@@ -136,13 +140,6 @@ class FanOutTarget:
         with ExitStack() as stack:
             for one in self.targets:
                 stack.callback(one.close)
-
-    def stored_config(self) -> StoredConfig:
-        """Return the definition of the stream: read from the first that has one, kept in all."""
-        return _Configs(
-            tuple(one.capabilities.config.stored_config() for one in self.targets
-                  if one.capabilities.config is not None)
-        )  # fmt: skip
 
     # --- batches ----------------------------------------------------------------------------------
 
@@ -228,17 +225,3 @@ def _above(frame: Any, number: int, output: str) -> Any:
         if rows is not None
         else frame.where(f"{BLOCK} > {number}")
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Configs:
-    """The definition of a stream, in each target that keeps it."""
-
-    all: tuple[StoredConfig, ...]
-
-    def read(self) -> str | None:
-        return next((text for one in self.all if (text := one.read()) is not None), None)
-
-    def write(self, text: str) -> None:
-        for one in self.all:
-            one.write(text)

@@ -15,19 +15,24 @@ from headwater.errors import (
     ClickHouseSharedTableError,
     ClickHouseTableError,
     ClickHouseUndeclaredError,
+    EvolveError,
 )
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.layout import (
     Layout,
+    add_columns,
     create_index,
     create_table,
     create_view,
+    drop_view,
     prepare_undo,
     read_layout,
+    readers_of,
+    renew_view,
 )
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table
-from headwater.targets.clickhouse.sql import TableName, compose, parse_name
+from headwater.targets.clickhouse.sql import DELETED, TableName, compose, parse_name
 from headwater.targets.side_rows import PREFIX
 from headwater.targets.sql.text import Fragment
 
@@ -49,7 +54,7 @@ class Catalog:
     ) -> None:
         self._client = client
         self._lease = lease
-        self._id = lease.stream_id
+        self.stream_id = self._id = lease.stream_id
         self._registry = registry
         self._database = registry.database
         self._declared = {parse_name(one.name, self._database): one for one in declared}
@@ -98,19 +103,90 @@ class Catalog:
                     stream_column=one["stream_column"] or None,
                     live_view=not one["name"].startswith(PREFIX),
                 )
-        found = (self._admitted(name) for name in names)
+        found = (self.admitted(name) for name in names)
         return [one for one in found if one is not None]
 
     def prepare(self, name: TableName, schema: pa.Schema) -> Layout:
         """Return a table that is about to be written; create it if there is none."""
-        layout = self._admitted(name)
+        layout = self.admitted(name)
         if layout is not None:
             return layout
         declared = self._declaration(name)
         create_table(self._client, name, declared or Table(name.name), schema)
-        layout = self._admitted(name)
+        layout = self.admitted(name)
         assert layout is not None, "it was created"
         return layout
+
+    def widen(self, name: TableName, schema: pa.Schema) -> None:
+        """Add the columns of a frame that a table lacks, and show them in its view."""
+        layout = self.admitted(name)
+        if layout is None:
+            return
+        declared = self._declaration(name) or Table(name.name)
+        lacking = [one for one in schema if one.name not in layout.columns]
+        if lacking:
+            self._lease.check()
+            add_columns(self._client, layout, declared, lacking)
+            del self._layouts[name]
+            layout = self.admitted(name)
+            assert layout is not None, "it is there"
+        if declared.live_view:
+            renew_view(self._client, layout)
+
+    def rename(self, old: TableName, new: TableName) -> None:
+        """Give a table of this stream another name, with its view. Safe to repeat after a crash.
+
+        The new name is noted first, the old one forgotten last: the stream finds its rows whenever
+        it is interrupted.
+
+        Raises:
+            EvolveError: other streams, or materialized views, use the table; or the name is taken.
+        """
+        ours = {one["name"] for one in self._registered() if one["id"] == self._id}
+        before, after = self.described(old), self.described(new)
+        if before is None and (after is None or new.name not in ours):
+            return  # no row of it has come yet, or the transforms name it otherwise
+        if before is not None:
+            self._check_rename(before, new, taken=after is not None)
+            self._note(new, before)
+            self._lease.check()
+            drop_view(self._client, before)
+            self._client.run(compose("RENAME TABLE <old> TO <new>", old=old, new=new))
+        self._client.run(
+            compose(
+                "DELETE FROM <all> WHERE id = {id:String} AND database = {database:String} "
+                "AND name = {name:String} AND <condition>",
+                all=self._registry,
+                condition=self._lease.condition,
+            ),
+            {"id": self._id, "database": old.database, "name": old.name},
+            settings=DELETED,
+        )
+        self._declared.pop(old, None)
+        self.forget()
+        self.admitted(new)
+
+    def _check_rename(self, layout: Layout, new: TableName, *, taken: bool) -> None:
+        others = [
+            one["id"]
+            for one in self._registered()
+            if (one["database"], one["name"]) == (layout.name.database, layout.name.name)
+            and one["id"] != self._id
+        ]
+        views = readers_of(self._client, layout)
+        if taken or others or views:
+            raise EvolveError(
+                "a table can be renamed if its new name is free, and no other stream and no "
+                "materialized view uses it; rename it yourself, or keep the output's name",
+                table=layout.name,
+                new=new,
+                streams=sorted(others),
+                views=views,
+            )
+
+    def described(self, name: TableName) -> Layout | None:
+        """Return a table as the server describes it; nothing is created or noted."""
+        return read_layout(self._client, name, self._declared.get(name))
 
     def is_managed(self, name: TableName) -> bool:
         """Tell whether the target undoes forks in a table."""
@@ -133,7 +209,7 @@ class Catalog:
             return True
         declared = {name: one for name, one in self._declared.items() if one.stream_column}
         layouts = [read_layout(self._client, name, one) for name, one in declared.items()]
-        return any(self._holds_rows(one) for one in layouts if one is not None)
+        return any(self.holds_rows(one) for one in layouts if one is not None)
 
     def next_version(self, layout: Layout) -> int:
         """Return a version that is higher than all in a table of the Replacing family."""
@@ -166,7 +242,7 @@ class Catalog:
             raise ClickHouseUndeclaredError("a table that was not declared", table=name)
         return declared
 
-    def _admitted(self, name: TableName) -> Layout | None:
+    def admitted(self, name: TableName) -> Layout | None:
         """Return a table after making sure that its rows can be told from others', once."""
         if name in self._layouts:
             return self._layouts[name]
@@ -200,11 +276,15 @@ class Catalog:
             )
         if self._id in owners:
             return
-        if not self.resumed and not own and self._holds_rows(layout):
+        if not self.resumed and not own and self.holds_rows(layout):
             self._lease.check()  # they may be those of a writer that has taken over
             raise ClickHouseSharedTableError(
                 "the table holds rows, but the stream has not committed any", table=name
             )
+        self._note(name, layout)
+
+    def _note(self, name: TableName, layout: Layout) -> None:
+        """Note that the stream writes a table."""
         self._client.run(
             compose(
                 "INSERT INTO <all> (id, database, name, block_column, stream_column) "
@@ -218,12 +298,12 @@ class Catalog:
                 "database": name.database,
                 "name": name.name,
                 "block": layout.block_column,
-                "stream": own,
+                "stream": layout.stream_column or "",
             },
         )
         self._written = None
 
-    def _holds_rows(self, layout: Layout) -> bool:
+    def holds_rows(self, layout: Layout) -> bool:
         """Tell whether rows count; those of the stream, if a column says whose they are."""
         own = compose("WHERE <stream> = {id:String}", stream=layout.stream_column or "")
         found = self._client.rows(

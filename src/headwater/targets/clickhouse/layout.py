@@ -6,7 +6,7 @@ Runs on the driver. Creating what exists changes nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -21,6 +21,7 @@ from headwater.targets.clickhouse.client import ClickHouseClient, ignoring_refus
 from headwater.targets.clickhouse.settings import BLOCK_COLUMN, Table
 from headwater.targets.clickhouse.sql import TableName, columns, compose, quote
 from headwater.targets.clickhouse.types import bare, new_column_type, nullable
+from headwater.targets.sql.text import Fragment
 
 _ENGINE = re.compile(r"(?:Shared)?(?:Replicated)?(\w*?)MergeTree")
 _INTEGERS = re.compile(r"U?Int(16|32|64)")
@@ -214,14 +215,73 @@ def create_view(client: ClickHouseClient, layout: Layout) -> None:
     """Create the view of the rows that count, unless something of its name is there."""
     if layout.family is Family.OTHER or layout.has_view:
         return
+    _show(client, layout, Fragment("CREATE VIEW IF NOT EXISTS"))
+
+
+def _show(client: ClickHouseClient, layout: Layout, create: Fragment) -> None:
     client.run(
         compose(
-            "CREATE VIEW IF NOT EXISTS <view> AS SELECT <shown> FROM <table> FINAL",
+            "<create> <view> AS SELECT <shown> FROM <table> FINAL",
+            create=create,
             view=layout.name.suffixed("_live"),
             shown=[one for one in layout.columns if one not in layout.marks],
             table=layout.name,
         )
     )
+
+
+def renew_view(client: ClickHouseClient, layout: Layout) -> None:
+    """Show columns that were added in the view of the rows that count, if it is our own."""
+    shown = _shown(client, layout)
+    wanted = [one for one in layout.columns if one not in layout.marks]
+    if shown is not None and shown != wanted and set(shown) < set(wanted):
+        _show(client, layout, Fragment("CREATE OR REPLACE VIEW"))
+
+
+def drop_view(client: ClickHouseClient, layout: Layout) -> None:
+    """Drop the view of the rows that count, if it is the target's own."""
+    if _shown(client, layout) is not None:
+        client.run(compose("DROP VIEW IF EXISTS <view>", view=layout.name.suffixed("_live")))
+
+
+def _shown(client: ClickHouseClient, layout: Layout) -> list[str] | None:
+    """Return the columns of the view, if it selects them of the table's rows that count."""
+    view = layout.name.suffixed("_live")
+    found = client.rows(
+        "SELECT as_select, "
+        "(SELECT arrayMap(one -> one.2, arraySort(groupArray((position, name)))) "
+        "FROM system.columns WHERE database = {database:String} AND table = {name:String}) "
+        "AS names "
+        "FROM system.tables WHERE database = {database:String} AND name = {name:String}",
+        {"database": view.database, "name": view.name},
+    )
+    if not found:
+        return None
+    plain = str(found[0]["as_select"]).replace("`", "")
+    source = f"FROM {layout.name.database}.{layout.name.name} FINAL"
+    names: list[str] = found[0]["names"]
+    return names if plain == f"SELECT {', '.join(names)} {source}" else None
+
+
+def add_columns(
+    client: ClickHouseClient, layout: Layout, declared: Table, fields: Sequence[pa.Field]
+) -> None:
+    """Add columns for those of a frame; rows that are there have null."""
+    kinds = {
+        one.name: declared.types.get(one.name) or nullable(new_column_type(one)) for one in fields
+    }
+    parts = [f"ADD COLUMN IF NOT EXISTS {quote(name)} {kind}" for name, kind in kinds.items()]
+    client.run(f"ALTER TABLE {layout.name} {', '.join(parts)}")
+
+
+def readers_of(client: ClickHouseClient, layout: Layout) -> list[str]:
+    """Return the materialized views that are told of a table's inserts."""
+    found = client.rows(
+        "SELECT dependencies_table AS names FROM system.tables "
+        "WHERE database = {database:String} AND name = {name:String}",
+        {"database": layout.name.database, "name": layout.name.name},
+    )
+    return sorted(found[0]["names"]) if found else []
 
 
 def prepare_undo(client: ClickHouseClient, layout: Layout) -> None:

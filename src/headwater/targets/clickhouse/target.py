@@ -11,19 +11,22 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from headwater.core import Batch, BlockCursor, PipeState
+from headwater.core import Batch, BlockCursor, BlockRange, PipeState
 from headwater.core.callbacks import NamedCallback
 from headwater.errors import (
     ClickHouseConnectionError,
+    EvolveError,
     RollbackHandlerMissingError,
     StateMissingError,
 )
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.history import History, table_of
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import ClickHouseSettings, Table, table
 from headwater.targets.clickhouse.side_tables import LeasedConfig, SideTables
@@ -32,7 +35,7 @@ from headwater.targets.clickhouse.store import Inserts, Params, Store
 from headwater.targets.clickhouse.sync_table import SyncTable
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, TryAgain
-from headwater.targets.contract import Delivery, Scope, SideTable
+from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable
 from headwater.targets.database import (
     Callbacks,
     DatabaseTarget,
@@ -145,9 +148,19 @@ class ClickHouseTarget(DatabaseTarget):
         self._ready()
         states = [*(batch.state for batch in batches[:-1]), state]
         self._dirty = True
+        self._try(lambda: self._write_all(batches, states))
+        if state.cursor is not None:
+            self._sync.append(states, self._state)
+            if self._lease.is_new:  # from here on a missing state is an error
+                self._lease.renew(is_new=False)
+        self._state, self._dirty = state, False
+        self._catalog.resumed = True
+
+    def _try(self, write: Callable[[], None]) -> None:
+        """Write batches; again if what was written cannot be trusted."""
         for attempt in range(tries := self._settings.attempts or _BATCH_ATTEMPTS):
             try:
-                self._write_all(batches, states)
+                write()
                 break
             except TryAgain as reason:
                 logger.warning("batch.again id=%s reason=%s", self._id, reason)
@@ -157,12 +170,6 @@ class ClickHouseTarget(DatabaseTarget):
                     raise ClickHouseConnectionError(
                         "a batch was begun too often", stream=self._id, reason=reason
                     ) from reason
-        if state.cursor is not None:
-            self._sync.append(states, self._state)
-            if self._lease.is_new:  # from here on a missing state is an error
-                self._lease.renew(is_new=False)
-        self._state, self._dirty = state, False
-        self._catalog.resumed = True
 
     def roll_back(self, state: PipeState) -> None:
         """Store the state that the fork leads to, then remove what lies above its cursor."""
@@ -204,6 +211,60 @@ class ClickHouseTarget(DatabaseTarget):
         if not self._is_open:
             self._open()
         return self._config
+
+    # --- blocks that the stream has passed --------------------------------------------------------
+
+    is_atomic: ClassVar[bool] = False
+
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        """It keeps side tables and the configuration, and can be given rows of earlier blocks."""
+        return replace(super().capabilities, history=self)
+
+    def check_new(self, output: str) -> None:
+        """Refuse an added output whose table holds rows."""
+        self._check_automatic(output)
+        self._history.check_new(output)
+
+    def first_block(self, output: str) -> int | None:
+        """Return the first block of an output's table; refuse one whose rows cannot be replaced."""
+        self._check_automatic(output)
+        return self._history.first_block(output, self._state.number + 1)
+
+    def fill(
+        self,
+        batches: Sequence[tuple[BlockRange, Batch[Delivery]]],
+        config: str,
+        *,
+        replace: bool,
+    ) -> None:
+        """Replace the rows of these blocks, then store the configuration."""
+        self._ready()
+        if self._config.read() == config:
+            return
+        self._dirty = True
+        self._try(lambda: self._history.write(batches, widen=replace))
+        self._config.write(config)
+        self._dirty = False
+
+    def rename_outputs(self, renamed: Mapping[str, str], config: str) -> None:
+        """Rename tables, then store the configuration."""
+        self._ready()
+        if self._config.read() == config:
+            return
+        if self._callbacks.on_data is None:
+            self._history.rename(renamed)
+        self._config.write(config)
+
+    def _check_automatic(self, output: str) -> None:
+        self._ready()
+        if self._callbacks.on_data is not None:
+            raise EvolveError(
+                "on_data writes tables of its own choice, and ClickHouse has no transactions: a "
+                "crash would leave rows that nothing tells from earlier ones; fill the output by a "
+                "stream with an id of its own",
+                output=output,
+            )
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -261,6 +322,7 @@ class ClickHouseTarget(DatabaseTarget):
             automatic=self._callbacks.on_data is None,
             managed=self._callbacks.on_data is None or self._tables is not None,
         )
+        self._history = History(client, self._catalog, self._undo, self._store)
         self._own_rows = SideTables(client, self._catalog, sync.suffixed("__settlements"), lease)
         client.create_database(sync.database)
         self._sync.create()
@@ -315,14 +377,16 @@ class ClickHouseTarget(DatabaseTarget):
             before = after
 
     def _write(self, delivery: Delivery, before: PipeState, after: PipeState) -> None:
-        store = self._store(Scope.between(before, after))
+        scope = Scope.between(before, after)
+        store = self._store(scope)
         data: Mapping[str, Any] = delivery.data
         if self._callbacks.on_data is None:
             for name, frame in data.items():
-                store.insert(f"`{name}`" if "." in name else name, frame)
+                store.insert(table_of(name), frame)
         else:
             self._callbacks.on_data(store, data, delivery.ctx)
-        self._own_rows.write(store, delivery.side)
+        # of a factory that was added, creations of all earlier blocks come with its first batch
+        self._own_rows.write(self._store(replace(scope, after=-1)), delivery.side)
 
     @property
     def _side(self) -> SideTables:

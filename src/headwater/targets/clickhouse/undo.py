@@ -33,12 +33,24 @@ class Undo:
     def above(self, layout: Layout, number: int) -> int:
         """Remove the stream's rows above a block; return how many there were."""
         where = compose("<block> > {above:Int64}", block=layout.block_column)
-        if layout.stream_column is None:
-            return self.remove(layout, where, {"above": number})
+        return self._remove_own(layout, where, {"above": number})
+
+    def between(self, layout: Layout, above: int, last: int) -> int:
+        """Remove the stream's rows above a block, up to another one; return how many there were."""
         where = compose(
-            "<where> AND <stream> = {stream:String}", where=where, stream=layout.stream_column
+            "<block> > {above:Int64} AND <block> <= {last:Int64}", block=layout.block_column
         )
-        return self.remove(layout, where, {"above": number, "stream": self._lease.stream_id})
+        return self._remove_own(layout, where, {"above": above, "last": last})
+
+    def _remove_own(self, layout: Layout, where: str, params: Params) -> int:
+        if layout.stream_column is None:
+            return self.remove(layout, where, params)
+        where = compose(
+            "<where> AND <stream> = {stream:String}",
+            where=Fragment(where),
+            stream=layout.stream_column,
+        )
+        return self.remove(layout, where, {**params, "stream": self._lease.stream_id})
 
     def remove(self, layout: Layout, where: str, params: Params) -> int:
         """Remove the rows that meet a condition; return how many counted."""

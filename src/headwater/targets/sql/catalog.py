@@ -244,7 +244,7 @@ class Catalog(Generic[Held, Laid]):
         self._created(declared, key, undo, put_off=put_off)
 
     def widen(self, name: QualifiedName, schema: pa.Schema) -> None:
-        """Add the columns of a frame that an append-only table lacks."""
+        """Add the columns of a frame that a table lacks."""
         layout, declared = self.layout(name), self.declared(name)
         if layout is None:
             return

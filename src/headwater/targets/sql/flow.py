@@ -238,6 +238,22 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
 
     # --- blocks that the stream has passed --------------------------------------------------------
 
+    is_atomic: ClassVar[bool] = True
+
+    def check_new(self, output: str) -> None:
+        """Refuse an added output whose table holds rows. Tables of `on_data` are the user's."""
+        name = self._output_table(output)
+
+        def holds_rows() -> bool:
+            exists = self._store.catalog.layout(name) is not None
+            return exists and bool(self._opened().rows("SELECT 1 FROM {t} LIMIT 1", t=name))
+
+        if self._callbacks.on_data is None and self._look(holds_rows):
+            raise EvolveError(
+                "the table of an output that was added holds rows already; drop or rename it",
+                table=name,
+            )
+
     def first_block(self, output: str) -> int | None:
         """Return the first block of an output's table; refuse one whose rows cannot be replaced."""
         if self._callbacks.on_data is not None or output in self.aggregated:
@@ -251,13 +267,18 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
         layout = self._store.catalog.layout(self._output_table(output))
         if layout is None:
             return None
-        if layout.undo is not Undo.APPEND_ONLY:
+        block = self._store.catalog.spelled(layout, layout.block_column)
+        known = layout.undo in (Undo.APPEND_ONLY, Undo.KEYED)  # a key: rows are inserted, too
+        if not known or block not in layout.columns:
             raise EvolveError(
-                "rows of a table with a key, or without a block number, cannot be replaced",
+                "rows of a table that is not undone, or lacks the number of their block, cannot be "
+                "replaced; let a stream with an id of its own fill another table",
                 table=layout.name,
+                column=block,
+                undo=layout.undo.value,
             )
         rows = self._opened().rows(
-            "SELECT min({block})::bigint FROM {table}", block=layout.block_column, table=layout.name
+            "SELECT min({block})::bigint FROM {table}", block=block, table=layout.name
         )
         return self._state.number + 1 if rows[0][0] is None else int(rows[0][0])
 

@@ -122,7 +122,7 @@ class BaseTx(ABC, Generic[Held, Laid]):
                     "DELETE FROM {table} WHERE {block} > $1 AND {block} <= $2",
                     [self._scope.after, self._scope.block],
                     table=name,
-                    block=layout.block_column,
+                    block=catalog.spelled(layout, layout.block_column),
                 )
             self._insert(layout, rows)
             is_first = False
