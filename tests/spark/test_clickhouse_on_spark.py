@@ -15,9 +15,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from headwater import StopRequested, evm, portal_stream
 from headwater.errors import ClickHouseTableError
-from headwater.pipeline import Committed, Event, RolledBack, Settled
 from headwater.targets.clickhouse import (
     ClickHouseClient,
     ClickHouseSettings,
@@ -26,8 +24,8 @@ from headwater.targets.clickhouse import (
     table,
     writer,
 )
-from headwater.testing import simulated_portal
 from tests.sampling import every
+from tests.spark.whole_stream import fill_through_forks
 from tests.stream.truth import COLUMNS, transfers
 from tests.targets.clickhouse_places import Stream, database
 
@@ -184,33 +182,12 @@ def test_a_stream_goes_from_history_to_the_head_and_through_forks(
     spark: SparkSession, url: str
 ) -> None:
     """CASE-20: executors up to the seam, block by block after it, compared with the chain."""
-    events: list[Event] = []
-    with simulated_portal(seed=5, blocks=420, finality_depth=12) as portal:
-
-        def on_event(event: Event) -> None:
-            events.append(event)
-            if isinstance(event, Settled) and event.state.cursor == portal.chain.head.cursor:
-                if len(portal.chain.forks) < 2:
-                    portal.fork(3)
-                else:
-                    raise StopRequested
-
-        target = clickhouse_target(
-            url,
-            tables=[table("transfers", types={"value": "UInt256"})],
-        )
-        portal_stream(
-            id="transfers",
-            portal=portal.url,
-            outputs={"transfers": evm.events("erc20.Transfer", range=0)},
-            spark=spark,
-            far=50,
-            first_span=150,
-            poll_interval_s=0.01,
-        ).pipe_to(target, on_event=on_event)
-        assert max(event.blocks for event in events if isinstance(event, Committed)) > 100
-        assert sum(isinstance(event, RolledBack) for event in events) == 2
-        expected = transfers(portal.chain, portal.chain.canonical())
+    target = clickhouse_target(
+        url,
+        tables=[table("transfers", types={"value": "UInt256"})],
+    )
+    chain = fill_through_forks(spark, target)
+    expected = transfers(chain, chain.canonical())
     client = ClickHouseClient(url)
     shown = COLUMNS.replace("value", "toString(value) AS value")
     found = client.query(f"SELECT {shown} FROM transfers_live ORDER BY 1, 3").to_pylist()

@@ -18,8 +18,6 @@ from pyiceberg.catalog import load_catalog
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from headwater import StopRequested, evm, portal_stream
-from headwater.pipeline import Committed, Event, RolledBack, Settled
 from headwater.targets.delta import DeltaSettings, delta_target
 from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.iceberg import IcebergSettings, iceberg_target, table
@@ -29,7 +27,7 @@ from headwater.targets.lake.paths import Place
 from headwater.targets.parquet import parquet_target
 from headwater.targets.parquet import target as parquet
 from headwater.targets.parquet.state import read_stored
-from headwater.testing import simulated_portal
+from tests.spark.whole_stream import fill_through_forks
 from tests.stream.truth import COLUMNS, transfers
 from tests.targets.lake_places import SECRET_KEY, Bucket, bucket, delta_options
 
@@ -126,30 +124,9 @@ def test_a_backfill_and_forks_leave_what_the_chain_says(
     monkeypatch.setattr(module, "write_distributed", dying)
     monkeypatch.setattr(module, "to_arrow", near)
     target, read = make(bucket(), tmp_path)
-    events: list[Event] = []
-    with simulated_portal(seed=5, blocks=420, finality_depth=12) as portal:
-
-        def on_event(event: Event) -> None:
-            events.append(event)
-            if isinstance(event, Settled) and event.state.cursor == portal.chain.head.cursor:
-                if len(portal.chain.forks) < 2:
-                    portal.fork(3)
-                else:
-                    raise StopRequested
-
-        portal_stream(
-            id="transfers",
-            portal=portal.url,
-            outputs={"transfers": evm.events("erc20.Transfer", range=0)},
-            spark=spark,
-            far=50,
-            first_span=150,
-            poll_interval_s=0.01,
-        ).pipe_to(target, on_event=on_event)
-        rows, last = read()
-        expected = transfers(portal.chain, portal.chain.canonical(0, last))
-    assert max(event.blocks for event in events if isinstance(event, Committed)) > 100
-    assert sum(isinstance(event, RolledBack) for event in events) == 2
+    chain = fill_through_forks(spark, target)
+    rows, last = read()
+    expected = transfers(chain, chain.canonical(0, last))
     assert marker.exists(), "a worker was killed after it had written its files"
     assert last is None or last > 300
     assert sorted(tuple(row[name] for name in NAMES) for row in rows.to_pylist()) == expected

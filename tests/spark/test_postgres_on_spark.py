@@ -16,9 +16,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from headwater import StopRequested, evm, portal_stream
 from headwater.errors import InvalidOptionError, PostgresTableError, RelayError
-from headwater.pipeline import Committed, Event, RolledBack, Settled
 from headwater.spark.executors import map_in_arrow
 from headwater.spark.relay import Relay
 from headwater.targets.postgres import (
@@ -28,7 +26,7 @@ from headwater.targets.postgres import (
     staging,
     table,
 )
-from headwater.testing import simulated_portal
+from tests.spark.whole_stream import fill_through_forks
 from tests.stream.truth import COLUMNS, transfers
 from tests.targets.postgres_places import Stream, database
 
@@ -305,35 +303,14 @@ def test_a_stream_goes_from_history_to_the_head_and_through_forks(
     spark: SparkSession, dsn: str, defer_indexes: bool
 ) -> None:
     """CASE-20: executors up to the seam, block by block after it, compared with the chain."""
-    events: list[Event] = []
-    with simulated_portal(seed=5, blocks=420, finality_depth=12) as portal:
-
-        def on_event(event: Event) -> None:
-            events.append(event)
-            if isinstance(event, Settled) and event.state.cursor == portal.chain.head.cursor:
-                if len(portal.chain.forks) < 2:
-                    portal.fork(3)
-                else:
-                    raise StopRequested
-
-        target = postgres_target(
-            dsn,
-            tables=[table("transfers", append_only=True), table("seen", key=["token"])],
-            on_data=write_transfers,
-            settings=PostgresSettings(defer_indexes=defer_indexes),
-        )
-        portal_stream(
-            id="transfers",
-            portal=portal.url,
-            outputs={"transfers": evm.events("erc20.Transfer", range=0)},
-            spark=spark,
-            far=50,
-            first_span=150,
-            poll_interval_s=0.01,
-        ).pipe_to(target, on_event=on_event)
-        assert max(event.blocks for event in events if isinstance(event, Committed)) > 100
-        assert sum(isinstance(event, RolledBack) for event in events) == 2
-        expected = transfers(portal.chain, portal.chain.canonical())
+    target = postgres_target(
+        dsn,
+        tables=[table("transfers", append_only=True), table("seen", key=["token"])],
+        on_data=write_transfers,
+        settings=PostgresSettings(defer_indexes=defer_indexes),
+    )
+    chain = fill_through_forks(spark, target)
+    expected = transfers(chain, chain.canonical())
     found = target.query(f"SELECT {COLUMNS} FROM transfers ORDER BY 1, 3").to_pylist()
     assert [tuple(row.values()) for row in found] == expected
     counts = target.query("SELECT token, n::int AS n FROM seen ORDER BY 1").to_pylist()
