@@ -56,7 +56,7 @@ class FanOutTarget:
         return Capabilities(
             rereads=True,
             file=next((one.file for one in found if one.file is not None), None),
-            branches=lambda: list(zip(self.targets, self.states, strict=True)),
+            branches=self._branches,
             prepare_batch=self._prepare,
             finish=self._finish,
         )
@@ -140,6 +140,9 @@ class FanOutTarget:
         with ExitStack() as stack:
             for one in self.targets:
                 stack.callback(one.close)
+
+    def _branches(self) -> list[tuple[Target[Any], PipeState]]:
+        return list(zip(self.targets, self.states, strict=True))
 
     # --- batches ----------------------------------------------------------------------------------
 
