@@ -76,7 +76,7 @@ reliability: setup ## Measure docs/reliability.md again: scenarios, fuzzing, wal
 	  --picture docs/results/long.png
 	@$(BIN)/python scripts/check_docs.py --write
 
-compat: setup ## Run data source, pipeline and lakes on VERSIONS of Spark, each in an environment of its own
+compat: setup ## Run data source, pipeline and lakes on VERSIONS of Spark and Python, each in an environment of its own
 	@$(BIN)/python scripts/compat.py $(VERSIONS)
 	@$(BIN)/python scripts/check_docs.py --write
 

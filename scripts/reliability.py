@@ -50,19 +50,24 @@ def point_table() -> str:
 
 
 def version_table() -> str:
-    """Return what ran on which version of Spark: tests that passed, by what they are about."""
-    if not (RESULTS / "compat.json").exists():
-        return "`make compat` has not been run to its end yet."
+    """Return what ran on which version of Spark and Python: tests that passed, by area."""
     found = _read("compat")
+    sparks = {name: one for name, one in found.items() if not name.startswith("python")}
+    pythons = {name: one for name, one in found.items() if name.startswith("python")}
+    tables = (("pyspark", "Spark", sparks), ("python", "Python", pythons))
+    return "\n\n".join(_versions(*one) for one in tables if one[2])
+
+
+def _versions(key: str, title: str, found: dict[str, Any]) -> str:
     areas = list(dict.fromkeys(name for one in found.values() for name in one["areas"]))
-    rows = [f"| Spark | {' | '.join(areas)} |", f"|---|{'--:|' * len(areas)}"]
+    rows = [f"| {title} | {' | '.join(areas)} |", f"|---|{'--:|' * len(areas)}"]
     for _, one in sorted(found.items()):
         cells = []
         for area in areas:
             counts = one["areas"][area]
             total = sum(counts.values()) - counts.get("skipped", 0)
             cells.append(f"{counts.get('passed', 0)} of {total}")
-        rows.append(f"| {one['pyspark']} | {' | '.join(cells)} |")
+        rows.append(f"| {one[key]} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
