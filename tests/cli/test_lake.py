@@ -57,3 +57,5 @@ def test_a_lake_tells_where_its_streams_stand_and_what_differs(kind: str, tmp_pa
         refused = call(app, command)
         assert refused.exit_code != 0
         assert "E2213" in refused.output + str(refused.exception)
+        assert "goes from" not in refused.output, "nothing is announced that is not done"
+        assert "forgotten" not in refused.output

@@ -16,7 +16,7 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import IO, Any
 
 from prometheus_client import generate_latest
 
@@ -27,8 +27,9 @@ from headwater.effects.message import Message
 from headwater.metrics import REGISTRY
 from headwater.portal import RetryPolicy
 from headwater.spark import local_session
-from headwater.targets import parquet_target
+from headwater.targets import delta_target, iceberg_target, parquet_target
 from headwater.targets.clickhouse import ClickHouseClient, clickhouse_target, table
+from headwater.targets.lake.paths import Place
 from headwater.targets.postgres import postgres_target
 from headwater.targets.postgres import table as postgres_table
 
@@ -46,6 +47,35 @@ class Receiver(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """The receiver knows the address anyway."""
+
+
+def lake_target(kind: str, uri: str, options: dict[str, str], folder: Path) -> Any:
+    if kind == "delta":
+        return delta_target(uri, options=options)
+    if kind == "parquet":
+        return parquet_target(uri, options=options)
+    folder.mkdir()
+    address = f"sqlite:///{folder}/catalog.db"
+    catalog = {"name": "lake", "type": "sql", "uri": address, "warehouse": uri, **options}
+    return iceberg_target(catalog, tables=["transfers"])
+
+
+def write_lakes(
+    portal: str, spark: Any, uri: str, options: dict[str, str], folder: Path, seen: IO[str]
+) -> None:
+    """Have executors write files to S3, with credentials; show targets, logs and all files."""
+    outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 150))}
+    for kind in ("iceberg", "delta", "parquet"):
+        target = lake_target(kind, f"{uri}/{kind}", options, folder / kind)
+        stream = portal_stream(id="s", portal=portal, outputs=outputs, spark=spark, far=50)
+        stream.pipe_to(target, on_event=lambda event: print(repr(event)[:2000], file=seen))
+        print(repr(target), vars(target), file=seen)
+    place = Place.of(uri, options)
+    names = [one.name for one in place.files()]
+    print("lakes", {one.partition("/")[0] for one in names} >= {"delta", "parquet"}, file=seen)
+    for name in names:
+        print(name, place.read(name), file=seen)
+    print(repr(place), place, (folder / "iceberg/catalog.db").read_bytes(), file=seen)
 
 
 def main(folder: Path, places: dict[str, str]) -> None:
@@ -97,6 +127,7 @@ def main(folder: Path, places: dict[str, str]) -> None:
     for target in (post, click):
         stream.pipe_to(target, on_event=lambda event: print(repr(event)[:2000], file=seen))
         print(repr(target), vars(target), file=seen)
+    write_lakes(portal, spark, places["uri"], json.loads(places["options"]), folder, seen)
     print(repr(stream), repr(hook), vars(hook), repr(queue), vars(queue), file=seen)
     print(generate_latest(REGISTRY).decode(), file=seen)
     with Dashboard(0) as dashboard:
@@ -116,6 +147,8 @@ def main(folder: Path, places: dict[str, str]) -> None:
         lambda: postgres_target(places["malformed"]).recover(),
         lambda: queue([Message("k", "s", "transfers", 1, "0x1", 0, "{}")]),
         lambda: parquet_target("s3://b/p", options=storage, id="s").recover(),
+        lambda: delta_target("s3://b/p", options=storage).recover(),
+        lambda: lake_target("iceberg", "s3://b/p", storage, folder / "refused").recover(),
         lambda: ClickHouseClient(places["refused"]).run("SELECT 1"),
         lambda: clickhouse_target(places["refused"], tables=[table("transfers")]).recover(),
     ):

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from headwater.testing import simulated_portal
-from tests.targets import clickhouse_places, postgres_places
+from tests.targets import clickhouse_places, lake_places, postgres_places
 
 PASSWORDS = {
     one: f"pl4nted-{one}"
@@ -24,6 +24,7 @@ def test_a_run_shows_no_planted_secret_anywhere(tmp_path: Path) -> None:
     user, password, key = PASSWORDS["user"], PASSWORDS["portal"], PASSWORDS["key"]
     postgres = postgres_places.database()
     clickhouse = clickhouse_places.database()
+    lake = lake_places.bucket()
     with simulated_portal(seed=7, blocks=400, auth=(user, password)) as portal:
         url = portal.url.replace("://", f"://{user}:{password}@") + f"?key={key}"
         places = {
@@ -37,6 +38,8 @@ def test_a_run_shows_no_planted_secret_anywhere(tmp_path: Path) -> None:
             "token": PASSWORDS["token"],
             "queue": PASSWORDS["queue"],
             "bucket": PASSWORDS["bucket"],
+            "uri": lake.uri,
+            "options": json.dumps(lake.options),
         }
         ran = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("secrets_run.py")), str(tmp_path)],
@@ -50,13 +53,15 @@ def test_a_run_shows_no_planted_secret_anywhere(tmp_path: Path) -> None:
         )
     seen = (tmp_path / "seen.txt").read_text()
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert seen.count("True") >= 3, "the run did what it should"
+    assert seen.count("True") >= 4, "the run did what it should"
+    assert "lakes True" in seen
     assert "no error" not in seen
     events = "".join(one.read_text() for one in (tmp_path / "events").rglob("*") if one.is_file())
     assert "SparkListenerSQLExecutionStart" in events
     assert "portal_env" in ran.stderr, "a warning names the way to hide an address from Spark"
     basic = base64.b64encode(f"{user}:{password}".encode()).decode()
-    secrets = [*PASSWORDS.values(), quote(PASSWORDS["key"], safe=""), basic]
+    keys = [lake_places.ACCESS_KEY, lake_places.SECRET_KEY]
+    secrets = [*PASSWORDS.values(), *keys, quote(PASSWORDS["key"], safe=""), basic]
     for place, text in (("seen", seen), ("events", events), ("printed", ran.stdout + ran.stderr)):
         for secret in secrets:
             at = text.find(secret)

@@ -106,7 +106,7 @@ def move(
 
         headwater cursor set http://localhost:8123/chain --id usdc-transfers --block 21000000
     """
-    place = open_admin(target, schema=state_schema, table=state_table)
+    place = open_admin(target, schema=state_schema, table=state_table, to_move=True)
     _move(place, stream_id, block, block_hash, force=force, yes=yes)
 
 
@@ -131,7 +131,7 @@ def rewind(
 
         headwater rewind postgresql://localhost/chain --id usdc-transfers --to 21000000 --yes
     """
-    place = open_admin(target, schema=state_schema, table=state_table)
+    place = open_admin(target, schema=state_schema, table=state_table, to_move=True)
     cursor = find_stream(place.streams(), stream_id).state.cursor
     if cursor is not None and block > cursor.number:
         raise CursorMoveError("a rewind only goes back", wanted=block, cursor=cursor)
@@ -174,7 +174,7 @@ def reset(
 
         headwater cursor reset http://localhost:8123/chain --id usdc-transfers --force
     """
-    place = open_admin(target, schema=state_schema, table=state_table)
+    place = open_admin(target, schema=state_schema, table=state_table, to_move=True)
     stream = find_stream(place.streams(), stream_id)
     check_reset(stream.state, force=force)
     confirm(explain_reset(stream, keep_data=keep_data), yes=yes)

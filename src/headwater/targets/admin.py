@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from headwater.core import BlockCursor, PipeState
-from headwater.errors import CursorMoveError, InvalidOptionError
+from headwater.errors import CursorMoveError, InvalidOptionError, LakeCommandError
 from headwater.targets.contract import Delivery, SideTable, Target
 from headwater.targets.extras import import_extra
 from headwater.targets.schema_file import SchemaFile
@@ -150,14 +150,22 @@ class Admin(Protocol):
         ...
 
 
-def open_admin(address: str, *, schema: str | None = None, table: str = "sync") -> Admin:
+def open_admin(
+    address: str, *, schema: str | None = None, table: str = "sync", to_move: bool = False
+) -> Admin:
     """Return what administers a place: `postgresql://…`, libpq's `key=value` form, `http://…` of a
     ClickHouse server, a file, or the folder of a lake. Nothing is changed yet.
 
     `schema` (ClickHouse: the database) and `table` say where the state is kept, if not in the
-    default place.
+    default place. `to_move` says that a cursor is to be moved or forgotten.
+
+    Raises:
+        LakeCommandError: a cursor of a lake is to be moved.
     """
-    made: Admin = import_extra(kind_of(address), "ADMIN", ".admin")(address, schema, table)
+    kind = kind_of(address)
+    if to_move and kind in ("iceberg", "delta", "parquet"):
+        raise LakeCommandError("a cursor of a lake is not moved from outside", format=kind)
+    made: Admin = import_extra(kind, "ADMIN", ".admin")(address, schema, table)
     return made
 
 
