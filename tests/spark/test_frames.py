@@ -171,3 +171,11 @@ def test_rows_leave_no_file_behind_whatever_happens(spark: SparkSession) -> None
     with pytest.raises(PySparkException):
         to_arrow(made.selectExpr("assert_true(number = 1)"))
     assert set(Path(context._temp_dir).iterdir()) == before
+
+
+def test_a_struct_that_is_null_can_be_collected_again(spark: SparkSession) -> None:
+    """Its members must not be null, where it is there: Substreams messages are like that."""
+    party = pa.struct([pa.field("name", pa.string(), False)])
+    rows = [{"party": None, "parties": None}, {"party": {"name": "a"}, "parties": [{"name": "b"}]}]
+    table = pa.Table.from_pylist(rows, pa.schema([("party", party), ("parties", pa.list_(party))]))
+    assert Frame(table, lambda: spark).select("*").toArrow().to_pylist() == rows

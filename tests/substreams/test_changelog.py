@@ -18,7 +18,13 @@ from headwater.stream.module_changelog import LoadedModule, load_module
 from headwater.stream.substreams import substreams_stream
 from headwater.substreams.messages import Clock, ModuleOutput
 from headwater.testing import ChainSim
-from headwater.testing.substreams import TRANSFERS, EndpointServer, simulated_endpoint
+from headwater.testing.substreams import (
+    DB_OUT,
+    TRANSFERS,
+    EndpointServer,
+    SimModule,
+    simulated_endpoint,
+)
 from tests.spark.streaming.micro_batches import Killed, Query, limits, plain
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -34,22 +40,30 @@ def chain() -> ChainSim:
 
 
 @pytest.fixture
-def server(chain: ChainSim, monkeypatch: pytest.MonkeyPatch) -> Iterator[EndpointServer]:
+def module(request: pytest.FixtureRequest) -> SimModule:
+    """The module that is read: `TRANSFERS`, unless a test names another one."""
+    found: SimModule = getattr(request, "param", TRANSFERS)
+    return found
+
+
+@pytest.fixture
+def server(
+    chain: ChainSim, module: SimModule, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[EndpointServer]:
     monkeypatch.setattr("headwater.substreams.source.IDLE_S", 0.05)
-    with simulated_endpoint(chain=chain, modules=(TRANSFERS,)) as server:
+    with simulated_endpoint(chain=chain, modules=(module,)) as server:
         yield server
 
 
 @pytest.fixture
-def options(server: EndpointServer, tmp_path: Path) -> dict[str, str]:
-    package = tmp_path / "transfers.spkg"
-    package.write_bytes(TRANSFERS.package())
-    journal = str(tmp_path / "journal")
+def options(server: EndpointServer, module: SimModule, tmp_path: Path) -> dict[str, str]:
+    package = tmp_path / "module.spkg"
+    package.write_bytes(module.package())
     return {
         "package": str(package),
         "endpoint": server.url,
-        "output": "transfers",
-        "journal": journal,
+        "output": "transfers" if module is TRANSFERS else "changes",
+        "journal": str(tmp_path / "journal"),
     }
 
 
@@ -72,7 +86,7 @@ def reach_head(query: Query, chain: ChainSim) -> None:
     pytest.fail("the head was not reached")
 
 
-def expected(options: dict[str, str], chain: ChainSim) -> list[Row]:
+def expected(options: dict[str, str], chain: ChainSim, module: SimModule = TRANSFERS) -> list[Row]:
     """The rows of the canonical chain, decoded at once."""
     stream = substreams_stream(id="s", package=options["package"], endpoint=options["endpoint"])
     outputs = [
@@ -80,19 +94,21 @@ def expected(options: dict[str, str], chain: ChainSim) -> list[Row]:
             Clock(one.number, one.hash.removeprefix("0x"), one.timestamp),
             "",
             0,
-            TRANSFERS.type_url,
-            TRANSFERS.make(one),
+            module.type_url,
+            module.make(one),
         )
         for one in chain.canonical()
     ]
-    rows: list[Row] = stream.decoder.decode(outputs)["transfers"].to_pylist()
+    rows: list[Row] = stream.decoder.decode(outputs)[options["output"]].to_pylist()
     return rows
 
 
 @pytest.mark.guarantee("STREAM-1")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("seed", "module"), [(0, TRANSFERS), (1, TRANSFERS), (2, DB_OUT)], indirect=["module"]
+)
 def test_the_changelog_of_a_module_nets_to_the_canonical_chain(
-    seed: int, chain: ChainSim, options: dict[str, str], tmp_path: Path
+    seed: int, module: SimModule, chain: ChainSim, options: dict[str, str], tmp_path: Path
 ) -> None:
     dice = Random(f"modules {seed}")
     loaded = load_module({**options, "maxBlocksPerTrigger": str(dice.choice([3, 100]))})
@@ -116,7 +132,7 @@ def test_the_changelog_of_a_module_nets_to_the_canonical_chain(
         assert query.ends[-1]["forks"] >= 1
         assert query.kills > 2
         found = [plain(row) for row in query.net().values()]
-        wanted = expected(options, chain)
+        wanted = expected(options, chain, module)
         assert wanted
         assert sorted(map(str, found)) == sorted(map(str, wanted))
         versions = [version for version, _, _ in query.versions()]

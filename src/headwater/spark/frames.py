@@ -45,15 +45,18 @@ _PLAIN: dict[pa.DataType, type[spark.DataType]] = {
 def spark_schema(schema: pa.Schema) -> spark.StructType:
     """Return the Spark schema that holds these columns. Pure; no session is needed.
 
+    What is inside of a column may be null there, whatever Arrow says: Spark cannot collect a
+    struct that is null if its members must not be.
+
     Raises:
         ColumnTypeError: a column has a type that Spark lacks.
     """
-    return spark.StructType([_field(field, field.name) for field in schema])
+    return spark.StructType([_field(one, one.name, nullable=one.nullable) for one in schema])
 
 
-def _field(field: pa.Field, path: str) -> spark.StructField:
+def _field(field: pa.Field, path: str, *, nullable: bool = True) -> spark.StructField:
     kind = _type(field.type, path)
-    return spark.StructField(field.name, kind, field.nullable, spark_metadata(field))
+    return spark.StructField(field.name, kind, nullable, spark_metadata(field))
 
 
 def _type(arrow: pa.DataType, path: str) -> spark.DataType:
@@ -62,11 +65,24 @@ def _type(arrow: pa.DataType, path: str) -> spark.DataType:
     if pa.types.is_decimal128(arrow):
         return spark.DecimalType(arrow.precision, arrow.scale)
     if pa.types.is_list(arrow):
-        item = arrow.value_field
-        return spark.ArrayType(_type(item.type, f"{path}[]"), item.nullable)
+        return spark.ArrayType(_type(arrow.value_type, f"{path}[]"))
     if pa.types.is_struct(arrow):
         return spark.StructType([_field(field, f"{path}.{field.name}") for field in arrow])
     raise ColumnTypeError("Spark has no such type", column=path, type=str(arrow))
+
+
+def loose_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns as a data source hands them to Spark: what is inside may be null."""
+    return pa.schema([one.with_type(_loose(one.type)) for one in schema])
+
+
+def _loose(arrow: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(arrow):
+        item = arrow.value_field
+        return pa.list_(item.with_type(_loose(item.type)).with_nullable(True))
+    if pa.types.is_struct(arrow):
+        return pa.struct([one.with_type(_loose(one.type)).with_nullable(True) for one in arrow])
+    return arrow
 
 
 SparkProvider = Callable[[], SparkSession]

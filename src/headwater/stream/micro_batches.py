@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState, hot_cursors
 from headwater.core.state import newest_at_or_below
 from headwater.errors import ForkCursorMissingError, InvalidOptionError, MicroBatchOrderError
-from headwater.spark.streaming.changelog_rows import CHANGE_COLUMNS
+from headwater.spark.streaming.changelog_rows import CHANGE_COLUMNS, block_hash, number_column
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable, Target, prepared
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ForeachBatch:
         """Write one micro-batch, unless it is written already. Called by Spark."""
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own spelling
 
-        number, block_hash = _block_columns(micro_batch.columns)
+        number = number_column(micro_batch.columns)
         micro_batch = micro_batch.persist()
         try:
             found = micro_batch.agg(
@@ -85,15 +85,15 @@ class ForeachBatch:
                 F.min("_sign"),
                 F.min("_finalized"),
                 F.max(number),
-                F.max_by(block_hash, number),
+                F.max_by("_row_id", number),
             ).first()
             assert found is not None, "an aggregate without groups has a row"
-            rows, sign, finalized, last, last_hash = found
+            rows, sign, finalized, last, row_id = found
             if not rows:
                 return
             if sign > 0 and finalized is not None and last <= finalized:
                 own = micro_batch.drop(*CHANGE_COLUMNS.names)
-                self.apply_final(batch_id, BlockHeader(last, last_hash), own)
+                self.apply_final(batch_id, BlockHeader(last, block_hash(row_id)), own)
             else:
                 self.apply(batch_id, micro_batch.toArrow())
         finally:
@@ -279,18 +279,12 @@ def _changes(rows: pa.Table) -> Iterator[_Change]:
     """Cut a changelog's rows by version, in order: each is a block that came or went."""
     rows = rows.sort_by([("_commit_version", "ascending")])
     versions = rows["_commit_version"].combine_chunks()
-    number, block_hash = _block_columns(rows.column_names)
+    number = number_column(rows.column_names)
     own = [name for name in rows.column_names if name not in CHANGE_COLUMNS.names]
     for version in pc.unique(versions).to_pylist():
         part = rows.filter(pc.equal(versions, version))
         first = part.slice(0, 1).to_pylist()[0]
         time = first["_commit_timestamp"]
-        cursor = BlockCursor(
-            first[number], first[block_hash], None if time is None else int(time.timestamp())
-        )
+        seconds = None if time is None else int(time.timestamp())
+        cursor = BlockCursor(first[number], block_hash(first["_row_id"]), seconds)
         yield _Change(cursor, first["_sign"], first["_finalized"], part.select(own))
-
-
-def _block_columns(names: Sequence[str]) -> tuple[str, str]:
-    """Return the columns with a block's number and hash: raw queries name them otherwise."""
-    return ("block_number", "block_hash") if "block_number" in names else ("number", "hash")

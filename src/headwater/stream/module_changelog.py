@@ -35,7 +35,7 @@ from headwater.core import BlockCursor, BlockRange, Blocks, Density, PipeState, 
 from headwater.core.messages import HOT_BLOCKS, HOT_BYTES
 from headwater.errors import SourceOptionError
 from headwater.spark.datasource import parse_count
-from headwater.spark.frames import spark_schema
+from headwater.spark.frames import loose_schema, spark_schema
 from headwater.spark.parts import PartReader, Receipt, RowMaker
 from headwater.spark.streaming.changelog_rows import changelog_schema
 from headwater.spark.streaming.folder import open_folder
@@ -134,7 +134,8 @@ def load_module(options: Mapping[str, str]) -> LoadedModule:
         first_span=1,
         far=1,
     )
-    return LoadedModule(tuple(sorted(given.items())), stream.decoder.schemas[output], limits)
+    columns = loose_schema(stream.decoder.schemas[output])
+    return LoadedModule(tuple(sorted(given.items())), columns, limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +149,12 @@ class ModuleRows(RowMaker):
     @property
     def schema(self) -> pa.Schema:
         """The columns."""
-        return self.decoder.schemas[self.output]
+        return loose_schema(self.decoder.schemas[self.output])
 
     def rows(self, blocks: Blocks, receipt: Receipt) -> Iterator[pa.RecordBatch]:
         """Yield the rows of these blocks, in order."""
         decoded = self.decoder.decode(self.log.outputs(blocks.headers))
-        yield from decoded[self.output].to_batches()
+        yield from decoded[self.output].cast(self.schema).to_batches()
 
 
 class ModuleUpstream:

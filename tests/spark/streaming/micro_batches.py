@@ -225,7 +225,8 @@ class Query:
         seen: dict[tuple[int, int, str], None] = {}
         for batch in sorted(self.sink):
             for row in self.sink[batch]:
-                seen[row["_commit_version"], row["_sign"], row["block_hash"]] = None
+                block = row["_row_id"].rpartition("-")[0]
+                seen[row["_commit_version"], row["_sign"], block] = None
         return list(seen)
 
     def files(self) -> list[str]:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from headwater import foreach_batch
-from headwater.core import Batch, BlockHeader, PipeState
+from headwater.changes.model import FIELDS_TYPE
+from headwater.core import Batch, BlockCursor, BlockHeader, PipeState
 from headwater.errors import ForkCursorMissingError, InvalidOptionError, MicroBatchOrderError
+from headwater.spark.frames import spark_schema
 from headwater.spark.streaming.changelog_rows import changelog_schema
 from headwater.stream import micro_batches
 from headwater.stream.micro_batches import ForeachBatch
 from headwater.targets import MemoryStore, MemoryTarget, duckdb_target
 from headwater.targets.contract import Capabilities, Delivery
+from headwater.targets.frames import to_arrow
 from headwater.testing import PortalSim
 from tests.spark.streaming.micro_batches import ROWS, TRANSFER, Killed, Query, limits
 from tests.spark.streaming.test_follower import NAMES, Truth, act, chain_of
@@ -227,6 +232,49 @@ def test_the_ids_of_micro_batches_do_not_pile_up(
                 kept.append(target.store.committed.side["micro_batches"].num_rows)
     assert len(kept) > 15
     assert max(kept) <= 8
+
+
+MODULE = pa.schema(
+    [
+        pa.field("operation", pa.string(), False),
+        pa.field("fields", FIELDS_TYPE),
+        pa.field("party", pa.struct([pa.field("name", pa.string(), False)])),
+        pa.field("marks", pa.list_(pa.field("item", pa.int64(), False))),
+        pa.field("block_number", pa.int64(), False),
+    ]
+)
+"""What modules put out: no hash, the number not first, and nested columns that may be null."""
+
+
+@pytest.mark.parametrize("final", [1, 9])
+def test_nested_columns_that_are_null_reach_the_target(spark: SparkSession, final: int) -> None:
+    fields = [{"name": "a", "value": None, "operation": "set"}]
+    rows: list[dict[str, object]] = [
+        {"fields": None, "party": None, "marks": None},
+        {"fields": fields, "party": {"name": "b"}, "marks": [1]},
+        {"fields": [], "party": None, "marks": []},
+    ]
+    rows = [{"operation": "x", **row, "block_number": 2 + at} for at, row in enumerate(rows)]
+    changes = [
+        {
+            "_change_type": "insert",
+            "_commit_version": number,
+            "_commit_timestamp": datetime.fromtimestamp(1000 + number, UTC),
+            "_sign": 1,
+            "_row_id": f"0x-{number}-0",
+            "_finalized": final,
+        }
+        for number in (2, 3, 4)
+    ]
+    frame = spark.createDataFrame(
+        [{**row, **change} for row, change in zip(rows, changes, strict=True)],
+        spark_schema(changelog_schema(MODULE)),
+    )
+    target: MemoryTarget[Delivery] = MemoryTarget()
+    foreach_batch(target, id="s")(frame, 0)
+    frames = [to_arrow(batch.data.data["rows"]) for batch in target.store.committed.batches]
+    assert [row for one in frames for row in one.to_pylist()] == rows
+    assert target.recover().cursor in (BlockCursor(4, "0x-4"), BlockCursor(4, "0x-4", 1004))
 
 
 def test_an_id_is_needed() -> None:

@@ -6,7 +6,7 @@ gives the same rows with the same `_row_id`, wherever and however often it is re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,11 @@ def changelog_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([*schema, *CHANGE_COLUMNS])
 
 
+def number_column(names: Collection[str]) -> str:
+    """Return the column with a block's number: raw queries name it otherwise."""
+    return "block_number" if "block_number" in names else "number"
+
+
 @dataclass(frozen=True, slots=True)
 class InsertRows:
     """Makes the rows of new blocks. A `RowMaker`; pickles.
@@ -60,7 +65,7 @@ class InsertRows:
         hashes = pa.array([one.hash for one in headers], pa.string())
         times = pa.array([_microseconds(one.timestamp) for one in headers], pa.int64())
         for batch in self.row_maker.rows(blocks, receipt):
-            own = batch.column(0).to_numpy()  # the block's number, in every table
+            own = batch.column(number_column(schema.names)).to_numpy()
             places = pa.array(np.searchsorted(numbers, own))
             positions = pa.array(numbered.take(own)).cast(pa.string())
             count = batch.num_rows
@@ -95,6 +100,11 @@ class _RowNumbers:
             found[:first] += self._count
         self._number, self._count = int(numbers[-1]), int(found[-1]) + 1
         return found
+
+
+def block_hash(row_id: str) -> str:
+    """Return the hash of a row's block."""
+    return row_id.rpartition("-")[0]
 
 
 def _microseconds(seconds: int | None) -> int | None:
