@@ -1,5 +1,6 @@
 """What is particular to DuckDB: names, types, SQL, sharing, retention, processes."""
 
+import contextlib
 import re
 import resource
 import signal
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import duckdb
@@ -33,7 +35,7 @@ from headwater.errors import (
     UntraceableWriteError,
 )
 from headwater.targets import Delivery
-from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, Tx, duckdb_target, table
+from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, Tx, duckdb_target, session, table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LARGEST = 2**256 - 1
@@ -800,4 +802,39 @@ def test_a_full_disk_is_a_coded_error_and_leaves_the_batch_before(tmp_path: Path
     assert stream.state.number == 1
     stream.block(2, {"from": 10, "to": 20})
     assert stream.rows("SELECT count(*) AS n FROM t") == [{"n": 20}]
+    target.close()
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_little_of_the_file_stays_in_memory_between_commits_unless_a_limit_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limited: bool
+) -> None:
+    monkeypatch.setattr(session, "_KEPT", "4MB")
+    settings = DuckDBSettings(config={"memory_limit": "1GB"} if limited else {})
+    target = duckdb_target(tmp_path / "chain.duckdb", settings=settings)
+    stream = Stream(target)
+    opened = target._session
+    assert opened is not None
+
+    def kept() -> int:
+        ((size, limit),) = opened.rows(
+            "SELECT sum(memory_usage_bytes), current_setting('memory_limit') FROM duckdb_memory()"
+        )
+        assert limit == ("953.6 MiB" if limited else opened._file.own_limit)
+        return int(size)
+
+    dice = Random(7)
+    texts = pa.array([dice.randbytes(40).hex() for _ in range(100_000)])
+
+    def rows(number: int) -> dict[str, pa.Table]:
+        return {"t": pa.table({"block_number": [number] * len(texts), "text": texts})}
+
+    with contextlib.closing(target._reader()):  # what another session reads is left alone
+        stream.block(1, rows(1), final=9)
+        full = kept()
+    for number in (2, 3):
+        stream.block(number, rows(number), final=9)
+    assert full > 4e6
+    assert kept() > full if limited else kept() < 6e6
+    assert target.query("SELECT count(*) AS n FROM t")["n"].to_pylist() == [300_000]
     target.close()

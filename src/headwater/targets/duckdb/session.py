@@ -25,17 +25,23 @@ _FULL = ("No space left on device", "Disk quota exceeded", "File too large")  # 
 _OPEN: dict[str, SharedFile] = {}
 _GUARD = Lock()
 _NUMBERS = itertools.count(1)
+_KEPT = "256MB"  # of the file in memory, between two commits
+_LIMIT = "SELECT current_setting('memory_limit')"
 
 
 class SharedFile:
     """A DuckDB file that this process holds, and the streams that write it."""
 
-    def __init__(self, key: str, connection: duckdb.DuckDBPyConnection) -> None:
+    def __init__(
+        self, key: str, connection: duckdb.DuckDBPyConnection, *, is_limited: bool
+    ) -> None:
         self.key = key
+        self.is_limited = is_limited
         self.connection = connection
         self.turn = RLock()
         self.streams: set[tuple[str, ...]] = set()
         self.users = 0
+        self.own_limit = str(connection.execute(_LIMIT).fetchall()[0][0])
 
 
 class Session:
@@ -112,6 +118,24 @@ class Session:
                     self._cursor.execute("ROLLBACK")
                 raise
 
+    def trim(self) -> None:
+        """Have DuckDB let go of most of the file that it keeps in memory. Called between commits.
+
+        By itself it keeps up to 80 % of the machine's memory. The limit stands for a moment, so
+        that no statement fails by it. It is not touched if the user has set one, or while another
+        session of this process might run a statement.
+        """
+        with _GUARD:
+            if self._file.is_limited or self._file.users > 1:
+                return
+            if self._cursor.execute(_LIMIT).fetchall()[0][0] != self._file.own_limit:
+                return  # by a statement of the user
+            try:
+                with suppress(duckdb.OutOfMemoryException):  # what is in use stays
+                    self._cursor.execute(f"SET memory_limit = '{_KEPT}'")
+            finally:
+                self._cursor.execute("RESET memory_limit")
+
     def close(self) -> None:
         """Release the file; the last session closes it."""
         with _GUARD:
@@ -144,7 +168,8 @@ def open_session(
     with _GUARD:
         file = _OPEN.get(key)
         if file is None:
-            file = SharedFile(key, _connect(path, config))
+            limited = key == memory or not config.keys().isdisjoint(("memory_limit", "max_memory"))
+            file = SharedFile(key, _connect(path, config), is_limited=limited)
         if stream in file.streams:
             raise StreamInUseError("this stream is already being written", stream=stream, path=path)
         session = Session(file, stream)

@@ -23,7 +23,7 @@ from headwater.targets.duckdb.session import MEMORY, Session, open_session
 from headwater.targets.duckdb.store import DuckDBSettings, DuckDBStore, open_store
 from headwater.targets.duckdb.tx import Tx
 from headwater.targets.sql.aggregates import Aggregate
-from headwater.targets.sql.flow import SqlTarget
+from headwater.targets.sql.flow import PRUNE_EVERY, SqlTarget
 from headwater.targets.sql.settings import Table
 from headwater.targets.tables import TableOptions
 
@@ -152,9 +152,12 @@ class DuckDBTarget(SqlTarget[Session]):
     def _change(
         self, work: Callable[[], object], state: PipeState, first: Scope | None = None
     ) -> None:
-        with self._changing(self._opened()):
+        session = self._opened()
+        with self._changing(session):
             work()
         self._state = state
+        if first is not None and (not first.hot or self._commits % PRUNE_EVERY == 0):
+            session.trim()
 
     def _look(self, work: Callable[[], Found]) -> Found:
         self._opened()
