@@ -1,4 +1,4 @@
-"""Catalogs other than SQLite's: REST over HTTP, and Glue on moto's server."""
+"""Catalogs other than SQLite's: REST over HTTP, Glue on moto's server, Hive's metastore."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from headwater.targets.iceberg import IcebergSettings, IcebergTarget, iceberg_ta
 from headwater.targets.iceberg.admin import maintain_catalog
 from headwater.testing.conformance.model import BALANCES, KEY, LOG, Rig, balance, log, upsert
 from headwater.testing.conformance.suite import apply_changes
+from tests.targets.hive_metastore import hive_metastore
 from tests.targets.lake_places import ACCESS_KEY, SECRET_KEY, bucket
 from tests.targets.rest_catalog import rest_catalog
 
@@ -39,6 +40,12 @@ def glue(folder: Path) -> Iterator[dict[str, str]]:
     }
 
 
+@contextmanager
+def hive(folder: Path) -> Iterator[dict[str, str]]:
+    with hive_metastore(folder / "hive") as address:
+        yield {"type": "hive", "uri": address, "warehouse": f"file://{folder}/hive/warehouse"}
+
+
 def made(catalog: Mapping[str, str]) -> IcebergTarget:
     target = iceberg_target(
         catalog,
@@ -50,7 +57,7 @@ def made(catalog: Mapping[str, str]) -> IcebergTarget:
     return target
 
 
-@pytest.mark.parametrize("kind", [rest, glue], ids=["rest", "glue"])
+@pytest.mark.parametrize("kind", [rest, glue, hive], ids=["rest", "glue", "hive"])
 def test_a_stream_is_written_undone_maintained_and_fenced(kind: Any, tmp_path: Path) -> None:
     with kind(tmp_path) as catalog:
         target = made(catalog)
