@@ -4,17 +4,16 @@
 
 A server in a process of its own sends messages of the fourth protocol version that it has rendered
 beforehand, 100 blocks each, 100 rows a block. `substreams_stream` reads them and commits. CPU time
-is that of this process by step; the database's and the endpoint's own are printed beside it.
-`--profile` prints the functions that took longest instead, `--executors` lets Spark decode.
+is that of this process by step; the database's, Spark's and the endpoint's are printed beside it.
+`--executors` lets Spark decode.
 """
 
 from __future__ import annotations
 
-import cProfile
 import os
-import pstats
 import resource
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from random import Random
 from typing import Any
 
 import grpc
+import psycopg
 from google.protobuf import message_factory
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -61,16 +61,24 @@ FILE = build_file(
 )  # fmt: skip
 
 
+INSIDE = threading.local()  # what the steps within the running one have taken, in this thread
+
+
 def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the CPU time of a function to a step; what a step inside takes is that one's."""
+    """Add the CPU time of a function to a step; what a step inside takes is that one's.
+
+    Steps run in two threads at once, so each thread keeps its own account.
+    """
 
     def call(*args: Any, **given: Any) -> Any:
-        begin, before = time.thread_time(), sum(SPENT.values())
+        outer, INSIDE.spent = getattr(INSIDE, "spent", 0.0), 0.0
+        begin = time.thread_time()
         try:
             return function(*args, **given)
         finally:
-            inside = sum(SPENT.values()) - before
-            SPENT[name] += time.thread_time() - begin - inside
+            took = time.thread_time() - begin
+            SPENT[name] += took - INSIDE.spent
+            INSIDE.spent = outer + took
 
     return call
 
@@ -133,16 +141,14 @@ def serve(kind: str, blocks: int, told: Any) -> None:
     )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    before = time.process_time()
     told.send((port, sum(map(len, sent))))
-    told.recv()
-    told.send(time.process_time() - before)
+    server.wait_for_termination()
 
 
 # --- the stream -----------------------------------------------------------------------------------
 
 
-def measure(kind: str, blocks: int, *, profiled: bool, executors: bool) -> None:
+def measure(kind: str, blocks: int, *, executors: bool) -> None:
     """Load everything, and print what it took."""
     rows = blocks * 100
     ours, theirs = get_context("spawn").Pipe()
@@ -174,31 +180,27 @@ def measure(kind: str, blocks: int, *, profiled: bool, executors: bool) -> None:
         change_log.fold = timed("fold", change_log.fold)
         target.commit = timed("load", target.commit)
         loop = timed("loop", lambda: stream.pipe_to(target, progress=False))
-        profile = cProfile.Profile() if profiled else None
-        begin, spent, database = time.perf_counter(), time.process_time(), server_seconds()
-        if profile is not None:
-            profile.runcall(loop)
-        else:
-            loop()
-        seconds, spent = time.perf_counter() - begin, time.process_time() - spent
-        database = server_seconds() - database
-        ours.send("end")
-        endpoint = ours.recv()
+        parts = (os.getpid(), server_of(address), server.pid or 0)
+        begin, before = time.perf_counter(), [tree_seconds(one) for one in parts]
+        own = time.process_time()
+        loop()
+        seconds, own = time.perf_counter() - begin, time.process_time() - own
+        whole, database, endpoint = (
+            tree_seconds(one) - was for one, was in zip(parts, before, strict=True)
+        )
         (held,) = target.query("SELECT count(*) AS n FROM transfers")["n"].to_pylist()
         assert held == rows, "every row is there"
         target.close()
     million = rows / 1e6
     print(f"{kind}: {rows} rows of {size / rows:.0f} bytes in {seconds:.1f} s, "
           f"{rows / seconds / 1000:.0f} thousand rows/s")  # fmt: skip
-    SPENT["receive"] = spent - sum(SPENT.values())  # gRPC's threads, and the one that parses
-    for name in ("receive", "decode", "check", "fold", "load", "loop"):
-        print(f"  {name:16}{SPENT[name] / million:6.2f} CPU-s per million rows")
-    print(f"  {'this process':16}{spent / million:6.2f}")
-    print(f"  {'PostgreSQL':16}{database / million:6.2f}")
-    print(f"  {'endpoint':16}{endpoint / million:6.2f}")
+    SPENT["receive"] = own - sum(SPENT.values())  # gRPC's threads, and the one that parses
+    SPENT["this process"] = own
+    SPENT["Spark"] = whole - own - database - endpoint
+    SPENT["PostgreSQL"], SPENT["endpoint"], SPENT["in all"] = database, endpoint, whole
+    for name, spent in SPENT.items():
+        print(f"  {name:16}{spent / million:6.2f} CPU-s per million rows")
     print(f"  peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB")
-    if profile is not None:
-        pstats.Stats(profile).sort_stats("tottime").print_stats(45)
 
 
 class Timed:
@@ -209,25 +211,30 @@ class Timed:
         self.decode = timed("decode", inner.decode)
 
 
-def server_seconds() -> float:
-    """Return the CPU time of all PostgreSQL processes that this one, or theirs, have started."""
-    ticks, found = os.sysconf("SC_CLK_TCK"), 0.0
-    parents: dict[int, int] = {}
-    servers: dict[int, float] = {}
+def tree_seconds(top: int) -> float:
+    """Return the CPU time of a process and all below it, also of those that have ended."""
+    times: dict[int, int] = {}
+    children: dict[int, list[int]] = defaultdict(list)
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            name, _, rest = process.joinpath("stat").read_text().rpartition(")")
+            fields = process.joinpath("stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        fields, number = rest.split(), int(process.name)
-        parents[number] = int(fields[1])
-        if "(postgres" in name:
-            servers[number] = sum(map(int, fields[11:13])) / ticks
-    for number, spent in servers.items():
-        while number not in (0, 1, os.getpid()):
-            number = parents.get(number, 0)
-        found += spent if number == os.getpid() else 0.0
-    return found
+        times[int(process.name)] = sum(map(int, fields[11:15]))
+        children[int(fields[1])].append(int(process.name))
+    found, waiting = 0, [top]
+    while waiting:
+        number = waiting.pop()
+        found += times.get(number, 0)
+        waiting += children[number]
+    return found / os.sysconf("SC_CLK_TCK")
+
+
+def server_of(address: str) -> int:
+    """Return the process of a PostgreSQL server."""
+    with psycopg.connect(address) as connection:
+        (folder,) = connection.execute("SHOW data_directory").fetchone() or ("",)
+    return int(Path(folder, "postmaster.pid").read_text().split()[0])
 
 
 if __name__ == "__main__":
@@ -235,6 +242,5 @@ if __name__ == "__main__":
     measure(
         given[0] if given else "changes",
         int(given[1]) if len(given) > 1 else 5000,
-        profiled="--profile" in sys.argv,
         executors="--executors" in sys.argv,
     )

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.changes.grouping import codes_of, combine
+from headwater.changes.grouping import codes_of, combine, first_places
 from headwater.changes.model import (
     ANONYMOUS,
     FIELDS_TYPE,
@@ -111,7 +111,7 @@ def _check_keys(keys: pa.Array, codes: Codes, schemas: list[TableSchema]) -> pa.
     for at in range(int(lengths.max(initial=0))):
         has = lengths > at
         shapes = combine(shapes, np.where(has, part_codes[np.where(has, starts + at, 0)] + 1, 0))
-    for row in np.unique(shapes, return_index=True)[1].tolist():
+    for row in first_places(shapes).tolist():
         schema = schemas[int(codes[row])]
         begin = int(starts[row])
         got = known.take(pa.array(part_codes[begin : begin + int(lengths[row])])).to_pylist()
@@ -153,7 +153,7 @@ def _check_fields(
     operation_codes, operations = codes_of(entries.field(2))
     combined = combine(combine(codes[rows], name_codes), operation_codes)
     repeats_key = np.zeros(len(rows), np.bool_)
-    for entry in np.unique(combined, return_index=True)[1].tolist():
+    for entry in first_places(combined).tolist():
         schema = schemas[int(codes[rows[entry]])]
         name = names[int(name_codes[entry])].as_py()
         operation = operations[int(operation_codes[entry])].as_py()

@@ -51,19 +51,22 @@ def fold_runs(entries: pa.Array, rows: Codes, count: int) -> Runs:
         ChangeNumberError: a number is needed, and a value is none.
     """
     names, known = codes_of(entries.field(0))
-    if not _ascend(rows * max(len(known), 1) + names):
+    operations = _operation_codes(entries.field(2))
+    if _ascend(rows * max(len(known), 1) + names):
+        if not operations.any():  # each column of a row is set once, as almost everywhere
+            columns = entries.field(0), entries.field(1)
+            return Runs(rows, *columns, operations, np.zeros(count, np.bool_))
+    else:
         names, known = _ranked(names, known)
     order = sorted_by(rows * max(len(known), 1) + names)
     rows, names = rows[order], names[order]
-    operations = _operation_codes(entries.field(2))[order]
+    operations = operations[order]
     values = taken(entries.field(1), order)
     values, operations = _without_sub(values, operations)
     places = np.arange(len(rows), dtype=np.int64)
     new = np.ones(len(rows), np.bool_)
     new[1:] = (rows[1:] != rows[:-1]) | (names[1:] != names[:-1])
     starts = np.flatnonzero(new)
-    if not len(starts):
-        return Runs(rows, entries.field(0), values, operations, np.zeros(count, np.bool_))
     run = np.cumsum(new) - 1
     last_set = np.maximum.reduceat(np.where(operations == SET, places, -1), starts)
     begins = np.maximum(starts, last_set)

@@ -47,6 +47,18 @@ def codes_of(texts: pa.Array) -> tuple[Codes, pa.Array]:
     return codes, encoded.dictionary
 
 
+def first_places(codes: Codes) -> Codes:
+    """Return where each distinct code occurs first, in the order of the codes."""
+    if not len(codes):
+        return codes
+    lowest, highest = int(codes.min()), int(codes.max())
+    if highest - lowest > 4 * len(codes):
+        return np.unique(codes, return_index=True)[1]
+    firsts = np.full(highest - lowest + 1, -1, np.int64)
+    firsts[codes[::-1] - lowest] = np.arange(len(codes) - 1, -1, -1)
+    return firsts[firsts >= 0]
+
+
 def combine(one: Codes, other: Codes) -> Codes:
     """Return codes of pairs; they stay below 2^62, being made dense when they would not."""
     if not len(one):

@@ -10,7 +10,7 @@ Runs where decoding runs, on the driver or on executors; the same bytes give the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ _HIGHEST = (1 << 29) - 1  # number of a field
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
+Parts = dict[int, list[tuple[Any, ...]]]
+_WIDTHS = np.array([0, 8, 0, -1, -1, 4, -1, -1])  # of a value, by wire type; -1: there is none
 
 
 class MalformedMessage(Exception):  # noqa: N818 - never leaves the decoders, which give it a code
@@ -140,13 +142,21 @@ def scan(messages: Messages, wanted: Iterable[int] | None = None) -> Fields:
         MalformedMessage: the bytes end early, or are no message.
     """
     numbers = None if wanted is None else frozenset(wanted)
-    parts: dict[int, list[tuple[Any, ...]]] = {}
+    parts: Parts = {}
     rows = np.flatnonzero(messages.starts < messages.ends)
     at, ends = messages.starts[rows], messages.ends[rows]
     buffer = messages.buffer
     while len(rows) > _SIDE_BY_SIDE:
-        number, wire, start, end, value = _next_fields(buffer, at, ends)
-        _keep(parts, numbers, rows, number, wire, start, end, value)
+        tags = buffer[at]
+        if tags[0] < 0x80 and bool((tags == tags[0]).all()):
+            number, wire = int(tags[0]) >> 3, int(tags[0]) & 7
+            step = _same_field(buffer, at, ends, number, wire)
+            if numbers is None or number in numbers:
+                parts.setdefault(number, []).append((rows, *step))
+        else:
+            found, step = _next_fields(buffer, at, ends)
+            _keep(parts, numbers, rows, found, step)
+        end = step[2]
         going = end < ends
         if going.all():
             at = end
@@ -156,8 +166,47 @@ def scan(messages: Messages, wanted: Iterable[int] | None = None) -> Fields:
     return Fields({number: _joined(found, len(messages)) for number, found in parts.items()})
 
 
-def _next_fields(buffer: npt.NDArray[np.uint8], at: Ints, ends: Ints) -> tuple[Any, ...]:
-    """Read one field of every message: number, wire type, where it lies, and its number."""
+def _same_field(
+    buffer: npt.NDArray[np.uint8], at: Ints, ends: Ints, number: int, wire: int
+) -> tuple[Any, ...]:
+    """Read the next field of messages where it is the same in all: wire type, place and value."""
+    place = at + 1
+    kinds = np.broadcast_to(np.uint8(wire), len(at))
+    if wire in (FIXED64, FIXED32):
+        start, words = place, np.zeros(len(at), np.uint64)
+        end = place + (8 if wire == FIXED64 else 4)
+    else:
+        words, start = _sizes(buffer, place)
+        end = start
+        if wire == BYTES:
+            end = start + np.minimum(words, _NO_SIZE).view(np.int64)
+    wrong = end > ends
+    if wrong.any() or not number or wire not in _WIRES:
+        which = int(np.flatnonzero(wrong)[0]) if wrong.any() else 0
+        raise MalformedMessage(_complaint(number, wire), int(at[which]))
+    return kinds, start, end, words
+
+
+def _sizes(buffer: npt.NDArray[np.uint8], place: Ints) -> tuple[Words, Ints]:
+    """Read a varint at every place, of which most have one or two bytes."""
+    low = buffer[place]
+    if low.max() < 0x80:
+        return low.astype(np.uint64), place + 1
+    if low.min() >= 0x80:
+        high = buffer[place + 1]
+        if high.max() < 0x80:
+            words = (low & 0x7F).astype(np.uint64) | (high.astype(np.uint64) << np.uint64(7))
+            return words, place + 2
+    words, start = low.astype(np.uint64), place + 1
+    long = np.flatnonzero(low >= 0x80)
+    words[long], start[long] = varints(buffer, place[long])
+    return words, start
+
+
+def _next_fields(
+    buffer: npt.NDArray[np.uint8], at: Ints, ends: Ints
+) -> tuple[Any, tuple[Any, ...]]:
+    """Read one field of every message: its number, then wire type, place and value."""
     first = buffer[at]
     place = at + 1
     number: Any = first >> 3
@@ -169,25 +218,20 @@ def _next_fields(buffer: npt.NDArray[np.uint8], at: Ints, ends: Ints) -> tuple[A
             (tags & np.uint64(7)).astype(np.uint8),
         )
     low = buffer[place]
-    value = low.astype(np.int64)
+    words = low.astype(np.uint64)
     start = place + 1
     long = np.flatnonzero((low >= 0x80) & ((wire == VARINT) | (wire == BYTES)))
-    words = value.view(np.uint64)
     if len(long):
         words[long], start[long] = varints(buffer, place[long])
-    if (wire == BYTES).all():
-        end = start + np.minimum(words, _NO_SIZE).astype(np.int64)
-    else:
-        sizes = np.where(wire == BYTES, np.minimum(words, _NO_SIZE).astype(np.int64), 0)
-        fixed = (wire == FIXED64) | (wire == FIXED32)
-        start = np.where(fixed, place, start)
-        sizes += np.where(wire == FIXED64, 8, 0) + np.where(wire == FIXED32, 4, 0)
-        end = start + sizes
-    wrong = (end > ends) | (number == 0) | (number > _HIGHEST) | ~np.isin(wire, _WIRES)
+    sized = np.where(wire == BYTES, np.minimum(words, _NO_SIZE).view(np.int64), 0)
+    width = _WIDTHS[wire]
+    end = np.where(width > 0, place + width, start + sized)
+    start = np.where(width > 0, place, start)
+    wrong = (end > ends) | (number == 0) | (number > _HIGHEST) | (width < 0)
     if wrong.any():
         which = int(np.flatnonzero(wrong)[0])
         raise MalformedMessage(_complaint(int(number[which]), int(wire[which])), int(at[which]))
-    return number, wire, start, end, words
+    return number, (wire, start, end, words)
 
 
 def _complaint(number: int, wire: int) -> str:
@@ -199,22 +243,15 @@ def _complaint(number: int, wire: int) -> str:
 
 
 def _keep(
-    parts: dict[int, list[tuple[Any, ...]]],
-    wanted: frozenset[int] | None,
-    rows: Ints,
-    numbers: Any,
-    *columns: Any,
+    parts: Parts, wanted: frozenset[int] | None, rows: Ints, numbers: Any, columns: tuple[Any, ...]
 ) -> None:
     """File what one step has found under the numbers of the fields."""
-    first = int(numbers[0])
-    same = numbers == first
-    if same.all():
-        if wanted is None or first in wanted:
-            parts.setdefault(first, []).append((rows, *columns))
-        return
-    for number in np.unique(numbers).tolist():
+    left = np.ones(len(rows), np.bool_)
+    while left.any():
+        number = int(numbers[int(left.argmax())])
+        chosen = numbers == number
+        left &= ~chosen
         if wanted is None or number in wanted:
-            chosen = numbers == number
             found = (rows[chosen], *(column[chosen] for column in columns))
             parts.setdefault(number, []).append(found)
 
@@ -225,7 +262,7 @@ def _walk(
     starts: Ints,
     ends: Ints,
     wanted: frozenset[int] | None,
-    parts: dict[int, list[tuple[Any, ...]]],
+    parts: Parts,
 ) -> None:
     """Read the rest of a few messages field by field."""
     found: dict[int, list[tuple[int, int, int, int, int]]] = {}
@@ -268,22 +305,44 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _joined(parts: list[tuple[Any, ...]], count: int) -> Found:
-    """Join what the steps have found, by message; the order within each stays."""
+    """Join what the steps have found, by message; the order within each stays.
+
+    Each step has its messages in order, and so has what was walked one by one, which comes last.
+    """
     if len(parts) == 1:
-        rows, *columns = parts[0]
-        return _sorted(rows, columns)
-    joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return _sorted(joined[0], joined[1:])
+        return Found(*parts[0])
+    first, last = parts[0][0], parts[-1][0]
+    if len(first) == len(last) and all(part[0] is first for part in parts):
+        return Found(*(np.stack(column, axis=1).reshape(-1) for column in zip(*parts, strict=True)))
+    places = _places([part[0] for part in parts], count)
+    return Found(*(_placed(column, places) for column in zip(*parts, strict=True)))
 
 
-def _sorted(rows: Ints, columns: list[Any]) -> Found:
-    if len(rows) < 2 or bool((rows[1:] >= rows[:-1]).all()):
-        return Found(rows, *columns)
-    size = len(rows)
-    packed = rows * size + np.arange(size)
-    packed.sort()
-    order = packed % size
-    return Found(rows[order], *(column[order] for column in columns))
+def _places(steps: list[Ints], count: int) -> Ints:
+    """Return where each of what the steps have found belongs, if it is to be in order."""
+    every = np.concatenate(steps)
+    free = np.bincount(every, minlength=count)
+    free = np.cumsum(free) - free  # where the next of each message belongs
+    places = np.empty(len(every), np.int64)
+    done = 0
+    for rows in steps:
+        mine = places[done : done + len(rows)]
+        mine[:] = free[rows]
+        if len(rows) > 1 and bool((rows[1:] == rows[:-1]).any()):  # walked one by one
+            starts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+            sizes = np.diff(np.append(starts, len(rows)))
+            mine += np.arange(len(rows)) - np.repeat(starts, sizes)
+            free[rows[starts]] += sizes
+        else:
+            free[rows] += 1
+        done += len(rows)
+    return places
+
+
+def _placed(column: Sequence[npt.NDArray[Any]], places: Ints) -> npt.NDArray[Any]:
+    made = np.empty(len(places), column[0].dtype)
+    made[places] = np.concatenate(column)
+    return made
 
 
 def varints(buffer: npt.NDArray[np.uint8], at: Ints) -> tuple[Words, Ints]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.changes.declaration import ColumnType, TableSchema
-from headwater.changes.grouping import key_codes, sorted_by, taken
+from headwater.changes.grouping import first_places, key_codes, sorted_by, taken
 from headwater.changes.model import FOLDED_OPERATIONS, Codes, Mask, column
 from headwater.changes.values import one_spelling
 from headwater.errors import ChangeNumberError
@@ -194,6 +194,8 @@ def _round_bounds(folded: pa.Table, floor: int) -> list[int]:
     Final blocks were folded together and count as one.
     """
     blocks = np.maximum(column(folded, "block_number").to_numpy(), floor)
+    if (blocks == blocks[0]).all():
+        return [0, len(blocks)]
     starts = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
     zones = np.cumsum(np.append(True, blocks[1:] != blocks[:-1])) - 1
     codes = key_codes(folded)
@@ -258,7 +260,7 @@ def _scatter(
         steps, value_set=pa.array(operations)
     ).to_numpy().astype(np.int64)
     found: dict[tuple[str, str], pa.Array] = {}
-    for code in np.unique(codes).tolist():
+    for code in codes[first_places(codes)].tolist():
         name, operation = known[code // len(operations)], operations[code % len(operations)]
         entries = np.flatnonzero(codes == code)
         texts = _spell(shape, name, taken(values, entries))
