@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from random import Random
 from typing import Any
 
@@ -35,7 +36,7 @@ def change_outputs(blocks: int, rows: int = 100, first: int = 1) -> list[ModuleO
     random = Random(1)
     return [
         ModuleOutput(
-            Clock(number, f"0x{number:064x}", 1_700_000_000 + number),
+            Clock(number, sha256(number.to_bytes(8)).hexdigest(), 1_700_000_000 + number),
             f"c{number}",
             number,
             f"type.googleapis.com/{MESSAGE}",

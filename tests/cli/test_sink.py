@@ -128,15 +128,31 @@ def test_a_relational_module_into_duckdb(tmp_path: Path) -> None:
         assert got["n"].to_pylist() == [rows.num_rows]
 
 
+def test_a_command_of_the_sink_runs_as_it_is(package: str, tmp_path: Path) -> None:
+    """With flags that have nothing to set here."""
+    dsn = str(tmp_path / "a.duckdb")
+    run("sink", "setup", dsn, package)
+    with simulated_endpoint(7, blocks=20) as server:
+        said = run("sink", "run", dsn, package, "--stop-block", "+15", "--start-block", "0",
+                   "-e", str(server.url).removeprefix("http://"), "--plaintext", "--no-progress",
+                   "--write-mode", "copy", "--spool-dir", "/nowhere", "--decode-workers", "8",
+                   "--skip-package-validation", "--live-block-time-delta", "0s")  # fmt: skip
+    assert "Without effect here: --skip-package-validation, --live-block-time-delta" in said
+    assert f"{HASH} block 14" in run("cursor", "read", dsn)
+
+
 @pytest.mark.parametrize(
-    "options", [["1-2"], ["1:2", "-s", "1"], ["a:b"], ["1:2", "-p", "x"], ["1:2", "-H", "secret"]]
-)
-def test_options_that_cannot_be_read(package: str, options: list[str]) -> None:
-    dsn = postgres_places.database()
+    "options",
+    [["1-2"], ["1:2", "-s", "1"], ["a:b"], ["1:2", "-p", "x"], ["1:2", "-H", "secret"],
+     ["1:2", "--insecure"], ["1:2", "--noop-mode"],
+     ["1:2", "--plaintext", "-e", "https://secret@x:1"]],
+)  # fmt: skip
+def test_options_that_cannot_be_read(package: str, tmp_path: Path, options: list[str]) -> None:
+    dsn = str(tmp_path / "a.duckdb")
     run("sink", "setup", dsn, package)
     given = [options[0]] if ":" in options[0] else ["db_out", options[0]]
     with pytest.raises(InvalidOptionError, match="E0007") as caught:
-        run("sink", "run", dsn, package, *given, *options[1:], "-e", "http://127.0.0.1:1")
+        run("sink", "run", dsn, package, *given, "-e", "http://127.0.0.1:1", *options[1:])
     assert "secret" not in str(caught.value)
 
 

@@ -28,6 +28,7 @@ WITHOUT_SPARK = [
     "docs/guides/sql-reorg-handling.md",
     "docs/monitoring.md",
     "docs/lake.md",
+    "docs/substreams-outputs.md",
     "docs/substreams.md",
     "docs/tutorial.md",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -280,6 +282,38 @@ def test_a_message_may_be_larger_than_grpc_allows_by_itself(server: EndpointServ
     assert max(one.size for one in heard if isinstance(one, Outputs)) > 5 << 20
 
 
+def test_the_client_says_that_it_reads_compressed_messages() -> None:
+    """Endpoints refuse one that does not. gRPC's own servers do not show the header."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        reading = SubstreamsClient(Endpoint.parse(f"http://127.0.0.1:{port}"), ORDER).read(stop=10)
+        Thread(target=lambda: list(reading), daemon=True).start()
+        listening.settimeout(60)
+        connection, _ = listening.accept()
+        with connection:
+            connection.settimeout(60)
+            connection.sendall(bytes(3) + b"\x04" + bytes(5))  # HTTP/2: empty settings
+            name, heard = b"\x14grpc-accept-encoding", b""
+            while len(heard.partition(name)[2]) < 40:
+                more = connection.recv(1 << 16)
+                assert more, "the client hung up before it asked"
+                heard += more
+            reading.abort()
+    accepted = heard.partition(name)[2]  # its length, and what it says
+    assert b"gzip" in accepted[1 : 1 + accepted[0]]
+
+
+def test_a_clean_end_is_the_end_of_the_range_also_below_its_last_number(
+    server: EndpointServer,
+) -> None:
+    """The last numbers of a range may have no block."""
+    server.faults.add(EndsWith(2, "OK"))
+    caller = Caller(server)
+    assert numbers(caller.read()) == list(range(6))
+    assert len(server.sessions) == 1
+    assert not caller.notices
+
+
 def test_bytes_that_are_no_message_stop_the_stream(server: EndpointServer) -> None:
     server.faults.add(SendsGarbage(1))
     with pytest.raises(SubstreamsMessageError, match="cannot be read"):
@@ -413,6 +447,22 @@ def test_credentials_come_from_the_environment() -> None:
     assert Credentials.read(environment={}).metadata(plaintext=False) == []
     with pytest.raises(InvalidOptionError, match="headers"):
         Credentials.read(headers={"": "x"})
+
+
+@pytest.mark.parametrize("name", ["x note", "x-note-bin", "é"])
+@pytest.mark.parametrize("value", ["sécret", "sec\nret"])
+def test_what_grpc_cannot_send_is_refused_before_a_session_and_unseen(
+    name: str, value: str
+) -> None:
+    """Each session would fail the same, without end."""
+    for given in ({name: "secret"}, {"x-note": value}):
+        with pytest.raises(InvalidOptionError, match="E0007") as caught:
+            Credentials.read(headers=given, environment={})
+        assert "secret" not in str(caught.value)
+        assert value not in str(caught.value)
+    with pytest.raises(InvalidOptionError, match="SUBSTREAMS_API_KEY") as caught:
+        Credentials.read(environment={"SUBSTREAMS_API_KEY": value})
+    assert value not in str(caught.value)
 
 
 @pytest.mark.parametrize(

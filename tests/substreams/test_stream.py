@@ -185,6 +185,23 @@ def test_an_undo_comes_first_after_a_resume_and_again_after_another(
         assert used[2] != used[1], "after the undo the cursor is that of the last valid block"
 
 
+@pytest.mark.guarantee("UNDO-1")
+def test_a_cursor_that_the_endpoint_cannot_locate_is_undone_down_to_its_final_block(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that was replaced does not know orphaned blocks: it undoes all that is not final."""
+    chain = chain_of(30, 20)
+    with simulated_endpoint(chain=chain) as server:
+        run(stream_of(server), place.target(*TABLES), stop_at(29))
+        chain.fork(3, length=5)
+        monkeypatch.setattr(chain, "find", lambda block_hash: None)
+        target = place.target(*TABLES)
+        events = run(stream_of(server), target, stop_at(31))
+    undone = [one.state.number for one in events if isinstance(one, RolledBack)]
+    assert undone == [20]
+    assert stored(target.query) == expected(chain.canonical(0, 31))
+
+
 def stop_at_undo_or(number: int) -> Any:
     def listen(event: Event) -> None:
         if isinstance(event, RolledBack) or event.state.number >= number:

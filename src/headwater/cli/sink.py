@@ -7,12 +7,13 @@ docs/migrate-from-substreams-sink-sql.md goes through them one by one.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
-from headwater.cli.target_options import say, substreams_module
+from headwater.cli.target_options import say, substreams_module, takes
 from headwater.core import Flush
 from headwater.errors import InvalidOptionError
 
@@ -22,51 +23,133 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-Dsn = Annotated[
-    str,
-    typer.Argument(
-        envvar="SUBSTREAMS_SINK_DSN",
-        show_envvar=True,
-        help="psql://user:password@host:5432/name?schemaName=public, clickhouse://…, or the path "
-        "of a DuckDB file. ${NAME} stands for a variable of the environment.",
-    ),
-]
 PackageFile = Annotated[str, typer.Argument(help="A .spkg: a file or an address; .zst too.")]
 Params = Annotated[
     list[str] | None, typer.Option("--params", "-p", help="module=value; may be repeated.")
 ]
 Network = Annotated[str, typer.Option("--network", help="Whose settings of the package apply.")]
-CursorsTable = Annotated[str, typer.Option("--cursors-table", help="The table of cursors.")]
-HistoryTable = Annotated[str, typer.Option("--history-table", help="The table of the change log.")]
-BytesText = Annotated[
-    str, typer.Option("--bytes-encoding", help="raw, hex, 0xhex, base64 or base58.")
-]
-NoForeign = Annotated[bool, typer.Option("--disable-foreign-keys", help="Leave references out.")]
-NoKeys = Annotated[bool, typer.Option("--disable-primary-keys", help="Leave primary keys out.")]
-NoUnique = Annotated[
-    bool, typer.Option("--disable-unique-constraints", help="Leave unique columns out.")
-]
+
+
+@dataclass(slots=True)
+class Module:
+    """Which module of which package goes into which database."""
+
+    dsn: Annotated[
+        str,
+        typer.Argument(
+            envvar="SUBSTREAMS_SINK_DSN",
+            show_envvar=True,
+            help="psql://user:password@host:5432/name?schemaName=public, clickhouse://…, or the "
+            "path of a DuckDB file. ${NAME} stands for a variable of the environment.",
+        ),
+    ]
+    package: PackageFile
+    module: Annotated[str | None, typer.Argument(help="If not the package's own.")] = None
+    params: Params = None
+    network: Network = ""
+
+    def open(self) -> tuple[Any, Any, str]:
+        """Return the database, the package and the module's name."""
+        place = substreams_module("sink_database").SinkDsn.parse(self.dsn, os.environ)
+        held = substreams_module("package").Package.read(self.package)
+        found = held.resolve(self.network, self.pairs)
+        return place, found, found.choose(self.module)
+
+    @property
+    def pairs(self) -> dict[str, str]:
+        """The parameters by module."""
+        return _pairs(self.params)
+
+
+@dataclass(slots=True)
+class Tables:
+    """What the tables are like."""
+
+    cursors_table: Annotated[str, typer.Option("--cursors-table", help="The table of cursors.")] = (
+        "cursors"
+    )
+    history_table: Annotated[
+        str, typer.Option("--history-table", help="The table of the change log.")
+    ] = "substreams_history"
+    bytes_encoding: Annotated[
+        str, typer.Option("--bytes-encoding", help="raw, hex, 0xhex, base64 or base58.")
+    ] = "raw"
+    disable_foreign_keys: Annotated[
+        bool, typer.Option("--disable-foreign-keys", help="Leave references out.")
+    ] = False
+    disable_primary_keys: Annotated[
+        bool, typer.Option("--disable-primary-keys", help="Leave primary keys out.")
+    ] = False
+    disable_unique_constraints: Annotated[
+        bool, typer.Option("--disable-unique-constraints", help="Leave unique columns out.")
+    ] = False
+
+    def target(self, place: Any, found: Any, chosen: str) -> tuple[Any, Any]:
+        """Return where the module's outputs go, and what decodes them."""
+        left_out = {
+            "foreign_keys": self.disable_foreign_keys,
+            "primary_keys": self.disable_primary_keys,
+            "unique": self.disable_unique_constraints,
+        }
+        made: tuple[Any, Any] = substreams_module("sink").sink_target(
+            place,
+            found,
+            chosen,
+            history_table=self.history_table,
+            cursors_table=self.cursors_table,
+            bytes_encoding=self.bytes_encoding,
+            without=[name for name, left in left_out.items() if left],
+        )
+        return made
+
+
+@dataclass(slots=True)
+class Unused:
+    """Flags of the sink that have nothing to set here: taken, so that a command runs as it is."""
+
+    skip_package_validation: Annotated[
+        bool, typer.Option("--skip-package-validation", hidden=True)
+    ] = False
+    live_block_time_delta: Annotated[str, typer.Option("--live-block-time-delta", hidden=True)] = ""
+    flush_retry_count: Annotated[str, typer.Option("--flush-retry-count", hidden=True)] = ""
+    flush_retry_delay: Annotated[str, typer.Option("--flush-retry-delay", hidden=True)] = ""
+    block_batch_size: Annotated[str, typer.Option("--block-batch-size", hidden=True)] = ""
+    write_mode: Annotated[str, typer.Option("--write-mode", hidden=True)] = ""
+    decode_workers: Annotated[str, typer.Option("--decode-workers", hidden=True)] = ""
+    decode_batch_size: Annotated[str, typer.Option("--decode-batch-size", hidden=True)] = ""
+    db_write_target_duration: Annotated[
+        str, typer.Option("--db-write-target-duration", hidden=True)
+    ] = ""
+    db_write_max_size: Annotated[str, typer.Option("--db-write-max-size", hidden=True)] = ""
+    spool_dir: Annotated[str, typer.Option("--spool-dir", hidden=True)] = ""
+    spool_max_size: Annotated[str, typer.Option("--spool-max-size", hidden=True)] = ""
+    spool_max_idle: Annotated[str, typer.Option("--spool-max-idle", hidden=True)] = ""
+    apply_constraints: Annotated[str, typer.Option("--apply-constraints", hidden=True)] = ""
+    disable_block_number_index: Annotated[
+        bool, typer.Option("--disable-block-number-index", hidden=True)
+    ] = False
+    pprof_listen_addr: Annotated[str, typer.Option("--pprof-listen-addr", hidden=True)] = ""
+
+    def tell(self) -> None:
+        """Say which of them were given."""
+        given = [
+            f"--{one.name.replace('_', '-')}" for one in fields(self) if getattr(self, one.name)
+        ]
+        if given:
+            say(f"Without effect here: {', '.join(given)}.", "yellow")
 
 
 @app.command()
+@takes(Module, Tables)
 def setup(
-    dsn: Dsn,
-    package: PackageFile,
-    module: Annotated[str | None, typer.Argument(help="If not the package's own.")] = None,
-    params: Params = None,
-    network: Network = "",
+    module: Module,
+    tables: Tables,
     system_tables_only: Annotated[
         bool, typer.Option("--system-tables-only", help="Not the package's own tables.")
     ] = False,
     ignore_duplicate_table_errors: Annotated[
         bool, typer.Option("--ignore-duplicate-table-errors", help="Tables may be there already.")
     ] = False,
-    cursors_table: CursorsTable = "cursors",
-    history_table: HistoryTable = "substreams_history",
-    bytes_encoding: BytesText = "raw",
-    disable_foreign_keys: NoForeign = False,
-    disable_primary_keys: NoKeys = False,
-    disable_unique_constraints: NoUnique = False,
 ) -> None:
     """Create the tables of a module, and what the stream needs, ahead of the first run.
 
@@ -75,7 +158,7 @@ def setup(
 
         headwater sink setup psql://localhost/chain usdc.spkg
     """
-    place, found, chosen = _open(dsn, package, module, params, network)
+    place, found, chosen = module.open()
     config = found.sink_config
     if found.puts_out_changes(chosen) and not system_tables_only:
         if config is None or not config.schema.strip():
@@ -83,15 +166,7 @@ def setup(
         run_schema = substreams_module("sink_database").run_schema
         count = run_schema(place, config.schema, forgiving=ignore_duplicate_table_errors)
         say(f"Ran {count} statements of the package.")
-    target, _ = substreams_module("sink").sink_target(
-        place,
-        found,
-        chosen,
-        history_table=history_table,
-        cursors_table=cursors_table,
-        bytes_encoding=bytes_encoding,
-        without=_without(disable_foreign_keys, disable_primary_keys, disable_unique_constraints),
-    )
+    target, _ = tables.target(place, found, chosen)
     target.bind(found.module_hash(chosen))
     target.recover()
     target.close()
@@ -99,16 +174,22 @@ def setup(
 
 
 @app.command()
+@takes(Module, Tables, Unused)
 def run(
-    dsn: Dsn,
-    package: PackageFile,
-    module: Annotated[str | None, typer.Argument(help="If not the package's own.")] = None,
+    module: Module,
+    tables: Tables,
+    unused: Unused,
     block_range: Annotated[
         str | None, typer.Argument(metavar="START:STOP", help="STOP is not read; +N counts.")
     ] = None,
     endpoint: Annotated[str, typer.Option("--endpoint", "-e", help="host:port or a URL.")] = "",
-    params: Params = None,
-    network: Network = "",
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="No TLS to host:port; no key is sent.")
+    ] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", hidden=True)] = False,
+    ca_file: Annotated[
+        str, typer.Option("--ca-file", help="Certificates to trust instead of gRPC's own, PEM.")
+    ] = "",
     header: Annotated[
         list[str] | None, typer.Option("--header", "-H", help="name:value; may be repeated.")
     ] = None,
@@ -120,6 +201,7 @@ def run(
     development_mode: Annotated[
         bool, typer.Option("--development-mode", help="No parallel processing of history.")
     ] = False,
+    noop_mode: Annotated[bool, typer.Option("--noop-mode", hidden=True)] = False,
     undo_buffer_size: Annotated[
         int, typer.Option("--undo-buffer-size", min=0, help="Newest blocks to hold back.")
     ] = 0,
@@ -153,12 +235,6 @@ def run(
     prometheus_addr: Annotated[
         str, typer.Option("--prometheus-addr", help="host:port of page and metrics; empty: none.")
     ] = "",
-    cursors_table: CursorsTable = "cursors",
-    history_table: HistoryTable = "substreams_history",
-    bytes_encoding: BytesText = "raw",
-    disable_foreign_keys: NoForeign = False,
-    disable_primary_keys: NoKeys = False,
-    disable_unique_constraints: NoUnique = False,
     progress: Annotated[bool, typer.Option(help="Show how far it is.")] = True,
 ) -> None:
     """Stream a module into a database until STOP, or until it is told to end.
@@ -170,23 +246,20 @@ def run(
 
         headwater sink run chain.duckdb usdc.spkg map_transfers 20000000:+1000
     """  # fmt: skip
-    if module is not None and block_range is None and ":" in module:
-        module, block_range = None, module
+    if module.module is not None and block_range is None and ":" in module.module:
+        module.module, block_range = None, module.module
     start, stop = _range(block_range, start_block, stop_block)
-    place, found, chosen = _open(dsn, package, module, params, network)
-    target, decoder = substreams_module("sink").sink_target(
-        place,
-        found,
-        chosen,
-        history_table=history_table,
-        cursors_table=cursors_table,
-        bytes_encoding=bytes_encoding,
-        without=_without(disable_foreign_keys, disable_primary_keys, disable_unique_constraints),
-    )
+    if insecure:
+        raise InvalidOptionError("certificates are always checked: --ca-file names others to trust")
+    if noop_mode:
+        raise InvalidOptionError("--noop-mode would store a cursor without its rows")
+    unused.tell()
+    place, found, chosen = module.open()
+    target, decoder = tables.target(place, found, chosen)
     stream_id = found.module_hash(chosen)
     if found.puts_out_changes(chosen) and place.kind != "clickhouse":
         note = substreams_module("sink_cursors").check_cursors(
-            place, cursors_table, stream_id, on_module_hash_mismatch
+            place, tables.cursors_table, stream_id, on_module_hash_mismatch
         )
         if note:
             say(note, "yellow")
@@ -195,11 +268,11 @@ def run(
     metrics.follow(stream_id)
     stream = import_module("headwater.stream.substreams").substreams_stream(
         id=stream_id,
-        endpoint=endpoint,
-        package=package,
+        endpoint=_address(endpoint, plaintext),
+        package=module.package,
         module=chosen,
-        params=_pairs("--params", params),
-        network=network,
+        params=module.pairs,
+        network=module.network,
         start=start,
         stop=stop,
         final_blocks_only=final_blocks_only,
@@ -211,6 +284,7 @@ def run(
         headers=_headers(header),
         api_key_variable=api_key_envvar,
         api_token_variable=api_token_envvar,
+        ca_file=ca_file or None,
         dialling=client.Dialling(
             max_retries=None if infinite_retry or max_retries < 0 else max_retries,
             version=force_protocol_version or None,
@@ -231,7 +305,7 @@ def info(
     headwater sink info usdc.spkg
     """
     held = substreams_module("package").Package.read(package)
-    found = held.resolve(network, _pairs("--params", params))
+    found = held.resolve(network, _pairs(params))
     say(f"{found.name or 'a package'}, network {found.network or 'unknown'}")
     for name in found.map_modules:
         say(
@@ -240,31 +314,23 @@ def info(
         )
 
 
-def _open(
-    dsn: str, package: str, module: str | None, params: list[str] | None, network: str
-) -> tuple[Any, Any, str]:
-    place = substreams_module("sink_database").SinkDsn.parse(dsn, os.environ)
-    found = (
-        substreams_module("package")
-        .Package.read(package)
-        .resolve(network, _pairs("--params", params))
-    )
-    return place, found, found.choose(module)
-
-
-def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+def _pairs(given: list[str] | None) -> dict[str, str]:
     found = {}
     for one in given or ():
         name, equals, value = one.partition("=")
         if not equals or not name:
-            raise InvalidOptionError(f"{option} takes module=value", got=repr(one))
+            raise InvalidOptionError("--params takes module=value", got=repr(one))
         found[name] = value
     return found
 
 
-def _without(foreign: bool, keys: bool, unique: bool) -> list[str]:
-    given = {"foreign_keys": foreign, "primary_keys": keys, "unique": unique}
-    return [name for name, left_out in given.items() if left_out]
+def _address(endpoint: str, plaintext: bool) -> str:
+    """Return the endpoint's address; --plaintext is for one without a scheme."""
+    if not plaintext or endpoint.startswith("http://"):
+        return endpoint
+    if not endpoint or "://" in endpoint:
+        raise InvalidOptionError("--plaintext goes with --endpoint host:port")
+    return f"http://{endpoint}"
 
 
 def _range(given: str | None, start: str, stop: str) -> tuple[int | None, int | str | None]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import wraps
 from importlib import import_module
-from typing import Annotated, Any
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -30,6 +34,49 @@ StateSchema = Annotated[
 StateTable = Annotated[str, typer.Option("--state-table", help="Table of the state.")]
 StreamId = Annotated[str, typer.Option("--id", help="The stream's id.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def takes(*groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of dataclasses; it is handed one of each, by its class's name.
+
+    So commands that take the same options share one place that declares and reads them.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = {one: get_type_hints(one, include_extras=True) for one in groups}
+
+        @wraps(command)
+        def call(**given: Any) -> None:
+            made = {
+                one.__name__.lower(): one(
+                    **{each.name: given.pop(each.name) for each in fields(one)}
+                )
+                for one in groups
+            }
+            command(**made, **given)
+
+        names = {one.__name__.lower() for one in groups}
+        own = get_type_hints(command, include_extras=True)
+        parameters = [
+            Parameter(
+                each.name,
+                Parameter.KEYWORD_ONLY,
+                default=Parameter.empty if each.default is MISSING else each.default,
+                annotation=hints[one][each.name],
+            )
+            for one in groups
+            for each in fields(one)
+        ]
+        parameters += [
+            each.replace(kind=Parameter.KEYWORD_ONLY, annotation=own[each.name])
+            for each in signature(command).parameters.values()
+            if each.name not in names
+        ]
+        call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {each.name: each.annotation for each in parameters}
+        return call
+
+    return decorate
 
 
 def console() -> Console:

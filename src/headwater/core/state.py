@@ -193,7 +193,8 @@ def final_number(state: PipeState, headers: Iterable[BlockHeader], head: Head) -
     reported = head.finalized
     if reported is None or reported.hash is None:
         return known
-    held = (*state.rollback_chain, *(header.cursor for header in headers))
+    delivered = (header.cursor for header in headers if header.number == reported.number)
+    held = (*state.rollback_chain, *delivered)
     ours = find_number(held, reported.number)
     if ours is not None and ours.hash is not None and ours.hash != reported.hash:
         return known

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, BlockHeader, PipeState
-from headwater.substreams.messages import ModuleOutput, OutputDecoder, Outputs
+from headwater.substreams.messages import ModuleOutput, OutputDecoder
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
 
 TABLE = SideTable(
@@ -49,7 +49,7 @@ class CursorLog:
 
     def __init__(self) -> None:
         self._notes: dict[int, Note] = {}  # ascending
-        self._made: dict[int, Outputs] = {}  # what was decoded when it arrived, by its first block
+        self._made: dict[int, tuple[ModuleOutput, int, Tables]] = {}  # by the first block
         self._rows: list[int] = []  # blocks that have a row, ascending
         self._target: KeepsSideTables | None = None
 
@@ -73,27 +73,26 @@ class CursorLog:
         note = self._notes.get(block.number)
         return "" if note is None or note.hash != block.hash else note.cursor
 
-    def decoded(self, message: Outputs) -> None:
-        """Remember the tables of a message whose blocks are about to be handed out."""
-        if message.tables is not None:
-            self._made[message.items[0].clock.number] = message
+    def decoded(self, outputs: Sequence[ModuleOutput], tables: Tables) -> None:
+        """Remember the tables of blocks that are about to be handed out."""
+        self._made[outputs[0].clock.number] = (outputs[-1], len(outputs), tables)
 
     def decode(self, outputs: Sequence[ModuleOutput], decoder: OutputDecoder) -> Tables:
         """Return the tables of outputs; what was decoded as it arrived is not decoded again."""
-        made: list[Mapping[str, pa.Table]] = []
+        made: list[Tables] = []
         rest: list[ModuleOutput] = []
         at = 0
         while at < len(outputs):
             held = self._made.pop(outputs[at].clock.number, None)
-            end = at + (0 if held is None else len(held.items))
-            if held is None or held.tables is None or outputs[end - 1 : end] != [held.items[-1]]:
-                rest.append(outputs[at])  # or the message was handed out in part
+            end = at + (0 if held is None else held[1])
+            if held is None or outputs[end - 1 : end] != [held[0]]:
+                rest.append(outputs[at])  # or only a part of them was handed out
                 at += 1
                 continue
             if rest:
                 made.append(decoder.decode(rest))
                 rest = []
-            made.append(held.tables)
+            made.append(held[2])
             at = end
         if rest or not made:
             made.append(decoder.decode(rest))

@@ -7,6 +7,7 @@ driver.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from headwater.errors import InvalidOptionError, SubstreamsEndpointError
 API_KEY, API_TOKEN = "SUBSTREAMS_API_KEY", "SUBSTREAMS_API_TOKEN"  # names of variables
 _CONFIGURED = "SUBSTREAMS_ENDPOINTS_CONFIG_"
 _PORTS = {"http": 80, "https": 443}
+_NAME = re.compile(r"(?!.*-bin$)[0-9a-z_.-]+")
+_VALUE = re.compile(r"[ -~]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,25 @@ class Credentials:
         headers: Mapping[str, str] | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> Credentials:
-        """Read them; `headers` are sent as they are, and may hold keys too."""
+        """Read them; `headers` are sent as they are, and may hold keys too.
+
+        Raises:
+            InvalidOptionError: gRPC cannot send one of them; it would fail each session the same.
+        """
         key, token = environment.get(key_variable, ""), environment.get(token_variable, "")
+        for variable, value in ((key_variable, key), (token_variable, token)):
+            if not _VALUE.fullmatch(value.strip()):
+                raise InvalidOptionError("a credential is text of one line, in ASCII", of=variable)
         extra = []
         for name, value in (headers or {}).items():
             if not isinstance(name, str) or not isinstance(value, str) or not name:
                 raise InvalidOptionError("headers maps names to texts", name=repr(name))
+            if not _NAME.fullmatch(name.lower()) or not _VALUE.fullmatch(value):
+                raise InvalidOptionError(
+                    "a header's name is made of a-z, 0-9, -, _ and . and does not end in -bin; its "
+                    "text is one line, in ASCII",
+                    name=repr(name),
+                )
             extra.append((name.lower(), Secret(value)))
         return cls(
             Secret(key.strip()) if key.strip() else None,

@@ -102,14 +102,10 @@ class FatalError:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Consecutive outputs that arrived in one message, in ascending order.
-
-    `tables` are what a decoder has made of all of them, if one has already.
-    """
+    """Consecutive outputs that arrived in one message, in ascending order."""
 
     items: tuple[ModuleOutput, ...]
     size: int = 0
-    tables: Mapping[str, pa.Table] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """A Substreams endpoint as the loop's source: outputs become blocks, undo signals become `Undo`.
 
-A thread receives ahead of the loop, within bounds, and decodes the final blocks of a message at
-once, while the loop waits for the database; what has arrived meanwhile is handed out together, so
-that a slow commit is followed by a large one. Between two readings the session stays
-open if the loop stands where the session does; otherwise the endpoint is dialled anew, from the
-cursor of the block that the loop stands at. Runs on the driver. A restart reads on from the stored
-cursor; if its block was orphaned meanwhile, the endpoint says so first.
+A thread receives ahead of the loop, within bounds; another decodes the final blocks that have
+arrived, all that wait together, while the loop waits for the database. What is ready by then is
+handed out together, so that a slow commit is followed by a large one. Between two readings the
+session stays open if the loop stands where the session does; otherwise the endpoint is dialled
+anew, from the cursor of the block that the loop stands at. Runs on the driver. A restart reads on
+from the stored cursor; if its block was orphaned meanwhile, the endpoint says so first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from threading import Condition, Thread
 
 import pyarrow as pa
@@ -44,9 +44,8 @@ from headwater.substreams.messages import (
 )
 
 Decode = Callable[[Sequence[ModuleOutput]], Mapping[str, pa.Table]]
-AHEAD_BYTES = 64 << 20  # of messages that wait for the loop
-TOGETHER_BLOCKS, TOGETHER_BYTES = 2000, 16 << 20  # handed out in one answer
-DECODED_BLOCKS = 2  # in a message, from which it is decoded when it arrives
+AHEAD_BYTES = 48 << 20  # of messages that wait for the loop
+TOGETHER_BLOCKS, TOGETHER_BYTES = 2000, 16 << 20  # decoded, or handed out, at once
 IDLE_S = 1.0  # without a message at the head: time for what waits by the clock
 
 
@@ -115,11 +114,12 @@ class SubstreamsSource:
         while True:
             self._check()
             message = feed.take(IDLE_S)
+            if isinstance(message, Gathered):
+                yield from self._blocks(message, feed)
+                continue
             if message is not None:
                 self._on_message(message)
-            if isinstance(message, Outputs):
-                yield from self._blocks(message, feed)
-            elif isinstance(message, UndoSignal):
+            if isinstance(message, UndoSignal):
                 yield from self._undo(message)
                 return
             elif isinstance(message, SessionInit):
@@ -148,17 +148,23 @@ class SubstreamsSource:
 
     # --- what it says -----------------------------------------------------------------------------
 
-    def _blocks(self, message: Outputs, feed: Feed) -> Iterator[Blocks | Fork]:
+    def _heard(self, gathered: Gathered) -> list[ModuleOutput]:
+        """Tell of messages that were taken; return their blocks."""
+        for message in gathered.messages:
+            self._on_message(message)
+        items = [item for message in gathered.messages for item in message.items]
+        if gathered.tables is not None:
+            self._log.decoded(items, gathered.tables)
+        return items
+
+    def _blocks(self, message: Gathered, feed: Feed) -> Iterator[Blocks | Fork]:
         """Hand out the blocks of a message, and of those that arrived right after it."""
-        items, size = list(message.items), message.size
-        self._log.decoded(message)
+        items, size = self._heard(message), message.size
         while len(items) < TOGETHER_BLOCKS and size < TOGETHER_BYTES:
             more = feed.take_outputs()
             if more is None:
                 break
-            self._on_message(more)
-            self._log.decoded(more)
-            items += more.items
+            items += self._heard(more)
             size += more.size
         taken: list[ModuleOutput] = []
         for item in items:
@@ -204,11 +210,27 @@ class SubstreamsSource:
         return BlockCursor(newest) if newest >= 0 else None
 
 
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Messages of blocks that are taken together, with the tables of all of them if decoded."""
+
+    messages: tuple[Outputs, ...]
+    tables: Mapping[str, pa.Table] | None = None
+
+    @property
+    def size(self) -> int:
+        """Their size on the wire."""
+        return sum(one.size for one in self.messages)
+
+
+Taken = Gathered | Message
+
+
 class Feed:
     """Receives a reading in a thread of its own, ahead of the loop, within a bound of bytes.
 
-    Messages of final blocks are decoded there; one that cannot be is decoded again by the loop,
-    which then says what is wrong with it.
+    Final blocks are decoded in a second thread: those that have arrived while it was busy, all
+    together. What cannot be decoded is decoded again by the loop, which says what is wrong with it.
     """
 
     def __init__(
@@ -223,38 +245,40 @@ class Feed:
         self.stop = stop
         self._reading = reading
         self._ahead = ahead
-        self._messages: deque[Message] = deque()
-        self._size = 0
-        self._over = self._closed = False
+        self._arrived: deque[Message] = deque()
+        self._ready: deque[Taken] = deque()
+        self._size = 0  # of all that was received and not taken
+        self._received = self._over = self._closed = False
         self._error: BaseException | None = None
         self._changed = Condition()
-        Thread(target=self._receive, name="headwater-substreams", daemon=True).start()
+        for work in (self._receive, self._prepare):
+            Thread(target=work, name="headwater-substreams", daemon=True).start()
 
     @property
     def ended(self) -> bool:
         """Whether the range is read and all of it was taken. A failure is no end: `take` raises."""
         with self._changed:
-            return self._over and not self._messages and self._error is None
+            return self._over and not self._ready and self._error is None
 
-    def take(self, timeout: float) -> Message | None:
-        """Return the next message; None if there is none in time, or ever.
+    def take(self, timeout: float) -> Taken | None:
+        """Return what comes next; None if there is nothing in time, or ever.
 
         Raises:
             BaseException: what the reading failed with, once all before it was taken.
         """
         with self._changed:
-            if not self._messages and not self._over:
-                self._changed.wait(timeout)
-            if self._messages:
+            if not self._ready and not self._over:
+                self._changed.wait_for(lambda: self._ready or self._over, timeout)
+            if self._ready:
                 return self._pop()
             if self._over and self._error is not None:
                 raise self._error
             return None
 
-    def take_outputs(self) -> Outputs | None:
-        """Return the next message if it has arrived and holds blocks."""
+    def take_outputs(self) -> Gathered | None:
+        """Return what comes next if it is ready and holds blocks."""
         with self._changed:
-            if self._messages and isinstance(self._messages[0], Outputs):
+            if self._ready and isinstance(self._ready[0], Gathered):
                 return self._pop()  # type: ignore[return-value]
             return None
 
@@ -262,49 +286,77 @@ class Feed:
         """Break off the reading; what has arrived is dropped."""
         with self._changed:
             self._closed = self._over = True
-            self._messages.clear()
+            self._arrived.clear()
+            self._ready.clear()
             self._changed.notify_all()
         self._reading.abort()
 
-    def _pop(self) -> Message:
-        message = self._messages.popleft()
-        self._size -= _size(message)
+    def _pop(self) -> Taken:
+        taken = self._ready.popleft()
+        self._size -= _size(taken)
         self._changed.notify_all()
-        return message
+        return taken
 
     def _receive(self) -> None:
         try:
-            for arrived in self._reading:
-                message = self._prepared(arrived)
+            for message in self._reading:
                 with self._changed:
-                    while self._size >= self._ahead and not self._closed:
-                        self._changed.wait()
+                    self._changed.wait_for(lambda: self._size < self._ahead or self._closed)
                     if self._closed:
                         break
-                    self._messages.append(message)
+                    self._arrived.append(message)
                     self._size += _size(message)
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - `take` raises it
             self._error = error
         with self._changed:
-            self._over = True
+            self._received = True
             self._changed.notify_all()
 
-    def _prepared(self, message: Message) -> Message:
-        """Return a message of final blocks with its tables."""
-        if self._decode is None or not isinstance(message, Outputs):
-            return message
-        if len(message.items) < DECODED_BLOCKS:
-            return message
-        if any(one.final_height < one.clock.number for one in message.items):
-            return message
-        with suppress(HeadwaterError):
-            return replace(message, tables=self._decode(message.items))
-        return message
+    def _prepare(self) -> None:
+        """Pass messages on, final blocks with their tables."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._arrived or self._received or self._closed)
+                if not self._arrived:
+                    self._over = True
+                    self._changed.notify_all()
+                    return
+                taken = self._gather()
+            if isinstance(taken, Gathered) and self._decode is not None and _is_final(taken):
+                items = [item for message in taken.messages for item in message.items]
+                with suppress(HeadwaterError):
+                    taken = Gathered(taken.messages, self._decode(items))
+            with self._changed:
+                if not self._closed:
+                    self._ready.append(taken)
+                    self._changed.notify_all()
+
+    def _gather(self) -> Taken:
+        """Return the next message; if its blocks are final, with those that follow it."""
+        first = self._arrived.popleft()
+        if not isinstance(first, Outputs):
+            return first
+        held, blocks, size = [first], len(first.items), first.size
+        while _is_final(Gathered((held[-1],))) and self._arrived:
+            more = self._arrived[0]
+            if not isinstance(more, Outputs) or not _is_final(Gathered((more,))):
+                break
+            blocks, size = blocks + len(more.items), size + more.size
+            if blocks > TOGETHER_BLOCKS or size > TOGETHER_BYTES:
+                break
+            held.append(more)
+            self._arrived.popleft()
+        return Gathered(tuple(held))
 
 
-def _size(message: Message) -> int:
-    return message.size if isinstance(message, Outputs) else 0
+def _is_final(gathered: Gathered) -> bool:
+    items = (item for message in gathered.messages for item in message.items)
+    return all(item.final_height >= item.clock.number for item in items)
+
+
+def _size(message: Taken) -> int:
+    return message.size if isinstance(message, Outputs | Gathered) else 0
 
 
 def _header(output: ModuleOutput) -> BlockHeader:
