@@ -9,7 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from headwater.cli import app, main
-from headwater.errors import CursorMoveError, PostgresConnectionError, PostgresLockError
+from headwater.errors import (
+    CursorMoveError,
+    NothingStoredError,
+    PostgresConnectionError,
+    PostgresLockError,
+)
 from tests.targets.places import Place, make_place
 from tests.targets.test_admin import fill
 
@@ -106,7 +111,7 @@ def test_a_running_stream_is_left_alone(tmp_path: Path) -> None:
 def test_bad_input_is_said_in_one_line_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(CursorMoveError, match="there is no such file"):
+    with pytest.raises(NothingStoredError, match=r"E0035.*no such file.*check the path"):
         run("cursor", "show", str(tmp_path / "none.duckdb"))
     assert not (tmp_path / "none.duckdb").exists()
     with pytest.raises(PostgresConnectionError):

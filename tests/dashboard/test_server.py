@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from prometheus_client import CollectorRegistry
 
 from headwater import evm
+from headwater.core import BlockCursor
 from headwater.dashboard import Dashboard, serve
 from headwater.dashboard.server import parse_address
 from headwater.errors import DashboardAddressError
-from headwater.metrics import StreamRecord
+from headwater.metrics import BatchFacts, StreamRecord
 from headwater.stream import StreamHandle, portal_stream
 from headwater.targets import duckdb_target
 from headwater.testing import simulated_portal
@@ -108,7 +111,9 @@ def test_health_tells_of_a_stream_that_failed() -> None:
         assert get(dashboard, "/health")[::2] == (503, b"failed: ill")
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::1"]
+)
 def test_another_host_name_is_not_answered(dashboard: Dashboard, host: str) -> None:
     """A page elsewhere that makes its name point at this machine reads nothing."""
     status, _, body = get(dashboard, "/api/streams", Host=host)
@@ -117,7 +122,8 @@ def test_another_host_name_is_not_answered(dashboard: Dashboard, host: str) -> N
 
 
 def test_a_page_of_another_origin_reads_nothing(dashboard: Dashboard) -> None:
-    assert get(dashboard, "/api/streams", Origin="https://evil.example")[0] == 403
+    for origin in ("https://evil.example", "null", "http://[", "http://localhost.evil.example"):
+        assert get(dashboard, "/api/streams", Origin=origin)[0] == 403
     status, headers, _ = get(dashboard, "/stats", Origin="http://localhost:3000")
     assert (status, headers["access-control-allow-origin"]) == (200, "http://localhost:3000")
 
@@ -130,6 +136,30 @@ def test_nothing_can_be_changed(dashboard: Dashboard, method: str) -> None:
 def test_a_head_request_has_no_body_and_an_unknown_path_is_not_found(dashboard: Dashboard) -> None:
     assert get(dashboard, "/stats", "HEAD")[::2] == (200, b"")
     assert get(dashboard, "/etc/passwd")[0] == 404
+    assert get(dashboard, "//[")[0] == 404
+
+
+def test_it_listens_on_ipv6_too() -> None:
+    with Dashboard("[::1]:0", streams=dict) as dashboard:
+        connection = HTTPConnection("::1", dashboard.port, timeout=20)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def test_a_browser_reads_every_value_of_the_preview_as_it_is() -> None:
+    """Integers above 2^53 would be rounded, and NaN is no JSON at all."""
+    record = StreamRecord("wide", registry=CollectorRegistry())
+    values = {"n": 2**63 - 1, "f": math.nan, "b": b"\x01\xff", "s": 5, "l": [2**60, 1]}
+    rows = pa.Table.from_pylist([values])
+    cursor = BlockCursor(1, "h")
+    record.facts = BatchFacts(1, cursor, 0, None, None, None, None, tables={"t": rows})
+    with Dashboard(0, streams=lambda: {"wide": record}) as dashboard:
+        _, _, body = get(dashboard, "/api/preview")
+    shown = json.loads(body, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert shown["t"][0] == {
+        "n": "9223372036854775807", "f": "nan", "b": "0x01ff", "s": 5, "l": [str(2**60), 1],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

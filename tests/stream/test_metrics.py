@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import random
 import weakref
 from collections import Counter
@@ -13,13 +14,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater import StopRequested, evm
+from headwater.core import BlockCursor, PipeState
+from headwater.core.messages import Discarded, Waited
 from headwater.errors import HeadwaterError
 from headwater.metrics import REGISTRY, instruments
+from headwater.metrics.facts import BatchFacts, Counts
+from headwater.metrics.record import StreamRecord
 from headwater.pipeline import Committed, Event, RolledBack, Settled
-from headwater.portal import RetryPolicy
+from headwater.portal import Notice, NoticeKind, RetryPolicy
 from headwater.stream import portal_stream
 from headwater.substreams.sink_metrics import sink_metrics
-from headwater.targets import DuckDBTarget, duckdb_target
+from headwater.targets import DuckDBTarget, duckdb_target, table
+from headwater.targets.duckdb.admin import DuckDBAdmin
 from headwater.testing import simulated_portal
 from headwater.testing.faults.kinds import Status
 from tests.stream.truth import transfers
@@ -36,6 +42,63 @@ def figures(stream_id: str) -> dict[tuple[str, ...], float]:
     return found
 
 
+OF_A_RUN, OF_RARE_EVENTS, OF_UNDO = (
+    "test_every_metric_equals_what_happened",
+    "test_what_happens_rarely_is_counted_too",
+    "test_rows_kept_for_undo_are_those_of_the_log",
+)
+CHECKED_BY = {
+    "headwater_cursor_block": OF_A_RUN,
+    "headwater_head_block": OF_A_RUN,
+    "headwater_finalized_block": OF_A_RUN,
+    "headwater_lag_blocks": OF_A_RUN,
+    "headwater_lag_seconds": OF_RARE_EVENTS,
+    "headwater_hot_blocks": OF_A_RUN,
+    "headwater_running": OF_A_RUN,
+    "headwater_blocks_per_second": OF_RARE_EVENTS,
+    "headwater_rows_per_second": OF_RARE_EVENTS,
+    "headwater_blocks": OF_A_RUN,
+    "headwater_rows": OF_A_RUN,
+    "headwater_bytes": OF_A_RUN,
+    "headwater_rows_skipped": OF_RARE_EVENTS,
+    "headwater_logs_unlike": "test_logs_that_fit_the_topic_only_are_counted_and_said_once",
+    "headwater_commits": OF_A_RUN,
+    "headwater_stage_seconds": OF_A_RUN,
+    "headwater_outbox_messages": "test_the_depth_and_age_of_an_outbox_are_those_of_its_table",
+    "headwater_outbox_age_blocks": "test_the_depth_and_age_of_an_outbox_are_those_of_its_table",
+    "headwater_forks": OF_A_RUN,
+    "headwater_fork_depth_blocks": OF_A_RUN,
+    "headwater_rows_undone": OF_A_RUN,
+    "headwater_undo_rows": OF_UNDO,
+    "headwater_blocks_discarded": OF_RARE_EVENTS,
+    "headwater_retries": OF_A_RUN,
+    "headwater_stalls": OF_RARE_EVENTS,
+    "headwater_replica_waits": OF_RARE_EVENTS,
+    "headwater_errors": "test_an_error_that_ends_a_stream_is_counted_by_its_code",
+    "sqd_processed_block": OF_A_RUN,
+    "sqd_end_block": OF_RARE_EVENTS,
+    "sqd_progress_ratio": OF_RARE_EVENTS,
+    "sqd_eta_seconds": OF_RARE_EVENTS,
+    "sqd_blocks_processed": OF_A_RUN,
+    "sqd_bytes_downloaded": OF_A_RUN,
+    "sqd_forks": OF_A_RUN,
+    "sqd_decode_errors_skipped": OF_RARE_EVENTS,
+    "sqd_portal_requests": OF_A_RUN,
+    "sqd_batch_size_blocks": OF_A_RUN,
+    "sqd_batch_size_bytes": OF_A_RUN,
+}
+
+
+def test_no_metric_is_forgotten() -> None:
+    """Every name of the registry is compared with an oracle by the test that is named here."""
+    registry = CollectorRegistry()
+    instruments(registry)
+    names = [one.name for one in registry.collect()]
+    assert sorted(CHECKED_BY) == sorted(names)
+    for name, test in CHECKED_BY.items():
+        assert f'"{name}' in inspect.getsource(globals()[test]), f"{test} does not compare {name}"
+
+
 @pytest.mark.guarantee("METRICS-1")
 @pytest.mark.parametrize("seed", [3, 4])
 def test_every_metric_equals_what_happened(seed: int, tmp_path: Path) -> None:
@@ -43,16 +106,23 @@ def test_every_metric_equals_what_happened(seed: int, tmp_path: Path) -> None:
     dice, name = random.Random(seed), f"metrics-{seed}"
     seen: Counter[str] = Counter()
     depths: list[int] = []
+    states: list[PipeState] = [PipeState()]
     file = tmp_path / "chain.duckdb"
     with simulated_portal(seed=seed, blocks=60, finality_depth=15) as portal:
         portal.sim.faults.add(Status(503), route="stream", times=2)
+
+        def rows_between(low: int, high: int) -> int:
+            own = [one for one in portal.chain.canonical() if low < one.number <= high]
+            return len(transfers(portal.chain, own))
 
         def on_event(event: Event) -> None:
             seen[type(event).__name__] += 1
             if isinstance(event, Committed):
                 seen["blocks"] += event.blocks
+                seen["rows"] += rows_between(states[-1].number, event.state.number)
             if isinstance(event, RolledBack):
                 depths.append(event.orphaned.number - event.state.number)
+            states.append(event.state)
             if isinstance(event, Settled) and event.state.cursor == portal.chain.head.cursor:
                 if len(depths) >= 4:
                     raise StopRequested
@@ -70,12 +140,17 @@ def test_every_metric_equals_what_happened(seed: int, tmp_path: Path) -> None:
         )
         stream.pipe_to(duckdb_target(file), on_event=on_event)
         got = figures(name)
-        chain = portal.chain
+        chain, last = portal.chain, states[-1]
+        assert last.finalized is not None
         assert got[("headwater_cursor_block",)] == chain.head.number
         assert got[("headwater_head_block",)] == chain.head.number
+        assert got[("headwater_finalized_block",)] == last.finalized.number
+        assert got[("headwater_hot_blocks",)] == len(last.landing_points()) - 1 > 0
         assert got[("headwater_lag_blocks",)] == 0
         assert got[("headwater_running",)] == 0
         assert got[("headwater_blocks_total",)] == seen["blocks"]
+        assert got[("sqd_blocks_processed_total",)] == seen["blocks"]
+        assert got[("sqd_batch_size_blocks_sum",)] == seen["blocks"]
         assert got[("headwater_commits_total",)] == seen["Committed"]
         assert got[("headwater_forks_total",)] == len(depths) == 4
         assert got[("headwater_fork_depth_blocks_sum",)] == sum(depths)
@@ -84,10 +159,79 @@ def test_every_metric_equals_what_happened(seed: int, tmp_path: Path) -> None:
         assert got[("sqd_portal_requests_total", "success", "409")] >= 4
         assert got[("sqd_processed_block",)] == chain.head.number
         assert got[("sqd_forks_total",)] == 4
-        rows = len(transfers(chain, chain.canonical()))
-        assert got[("headwater_rows_total",)] - got[("headwater_rows_undone_total",)] == rows
+        rows = rows_between(-1, chain.head.number)
+        assert got[("headwater_rows_total",)] == seen["rows"]
+        assert got[("headwater_rows_undone_total",)] == seen["rows"] - rows > 0
+        size = got[("headwater_bytes_total",)]
+        assert size == got[("sqd_bytes_downloaded_total",)] == got[("sqd_batch_size_bytes_sum",)]
+        assert size > 100 * seen["rows"]
+        assert got[("headwater_stage_seconds_count", "recover")] == 1
         assert got[("headwater_stage_seconds_count", "roll_back")] == 4
         assert got[("headwater_stage_seconds_count", "commit")] >= seen["Committed"]
+
+
+@pytest.mark.guarantee("METRICS-1")
+def test_what_happens_rarely_is_counted_too() -> None:
+    """With a clock of its own: speeds, ages and estimates are exact."""
+    now = 1_000.0
+    registry = CollectorRegistry()
+    record = StreamRecord("rare", registry=registry, wall=lambda: now, clock=lambda: now)
+    state = PipeState()
+    for step in range(1, 4):
+        now += 10.0
+        cursor = BlockCursor(step * 100, f"h{step}", int(now) - 7)
+        state = PipeState(cursor, cursor)
+        counts = Counts(rows=50, bytes=1_000, skipped=step)
+        record.transformed(
+            BatchFacts(100, cursor, 0, 1_000, 10.0 * step, 10.0, 70.0, lambda c=counts: c)  # type: ignore[misc]
+        )
+        record.happened(Committed(state, 100))
+    record.happened(Discarded(state, BlockCursor(303, "x"), 3))
+    for _ in range(2):
+        record.happened(Waited(state))
+    record.noticed(Notice(NoticeKind.STALLED, "nothing has arrived for 60 s"))
+    got = {
+        one.name: one.value
+        for family in registry.collect()
+        for one in family.samples
+        if one.labels.get("id") == "rare"
+    }
+    assert got["headwater_lag_seconds"] == 7
+    assert got["headwater_blocks_per_second"] == 10
+    assert got["headwater_rows_per_second"] == 5
+    assert got["headwater_rows_skipped_total"] == got["sqd_decode_errors_skipped_total"] == 6
+    assert got["headwater_blocks_discarded_total"] == 3
+    assert got["headwater_replica_waits_total"] == 2
+    assert got["headwater_stalls_total"] == 1
+    assert got["sqd_end_block"] == 1_000
+    assert got["sqd_progress_ratio"] == pytest.approx(0.3)
+    assert got["sqd_eta_seconds"] == 70
+
+
+@pytest.mark.guarantee("METRICS-1")
+def test_rows_kept_for_undo_are_those_of_the_log(tmp_path: Path) -> None:
+    """Counted with the first commit and every 25th, when old ones are removed."""
+    file, commits = tmp_path / "chain.duckdb", 0
+    tables = [table("transfers", key=["block_number", "log_index"])]
+    with simulated_portal(seed=3, blocks=60, finality_depth=15) as portal:
+
+        def on_event(event: Event) -> None:
+            nonlocal commits
+            commits += isinstance(event, Committed)
+            if commits == 1 + 25:
+                raise StopRequested
+            if isinstance(event, Settled):
+                portal.extend(1)
+
+        portal_stream(
+            id="metrics-undo",
+            portal=portal.url,
+            outputs={"transfers": evm.events("erc20.Transfer")},
+            far=10**9,
+            poll_interval_s=0.01,
+        ).pipe_to(duckdb_target(file, tables=tables), on_event=on_event, progress=False)
+    rows = DuckDBAdmin(str(file), None, "sync").undo_rows("metrics-undo")
+    assert figures("metrics-undo")[("headwater_undo_rows",)] == rows > 0
 
 
 def test_an_error_that_ends_a_stream_is_counted_by_its_code(tmp_path: Path) -> None:

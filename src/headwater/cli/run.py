@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,8 +167,13 @@ def read_pipelines(file: Path) -> list[tuple[Stream, Any]]:
     except HeadwaterError:
         raise
     except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [one.lineno for one in frames if one.filename == str(file)]
         raise PipelineFileError(
-            "the file cannot be run", file=file, reason=f"{type(error).__name__}: {error}"
+            "the file cannot be run",
+            file=file,
+            line=lines[-1] if lines else None,
+            reason=f"{type(error).__name__}: {error}",
         ) from error
     return list(_pipelines(file, names))
 

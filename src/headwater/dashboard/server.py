@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -90,13 +91,14 @@ class Dashboard:
 
     def admits(self, host: str | None, origin: str | None) -> bool:
         """Tell whether a request may be answered, by what it calls us and who sends it."""
-        if origin is not None and urlsplit(origin).hostname not in {*LOCAL, self.host}:
+        if origin is not None and _hostname(origin) not in {*LOCAL, self.host}:
             return False
-        return not self._local or (host is not None and _hostname(host) in LOCAL)
+        return not self._local or (host is not None and _hostname(f"//{host}") in LOCAL)
 
     def answer(self, target: str) -> Answer:
         """Answer a GET: status, content type and body."""
-        path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
+        path, _, rest = target.partition("?")
+        query = parse_qs(rest)
         streams = self._streams()
         wanted = query.get("id", [""])[0]
         chosen = streams.get(wanted) if wanted else next(iter(streams.values()), None)
@@ -130,6 +132,8 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], dashboard: Dashboard) -> None:
         self.dashboard = dashboard
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -210,8 +214,11 @@ def _is_local(host: str) -> bool:
         return False
 
 
-def _hostname(host: str) -> str | None:
-    return urlsplit(f"//{host}").hostname
+def _hostname(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # half of an IPv6 address
+        return None
 
 
 def _json(value: object) -> Answer:

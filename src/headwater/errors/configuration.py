@@ -53,9 +53,7 @@ class QueryLimitError(
     """A query is larger than a portal accepts; nothing was sent."""
 
 
-class InvalidOptionError(
-    ConfigError, code="E0007", fix="give a value in the range that the message names"
-):
+class InvalidOptionError(ConfigError, code="E0007", fix="give a value as the message says"):
     """An option has a value that cannot work."""
 
 
@@ -110,6 +108,16 @@ class CursorMoveError(
     "Python: force=True) goes further, and says first what that does to the data",
 ):
     """A cursor cannot be moved there without giving something up, or there is no such stream."""
+
+
+class NothingStoredError(
+    CursorMoveError,
+    code="E0035",
+    fix="check the path or address, --id, --schema and --table: headwater status lists the streams "
+    "that are stored there. A stream stores something with its first commit, and a running one can "
+    "be asked at HOST:PORT",
+):
+    """A command was given a place where this stream, or any, has stored nothing."""
 
 
 class SchemaFileError(
@@ -171,9 +179,9 @@ class DashboardAddressError(
 class PipelineFileError(
     ConfigError,
     code="E0031",
-    fix="define `stream` and `target`, or `pipelines`, a list of (stream, target); each stream has "
-    "an id of its own; what runs them, such as `pipe_to`, stands under "
-    '`if __name__ == "__main__":`',
+    fix="mend what the reason names, if there is one; define `stream` and `target`, or "
+    "`pipelines`, a list of (stream, target); each stream has an id of its own; what runs them, "
+    'such as `pipe_to`, stands under `if __name__ == "__main__":`',
 ):
     """A file that a command was given defines no pipeline, cannot be read, or runs one itself."""
 

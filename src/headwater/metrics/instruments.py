@@ -56,6 +56,9 @@ class Instruments:
         self.forks = self._counter("forks", "Forks that undid committed blocks")
         self.fork_depth = self._histogram("fork_depth_blocks", "Blocks undone per fork", _DEPTHS)
         self.rows_undone = self._counter("rows_undone", "Decoded rows of blocks that forks undid")
+        self.undo_rows = self._gauge(
+            "undo_rows", "Rows kept for undoing hot blocks, counted every 25 commits"
+        )
         self.discarded = self._counter("blocks_discarded", "Blocks a fork took before a commit")
         # what went wrong
         self.retries = self._counter("retries", "Requests sent again, by reason", "reason")

@@ -8,6 +8,7 @@ stored: a restart begins with empty lists, and the target's state says where it 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -47,6 +48,7 @@ RECENT_MESSAGES = 20
 SAMPLES = 600
 SAMPLE_S = 1.0
 MANY = 10  # logs of another form, without a single row, that are told of
+_EXACT = 2**53  # the largest integer that a browser keeps
 NEAR = 20  # blocks behind the head up to which a stream counts as following it
 
 
@@ -90,6 +92,8 @@ class StreamRecord:
         self._unlike: dict[str, int] = {}
         self._filled: frozenset[str] = frozenset()
         self.fork_count = 0
+        self._undo_rows: int | None = None
+        self._outboxes: dict[str, int] = {}
         self._show()
 
     # --- told by the run --------------------------------------------------------------------------
@@ -161,8 +165,15 @@ class StreamRecord:
 
     def outbox(self, name: str, messages: int, age_blocks: int) -> None:
         """Note how much an outbox holds."""
+        with self._lock:
+            self._outboxes[name] = messages
         self._meters.outbox_messages.labels(self.id, name).set(messages)
         self._meters.outbox_age.labels(self.id, name).set(age_blocks)
+
+    def undo(self, rows: int) -> None:
+        """Note how many rows the target keeps for undoing hot blocks."""
+        self._undo_rows = rows
+        self._meters.undo_rows.labels(self.id).set(rows)
 
     def asked(self, status: int | None) -> None:
         """Count a request of the driver; without a status its connection failed."""
@@ -244,6 +255,8 @@ class StreamRecord:
                 "blocks": self._total_blocks,
                 "rows": self._total_rows,
                 "forks": self.fork_count,
+                "undo_rows": self._undo_rows,
+                "outboxes": dict(self._outboxes),
                 "recent_blocks": [asdict(one) for one in self._blocks],
                 "recent_forks": [asdict(one) for one in self._forks],
                 "messages": [{"at": at, "text": text} for at, text in self._messages],
@@ -260,7 +273,13 @@ class StreamRecord:
         """Return the first rows of the last batch near the head, by output."""
         facts = self.facts
         tables = {} if facts is None else facts.tables
-        return {name: table.slice(0, rows).to_pylist() for name, table in tables.items()}
+        return {
+            name: [
+                {column: _plain(value) for column, value in row.items()}
+                for row in table.slice(0, rows).to_pylist()
+            ]
+            for name, table in tables.items()
+        }
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -404,6 +423,23 @@ def _newest(head: Head) -> int | None:
 def block_seconds(timestamp: int) -> float:
     """Return a block's time in seconds; some networks count milliseconds."""
     return timestamp / 1000 if timestamp > 100_000_000_000 else float(timestamp)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can hold it and a browser reads it: exact integers, hex for bytes."""
+    match value:
+        case bytes():
+            return f"0x{value.hex()}"
+        case float() if not math.isfinite(value):
+            return str(value)
+        case int() if abs(value) > _EXACT:
+            return str(value)
+        case list():
+            return [_plain(one) for one in value]
+        case dict():
+            return {name: _plain(one) for name, one in value.items()}
+        case _:
+            return value
 
 
 def _cursor(cursor: BlockCursor | None) -> dict[str, Any] | None:

@@ -221,6 +221,9 @@ class Run(Host[Delivery]):
     def on_event(self, event: Event) -> None:
         """Write one line per batch and per fork; tell the extensions how far the stream is."""
         self._record.happened(event)
+        undo_rows = self._target.capabilities.undo_rows
+        if undo_rows is not None:
+            self._record.undo(undo_rows())
         if isinstance(event, Committed):
             if self._assembler is not None:
                 self._assembler.release()

@@ -18,7 +18,12 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from headwater.core import BlockCursor, PipeState
-from headwater.errors import CursorMoveError, InvalidOptionError, LakeCommandError
+from headwater.errors import (
+    CursorMoveError,
+    InvalidOptionError,
+    LakeCommandError,
+    NothingStoredError,
+)
 from headwater.targets.contract import Delivery, SideTable, Target
 from headwater.targets.extras import import_extra
 from headwater.targets.schema_file import SchemaFile
@@ -223,13 +228,13 @@ def find_stream(streams: Sequence[StreamStatus], stream_id: str) -> StreamStatus
     """Return a stream by its id.
 
     Raises:
-        CursorMoveError: there is none.
+        NothingStoredError: there is none.
     """
     for one in streams:
         if one.id == stream_id:
             return one
     known = ", ".join(one.id for one in streams) or "none"
-    raise CursorMoveError("no such stream is stored here", stream=stream_id, known=known)
+    raise NothingStoredError("no such stream is stored here", stream=stream_id, known=known)
 
 
 def plan_move(

@@ -180,6 +180,7 @@ class Capabilities(Generic[Data]):
     `rereads` says that a commit reads frames more than once, so that the stream keeps what
     executors have fetched. `file` is one that no other process can open while a stream writes it.
     `branches` returns the targets behind this one, each with the state that it has committed.
+    `undo_rows` returns how many rows are kept for undoing hot blocks, as counted last.
     `prepare_batch` is called with each batch once it is transformed, before
     it waits for its commit: it checks the batch, or does work that need not wait, and returns the
     batch to commit. It makes nothing visible; it may be repeated for the same batch. `finish` is
@@ -196,6 +197,7 @@ class Capabilities(Generic[Data]):
     config: KeepsConfig | None = None
     history: FillsHistory | None = None
     branches: Callable[[], Sequence[tuple[Target[Data], PipeState]]] | None = None
+    undo_rows: Callable[[], int] | None = None
     prepare_batch: Callable[[Batch[Data]], Batch[Data]] | None = None
     finish: Callable[[], None] | None = None
 

@@ -57,6 +57,7 @@ class FanOutTarget:
             rereads=True,
             file=next((one.file for one in found if one.file is not None), None),
             branches=self._branches,
+            undo_rows=self._undo_rows,
             prepare_batch=self._prepare,
             finish=self._finish,
         )
@@ -143,6 +144,10 @@ class FanOutTarget:
 
     def _branches(self) -> list[tuple[Target[Any], PipeState]]:
         return list(zip(self.targets, self.states, strict=True))
+
+    def _undo_rows(self) -> int:
+        counts = (one.capabilities.undo_rows for one in self.targets)
+        return sum(count() for count in counts if count is not None)
 
     # --- batches ----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import duckdb
 
-from headwater.errors import CursorMoveError, SchemaFileError
+from headwater.errors import NothingStoredError, SchemaFileError
 from headwater.targets.admin import StreamStatus
 from headwater.targets.duckdb.session import Session, open_session
 from headwater.targets.duckdb.store import DuckDBSettings
@@ -31,7 +31,7 @@ class DuckDBAdmin(SqlAdmin[Session]):
     def streams(self) -> list[StreamStatus]:
         """Return all streams of the file."""
         if not Path(self._place).exists():
-            raise CursorMoveError("there is no such file", path=self._place)
+            raise NothingStoredError("there is no such file", path=self._place)
         return super().streams()
 
     @contextmanager

@@ -107,7 +107,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
         self._aggregates = Aggregates(tuple(aggregates), declared)
         log = next((one.change_log for one in declared if one.change_log), None)
         self._tables = (*declared, *self._aggregates.tables(self.dialect, log))
-        self._commits = 0
+        self._commits = self._undo_rows = 0
         self._session: Held | None = None
         self._side_tables: tuple[SideTable, ...] = ()
 
@@ -117,7 +117,15 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
 
         Aggregates read frames a second time.
         """
-        return replace(super().capabilities, rereads=bool(self._aggregates), history=self)
+        return replace(
+            super().capabilities,
+            rereads=bool(self._aggregates),
+            history=self,
+            undo_rows=self._count_undo_rows,
+        )
+
+    def _count_undo_rows(self) -> int:
+        return self._undo_rows
 
     @property
     def aggregated(self) -> set[str]:
@@ -373,13 +381,14 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
             self._aggregates.write(tx, data, scope)
 
     def _prune(self, state: PipeState) -> None:
-        """Remove undo data that no legal fork needs."""
+        """Remove undo data that no legal fork needs, and count what is left."""
         number = state.prunable(self._settings.unfinalized_blocks_retention)
-        if number < 0:
-            return
-        self._store.sync.prune(number)
-        for layout in self._store.catalog.undoable():
-            self._store.undo.prune(layout, number)
+        layouts = self._store.catalog.undoable()
+        if number >= 0:
+            self._store.sync.prune(number)
+            for layout in layouts:
+                self._store.undo.prune(layout, number)
+        self._undo_rows = sum(map(self._store.undo.count, layouts))
 
     @property
     def _is_open(self) -> bool:
