@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -361,32 +360,33 @@ class Driver:
     """A driver in a process group of its own, with a query into files and one into a target."""
 
     def __init__(self, portal: PortalServer, folder: Path, dies: int = -1) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, portal.url, str(folder), str(dies)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYSPARK_PYTHON": sys.executable},
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._log = folder / "driver.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", DRIVER, portal.url, str(folder), str(dies)],
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT / "src"),
+                    "PYSPARK_PYTHON": sys.executable,
+                },
+                stderr=log,
+                start_new_session=True,
+            )
+        self._deadline = time.monotonic() + 300
 
-    def wait_for(
-        self, is_reached: Callable[[], bool], *, meanwhile: Callable[[], None] = lambda: None
-    ) -> None:
-        """Wait until something is so, or the driver is dead by its own hand."""
-        deadline = time.monotonic() + 300
-        while not is_reached() and self.process.poll() != -signal.SIGKILL:
-            meanwhile()
-            assert self.process.poll() in (None, -signal.SIGKILL), self._said()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+    def goes_on(self) -> bool:
+        """Wait a moment; tell whether the driver lives. Its own hand may have killed it."""
+        ended = self.process.poll()
+        assert ended in (None, -signal.SIGKILL), self._log.read_text(errors="replace")
+        assert time.monotonic() < self._deadline
+        time.sleep(0.005)
+        return ended is None
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.communicate()
-
-    def _said(self) -> bytes:
-        return self.process.stderr.read() if self.process.stderr else b""
+        self.process.wait()
 
 
 def check_after_kills(spark: SparkSession, portal: PortalServer, folder: Path) -> None:
@@ -434,7 +434,8 @@ def test_a_killed_driver_loses_nothing_and_writes_nothing_twice(
     """kill -9 between the target's commit and Spark's, of another query anywhere; then a fork."""
     driver = Driver(portal, tmp_path, dies=10)
     try:
-        driver.wait_for(lambda: False)
+        while driver.goes_on():
+            pass
     finally:
         driver.kill()
     logs = tmp_path / "target" / "checkpoint"
@@ -444,13 +445,21 @@ def test_a_killed_driver_loses_nothing_and_writes_nothing_twice(
     check_after_kills(spark, portal, tmp_path)
 
 
-def planned(folder: Path) -> int:
-    """Return how many micro-batches the query into files has planned."""
-    return len(list((folder / "files" / "checkpoint" / "offsets").glob("[0-9]*")))
+POINTS = ("journal/*.arrow", "checkpoint/offsets/[0-9]*", "checkpoint/commits/[0-9]*")
+"""What a query writes: hot blocks before it plans them, what it plans, what it has done."""
 
 
-def has_planned(folder: Path, count: int) -> bool:
-    return planned(folder) >= count
+class Watch:
+    """Counts the files that appear in a folder, also those that are removed soon."""
+
+    def __init__(self, folder: Path, pattern: str) -> None:
+        self._folder, self._pattern = folder, pattern
+        self._before = set(folder.glob(pattern))
+        self._seen: set[Path] = set()
+
+    def count(self) -> int:
+        self._seen.update(self._folder.glob(self._pattern))
+        return len(self._seen - self._before)
 
 
 @pytest.mark.walk
@@ -459,24 +468,20 @@ def has_planned(folder: Path, count: int) -> bool:
 def test_drivers_killed_at_random_points(
     spark: SparkSession, portal: PortalServer, tmp_path: Path, seed: int
 ) -> None:
-    """Several kill -9 in a row, each some time after the driver has begun to work, with forks."""
+    """Several kill -9 in a row, each at the n-th file that a query writes; the chain forks."""
     dice = Random(f"kills {seed}")
-
-    def live(seen: list[int] = [0]) -> None:  # noqa: B006 - it remembers
-        """Let the chain go on as the driver does."""
-        if planned(tmp_path) == seen[0]:
-            return
-        seen[0] = planned(tmp_path)
-        portal.extend(2)
-        if dice.random() < 0.3:
-            portal.fork(dice.randint(1, 4))
-
-    for _ in range(4):
+    for _ in range(5):
+        point = dice.choice([f"{name}/{one}" for name in ("files", "target") for one in POINTS])
+        reached, number = Watch(tmp_path, point), dice.randint(1, 6)
+        planned, lived = Watch(tmp_path, "files/checkpoint/offsets/[0-9]*"), 0
         driver = Driver(portal, tmp_path, dies=dice.choice([-1, -1, dice.randrange(40)]))
-        goal = planned(tmp_path) + dice.randint(1, 6)
         try:
-            driver.wait_for(partial(has_planned, tmp_path, goal), meanwhile=live)
-            time.sleep(dice.random() / 2)
+            while reached.count() < number and driver.goes_on():
+                if planned.count() > lived:  # the chain goes on as the driver does
+                    lived = planned.count()
+                    portal.extend(2)
+                    if dice.random() < 0.3:
+                        portal.fork(dice.randint(1, 4))
         finally:
             driver.kill()
         portal.extend(4)
