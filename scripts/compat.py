@@ -4,6 +4,7 @@
 own under `build/compat`, from the lock, with another pyspark or made by another Python; it is kept.
 What was seen goes to `docs/results/compat.json`, of which `check_docs.py` makes the tables of
 docs/compatibility.md. What cannot be installed is said; a Python that is not on PATH is left out.
+Connectors of lake formats are tried where `HEADWATER_LAKE_JARS` names a folder with their jars.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ SPARK_AREAS: dict[str, tuple[str, ...]] = {
     "data source": ("spark/test_datasource.py",),
     "pipeline": ("spark/test_stream_on_spark.py", "spark/test_spans.py"),
     "lake": ("spark/test_lake_on_spark.py",),
+    "Spark's own connectors": ("spark/test_lake_connectors.py",),
     "what versions lack": ("spark/test_versions.py",),
 }
 PYTHON_AREAS: dict[str, tuple[str, ...]] = {

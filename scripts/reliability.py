@@ -64,9 +64,9 @@ def _versions(key: str, title: str, found: dict[str, Any]) -> str:
     for _, one in sorted(found.items()):
         cells = []
         for area in areas:
-            counts = one["areas"][area]
+            counts = one["areas"].get(area, {})
             total = sum(counts.values()) - counts.get("skipped", 0)
-            cells.append(f"{counts.get('passed', 0)} of {total}")
+            cells.append(f"{counts.get('passed', 0)} of {total}" if total else "")
         rows.append(f"| {one[key]} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
