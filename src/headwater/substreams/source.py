@@ -44,8 +44,9 @@ from headwater.substreams.messages import (
 )
 
 Decode = Callable[[Sequence[ModuleOutput]], Mapping[str, pa.Table]]
-AHEAD_BYTES = 48 << 20  # of messages that wait for the loop
-TOGETHER_BLOCKS, TOGETHER_BYTES = 2000, 16 << 20  # decoded, or handed out, at once
+AHEAD_BYTES = 24 << 20  # of messages that wait for the loop
+TOGETHER_BLOCKS, TOGETHER_BYTES = 2000, 16 << 20  # handed out at once, for others to decode
+DECODED_BLOCKS, DECODED_BYTES = 500, 4 << 20  # decoded and handed out at once: caches hold as much
 IDLE_S = 1.0  # without a message at the head: time for what waits by the clock
 
 
@@ -160,7 +161,8 @@ class SubstreamsSource:
     def _blocks(self, message: Gathered, feed: Feed) -> Iterator[Blocks | Fork]:
         """Hand out the blocks of a message, and of those that arrived right after it."""
         items, size = self._heard(message), message.size
-        while len(items) < TOGETHER_BLOCKS and size < TOGETHER_BYTES:
+        most_blocks, most_bytes = feed.together
+        while len(items) < most_blocks and size < most_bytes:
             more = feed.take_outputs()
             if more is None:
                 break
@@ -242,6 +244,9 @@ class Feed:
         decode: Decode | None = None,
     ) -> None:
         self._decode = decode
+        self.together = (
+            (TOGETHER_BLOCKS, TOGETHER_BYTES) if decode is None else (DECODED_BLOCKS, DECODED_BYTES)
+        )
         self.stop = stop
         self._reading = reading
         self._ahead = ahead
@@ -343,7 +348,7 @@ class Feed:
             if not isinstance(more, Outputs) or not _is_final(Gathered((more,))):
                 break
             blocks, size = blocks + len(more.items), size + more.size
-            if blocks > TOGETHER_BLOCKS or size > TOGETHER_BYTES:
+            if blocks > self.together[0] or size > self.together[1]:
                 break
             held.append(more)
             self._arrived.popleft()
