@@ -1,12 +1,13 @@
-"""A portal for benchmarks: blocks that are made of one template, so that serving costs a copy.
+"""A portal for benchmarks: blocks that are made of templates, so that serving costs a copy.
 
-Every block holds the same ERC-20 transfers under a header of its own; all blocks are final. A
+Every block holds the same ERC-20 transfers under a header of its own, or those of one of several
+templates in turn, where what is measured depends on how much rows differ; all blocks are final. A
 client that takes zstd gets it: groups of blocks were compressed before, into a file that later runs
 use again, with a window that is smaller than a block, so that the ratio is that of one block. Run
 as a process, it prints its address and ends when its input is closed. `GET …/asked` tells when the
 first request for blocks came, and how much was sent; that starts the count anew.
 
-    python benchmarks/template_portal.py BLOCKS LOGS_PER_BLOCK
+    python benchmarks/template_portal.py BLOCKS LOGS_PER_BLOCK [TEMPLATES]
 """
 
 from __future__ import annotations
@@ -46,16 +47,20 @@ def word(*parts: object) -> str:
     return "0x" + hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def logs_of(count: int) -> bytes:
+def logs_of(count: int, template: int = 0) -> bytes:
     """Return the logs of a block, rendered."""
+    first = template * count
     logs = [
         {
             "logIndex": index,
             "transactionIndex": index // 2,
-            "transactionHash": word("transaction", index // 2),
-            "address": word("token", index % 7)[:42],
-            "data": "0x" + word("value", index)[2:34].rjust(64, "0"),
-            "topics": [TRANSFER, *("0x" + word(one, index)[2:42].rjust(64, "0") for one in "ft")],
+            "transactionHash": word("transaction", first + index // 2),
+            "address": word("token", (first + index) % 7)[:42],
+            "data": "0x" + word("value", first + index)[2:34].rjust(64, "0"),
+            "topics": [
+                TRANSFER,
+                *("0x" + word(one, first + index)[2:42].rjust(64, "0") for one in "ft"),
+            ],
         }
         for index in range(count)
     ]
@@ -65,12 +70,13 @@ def logs_of(count: int) -> bytes:
 class Chain:
     """The lines of all blocks, plain and compressed."""
 
-    def __init__(self, blocks: int, logs: int) -> None:
+    def __init__(self, blocks: int, logs: int, templates: int = 1) -> None:
         self.last = blocks - 1
-        self.logs = logs_of(logs)
+        self.logs = [logs_of(logs, one) for one in range(templates)]
         folder = Path(tempfile.gettempdir(), "headwater-benchmarks")
         folder.mkdir(exist_ok=True)
-        file = folder / f"template-{blocks}-{logs}-{_GROUP}.zst"
+        several = f"-{templates}" if templates > 1 else ""
+        file = folder / f"template-{blocks}-{logs}{several}-{_GROUP}.zst"
         ends = file.with_suffix(".json")
         if not ends.exists():
             self._write(file, ends)
@@ -87,7 +93,7 @@ class Chain:
             whole = first % _GROUP == 0 and end - first == _GROUP - 1
             if packed and with_logs and whole:
                 group = first // _GROUP
-                size = _GROUP * (len(self.logs) + 200)
+                size = _GROUP * (len(self.logs[0]) + 200)
                 yield self._packed[self._ends[group] : self._ends[group + 1]], size
             else:
                 lines = self._lines(first, end, with_logs=with_logs)
@@ -115,7 +121,8 @@ class Chain:
             "timestamp": 1_700_000_000 + 12 * number,
         }  # fmt: skip
         head = b'{"header":%b' % json.dumps(header, separators=(",", ":")).encode()
-        return head + (b',"logs":%b}\n' % self.logs if with_logs else b"}\n")
+        logs = self.logs[number % len(self.logs)]
+        return head + (b',"logs":%b}\n' % logs if with_logs else b"}\n")
 
 
 class Asked:
@@ -206,9 +213,9 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def template_portal(blocks: int, logs: int) -> Iterator[str]:
+def template_portal(blocks: int, logs: int, templates: int = 1) -> Iterator[str]:
     """Serve in a process of its own while the block runs; yield the address."""
-    command = [sys.executable, str(Path(__file__)), str(blocks), str(logs)]
+    command = [sys.executable, str(Path(__file__)), *map(str, (blocks, logs, templates))]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
@@ -234,8 +241,8 @@ def decoded(url: str, blocks: int) -> pa.Table:
 
 
 def main() -> None:
-    blocks, logs = map(int, sys.argv[1:])
-    handler = type("Bound", (Handler,), {"chain": Chain(blocks, logs), "asked": Asked()})
+    chain = Chain(*map(int, sys.argv[1:]))
+    handler = type("Bound", (Handler,), {"chain": chain, "asked": Asked()})
     with Server(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         print(f"http://127.0.0.1:{server.server_address[1]}/template", flush=True)

@@ -2,7 +2,7 @@
 
     python benchmarks/lake/bench_lake.py undo FORMAT [ROWS …]     # default: 10,000 and 10,000,000
     python benchmarks/lake/bench_lake.py commits FORMAT [COUNT]   # default: 400, with and without
-    python benchmarks/lake/bench_lake.py backfill [LOGS]          # default: 5,000,000, on Spark
+    python benchmarks/lake/bench_lake.py backfill [LOGS]          # default: 2,000,000, on Spark
 
 FORMAT is iceberg or delta. `undo` goes back three hot blocks of 200 rows. `commits` gives the time
 from a block of 200 rows to its being readable by others, and to its being committed, by the age of
@@ -34,6 +34,7 @@ from headwater.targets.iceberg import IcebergSettings, iceberg_target
 from headwater.testing.conformance.model import Change, Rig
 
 HOT, PER_BLOCK = 64, 200
+TEMPLATES = 1000  # blocks after which rows of a backfill repeat: more than a row group holds
 ADDRESS = "0x" + "ab" * 20
 
 
@@ -151,7 +152,7 @@ def backfill(logs: int) -> None:
     from headwater.spark import local_session
     from template_portal import template_portal
 
-    spark = local_session("lake")
+    spark = local_session("lake", **{"spark.driver.memory": "4g"})
     blocks = logs // 100
     made: dict[str, Any] = {
         "parquet": lambda path: parquet_target(path, rollover=Rollover()),
@@ -167,7 +168,7 @@ def backfill(logs: int) -> None:
             f"{what:<44} {took:5.1f} s, {logs / took:>9,.0f} rows/s, {spent:5.1f} CPU-s", flush=True
         )
 
-    with tempfile.TemporaryDirectory() as folder, template_portal(blocks, 100) as portal:
+    with tempfile.TemporaryDirectory() as folder, template_portal(blocks, 100, TEMPLATES) as portal:
         for name, kind in (("cold", "parquet"), *(("warm", one) for one in made)):
             stream = portal_stream(
                 id="backfill",
@@ -205,7 +206,7 @@ def cpu_seconds() -> float:
 def main() -> None:
     what, *given = sys.argv[1:]
     if what == "backfill":
-        backfill(*(int(one.replace(",", "")) for one in given or ["5,000,000"]))
+        backfill(*(int(one.replace(",", "")) for one in given or ["2,000,000"]))
         return
     kind, *rest = given
     numbers = [int(one.replace(",", "")) for one in rest]
