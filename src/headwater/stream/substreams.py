@@ -75,6 +75,7 @@ class SubstreamsStream(Stream):
     dialling: Dialling = Dialling()  # noqa: RUF009 - immutable
     on_message: OnMessage | None = None
     far_bytes: int = 0  # of final blocks that arrived, from which executors decode them; 0: never
+    far_always: bool = False  # or only if there are transforms, which then run there too
 
     @property
     def address(self) -> str:
@@ -85,6 +86,11 @@ class SubstreamsStream(Stream):
     def is_single(self) -> bool:
         """Whether the module's output is one table."""
         return len(self.decoder.schemas) == 1
+
+    @property
+    def far(self) -> int:
+        """From how many bytes on executors decode; 0 if the driver does."""
+        return self.far_bytes if self.far_always or self.steps else 0
 
     @property
     def fingerprint(self) -> str:
@@ -134,7 +140,7 @@ class SubstreamsRun(Run):
             stop=stream.stop,
             on_message=self._hear,
             check=self._interrupt.check_if_idle,
-            decode=None if stream.far_bytes else stream.decoder.decode,
+            decode=None if stream.far else stream.decoder.decode,
         )
 
     def open(self, state: PipeState) -> None:
@@ -217,7 +223,7 @@ class ModuleAssembler(Assembler):
         )
         self._log = log
         self._decoder = stream.decoder
-        self._far = stream.far_bytes
+        self._far = stream.far
         self._keeps = shared or not stream.flush.backfill.at_once
         last = stream.stop - 1 if stream.stop else None
         self._range = BlockRange(max(0, stream.first), last)
@@ -300,7 +306,8 @@ def substreams_stream(
         dialling: idle time, retries, receive limit, version.
         on_message: is told of every message of the endpoint, in the loop's thread.
         on_executors: whether Spark's executors decode and fold history, in which case the driver
-            only receives it. Left out, they do if your session has any beside the driver's process.
+            only receives it. Left out, they do if the stream has transforms and your session has
+            executors beside the driver's process.
 
     Raises:
         StreamIdError: the id is missing or blank.
@@ -342,6 +349,7 @@ def substreams_stream(
         dialling=dialled,
         on_message=on_message,
         far_bytes=FAR_BYTES if _wants_executors(on_executors, spark) else 0,
+        far_always=bool(on_executors),
         spark=spark,
         flush=rules,
         undo_buffer=undo_buffer,
