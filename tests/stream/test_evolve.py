@@ -16,7 +16,7 @@ import pytest
 
 from headwater import StopRequested, evm, portal_stream
 from headwater.decode import Output
-from headwater.errors import ConfigChangedError, EvolveError, InvalidOptionError
+from headwater.errors import ConfigChangedError, EvolveError, InvalidOptionError, TargetError
 from headwater.pipeline import Event, Recovered, Settled
 from headwater.stream import PortalStream
 from headwater.stream.config import Config
@@ -293,6 +293,8 @@ def test_what_transforms_make_is_made_again_for_another_version(
 
     follow(stream(portal, {"sent": SOME}), target())
     grow(portal)
+    with pytest.raises(TargetError, match=r"lacks.*evolve.*versions="):
+        follow(stream(portal, {"sent": SOME}).pipe(doubled), target())
     changed = stream(portal, {"sent": SOME}, versions={"sent": 2})
     with pytest.raises(ConfigChangedError, match="changed=sent"):
         follow(replace(changed, on_config_change="error"), target())

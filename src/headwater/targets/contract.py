@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Data = TypeVar("Data")
+NEW_COLUMN = (
+    "one that a transform makes is added and filled by on_config_change='evolve' with versions= "
+    "of its output"
+)
+"""What targets say of columns that a table lacks."""
 
 
 @dataclass(frozen=True, slots=True)

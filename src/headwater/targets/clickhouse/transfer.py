@@ -18,7 +18,7 @@ from headwater.errors import ClickHouseRowsError, ClickHouseTableError
 from headwater.targets.clickhouse.layout import Family, Layout
 from headwater.targets.clickhouse.sql import into
 from headwater.targets.clickhouse.types import fit
-from headwater.targets.contract import Scope
+from headwater.targets.contract import NEW_COLUMN, Scope
 from headwater.targets.frames import block_range
 
 PIECE_BYTES = 128 << 20  # of rows as they come
@@ -80,7 +80,9 @@ def plan_transfer(
     lacking = [name for name in schema.names if name not in layout.columns]
     if lacking:
         raise ClickHouseTableError(
-            "the table lacks columns of the frame", table=layout.name, columns=lacking
+            f"the table lacks columns of the frame; {NEW_COLUMN}",
+            table=layout.name,
+            columns=lacking,
         )
     if layout.version in schema.names:
         raise ClickHouseTableError(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import pyarrow as pa
 
 from headwater.errors import EvolveError, PrimaryKeyMissingError
+from headwater.targets.contract import NEW_COLUMN
 from headwater.targets.sql.dialect import Dialect, Session
 from headwater.targets.sql.settings import Table
 from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, quote
@@ -351,7 +352,7 @@ class Catalog(Generic[Held, Laid]):
             target = layout.columns.get(self.spelled(layout, field.name))
             if target is None or target.generated:
                 raise self.dialect.errors.table(
-                    "the table lacks a column of the frame, or computes it itself",
+                    f"the table lacks a column of the frame, or computes it itself; {NEW_COLUMN}",
                     table=layout.name,
                     column=field.name,
                 )
