@@ -42,6 +42,19 @@ LENGTHS = (10_000, 100_000, 1_000_000, 3_000_000)
 ROWS, UNDONE, ROUNDS = 200, 20, 15
 LIMITS = {"outputs": 4.4, "children": 1.6, "block": 2.0, "undo": 2.0}  # the last beside the first
 
+TITLES = {
+    "outputs": f"Backfill of {LOGS:,} logs",
+    "children": "Decoding of a log",
+    "block": f"Commit of a block of {ROWS} rows",
+    "undo": f"Undo of {UNDONE} blocks of {ROWS} rows",
+}
+AXES = {
+    "outputs": "outputs",
+    "children": "children of the factory",
+    "block": "rows of the PostgreSQL table",
+    "undo": "rows of the PostgreSQL table",
+}
+
 
 def outputs() -> Iterator[tuple[int, float]]:
     """Yield the CPU seconds of a backfill for a number of outputs."""
@@ -147,26 +160,40 @@ def main() -> int:
     return 1 if missed else 0
 
 
+def short(size: int) -> str:
+    """Return a number as it is read on an axis."""
+    for unit, name in ((1_000_000, " M"), (1000, " k")):
+        if size >= unit:
+            return f"{size / unit:g}{name}"
+    return str(size)
+
+
 def plot(grown: dict[str, dict[int, float]], units: dict[str, str], file: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    titles = {
-        "outputs": "backfill by outputs",
-        "children": "decoding by children of a factory",
-        "block": f"a block of {ROWS} rows, by rows of the table",
-        "undo": f"undo of {UNDONE} blocks, by rows of the table",
-    }
-    figure, axes = plt.subplots(1, 4, figsize=(14, 3.2))
+    figure, axes = plt.subplots(1, 4, figsize=(15, 3.8))
     for axis, (name, found) in zip(axes, grown.items(), strict=True):
-        axis.plot(list(found), list(found.values()), marker="o")
-        axis.set_title(titles[name], fontsize=9)
-        axis.set_ylabel(units[name])
-        axis.set_ylim(bottom=0)
+        sizes, values = list(found), list(found.values())
+        right = [values[0] * (size / sizes[0] if name == "outputs" else 1) for size in sizes]
+        shape = "linear" if name == "outputs" else "flat"
+        axis.plot(sizes, right, "--", color="0.6", label=f"{shape}, from the first point")
+        axis.plot(sizes, values, "o-", color="C0", label="measured")
+        for size, value in found.items():
+            axis.annotate(f"{value:,.1f}", (size, value), (0, 7), textcoords="offset points",
+                          ha="center", fontsize=9)  # fmt: skip
         if name != "outputs":
             axis.set_xscale("log")
+        axis.set_xticks(sizes, list(map(short, sizes)), fontsize=8)
+        axis.minorticks_off()
+        axis.set_ylim(0, 1.35 * max(*values, *right))
+        axis.margins(x=0.15)
+        axis.set_title(TITLES[name], fontsize=10)
+        axis.set_xlabel(AXES[name], fontsize=9)
+        axis.set_ylabel(units[name], fontsize=9)
+        axis.legend(loc="lower right", fontsize=8)
         axis.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(file, dpi=110)

@@ -806,7 +806,7 @@ def test_a_full_disk_is_a_coded_error_and_leaves_the_batch_before(tmp_path: Path
 
 
 @pytest.mark.parametrize("limited", [False, True])
-def test_little_of_the_file_stays_in_memory_between_commits_unless_a_limit_says_so(
+def test_little_of_the_file_stays_in_memory_unless_a_limit_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limited: bool
 ) -> None:
     monkeypatch.setattr(session, "_KEPT", "4MB")

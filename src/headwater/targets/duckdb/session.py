@@ -25,7 +25,7 @@ _FULL = ("No space left on device", "Disk quota exceeded", "File too large")  # 
 _OPEN: dict[str, SharedFile] = {}
 _GUARD = Lock()
 _NUMBERS = itertools.count(1)
-_KEPT = "256MB"  # of the file in memory, between two commits
+_KEPT = "64MB"  # of the file in memory, between two statements of a backfill
 _LIMIT = "SELECT current_setting('memory_limit')"
 
 
@@ -119,22 +119,23 @@ class Session:
                 raise
 
     def trim(self) -> None:
-        """Have DuckDB let go of most of the file that it keeps in memory. Called between commits.
+        """Have DuckDB let go of most of the file that it keeps in memory, between two statements.
 
         By itself it keeps up to 80 % of the machine's memory. The limit stands for a moment, so
         that no statement fails by it. It is not touched if the user has set one, or while another
         session of this process might run a statement.
         """
         with _GUARD:
+            beside = self._file.connection  # not in the transaction, which an error would end
             if self._file.is_limited or self._file.users > 1:
                 return
-            if self._cursor.execute(_LIMIT).fetchall()[0][0] != self._file.own_limit:
+            if beside.execute(_LIMIT).fetchall()[0][0] != self._file.own_limit:
                 return  # by a statement of the user
             try:
                 with suppress(duckdb.OutOfMemoryException):  # what is in use stays
-                    self._cursor.execute(f"SET memory_limit = '{_KEPT}'")
+                    beside.execute(f"SET memory_limit = '{_KEPT}'")
             finally:
-                self._cursor.execute("RESET memory_limit")
+                beside.execute("RESET memory_limit")
 
     def close(self) -> None:
         """Release the file; the last session closes it."""

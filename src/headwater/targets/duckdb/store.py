@@ -21,8 +21,8 @@ class DuckDBSettings(StateSettings):
 
     `id` overrides the stream's own. Undo data is kept for `unfinalized_blocks_retention` blocks
     below the finalized one. `config` is passed to DuckDB (`{"memory_limit": "2GB"}`); it
-    may hold keys, so no text shows it. Without a `memory_limit`, at most 256 MB of the file stay in
-    memory between two commits.
+    may hold keys, so no text shows it. Without a `memory_limit`, a backfill keeps 64 MB of the file
+    in memory.
     """
 
     schema: str = DEFAULT_SCHEMA

@@ -142,7 +142,12 @@ class Tx(BaseTx[Session, Layout]):
     def _pieces(self, frame: Any) -> Iterator[pa.Table]:
         """Yield the rows of a frame; those of final blocks on executors in bounded tables."""
         final = self._scope is not None and not self._scope.hot
-        yield from map(scannable, bounded_tables(frame) if final else (to_arrow(frame),))
+        if not final:
+            yield scannable(to_arrow(frame))
+            return
+        for rows in bounded_tables(frame):
+            yield scannable(rows)
+            self.session.trim()  # what was made of them
 
     def _insert(self, layout: Layout, rows: pa.Table) -> None:
         self._check_blocks(layout, rows)
