@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -703,6 +704,7 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
 
 WRITER = """
 import sys
+import weakref
 from tests.targets.test_duckdb import *
 target = duckdb_target(sys.argv[1], tables=["plain", table("keyed", key=["who"])],
     on_data=lambda tx, data: (tx.insert("plain", data["f"]), tx.upsert("keyed", data["f"])))
@@ -838,3 +840,21 @@ def test_little_of_the_file_stays_in_memory_unless_a_limit_says_so(
     assert kept() > full if limited else kept() < 6e6
     assert target.query("SELECT count(*) AS n FROM t")["n"].to_pylist() == [300_000]
     target.close()
+
+
+def test_rows_that_were_inserted_are_let_go_before_the_commit(tmp_path: Path) -> None:
+    alive: list[weakref.ref[pa.Table]] = []
+    still: list[int] = []
+
+    def on_data(tx: Tx, data: Any) -> None:
+        for number in range(3):
+            rows = pa.table({"block_number": [1], "n": [number]})
+            alive.append(weakref.ref(rows))
+            tx.insert("t", rows)
+            del rows
+            still.append(sum(one() is not None for one in alive))
+
+    target = duckdb_target(tmp_path / "chain.duckdb", tables=["t"], on_data=on_data)
+    Stream(target).block(1)
+    target.close()
+    assert still == [0, 0, 0]

@@ -97,9 +97,11 @@ class Session:
     def frame(self, rows: pa.Table) -> Iterator[str]:
         """Let statements see an Arrow table under the name that is yielded; nothing is copied."""
         name = f"__headwater_frame_{next(_NUMBERS)}"
-        self._cursor.register(name, rows)
+        held = _Rows(rows)
+        self._cursor.register(name, held)
         yield name
         self._cursor.unregister(name)  # after an error the rollback does it
+        held.rows = None
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -179,6 +181,21 @@ def open_session(
         if stream is not None:
             file.streams.add(stream)
     return session
+
+
+class _Rows:
+    """A table that DuckDB scans as often as it likes, until it is taken away.
+
+    A transaction keeps every object that was registered in it to its end, and a large one has many.
+    """
+
+    def __init__(self, rows: pa.Table) -> None:
+        self.rows: pa.Table | None = rows
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return the rows as Arrow's libraries hand them to each other."""
+        assert self.rows is not None, "a frame is scanned while it is there"
+        return self.rows.__arrow_c_stream__(requested_schema)
 
 
 @contextmanager
