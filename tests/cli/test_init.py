@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,29 @@ def test_a_project_runs_at_once_and_shows_rows_when_it_is_stopped(tmp_path: Path
     assert shown.startswith("most used tokens")
     assert shown.count("0x") == 5
     assert (tmp_path / "project" / "simulated" / "transfers.duckdb").is_file()
+
+
+def test_a_project_that_is_stopped_before_its_first_commit_leaves_no_trace(tmp_path: Path) -> None:
+    """The portal is away, so there is no table to show rows of."""
+    init(tmp_path / "project")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}/datasets/x"
+    process = subprocess.Popen(
+        [sys.executable, "pipeline.py"], cwd=tmp_path / "project", text=True,
+        env=environment() | {"PORTAL": nobody}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        assert next(line for line in process.stderr if "asking again" in line)
+        process.send_signal(signal.SIGINT)
+        shown, said = process.communicate(timeout=SOON_S)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert shown == ""
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
