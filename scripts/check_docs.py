@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -97,13 +98,27 @@ def generated_problems(*, write: bool) -> list[str]:
 
 
 def link_problems() -> list[str]:
-    """Find relative links that lead nowhere."""
+    """Find relative links that lead nowhere, or to no heading of a page."""
     problems = []
+    link = re.compile(r"\]\(([^)#\s]+)(?:#([^)\s]*))?\)")
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            if "://" not in target and not (page.parent / target).exists():
+        for target, heading in link.findall(page.read_text(encoding="utf-8")):
+            if "://" in target:
+                continue
+            if not (page.parent / target).exists():
                 problems.append(f"{page.relative_to(ROOT)}: broken link {target}")
+            elif (
+                heading and target.endswith(".md") and heading not in headings(page.parent / target)
+            ):
+                problems.append(f"{page.relative_to(ROOT)}: no heading #{heading} in {target}")
     return problems
+
+
+@cache
+def headings(page: Path) -> set[str]:
+    """Return the headings of a page as links name them."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\s-]", "", one).strip().lower().replace(" ", "-") for one in found}
 
 
 def site_problems() -> list[str]:
