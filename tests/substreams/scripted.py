@@ -15,6 +15,7 @@ from headwater.stream import StopRequested
 from headwater.stream.substreams import SubstreamsStream, substreams_stream
 from headwater.substreams.client import Dialling
 from headwater.substreams.descriptors import TypeSet
+from headwater.substreams.messages import Message, Progress
 from headwater.testing.chain.tree import ChainSim, SimBlock
 from headwater.testing.scenarios.change_model import apply_one_by_one
 from headwater.testing.substreams import DB_OUT, EndpointServer, SimModule
@@ -131,13 +132,24 @@ class CrashError(Exception):
 
 
 class Weather:
-    """Grows, forks and finalizes the chain while a stream runs, and ends the run now and then."""
+    """Grows, forks and finalizes the chain while a stream runs, and ends the run now and then.
+
+    `hear` is told of messages: a stream that holds back all that there is has no events, so the
+    chain grows when an endpoint has had nothing to send for a while.
+    """
 
     def __init__(self, chain: ChainSim, random: Random, blocks: int) -> None:
         self.chain = chain
         self.random = random
         self.blocks = blocks
         self.undone = 0
+        self._idle = 0
+
+    def hear(self, message: Message) -> None:
+        self._idle = self._idle + 1 if isinstance(message, Progress) else 0
+        if self._idle >= 10:
+            self._idle = 0
+            self.chain.grow(1)
 
     @property
     def is_over(self) -> bool:

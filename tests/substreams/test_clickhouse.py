@@ -51,7 +51,8 @@ def test_random_histories_in_clickhouse_equal_the_oracle(seed: int) -> None:
         dialling = Dialling(idle_s=0.3)
         while not weather.is_over:
             with suppress(CrashError):
-                run(stream_of(server, dialling=dialling), clickhouse_target(url), weather)
+                stream = stream_of(server, dialling=dialling, on_message=weather.hear)
+                run(stream, clickhouse_target(url), weather)
         server.faults.by_chance(seed, 0.0)
         stop = chain.head.number + 1
         target = clickhouse_target(url)

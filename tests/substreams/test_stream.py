@@ -474,7 +474,8 @@ def test_random_histories_with_faults_and_restarts_equal_the_oracle(
         server.faults.by_chance(seed, 0.4)
         while not weather.is_over:
             with suppress(CrashError):
-                run(stream_of(server, **options), place.target(*TABLES), weather)
+                stream = stream_of(server, on_message=weather.hear, **options)
+                run(stream, place.target(*TABLES), weather)
         server.faults.by_chance(seed, 0.0)
         stop = chain.head.number + 1
         chain.grow(10)  # so that an undo buffer lets go of the last blocks
