@@ -25,7 +25,7 @@ from headwater.errors import (
 )
 from headwater.targets.lake.paths import Place
 from headwater.targets.parquet import ParquetTarget, Rollover, Window, parquet_target, table
-from headwater.targets.parquet.state import read_stored
+from headwater.targets.parquet.state import Folder, StateFiles, Stored, read_stored
 from headwater.targets.parquet.windows import leftovers, window_of
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.conformance.model import Rig, log, plain, upsert
@@ -232,6 +232,26 @@ def test_a_writer_that_was_replaced_publishes_nothing() -> None:
     ]  # fmt: skip
     with found.open(sorted(names)[1]) as file:
         assert pq.read_table(file)["value"].to_pylist() == ["right"]
+
+
+def test_a_writer_leaves_the_state_of_its_successor_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Folder(Place.of(f"memory://bucket/{uuid4().hex}"))
+    old, new = StateFiles(folder, "one"), StateFiles(folder, "one")
+    old.claim()
+    check = old.check
+
+    def looks_a_moment_too_early() -> None:
+        check()
+        new.claim()
+
+    monkeypatch.setattr(old, "check", looks_a_moment_too_early)
+    old.save(Stored(config="of the old one"))
+    (left,) = [one for one in folder.names("_headwater/one") if one.startswith("000002-")]
+    new.save(Stored(config="of the new one"))
+    assert left not in folder.names("_headwater/one")
+    assert read_stored(folder.place, "one") == Stored(config="of the new one")
 
 
 # --- what is written ------------------------------------------------------------------------------

@@ -88,6 +88,11 @@ class _Version(NamedTuple):
         return f"{self.epoch:06d}-{self.change:012d}-{self.writer}.json"
 
 
+def _version_of(name: str) -> _Version | None:
+    found = _NAME.fullmatch(name)
+    return None if found is None else _Version(int(found[1]), int(found[2]), found[3])
+
+
 class Folder:
     """The directory of a target: its files, changed in steps that are whole or not at all.
 
@@ -187,14 +192,18 @@ class StateFiles:
         self._version = version
 
     def _versions(self) -> list[_Version]:
-        found = map(_NAME.fullmatch, self._folder.names(self._path))
-        return sorted(_Version(int(one[1]), int(one[2]), one[3]) for one in found if one)
+        found = map(_version_of, self._folder.names(self._path))
+        return sorted(one for one in found if one is not None)
 
     def _clean(self) -> None:
-        """Remove what a newer state has replaced, and what a crash has left half written."""
+        """Remove what this state has replaced, and what a crash has left half written.
+
+        A later writer may have begun since the last look: what it has written stays.
+        """
         assert self._version is not None, "called by a writer"
         for name in self._folder.names(self._path):
-            if name not in (self._version.name, "lock"):
+            found = _version_of(name)
+            if name != "lock" and (found is None or found < self._version):
                 self._folder.delete(f"{self._path}/{name}")
 
     def _hold(self) -> None:
