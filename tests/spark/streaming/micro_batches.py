@@ -26,7 +26,8 @@ from headwater.spark.streaming.follower import ChangelogPart, FinalPart, Followe
 from headwater.spark.streaming.journal import Journal, segment_rows
 from headwater.spark.streaming.offsets import Offset
 from headwater.spark.streaming.upstream import Limits, PortalUpstream, Upstream
-from headwater.testing import PortalSim, SimTransport, VirtualClock
+from headwater.testing import PortalServer, PortalSim, SimTransport, VirtualClock
+from tests.stream.truth import transfers
 
 TRANSFER = evm.events("erc20.Transfer")
 ROWS = TableRows("event", TRANSFER, (BlockRange(0),))
@@ -237,3 +238,9 @@ class Query:
 def plain(row: Row) -> Row:
     """Return the columns of the batch source."""
     return {name: value for name, value in row.items() if not name.startswith("_")}
+
+
+def canonical(portal: PortalServer) -> list[tuple[int, str, int]]:
+    """Return number, hash and log index of every transfer of the canonical chain, in order."""
+    rows = transfers(portal.chain, portal.chain.canonical())
+    return sorted((number, block_hash, index) for number, block_hash, index, *_ in rows)

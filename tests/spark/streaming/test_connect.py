@@ -23,6 +23,7 @@ import pytest
 from headwater.spark.streaming.journal import decode_segment
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.servers import spark_connect_server
+from tests.spark.streaming.micro_batches import canonical
 from tests.stream.truth import transfers
 
 ROOT = Path(__file__).parents[3]
@@ -122,11 +123,6 @@ def rows_of(table: Path) -> pa.Table:
 
 def keys(rows: list[dict[str, Any]]) -> Keys:
     return sorted((one["block_number"], one["block_hash"], one["log_index"]) for one in rows)
-
-
-def canonical(portal: PortalServer) -> Keys:
-    rows = transfers(portal.chain, portal.chain.canonical())
-    return sorted((number, block_hash, index) for number, block_hash, index, *_ in rows)
 
 
 def follow(run: Run, portal: PortalServer) -> Iterator[tuple[Path, Keys]]:

@@ -30,6 +30,8 @@ from headwater.spark import register
 from headwater.spark.streaming import collapse, retractable
 from headwater.testing import ContentSettings, PortalServer, simulated_portal
 from headwater.testing.chain.content import content_of
+from tests.spark.streaming.micro_batches import canonical
+from tests.spark.test_signals_on_spark import descendants
 from tests.stream.truth import transfers
 
 ROOT = Path(__file__).parents[3]
@@ -189,11 +191,6 @@ def netted(frame: DataFrame) -> list[tuple[int, str, int]]:
     )
 
 
-def canonical(portal: PortalServer) -> list[tuple[int, str, int]]:
-    rows = transfers(portal.chain, portal.chain.canonical())
-    return sorted((number, block_hash, index) for number, block_hash, index, *_ in rows)
-
-
 def test_joins_net_to_the_join_of_what_is_left(
     spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:
@@ -331,7 +328,8 @@ def test_an_outer_join_of_two_changelogs_is_exact_only_once_the_sides_are_netted
 
 
 DRIVER = """
-import os, signal, sys
+import sys, threading
+from pathlib import Path
 from headwater import duckdb_target, foreach_batch
 from headwater.spark import local_session, register
 portal, folder, dies = sys.argv[1:]
@@ -349,7 +347,8 @@ into_target = foreach_batch(duckdb_target(f"{folder}/chain.duckdb", tables=["tra
 def each(rows, batch_id):
     into_target(rows, batch_id)
     if batch_id == int(dies):  # the target has committed, Spark has not
-        os.killpg(0, signal.SIGKILL)
+        Path(folder, "dies").touch()
+        threading.Event().wait()
 
 begin("files", lambda writer: writer.format("parquet").start(f"{folder}/rows"))
 begin("target", lambda writer: writer.foreachBatch(each).start()).awaitTermination()
@@ -357,12 +356,15 @@ begin("target", lambda writer: writer.foreachBatch(each).start()).awaitTerminati
 
 
 class Driver:
-    """A driver in a process group of its own, with a query into files and one into a target."""
+    """A driver in a process of its own, with a query into files and one into a target.
+
+    `dies` is the micro-batch of the latter that it is to be killed in.
+    """
 
     def __init__(self, portal: PortalServer, folder: Path, dies: int = -1) -> None:
-        self._log = folder / "driver.log"
+        self._log, self._dies = folder / "driver.log", folder / "dies"
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 [sys.executable, "-c", DRIVER, portal.url, str(folder), str(dies)],
                 cwd=ROOT,
                 env={
@@ -371,22 +373,23 @@ class Driver:
                     "PYSPARK_PYTHON": sys.executable,
                 },
                 stderr=log,
-                start_new_session=True,
             )
         self._deadline = time.monotonic() + 300
 
     def goes_on(self) -> bool:
-        """Wait a moment; tell whether the driver lives. Its own hand may have killed it."""
-        ended = self.process.poll()
-        assert ended in (None, -signal.SIGKILL), self._log.read_text(errors="replace")
+        """Wait a moment; tell whether the driver has not reached the point where it is to die."""
+        assert self._process.poll() is None, self._log.read_text(errors="replace")
         assert time.monotonic() < self._deadline
         time.sleep(0.005)
-        return ended is None
+        return not self._dies.exists()
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        """End it at once, with Spark's Java process, which is in a group of its own."""
+        for pid in (*descendants(self._process.pid), self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self._dies.unlink(missing_ok=True)
 
 
 def check_after_kills(spark: SparkSession, portal: PortalServer, folder: Path) -> None:
