@@ -2,7 +2,7 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-JOBS   ?= 2
+JOBS   ?= 3
 RUNS   ?= 2000
 MINUTES ?= 1
 KEEP   ?=
