@@ -121,7 +121,7 @@ def test_the_newest_version_that_the_endpoint_speaks_is_used(
 
 
 def test_not_found_at_the_first_message_is_an_older_version_and_later_it_is_fatal() -> None:
-    with simulated_endpoint(seed=1, blocks=30) as server:
+    with simulated_endpoint(seed=1, blocks=30, bundle=4) as server:
         server.faults.add(EndsWith(0, "UNIMPLEMENTED"))
         with pytest.raises(SubstreamsRefusedError, match="UNIMPLEMENTED"):
             Caller(server).read()
@@ -207,6 +207,19 @@ def test_a_cut_on_purpose_is_no_failure_and_needs_no_pause(server: EndpointServe
     assert numbers(caller.read()) == list(range(10))
     assert caller.clock.slept == []
     assert caller.kinds() == [NoticeKind.RECONNECTED] * 3
+
+
+@pytest.mark.parametrize("status", ["UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED"])
+def test_a_session_that_is_cut_behind_the_last_block_is_not_dialled_again(
+    server: EndpointServer, status: str
+) -> None:
+    """No session can begin at the end of its range: an endpoint would refuse it for good."""
+    messages = sum(isinstance(one, Outputs) for one in Caller(server).read())
+    server.faults.add(EndsWith(messages, status, "cut"))
+    before = len(server.sessions)
+    assert numbers(Caller(server).read()) == list(range(10))
+    assert len(server.sessions) == before + 1
+    assert server.faults.next() is None, "the fault has struck"
 
 
 def test_retries_are_bounded_only_while_no_block_arrives(server: EndpointServer) -> None:

@@ -213,6 +213,7 @@ class Reading:
     def __init__(self, client: SubstreamsClient, cursor: str, start: int, stop: int) -> None:
         self._client = client
         self._place = (cursor, start, stop)
+        self._last = -1  # the newest block that has arrived
         self._call: Any = None
         self._guard = Lock()
         self._aborted = False
@@ -228,6 +229,13 @@ class Reading:
 
     def _is_over(self) -> bool:
         return self._aborted
+
+    def _has_all(self) -> bool:
+        """Tell whether the range's last block has come: nothing is left to dial for.
+
+        An endpoint refuses to begin behind the end of a range.
+        """
+        return 0 < self._place[2] <= self._last + 1
 
     def __iter__(self) -> Iterator[Message]:
         """Yield what the endpoint says until the range is read; an abort ends it too.
@@ -249,6 +257,8 @@ class Reading:
                     return
                 status, text = error.code().name, error.details() or ""
                 self._check_module(session)
+                if self._has_all():
+                    return
                 self._follow(session, status, text)
             else:
                 self._check_module(session)
@@ -279,8 +289,11 @@ class Reading:
 
     def _arrived(self, message: Outputs | UndoSignal) -> None:
         """Note that blocks have arrived: the next session begins after them."""
-        last = message if isinstance(message, UndoSignal) else message.items[-1]
-        self._place = (last.cursor, 0, self._place[2])
+        if isinstance(message, UndoSignal):
+            self._last, cursor = message.last_valid.number, message.cursor
+        else:
+            self._last, cursor = message.items[-1].clock.number, message.items[-1].cursor
+        self._place = (cursor, 0, self._place[2])
         now = self._client.clock.monotonic()
         if self._failures:
             waited = round(now - self._since, 1)
