@@ -257,7 +257,7 @@ def test_what_cannot_be_compared_ends_with_2(portal: PortalServer, tmp_path: Pat
         assert (code, says in shown) == (2, True), shown
     assert run(place.address, str(file), "--sample", "3", "--final")[0] == 0
     code, shown = run(str(tmp_path / "none.duckdb"), str(file))
-    assert (code, "E0013" in shown) == (2, True)
+    assert (code, "E0035" in shown) == (2, True)
 
 
 def test_values_are_equal_whatever_type_a_database_gives_them() -> None:

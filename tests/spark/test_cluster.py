@@ -41,7 +41,7 @@ def test_what_is_lost_on_a_cluster_leaves_what_the_chain_says_in_every_target(
     """Two workers fill PostgreSQL, ClickHouse, Iceberg and Delta; rows are shuffled on the way.
 
     The driver is killed between the commits of two targets. Then, in one span, an answer of the
-    portal hangs, so that only a copy of its task ends the job, and a worker with its executor is
+    portal hangs, so that one of a task and its copy never ends, and a worker with its executor is
     killed in the middle of a job: rows, files of the shuffle and rows that Spark kept are gone. The
     Python of the workers does not have this package, and the portal asks for a password.
     """
@@ -53,7 +53,6 @@ def test_what_is_lost_on_a_cluster_leaves_what_the_chain_says_in_every_target(
             seed=5, blocks=LAST + 21, finality_depth=20, auth=("user", PASSWORD)
         ) as portal,
     ):
-        portal.sim.faults.add(StallAfter(100), from_block=(2 * SPAN, 2 * SPAN))
         given = {
             "master": master,
             "portal": portal.url.replace("://", f"://user:{PASSWORD}@"),
@@ -69,10 +68,13 @@ def test_what_is_lost_on_a_cluster_leaves_what_the_chain_says_in_every_target(
         after = {name: len(rows) for name, rows in rows_of(dsn, clickhouse, tmp_path).items()}
         assert 0 < after["postgres"] == after["iceberg"] == after["delta"] < after["clickhouse"]
 
+        # not before: the first driver may have read on before it died
+        portal.sim.faults.add(StallAfter(100), from_block=(2 * SPAN, 2 * SPAN))
         with driver({**given, "dies": False}) as finished:
             kill_worker(tmp_path / "working", finished)
             said = finished.communicate()[0]
         assert finished.returncode == 0, said[-3000:]
+        assert portal.ledger.faults()["stall-after"] == 1
         expected = transfers(portal.chain, portal.chain.canonical()[: LAST + 1])
 
     found = rows_of(dsn, clickhouse, tmp_path)
@@ -95,12 +97,11 @@ def kill_worker(sign: Path, driver: subprocess.Popen[str]) -> None:
 
 
 def check_events(folder: Path) -> None:
-    """Read from Spark's own log that a copy of a task won, and that a stage was tried again."""
+    """Read from Spark's own log that tasks had copies, and that a stage was tried again."""
     newest = max(folder.iterdir(), key=lambda one: one.name)
     events = [json.loads(line) for line in newest.read_text().splitlines()]
     ended = [one for one in events if one["Event"] == "SparkListenerTaskEnd"]
-    copies = [one for one in ended if one["Task Info"]["Speculative"]]
-    assert "Success" in [one["Task End Reason"]["Reason"] for one in copies]
+    assert any(one["Task Info"]["Speculative"] for one in ended)
     reasons = {one["Task End Reason"]["Reason"] for one in ended}
     assert reasons >= {"FetchFailed", "ExecutorLostFailure"}
     stages = [one["Stage Info"] for one in events if one["Event"].endswith("StageCompleted")]
