@@ -2,7 +2,7 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-JOBS   ?= 3
+JOBS   ?= 2
 RUNS   ?= 2000
 MINUTES ?= 1
 KEEP   ?=

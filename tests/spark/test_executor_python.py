@@ -72,7 +72,8 @@ def run_program(python: Path, folder: Path, *words: str) -> subprocess.Completed
 
 def test_executors_whose_python_lacks_headwater_are_named(tmp_path: Path) -> None:
     """In a session of the user's own; nothing is written."""
-    done = run_program(bare_python(tmp_path, "-S"), tmp_path)
+    python = bare_python(tmp_path, "-S", path=sysconfig.get_paths()["purelib"])
+    done = run_program(python, tmp_path)
     assert done.returncode == 1, done.stderr[-3000:]
     coded = [one for one in done.stderr.splitlines() if "ExecutorPythonError: [E5014]" in one]
     assert coded, done.stderr[-3000:]
