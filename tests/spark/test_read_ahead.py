@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from headwater.errors import TransportError
-from headwater.spark.parts import ReadAhead
+from headwater.read_ahead import ReadAhead
 
 PATIENCE_S = 300
 

@@ -106,6 +106,22 @@ def test_any_name_of_a_table_and_its_columns_works_through_undo(stream: Start, n
     s.do(2, lambda tx: tx.upsert(name, rows(2, 3)))
 
 
+def test_many_rows_arrive_whole_or_not_at_all(stream: Start) -> None:
+    """They are sorted by their key and encoded in a thread while others are sent."""
+    s = stream(table("t", key=["who"], types={"value": "integer"}))
+    many = 40_000
+    who = [f"{at * 7919 % many:05}" for at in range(many)]
+    rows = pa.table({"who": who, "value": list(range(many))})
+    s.do(1, lambda tx: tx.insert("t", rows), final=9)
+    held = "SELECT who, value FROM t ORDER BY value"
+    assert [tuple(one.values()) for one in s.rows(held)] == list(zip(who, range(many), strict=True))
+
+    large = pa.table({"who": [f"x{one}" for one in who], "value": [*range(many - 1), 2**40]})
+    with pytest.raises(PostgresTableError, match="does not fit its column"):
+        s.do(2, lambda tx: tx.insert("t", large), final=9)
+    assert len(s.rows(held)) == many
+
+
 def test_frames_of_one_shape_do_not_mix_in_a_batch(stream: Start) -> None:
     """Also where the first of them begins the transaction, as in final blocks."""
     s = stream(table("t", key=["who"]))

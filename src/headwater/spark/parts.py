@@ -9,12 +9,10 @@ reads its part from the beginning and yields the same rows, because only final b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from queue import Full, Queue
-from threading import Event, Thread
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -42,13 +40,12 @@ from headwater.portal import (
     Timeouts,
     Transport,
 )
+from headwater.read_ahead import ReadAhead
 from headwater.spark.permits import Office, TaskPermits
 
 Item = TypeVar("Item")
 
 RECEIPT_COLUMN = pa.field("__headwater_receipt", pa.string())
-READ_AHEAD = 2  # answers that may wait in a task
-_LOOK_S = 0.1
 
 
 @dataclass(slots=True)
@@ -438,56 +435,3 @@ class PartsReader(DataSourceReader):
         """Read one part. Called on an executor, once per attempt of the task."""
         with coded_line_first():
             yield from self._reader.read(partition.value)
-
-
-class ReadAhead(Generic[Item]):
-    """Iterates over what `source` makes, which is iterated in a thread of its own.
-
-    A task that waits for the portal's answers leaves its core idle: while it decodes and writes
-    what has come, the thread fetches what follows. What waits between the two is bounded.
-
-    `source` is called in that thread, and its iterator is closed there. What it raises is raised
-    here, after all that came before it. Leaving the `with` block lets the thread end: before its
-    next item, if it is not waiting for one at that moment.
-    """
-
-    def __init__(self, source: Callable[[], Iterable[Item]], depth: int = READ_AHEAD) -> None:
-        self._source = source
-        self._queue: Queue[tuple[Item | None, BaseException | None, bool]] = Queue(depth)
-        self._left = Event()
-        self._thread = Thread(target=self._fill, name="headwater-read-ahead", daemon=True)
-
-    def __enter__(self) -> Iterator[Item]:
-        self._thread.start()
-        return self._items()
-
-    def __exit__(self, *error: object) -> None:
-        self._left.set()
-
-    def _items(self) -> Iterator[Item]:
-        while True:
-            item, error, ended = self._queue.get()
-            if error is not None:
-                raise error
-            if ended:
-                return
-            yield item  # type: ignore[misc]  # only the last entry holds none
-
-    def _fill(self) -> None:
-        try:
-            for item in self._source():
-                if not self._put((item, None, False)):
-                    return
-            self._put((None, None, True))
-        except BaseException as error:  # noqa: BLE001 - raised where the items are used
-            self._put((None, error, True))
-
-    def _put(self, entry: tuple[Item | None, BaseException | None, bool]) -> bool:
-        """Hand an item over; False once nobody takes any more."""
-        while not self._left.is_set():
-            try:
-                self._queue.put(entry, timeout=_LOOK_S)
-            except Full:
-                continue
-            return True
-        return False

@@ -44,7 +44,7 @@ def encoder(kind: pa.DataType, target: str) -> Encoder | None:
         return _nulls
     if target.endswith("[]"):
         return _list_encoder(kind, target.removesuffix("[]"))
-    if _is_text(kind):
+    if is_text(kind):
         return _TEXT_TO.get(target)
     if pa.types.is_integer(kind):
         if target == "numeric":
@@ -302,7 +302,8 @@ def _list_encoder(kind: pa.DataType, element: str) -> Encoder | None:
     return write
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Tell whether values are text."""
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 

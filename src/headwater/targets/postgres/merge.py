@@ -21,7 +21,7 @@ from headwater.errors import ChangeRefusedError, DuplicateInsertError, PostgresT
 from headwater.targets.postgres.encode import INTEGERS
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.transfer import SentColumn, Transfer, copy_in
+from headwater.targets.postgres.transfer import SentColumn, Transfer, copy_table
 from headwater.targets.postgres.types import KINDS
 from headwater.targets.sql.catalog import Column
 from headwater.targets.sql.merge.changes import (
@@ -87,8 +87,7 @@ class PostgresMerger(Merger[Session, Layout]):
         pairs = zip(names, sent, strict=True)
         transfer = Transfer(tuple(SentColumn(name, one.type, one.bare) for name, one in pairs))
         with _fitting(changes):
-            encoded = transfer.encode(rows.schema, rows.to_batches())
-            copy_in(self._session, layout.name, transfer, encoded)
+            copy_table(self._session, layout.name, transfer, rows, shape.key)
         left = changes.frame.filter(pc.invert(new))
         return replace(changes, frame=left, kinds=kinds - {INSERT}, steps={}, always=frozenset())
 

@@ -7,21 +7,32 @@ reads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.targets.postgres.encode import HEADER, TRAILER, encode, encoder
+from headwater.read_ahead import ReadAhead
+from headwater.targets.postgres.encode import (
+    CHUNK_ROWS,
+    HEADER,
+    TRAILER,
+    encode,
+    encoder,
+    is_text,
+)
 from headwater.targets.postgres.types import bare_type, new_column_type
 from headwater.targets.sql.text import Fragment, QualifiedName, compose, quote
 
 if TYPE_CHECKING:
     from headwater.targets.postgres.layout import Layout
     from headwater.targets.postgres.session import Session
+
+SORTED_ROWS = 2_000  # from how many on it pays to sort them
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +153,25 @@ def copy_in(
         ),
         chain([HEADER], rows, [TRAILER]),
     )
+
+
+def copy_table(
+    session: Session, name: QualifiedName, transfer: Transfer, rows: pa.Table, key: Sequence[str]
+) -> None:
+    """Copy a table of the driver, whose columns have the types in which they travel.
+
+    Many rows come in the order of their key, where that is text: an index takes rows that lie side
+    by side in half the time. They are encoded while the server reads those before them.
+    """
+    first = next((one for one in rows.schema if one.name in key[:1]), None)
+    if first is not None and rows.num_rows >= SORTED_ROWS and is_text(first.type):
+        rows = rows.take(pc.sort_indices(rows.column(first.name)))
+    encoded = partial(transfer.encode, rows.schema, rows.to_batches())
+    if rows.num_rows <= CHUNK_ROWS:
+        copy_in(session, name, transfer, encoded())
+        return
+    with ReadAhead(encoded) as chunks:
+        copy_in(session, name, transfer, chunks)
 
 
 def repeated_keys(frame: pa.Table, key: list[str]) -> int:

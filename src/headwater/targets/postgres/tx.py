@@ -28,7 +28,13 @@ from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.staging import Distributed, Staging
 from headwater.targets.postgres.store import PostgresStore
-from headwater.targets.postgres.transfer import copy_in, missing_keys, plan_transfer, repeated_keys
+from headwater.targets.postgres.transfer import (
+    copy_in,
+    copy_table,
+    missing_keys,
+    plan_transfer,
+    repeated_keys,
+)
 from headwater.targets.postgres.triggers import APPEND_ONLY, REFUSED
 from headwater.targets.postgres.types import find_nul, to_table
 from headwater.targets.sql.text import Fragment, QualifiedName, compose
@@ -111,8 +117,7 @@ class Tx(BaseTx[Session, Layout]):
             elif isinstance(rows, pa.Table):
                 self._check_blocks(layout, rows)
                 if rows.num_rows:
-                    encoded = transfer.encode(rows.schema, rows.to_batches())
-                    copy_in(self.session, layout.name, transfer, encoded)
+                    copy_table(self.session, layout.name, transfer, rows, layout.key)
             else:
                 rows.stage(
                     transfer,
