@@ -7,7 +7,10 @@ use again, with a window that is smaller than a block, so that the ratio is that
 as a process, it prints its address and ends when its input is closed. `GET …/asked` tells when the
 first request for blocks came, and how much was sent; that starts the count anew.
 
-    python benchmarks/template_portal.py BLOCKS LOGS_PER_BLOCK [TEMPLATES]
+With a pace an answer comes no faster than so many MB/s, unpacked, as over a long way; answers to
+several requests at once do not slow each other down.
+
+    python benchmarks/template_portal.py BLOCKS LOGS_PER_BLOCK [TEMPLATES [PACE]]
 """
 
 from __future__ import annotations
@@ -139,6 +142,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     chain: Chain
     asked: Asked
+    pace: float
 
     def do_GET(self) -> None:
         last = self.chain.last
@@ -179,13 +183,15 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, str(value))
         self.end_headers()
         end = min(asked.get("toBlock", last), last)
-        sent = 0
+        sent, began = 0, time.monotonic()
         held: list[bytes] = []
         for piece, size in self.chain.pieces(
             asked["fromBlock"], end, with_logs=with_logs, packed=packed
         ):
             held.append(piece)
             sent += size
+            if self.pace:
+                time.sleep(max(0.0, began + sent / self.pace - time.monotonic()))
             if sum(map(len, held)) >= _CHUNK:
                 self._send(b"".join(held))
                 held = []
@@ -213,9 +219,9 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def template_portal(blocks: int, logs: int, templates: int = 1) -> Iterator[str]:
+def template_portal(blocks: int, logs: int, templates: int = 1, pace: float = 0) -> Iterator[str]:
     """Serve in a process of its own while the block runs; yield the address."""
-    command = [sys.executable, str(Path(__file__)), *map(str, (blocks, logs, templates))]
+    command = [sys.executable, str(Path(__file__)), *map(str, (blocks, logs, templates, pace))]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
@@ -241,8 +247,9 @@ def decoded(url: str, blocks: int) -> pa.Table:
 
 
 def main() -> None:
-    chain = Chain(*map(int, sys.argv[1:]))
-    handler = type("Bound", (Handler,), {"chain": chain, "asked": Asked()})
+    chain = Chain(*map(int, sys.argv[1:4]))
+    pace = 1e6 * float(sys.argv[4]) if len(sys.argv) > 4 else 0.0
+    handler = type("Bound", (Handler,), {"chain": chain, "asked": Asked(), "pace": pace})
     with Server(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         print(f"http://127.0.0.1:{server.server_address[1]}/template", flush=True)

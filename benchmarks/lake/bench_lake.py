@@ -2,11 +2,14 @@
 
     python benchmarks/lake/bench_lake.py undo FORMAT [ROWS …]     # default: 10,000 and 10,000,000
     python benchmarks/lake/bench_lake.py commits FORMAT [COUNT]   # default: 400, with and without
+    python benchmarks/lake/bench_lake.py history FORMAT [COUNT]   # default: 40 of 200,000 rows
     python benchmarks/lake/bench_lake.py backfill [LOGS]          # default: 2,000,000, on Spark
 
-FORMAT is iceberg or delta. `undo` goes back three hot blocks of 200 rows. `commits` gives the time
-from a block of 200 rows to its being readable by others, and to its being committed, by the age of
-the table: 64 blocks are hot, as on Ethereum; then it counts what the table has gathered. `backfill`
+FORMAT is iceberg or delta. `undo` goes back three hot blocks of 200 rows, once the disk has written
+the rows below them. `commits` gives the time from a block of 200 rows to its being readable by
+others, and to its being committed, by the age of the table: 64 blocks are hot, as on Ethereum; then
+it counts what the table has gathered. `history` commits final rows and gives the cost of each
+quarter, which is the same if the whole is linear. `backfill`
 reads a portal on this machine through the whole pipeline, warm, into each of the three, and beside
 that: Spark writing the same rows from its memory to Parquet. All files are temporary.
 """
@@ -34,6 +37,7 @@ from headwater.targets.iceberg import IcebergSettings, iceberg_target
 from headwater.testing.conformance.model import Change, Rig
 
 HOT, PER_BLOCK = 64, 200
+FORKS, SPAN_ROWS = 21, 200_000
 TEMPLATES = 1000  # blocks after which rows of a backfill repeat: more than a row group holds
 ADDRESS = "0x" + "ab" * 20
 
@@ -75,8 +79,9 @@ def undo(kind: str, sizes: list[int]) -> None:
                 number, count = number + 1, min(left, 1_000_000)
                 block(rig, number, rows(number, count, number * 1_000_000), number)
                 left -= count
+            os.sync()
             final, times = number, []
-            for _ in range(7):
+            for _ in range(FORKS):
                 for ahead in range(1, 5):
                     block(rig, final + ahead, rows(final + ahead, PER_BLOCK), final)
                 began = time.perf_counter()
@@ -84,7 +89,33 @@ def undo(kind: str, sizes: list[int]) -> None:
                 times.append(time.perf_counter() - began)
                 rig.roll_back(final)
             rig.target.close()
-        print(f"{kind}: undo of 3 blocks, {size:>12,} rows: {median(times) * 1000:6.1f} ms")
+        low, _, high = quantiles(times)
+        print(
+            f"{kind}: undo of 3 blocks, {size:>12,} rows: {median(times) * 1000:6.1f} ms "
+            f"(half of {FORKS} between {low * 1000:.1f} and {high * 1000:.1f})",
+            flush=True,
+        )
+
+
+def history(kind: str, count: int) -> None:
+    """Print what a commit of many final rows costs, by the number of those before it."""
+    with tempfile.TemporaryDirectory() as folder:
+        rig = started(kind, folder, 100)
+        times: list[tuple[float, float]] = []
+        for number in range(1, count + 1):
+            frame = rows(number, SPAN_ROWS, number * SPAN_ROWS)
+            began, cpu = time.perf_counter(), time.process_time()
+            block(rig, number, frame, number)
+            times.append((time.perf_counter() - began, time.process_time() - cpu))
+        rig.target.close()
+        for first in range(0, count, count // 4):
+            part = times[first : first + count // 4]
+            print(
+                f"{kind}: rows {first * SPAN_ROWS:>10,} to {(first + len(part)) * SPAN_ROWS:>10,}: "
+                f"a commit {median(one for one, _ in part) * 1000:6.1f} ms, "
+                f"{median(one for _, one in part) * 1000:6.1f} CPU-ms",
+                flush=True,
+            )
 
 
 def commits(kind: str, count: int) -> None:
@@ -212,6 +243,8 @@ def main() -> None:
     numbers = [int(one.replace(",", "")) for one in rest]
     if what == "undo":
         undo(kind, numbers or [10_000, 10_000_000])
+    elif what == "history":
+        history(kind, *numbers or [40])
     else:
         commits(kind, *numbers or [400])
 

@@ -1,4 +1,4 @@
-"""One driver on a cluster, in a process of its own, that fills four targets. For `test_cluster`.
+"""One driver on a cluster, in a process of its own, that fills six targets. For `test_cluster`.
 
 What it is given stands in a file: addresses, a folder, spans, and whether it dies. In the last span
 a task that is in the middle of its work writes the process id of its worker to the file `working`,
@@ -21,7 +21,14 @@ from headwater import evm, portal_stream
 from headwater.portal import PortalLimits, Timeouts
 from headwater.spark import local_session, ship
 from headwater.spark.executors import map_in_arrow
-from headwater.targets import clickhouse_target, delta_target, iceberg_target, postgres_target
+from headwater.targets import (
+    clickhouse_target,
+    delta_target,
+    duckdb_target,
+    iceberg_target,
+    parquet_target,
+    postgres_target,
+)
 from headwater.targets.clickhouse import table as clickhouse_table
 from headwater.targets.postgres import table as postgres_table
 
@@ -91,6 +98,8 @@ def main(given: dict[str, Any]) -> None:
             postgres,
             iceberg_target(f"{folder}/iceberg", tables=["transfers"]),
             delta_target(f"{folder}/delta", tables=["transfers"]),
+            parquet_target(f"{folder}/parquet"),
+            duckdb_target(f"{folder}/a.duckdb"),
         ],
         progress=False,
     )

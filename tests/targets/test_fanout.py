@@ -63,7 +63,8 @@ class TestFanOut(TargetConformance):
 
     sample = every(6)
     exclusive = shares = False
-    walks = 3
+    side_tables = True
+    walks = side_walks = 3
 
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path: Path) -> None:
@@ -216,14 +217,12 @@ def test_targets_are_two_or_more_and_different() -> None:
 # --- whole streams --------------------------------------------------------------------------------
 
 
-def test_what_needs_one_place_for_its_rows_is_refused(portal: PortalServer, tmp_path: Path) -> None:
-    def targets() -> list[Any]:
-        return [duckdb_target(tmp_path / "a.duckdb"), delta_target(tmp_path / "delta")]
-
+def test_what_no_target_can_keep_is_refused(portal: PortalServer, tmp_path: Path) -> None:
     outputs = {"transfers": evm.events("erc20.Transfer", range=(5, 20))}
     stream = portal_stream(id="x", portal=portal.url, outputs=outputs)
-    with pytest.raises(SideTablesError, match="several targets"):
-        stream.on_finalized("transfers", lambda messages: None).pipe_to(targets())
+    both = [parquet_target(tmp_path / "a"), parquet_target(tmp_path / "b")]
+    with pytest.raises(SideTablesError, match="cannot keep"):
+        stream.on_finalized("transfers", lambda messages: None).pipe_to(both)
     with pytest.raises(LakeUnsupportedError):
         delta_target(tmp_path / "delta", aggregates=["balances"])
 
@@ -285,3 +284,25 @@ def test_one_failing_target_stops_the_stream_and_a_restart_heals_all(
     lake = DeltaTable(tmp_path / "delta" / "transfers").to_pyarrow_table(columns=names)
     for found in (held, lake):
         assert [tuple(row.values()) for row in found.sort_by(order).to_pylist()] == wanted
+
+
+@pytest.mark.guarantee("FANOUT-1")
+def test_messages_are_sent_once_while_targets_fail_and_join(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    """The first target is ahead of the one that failed, and keeps messages that are not due yet."""
+    sent: list[tuple[int, str]] = []
+    outputs = {"transfers": evm.events("erc20.Transfer", range=(5, 45))}
+    stream = portal_stream(
+        id="x", portal=portal.url, outputs=outputs, far=10**9, max_bytes=1, poll_interval_s=0.01
+    ).on_finalized(
+        "transfers", lambda messages: sent.extend((one.block_number, one.key) for one in messages)
+    )
+    delta, files = delta_target(tmp_path / "delta"), parquet_target(tmp_path / "files")
+    with pytest.raises(OSError, match="the disk is gone"):
+        stream.pipe_to([delta, Breaks(files, 30)], progress=False)
+    assert max(block for block, _ in sent) < 30
+    delta = delta_target(tmp_path / "delta")
+    stream.pipe_to([duckdb_target(tmp_path / "a.duckdb"), files, delta], progress=False)
+    final = portal.sim.chain.canonical(5, 44)
+    assert len(sent) == len({key for _, key in sent}) == len(transfers(portal.sim.chain, final))

@@ -16,7 +16,7 @@ from headwater.errors import InvalidOptionError, LakePathError, LakeSchemaError,
 from headwater.targets import delta_target, parquet_target
 from headwater.targets.contract import Delivery, SideTable, Target
 from headwater.targets.lake.columns import check_columns, conform, lake_schema
-from headwater.targets.lake.files import FilePlan, slug, window_stem, write_files
+from headwater.targets.lake.files import FilePlan, slug, window_stem, write_distributed, write_files
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.side import SideFiles, side_status
 from headwater.targets.lake.state import FORMAT, STATE, SideFile, StoredStream
@@ -171,6 +171,37 @@ def test_rows_of_other_blocks_are_refused_and_leave_no_file(tmp_path: Path) -> N
     with pytest.raises(RuntimeError, match="lost"):
         FilePlan(place, SCHEMA, "s").write(broken())  # type: ignore[arg-type]
     assert list(place.files()) == []
+
+
+def test_a_dictionary_is_made_of_values_that_repeat(tmp_path: Path) -> None:
+    rows = pa.table(
+        {
+            "token": ["a", "b"] * 5000,
+            "hash": [f"0x{one:x}" for one in range(10_000)],
+            "topics": [["x", "y"]] * 10_000,
+            "call": [{"to": "z"}] * 10_000,
+        }
+    )
+    schema = lake_schema(rows.schema)
+    group = write_files(FilePlan(Place.of(tmp_path), schema, "s"), rows)[0].metadata.row_group(0)
+    found = [group.column(one) for one in range(group.num_columns)]
+    encoded = {one.path_in_schema: one.has_dictionary_page for one in found}
+    assert encoded == {"token": True, "hash": False, "topics.list.element": True, "call.to": True}
+
+
+class Elsewhere:
+    """Rows of executors whose disk is not the driver's."""
+
+    def run(self, function: FilePlan, schema: pa.Schema) -> pa.Table:
+        made = pa.Table.from_batches(function(ROWS.to_batches(), 0), schema)
+        for one in list(function.place.files()):
+            function.place.delete(one.name)
+        return made
+
+
+def test_a_file_that_the_driver_does_not_find_is_not_committed(tmp_path: Path) -> None:
+    with pytest.raises(LakePathError, match=r"does not find.*file:///"):
+        write_distributed(FilePlan(Place.of(tmp_path), SCHEMA, "s"), Elsewhere())  # type: ignore[arg-type]
 
 
 def test_two_streams_never_share_a_slug() -> None:

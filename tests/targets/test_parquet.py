@@ -191,6 +191,28 @@ def test_a_file_below_the_cursor_that_no_window_covers_is_refused() -> None:
         leftovers({"log": ["000000000005-000000000006.parquet"]}, 9, {"log": 5})
 
 
+def test_a_file_of_an_earlier_epoch_is_told_from_those_of_the_next() -> None:
+    good = [
+        "000000000001-000000000004-e000001.parquet",
+        "000000000005-000000000006-e000002.parquet",
+        "000000000007-000000000009-0000-e000002.parquet",
+        "000000000007-000000000009-0001-e000002.parquet",
+    ]
+    for stale in (
+        "000000000005-000000000008-e000001.parquet",
+        "000000000007-000000000012-e000001.parquet",  # and beyond what is published
+        "000000000007-000000000009-e000001.parquet",  # the same window
+    ):
+        assert leftovers({"log": [*good, stale]}, 9, {"log": 10}) == [("log", stale)]
+    for odd in (
+        "000000000005-000000000008-e000002.parquet",
+        "000000000005-000000000008.parquet",
+        "000000000007-000000000012-e000002.parquet",
+    ):
+        with pytest.raises(UnexplainedFilesError):
+            leftovers({"log": [*good, odd]}, 9, {"log": 10})
+
+
 def test_a_lost_state_is_not_taken_for_a_beginning(tmp_path: Path) -> None:
     some_windows(tmp_path)
     for one in (tmp_path / "_headwater").rglob("*.json"):
@@ -228,10 +250,46 @@ def test_a_writer_that_was_replaced_publishes_nothing() -> None:
     found = Place.of(place)
     names = [one.name for one in found.files("log")]
     assert [name.rsplit("/")[-1] for name in sorted(names)] == [
-        "000000000001-000000000001.parquet", "000000000002-000000000002.parquet",
+        "000000000001-000000000001-e000001.parquet", "000000000002-000000000002-e000002.parquet",
     ]  # fmt: skip
     with found.open(sorted(names)[1]) as file:
         assert pq.read_table(file)["value"].to_pylist() == ["right"]
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["wakes", "dies"])
+def test_a_file_that_a_paused_writer_publishes_is_removed(dies: bool) -> None:
+    """It has looked at the epoch, then another took over and published; now it publishes, too."""
+    place = f"memory://bucket/{uuid4().hex}"
+    old = started(place)
+    old.block(1, log(1, 1), final=1)
+    target = old.target
+    assert isinstance(target, ParquetTarget)
+
+    def pause(step: str) -> None:
+        if step.startswith("put log/"):
+            new, state = restarted(place)
+            new.model.settle(state)
+            for number in (2, 3, 4):
+                new.block(number, log(number, "right"), final=2 if number < 4 else 4)
+            new.target.close()
+        elif dies and step.startswith("put _headwater/"):
+            raise KeyboardInterrupt
+
+    for number in (2, 3):
+        old.block(number, log(number, "stale"), final=1)
+    target.folder.on_io = pause
+    with pytest.raises(KeyboardInterrupt if dies else ParquetWriterError):
+        old.settle(3)
+    target.folder.on_io = lambda step: None
+    if dies:
+        last, state = restarted(place)
+        assert state.number == 4
+        last.target.close()
+    held = []
+    for name in sorted(one.name for one in Place.of(place).files("log")):
+        with Place.of(place).open(name) as file:
+            held += pq.read_table(file)["value"].to_pylist()
+    assert held == ["1", "right", "right", "right"]
 
 
 def test_a_writer_leaves_the_state_of_its_successor_alone(

@@ -85,8 +85,8 @@ class NetworkError(
 class SideTablesError(
     ConfigError,
     code="E0011",
-    fix="use one target that keeps rows for the stream itself (PostgreSQL, DuckDB, ClickHouse, "
-    "Iceberg, Delta), not several targets at once, or leave out what needs them: on_finalized",
+    fix="use a target that keeps rows for the stream itself (PostgreSQL, DuckDB, ClickHouse, "
+    "Iceberg, Delta), alone or beside others, or leave out what needs them: on_finalized",
 ):
     """A part of the stream must store rows with each batch, and the target cannot keep them."""
 

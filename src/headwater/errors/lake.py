@@ -9,7 +9,8 @@ class LakePathError(
     TargetError,
     code="E2201",
     fix="give a directory, file:///…, s3://bucket/prefix or another path that fsspec knows (its "
-    "package must be installed), and check that the credentials may read and write there",
+    "package must be installed), and check that the credentials may read and write there; on a "
+    "cluster of several machines, a directory that all of them share",
 ):
     """A path or a catalog of a lake target cannot be used."""
 

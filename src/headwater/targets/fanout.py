@@ -4,26 +4,38 @@ Each target keeps its own cursor and its own state. The stream stands where the 
 furthest behind. One that is ahead is rolled back first, to its last final block or to the last one
 that both hold, and leaves out the blocks that it has. Hot blocks that only it has may be orphaned,
 and nothing that arrives need show it: blocks without rows may not arrive. A target that fails ends
-the stream; the others keep what they have, and the next start heals the difference. Runs on the
-driver.
+the stream; the others keep what they have, and the next start heals the difference.
+
+Every target that can keeps the side tables up to its own cursor, so any of them may be taken away
+or join later. What the stream reads of them ends where the stream stands. A target that catches up
+is not given rows that were settled meanwhile: no message is sent twice. Runs on the driver.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import DEFAULT_CAP, Batch, BlockCursor, Head, PipeState
 from headwater.core.state import prune_chain
 from headwater.errors import FanOutBranchError, FanOutFrameError, InvalidOptionError
-from headwater.targets.contract import Capabilities, Delivery, Target, prepared
+from headwater.targets.contract import (
+    Capabilities,
+    Delivery,
+    KeepsSideTables,
+    SideTable,
+    Target,
+    prepared,
+)
 from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.patience import Pause, WaitsForServer, sleep
+from headwater.targets.side_rows import KEY
 
 BLOCK = "block_number"
 logger = logging.getLogger("headwater.targets")
@@ -47,7 +59,7 @@ class FanOutTarget:
 
     @property
     def capabilities(self) -> Capabilities[Any]:
-        """Those of all targets, but no side tables: no target stands where the stream does.
+        """Those of all targets; side tables, if one of them keeps any.
 
         Each target keeps the stream's definition by itself: one of them may have been evolved, or
         added, before the others.
@@ -55,6 +67,7 @@ class FanOutTarget:
         found = [one.capabilities for one in self.targets]
         return Capabilities(
             rereads=True,
+            side_tables=self if self._keepers() else None,
             file=next((one.file for one in found if one.file is not None), None),
             branches=self._branches,
             undo_rows=self._undo_rows,
@@ -149,19 +162,77 @@ class FanOutTarget:
         counts = (one.capabilities.undo_rows for one in self.targets)
         return sum(count() for count in counts if count is not None)
 
+    # --- side tables ------------------------------------------------------------------------------
+
+    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
+        """Have every target that keeps side tables create them."""
+        for _, one in self._keepers():
+            one.open_side_tables(tables)
+
+    def read_side_table(
+        self,
+        name: str,
+        *,
+        after: tuple[int, int] | None = None,
+        up_to_block: int | None = None,
+        limit: int | None = None,
+    ) -> pa.Table:
+        """Return rows of the target that is furthest ahead, up to where the stream stands."""
+        reach = self._lowest.number if up_to_block is None else up_to_block
+        _, first = self._keepers()[0]
+        return first.read_side_table(
+            name, after=after, up_to_block=min(reach, self._lowest.number), limit=limit
+        )
+
+    def settle_side_rows(
+        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
+    ) -> None:
+        """Settle rows in every target; last in the one that is read, so a crash repeats it."""
+        for _, one in reversed(self._keepers()):
+            one.settle_side_rows(name, up_to, moved)
+
+    def _keepers(self) -> list[tuple[int, KeepsSideTables]]:
+        """Return the targets that keep side tables, by their cursors: the furthest ahead first."""
+        found = [
+            (state.number, target.capabilities.side_tables)
+            for target, state in zip(self.targets, self.states, strict=True)
+        ]
+        kept = [(number, one) for number, one in found if one is not None]
+        return sorted(kept, key=lambda one: -one[0])
+
+    def _unsettled(self, side: Mapping[str, Any], held: PipeState) -> dict[str, Any]:
+        """Return side rows for a target; where it is behind, without those that are settled."""
+        keepers = self._keepers()
+        if not side or not keepers or held.number >= keepers[0][0]:
+            return dict(side)
+        number, ahead = keepers[0]
+        found = {}
+        for name, given in side.items():
+            rows = to_arrow(given)
+            blocks = pc.min_max(rows.column(BLOCK)).as_py()
+            before = None if blocks["min"] is None else (blocks["min"], -1)
+            known = ahead.read_side_table(name, after=before, up_to_block=blocks["max"])
+            kept = rows.join(known.select(KEY), list(KEY), join_type="left semi")
+            later = rows.filter(pc.field(BLOCK) > number)
+            found[name] = pa.concat_tables([kept.select(rows.column_names), later])
+        return found
+
     # --- batches ----------------------------------------------------------------------------------
 
     def _prepare(self, batch: Batch[Delivery]) -> Batch[_Each]:
         """Prepare a batch for each target, with the blocks that it lacks."""
         made = []
         for target, held in zip(self.targets, self.states, strict=True):
-            delivery = batch.data
+            delivery = replace(batch.data, side=self._unsettled(batch.data.side, held))
             is_ahead = self._lowest.number < held.number < batch.state.number
             if is_ahead and not batch.rollback_chain:  # a hot block comes alone
                 data = {
                     name: _above(frame, held.number, name) for name, frame in delivery.data.items()
                 }
-                delivery = replace(delivery, data=data)
+                side = {
+                    name: _above(rows, held.number, name) for name, rows in delivery.side.items()
+                }
+                delivery = replace(delivery, data=data, side=side)
             made.append(prepared(target, batch.with_data(delivery)).data)
         return batch.with_data(_Each(tuple(made)))
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headwater.errors import LakeSchemaError
+from headwater.errors import LakePathError, LakeSchemaError
 from headwater.targets.frames import block_range, bounded_tables, executor_rows
 from headwater.targets.lake.columns import conform
 from headwater.targets.lake.paths import Place
@@ -36,6 +36,7 @@ SORT_BYTES = 64 << 20  # of a file whose rows are sorted: it is held whole
 FILE_BYTES = 128 << 20  # of a file as it is stored
 OPEN_FILES = 32  # of one task, where rows are split
 _BATCH_ROWS = 50_000  # of a table in memory, at a time
+_SAMPLE_ROWS = 10_000  # of a file: whether their values repeat decides how a column is encoded
 COMPRESSION = "zstd"
 Split = Callable[[pa.RecordBatch], Iterable[tuple[str, pa.RecordBatch]]]
 """Cuts rows by partition: yields a text that names one, and its rows. It must pickle."""
@@ -154,9 +155,47 @@ def write_files(plan: FilePlan, frame: Any) -> list[WrittenFile]:
 
 
 def write_distributed(plan: FilePlan, rows: ExecutorRows) -> list[WrittenFile]:
-    """Have tasks write rows that lie on executors; the receipts of the attempts that count."""
+    """Have tasks write rows that lie on executors; the receipts of the attempts that count.
+
+    Raises:
+        LakePathError: executors write to a disk that is not the driver's.
+    """
     found = [WrittenFile(**one) for one in rows.run(plan, _RECEIPT).to_pylist()]
+    for one in found:
+        if not plan.place.is_seen(one.name):
+            raise LakePathError(
+                "an executor has written a file that the driver does not find: a local path is a "
+                "directory of each machine",
+                file=plan.place.uri_of(one.name),
+            )
     return sorted(found, key=lambda one: (one.part, one.name))
+
+
+def repeating_columns(rows: pa.Table) -> list[str]:
+    """Return the columns whose values repeat, by the first rows: a dictionary pays for these.
+
+    For hashes and amounts Parquet would fill a dictionary, find it too large and drop it, which
+    takes as long as writing them. Columns of columns get one in any case.
+    """
+    sample = rows.slice(0, _SAMPLE_ROWS)
+    found: list[str] = []
+    for one in sample.schema:
+        if pa.types.is_nested(one.type):
+            found += _leaves(one.name, one.type)
+        elif 2 * pc.count_distinct(sample[one.name]).as_py() <= max(sample.num_rows, 2):
+            found.append(one.name)
+    return found
+
+
+def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
+    """Yield the columns of a nested column, as Parquet names them."""
+    if pa.types.is_struct(kind):
+        for one in kind:
+            yield from _leaves(f"{path}.{one.name}", one.type)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from _leaves(f"{path}.list.element", kind.value_type)
+    else:
+        yield path
 
 
 def window_stem(stream_id: str, first: int, last: int) -> str:
@@ -259,6 +298,9 @@ class _OpenFile:
     def write(self, next_name: Callable[[], str]) -> int:
         """Write what is held as a row group; return how long the file is."""
         plan = self._plan
+        rows = pa.Table.from_batches(self._held, plan.schema)
+        if plan.sort_by:
+            rows = rows.sort_by([(name, "ascending") for name in plan.sort_by])
         if self._writer is None:
             self._name = next_name()
             self._sink = plan.place.create(self._name)
@@ -267,11 +309,9 @@ class _OpenFile:
                 plan.schema,
                 compression=plan.compression,
                 coerce_timestamps="us",
+                use_dictionary=repeating_columns(rows),
                 metadata_collector=self._footers,
             )
-        rows = pa.Table.from_batches(self._held, plan.schema)
-        if plan.sort_by:
-            rows = rows.sort_by([(name, "ascending") for name in plan.sort_by])
         self._writer.write_table(rows, row_group_size=GROUP_ROWS)
         self._held.clear()
         self.held_rows = self.held_bytes = 0

@@ -168,6 +168,13 @@ class Place:
         temporary.replace(path)
         sync_directory(path.parent)
 
+    def is_seen(self, name: str) -> bool:
+        """Tell whether a file that another process has written is there, where it may be not.
+
+        An object store is one place for all machines: it is not asked.
+        """
+        return not self.is_local or Path(self.path_of(name)).exists()
+
     def delete(self, name: str) -> None:
         """Remove a file; one that is gone already is no error."""
         try:

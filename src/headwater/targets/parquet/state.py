@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from headwater.errors import ParquetWriterError, StoredStateError
 from headwater.targets.lake.paths import Place, sync_directory
 
 FOLDER = "_headwater"
+AT_ONCE = 8  # files that are published
 _NAME = re.compile(r"(\d{6,})-(\d{12,})-([0-9a-f]+)\.json")
 
 
@@ -112,19 +114,34 @@ class Folder:
         self.on_io(f"put {name}")
         self.place.replace(name, content)
 
-    def publish(self, staged: str, name: str) -> None:
-        """Give a staged file its name, in one step; an object store copies, and has no rename."""
-        self.on_io(f"publish {name}")
+    def publish(self, staged: Mapping[str, str]) -> None:
+        """Give staged files their names, each in one step, several at once.
+
+        Local files are synced and renamed. An object store has no rename: it copies, and what was
+        staged is deleted.
+        """
         place = self.place
-        source, target = place.path_of(staged), place.path_of(name)
+        step = self._rename if place.is_local else self._copy
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            under_way = []
+            for source, name in staged.items():
+                self.on_io(f"publish {name}")
+                under_way.append(threads.submit(step, source, name))
+        for one in under_way:
+            one.result()
         if place.is_local:
-            with Path(source).open("rb") as file:
-                os.fsync(file.fileno())
-            Path(source).rename(target)
-            sync_directory(Path(target).parent)
-            return
-        place.filesystem.copy_file(source, target)
-        self.on_io(f"delete {staged}")
+            for folder in {Path(place.path_of(name)).parent for name in staged.values()}:
+                sync_directory(folder)
+
+    def _rename(self, staged: str, name: str) -> None:
+        path = Path(self.place.path_of(staged))
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        path.rename(self.place.path_of(name))
+
+    def _copy(self, staged: str, name: str) -> None:
+        place = self.place
+        place.filesystem.copy_file(place.path_of(staged), place.path_of(name))
         place.delete(staged)
 
     def delete(self, name: str) -> None:
@@ -142,6 +159,13 @@ class StateFiles:
         self._path = f"{FOLDER}/{quote(stream_id, safe='')}"
         self._version: _Version | None = None
         self._lock: int | None = None
+
+    @property
+    def epoch(self) -> int:
+        """What names of files tell of their writer; 0 where a lock keeps others out."""
+        if self._version is None or self._folder.place.is_local:
+            return 0
+        return self._version.epoch
 
     def claim(self) -> tuple[Stored, bool]:
         """Begin an epoch, and return what is stored, with whether anything was.

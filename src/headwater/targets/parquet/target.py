@@ -1,6 +1,7 @@
 """A folder of Parquet files as a target: final rows only, in files that anybody can read.
 
-    <dir>/<table>/000000000150-000000000180.parquet    rows of blocks 150 to 180
+    <dir>/<table>/000000000150-000000000180.parquet    rows of blocks 150 to 180; in an object store
+                                                       the epoch of the writer follows: -e000003
     <dir>/_headwater/<stream>/…json                    the state: cursor, and what files cover
 
 A commit takes rows in; they are published once their blocks are final and a rule of `Rollover` is
@@ -30,6 +31,7 @@ from headwater.errors import (
     InvalidOptionError,
     LakeSchemaError,
     ParquetWriteError,
+    ParquetWriterError,
     StateMissingError,
     UnexplainedFilesError,
 )
@@ -137,6 +139,7 @@ class ParquetTarget:
         self._state = PipeState()
         self._stored = Stored()
         self._held = Held(memory_bytes)
+        self._published: list[str] = []  # with the state that is being stored
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
@@ -281,6 +284,7 @@ class ParquetTarget:
         """
         assert self._files is not None, "a target recovers before it publishes"
         self._files.check()
+        self._published = []
         coverage, previous = dict(self._stored.coverage), self._stored.state.number
         for start, several in by_range(going):
             last = several[-1].cursor.number
@@ -301,7 +305,11 @@ class ParquetTarget:
             cursor = going[-1].cursor
             final = None if self._state.finalized is None else cursor
             state = PipeState(cursor, final, (cursor,))
-        self._save(replace(self._stored, state=state, coverage=coverage))
+        try:
+            self._save(replace(self._stored, state=state, coverage=coverage))
+        except ParquetWriterError:
+            self._take_back()
+            raise
         self._held.drop_up_to(state.number)
 
     def _publish_table(
@@ -314,12 +322,25 @@ class ParquetTarget:
         rows = [one for batch in batches for one in batch.rows.get(name, ()) if one.num_rows]
         staged = [one for batch in batches for one in batch.staged.get(name, ())]
         parts = len(staged) + (1 if rows or not staged else 0)
-        for part, file in enumerate(staged, parts - len(staged)):
-            self.folder.publish(file.name, f"{name}/{window.file_name(part, parts)}")
+        assert self._files is not None, "a target recovers before it publishes"
+        epoch = self._files.epoch
+        names = [f"{name}/{window.file_name(part, parts, epoch)}" for part in range(parts)]
+        self._published += names
+        if staged:
+            given = zip(staged, names[parts - len(staged) :], strict=True)
+            self.folder.publish({one.name: to for one, to in given})
         if parts > len(staged):
-            made = self._parquet(rows, schema)
-            self.folder.put(f"{name}/{window.file_name(0, parts)}", made)
+            self.folder.put(names[0], self._parquet(rows, schema))
         logger.info("window.published id=%s table=%s blocks=%d..%d", self._id, name, first, last)
+
+    def _take_back(self) -> None:
+        """Delete what was published for a state that does not count: another writer took over.
+
+        Its files have names of another epoch. What is not deleted here, its next start removes.
+        """
+        if self._files is not None and self._files.epoch:
+            for name in self._published:
+                self.folder.delete(name)
 
     def _parquet(self, rows: Sequence[pa.Table], schema: pa.Schema) -> bytes:
         """Return rows as the bytes of a Parquet file."""

@@ -9,13 +9,13 @@ back to its coverage.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from headwater.errors import InvalidOptionError, UnexplainedFilesError
 
-_NAME = re.compile(r"(\d{12,})-(\d{12,})(?:-(\d{4,}))?\.parquet")
+_NAME = re.compile(r"(\d{12,})-(\d{12,})(?:-(\d{4,}))?(?:-e(\d{6,}))?\.parquet")
 _HIDDEN = ("_", ".")  # what readers of Parquet folders leave out
 
 
@@ -26,10 +26,18 @@ class Window:
     first: int
     last: int
 
-    def file_name(self, part: int = 0, parts: int = 1) -> str:
-        """Return the name of a file; a window of several files numbers them."""
-        end = f"-{part:04d}" if parts > 1 else ""
+    def file_name(self, part: int = 0, parts: int = 1, epoch: int = 0) -> str:
+        """Return the name of a file; a window of several files numbers them.
+
+        `epoch` is that of the writer, where there is no lock that keeps an earlier one out.
+        """
+        number = f"-{part:04d}" if parts > 1 else ""
+        end = f"{number}-e{epoch:06d}" if epoch else number
         return f"{self.first:012d}-{self.last:012d}{end}.parquet"
+
+    def overlaps(self, other: Window) -> bool:
+        """Tell whether some block is in both."""
+        return self.first <= other.last and other.first <= self.last
 
 
 def window_of(name: str) -> Window | None:
@@ -39,6 +47,12 @@ def window_of(name: str) -> Window | None:
         return None
     window = Window(int(found[1]), int(found[2]))
     return window if window.first <= window.last else None
+
+
+def epoch_of(name: str) -> int:
+    """Return the epoch of the writer that a file's name tells; 0 if it tells none."""
+    found = _NAME.fullmatch(name)
+    return 0 if found is None else int(found[4] or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,42 +89,74 @@ class Rollover:
 def leftovers(
     files: Mapping[str, Iterable[str]], cursor: int, coverage: Mapping[str, int]
 ) -> list[tuple[str, str]]:
-    """Return the files, as (table, name), that a crash has left above the cursor.
+    """Return the files, as (table, name), that do not count.
 
-    `coverage` is as the state has it: of a table that is not in it, nothing was published.
+    A crash leaves files above the cursor. A writer that was paused while another took over may
+    leave one of its own epoch among those of the next: it covers blocks that a later epoch covers,
+    too. `coverage` is as the state has it: of a table that is not in it, nothing was published.
 
     Raises:
-        UnexplainedFilesError: a file is there that neither the state nor a crash explains: of
-            another name, below the cursor without being covered, or overlapping another one.
+        UnexplainedFilesError: a file is there that neither the state, nor a crash, nor a writer
+            that was replaced explains: of another name, below the cursor without being covered, or
+            overlapping another one of its epoch.
     """
     removed: list[tuple[str, str]] = []
     for table, names in sorted(files.items()):
-        kept: set[Window] = set()
         covered = coverage.get(table, 0)
+        windows: dict[Window, list[str]] = {}
         for name in sorted(one for one in names if not one.startswith(_HIDDEN)):
             window = window_of(name)
             if window is None:
                 raise UnexplainedFilesError(
                     "the folder of a table holds a file of another name", table=table, file=name
                 )
-            if window.last < covered:
-                kept.add(window)
-            elif window.first >= covered and window.last > cursor:
+            if window.first >= covered and window.last > cursor:
                 removed.append((table, name))
             else:
+                windows.setdefault(window, []).append(name)
+        stale = _replaced(windows)
+        removed += [(table, name) for name in stale]
+        kept = [one for one in sorted(windows) if not stale.issuperset(windows[one])]
+        for window in kept:
+            if window.last >= covered:
                 raise UnexplainedFilesError(
                     "a file covers blocks that the state does not say are published",
                     table=table,
-                    file=name,
+                    file=windows[window][0],
                     cursor=cursor,
                     covered=covered - 1,
                 )
-        for one, other in pairwise(sorted(kept)):
-            if other.first <= one.last:
+        for one, other in pairwise(kept):
+            if one.overlaps(other):
                 raise UnexplainedFilesError(
                     "two files cover the same blocks",
                     table=table,
-                    file=one.file_name(),
-                    other=other.file_name(),
+                    file=windows[one][0],
+                    other=windows[other][0],
                 )
     return removed
+
+
+def _replaced(windows: Mapping[Window, Sequence[str]]) -> set[str]:
+    """Return the files of an epoch whose blocks a later one has published itself."""
+    stale: set[str] = set()
+    for several in _meeting(sorted(windows)):
+        named = [(one, name, epoch_of(name)) for one in several for name in windows[one]]
+        stale |= {
+            name
+            for one, name, epoch in named
+            if epoch and any(epoch < later and one.overlaps(other) for other, _, later in named)
+        }
+    return stale
+
+
+def _meeting(windows: Sequence[Window]) -> Iterator[list[Window]]:
+    """Yield windows in order, those together that share blocks."""
+    held: list[Window] = []
+    for one in windows:
+        if held and one.first > max(other.last for other in held):
+            yield held
+            held = []
+        held.append(one)
+    if held:
+        yield held
