@@ -737,7 +737,8 @@ def test_however_often_a_connection_breaks_each_block_comes_once(
         with Rig(portal, ranges=[BlockRange(0, 149)]) as rig:
             rig.to_end().check()
         assert len(portal.ledger.faults()) == 2
-        asked = [e for e in portal.ledger.stream_requests() if (e.from_block or 0) < 150]
+        requests = portal.ledger.stream_requests()
+        asked = [e for e in requests if e.from_block != e.to_block]  # without that of the end
         assert all(a.from_block <= b.from_block for a, b in pairwise(asked))  # type: ignore[operator]
         for exchange in asked:  # the anchor is there whenever the true predecessor is known
             known = exchange.from_block != 0
@@ -830,6 +831,26 @@ def test_with_a_real_clock_an_idle_portal_is_polled_at_its_interval(
         del reading
     assert all(isinstance(answer, AtHead) and answer.confirmed is empty for answer in found)
     assert len(portal.ledger.stream_requests()) == times
+
+
+def test_a_reader_at_the_head_is_not_kept_by_a_portal_that_holds_its_answer_back() -> None:
+    """Before the head is known it waits: a slow answer does not mean that there is nothing."""
+    with simulated_portal(SEED, blocks=40, no_content_delay=60) as portal:
+        portal.sim.faults.add(Delay(0.3), route="stream")
+        transport = HttpTransport(portal.url, hold_s=0.05)
+        with closing(PortalClient(transport)) as client:
+            reading = client.read(HEADERS, BlockRange(0))
+            blocks = next(reading)
+            assert isinstance(blocks, Blocks)
+            assert blocks.headers[-1].hash == portal.chain.head.hash
+            asked = len(portal.ledger.stream_requests())
+            for _ in range(3):
+                assert next(reading) == AtHead(blocks.head)
+            portal.extend()
+            found = next(one for one in reading if isinstance(one, Blocks))
+            assert found.headers[0].hash == portal.chain.head.hash
+            reading.close()
+        assert len(portal.ledger.stream_requests()) <= asked + 2
 
 
 @pytest.mark.guarantee("WIRE-4")
@@ -1039,13 +1060,16 @@ def test_a_gap_between_ranges_is_skipped_once_it_is_final(portal: PortalServer) 
     assert all(asked[0] not in range(9, 20) for asked in stream_requests(portal))
 
 
-def test_the_hot_end_of_the_last_range_is_checked_once(portal: PortalServer) -> None:
-    with Rig(portal, ranges=[BlockRange(0, 39)]) as rig:
-        rig.to_end().check()
-    tail = [e for e in portal.ledger.stream_requests() if e.from_block == 40]
-    assert len(tail) == 1
-    assert tail[0].parent_block_hash == portal.chain.head.hash
-    assert tail[0].to_block is None
+def test_the_hot_end_of_the_last_range_is_checked_once() -> None:
+    """By its number: a portal would hold the answer to a request for what follows back."""
+    with simulated_portal(SEED, blocks=40, finality_depth=12, no_content_delay=60) as portal:
+        began = time.monotonic()
+        with Rig(portal, ranges=[BlockRange(0, 39)]) as rig:
+            rig.to_end().check()
+        assert time.monotonic() - began < 30
+    asked = stream_requests(portal)
+    assert asked.count((39, 39)) == 1
+    assert all((first or 0) < 40 for first, _ in asked)
 
 
 def test_the_final_end_of_the_last_range_needs_no_check(portal: PortalServer) -> None:
@@ -1063,7 +1087,8 @@ def test_a_fork_at_the_end_of_the_last_range_is_still_found(portal: PortalServer
         assert rig.seen(RolledBack) == 1
         assert rig.state.cursor == portal.chain.canonical(39, 39)[0].cursor
     tail = [e for e in portal.ledger.stream_requests() if e.from_block == 40]
-    assert [e.status for e in tail] == [409, 200]
+    assert [e.status for e in tail] == [409]
+    assert stream_requests(portal).count((39, 39)) == 2, "before the fork was known, and after"
 
 
 def test_a_range_that_begins_before_the_dataset_begins_with_it() -> None:

@@ -18,7 +18,8 @@ from backports import zstd
 from headwater.core import BlockCursor, BlockRange, Fork
 from headwater.errors import AnswerTooLargeError, InvalidOptionError, TransportError
 from headwater.portal import HttpTransport, PortalClient, Request, RetryPolicy, Timeouts
-from headwater.portal.transport import USER_AGENT
+from headwater.portal import transport as portal_transport
+from headwater.portal.transport import USER_AGENT, NoAnswerYet
 from headwater.portal.wire import Dataset
 from headwater.query import EvmQuery
 from headwater.testing import VirtualClock
@@ -113,10 +114,12 @@ class Server:
 
 
 @contextmanager
-def serving(*scripts: Script, timeouts: Timeouts | None = None) -> Iterator[HttpTransport]:
+def serving(
+    *scripts: Script, timeouts: Timeouts | None = None, hold_s: float | None = None
+) -> Iterator[HttpTransport]:
     server = Server(*scripts)
     try:
-        with closing(HttpTransport(server.url, timeouts)) as transport:
+        with closing(HttpTransport(server.url, timeouts, hold_s=hold_s)) as transport:
             yield transport
     except BaseException:
         server.abandon()
@@ -129,6 +132,12 @@ def serving(*scripts: Script, timeouts: Timeouts | None = None) -> Iterator[Http
 def read(transport: HttpTransport, route: str = "stream") -> bytes:
     with closing(transport.send(Request("POST", route, b"{}"))) as response:
         return b"".join(response.chunks())
+
+
+def read_in_pieces(transport: HttpTransport) -> bytes:
+    while True:
+        with suppress(NoAnswerYet):
+            return read(transport)
 
 
 def answers(body: bytes, **headers: str) -> Script:
@@ -416,6 +425,59 @@ def test_the_limit_between_chunks_may_be_longer_than_that_for_headers() -> None:
 
     with serving(script, timeouts=Timeouts(headers_s=0.2, chunk_s=WAIT_S)) as transport:
         assert read(transport) == b"one"
+
+
+def test_an_answer_that_is_held_back_is_waited_for_in_pieces() -> None:
+    """One request, however often its caller comes back; a question is not broken off."""
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def script(peer: Peer) -> None:
+        first, _, _ = peer.request()
+        assert first.startswith("POST")
+        assert goes_on.wait(WAIT_S)
+        peer.head(content_length="3")
+        peer.send(b"one")
+        peer.request()
+        asked.wait(0.1)  # nobody sets it: longer than hold_s
+        peer.head(content_length="3")
+        peer.send(b"two")
+
+    with serving(script, hold_s=0.02) as transport:
+        for _ in range(3):
+            with pytest.raises(NoAnswerYet):
+                read(transport)
+        goes_on.set()
+        assert read_in_pieces(transport) == b"one"
+        with closing(transport.send(Request("GET", "head"))) as response:
+            assert b"".join(response.chunks()) == b"two"
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late", "another"])
+def test_an_answer_that_its_caller_does_not_come_back_for_is_dropped(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held(peer: Peer) -> None:
+        peer.request()
+        assert peer.ended()
+
+    if late:
+        monkeypatch.setattr(portal_transport, "_RIGHT_BACK_S", -1)
+    with serving(held, held, hold_s=0.02) as transport:
+        with pytest.raises(NoAnswerYet):
+            read(transport)
+        with pytest.raises(NoAnswerYet):
+            read(transport, "stream" if late else "finalized-stream")
+
+
+def test_an_answer_in_pieces_does_not_take_longer_than_headers_may() -> None:
+    def script(peer: Peer) -> None:
+        peer.request()
+        assert peer.ended()
+
+    with serving(script, timeouts=SHORT, hold_s=0.05) as transport:
+        with pytest.raises(TransportError) as caught:
+            read_in_pieces(transport)
+        assert caught.value.facts == {"phase": "headers", "timeout_s": 0.2}
 
 
 def test_a_server_that_hangs_up_before_the_headers() -> None:

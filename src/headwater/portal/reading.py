@@ -37,7 +37,7 @@ from headwater.errors import (
     TransportError,
 )
 from headwater.portal.outage import Clock, Notice, NoticeKind, Observer, Outage, read_body
-from headwater.portal.transport import Request, Response, Transport
+from headwater.portal.transport import NoAnswerYet, Request, Response, Transport
 from headwater.portal.wire import LineSplitter, read_fork, read_head, read_header
 
 MAX_TRUNCATIONS = 5
@@ -119,6 +119,11 @@ class Reading:
             except TransportError as error:
                 if not self._order.finished:
                     self._outage.broke(error)
+                continue
+            except NoAnswerYet:
+                if self._has_all():
+                    yield AtHead(self._head)
+                    self._outage.touch()
                 continue
             except _BeyondTheEnd:
                 self._outage.arrived()
@@ -213,6 +218,11 @@ class Reading:
         hot = settled is None or self._order.next_block > settled.number + 1
         at_head = latest is None or self._order.next_block > latest.number
         return not self._finalized and hot and at_head
+
+    def _has_all(self) -> bool:
+        """Tell whether the portal had no more blocks when it answered last."""
+        newest = self._head.finalized if self._finalized else self._head.latest
+        return newest is not None and self._order.next_block > newest.number
 
     def _beyond(self) -> int | None:
         """Return the block to ask for beyond the range, if its tail may hold none; else None.

@@ -192,13 +192,15 @@ class PortalSource:
         All of the range is committed, so a portal that does not answer is no reason to fail.
         """
         self._checked = cursor
-        reading = self._client.read(
-            self._watch, BlockRange(cursor.number + 1), cursor, attempts=QUESTION_ATTEMPTS
-        )
-        found: Answer
+        found: Answer = RangeEnd(Head())
         try:
-            with closing(reading) as answers:
-                found = next(answers)
+            if not self._is_there(cursor):
+                following = BlockRange(cursor.number + 1)
+                reading = self._client.read(
+                    self._watch, following, cursor, attempts=QUESTION_ATTEMPTS
+                )
+                with closing(reading) as answers:
+                    found = next(answers)
         except (PortalHttpError, PortalUnreachableError) as error:
             self._client.tell(
                 NoticeKind.END_UNCHECKED,
@@ -206,8 +208,18 @@ class PortalSource:
                 cursor=cursor,
                 reason=str(error),
             )
-            found = RangeEnd(Head())
         yield found if isinstance(found, Fork) else RangeEnd(Head())
+
+    def _is_there(self, cursor: BlockCursor) -> bool:
+        """Ask for a block by its number: it is there at once, while one that follows is waited for.
+
+        Where it is another block, or none, the answer to a request behind it says what to do.
+        """
+        asked = BlockRange(cursor.number, cursor.number)
+        reading = self._client.read(self._watch, asked, attempts=QUESTION_ATTEMPTS)
+        with closing(reading) as answers:
+            found = next(answers)
+        return isinstance(found, Blocks) and found.headers[-1].cursor == cursor
 
     def _is_exhausted(self, left: BlockRange, cursor: BlockCursor | None) -> bool:
         """Tell whether what is left of a range after this cursor is known to hold no block."""

@@ -12,6 +12,7 @@ import http.client
 import math
 import socket
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Protocol, cast
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.response import HTTPResponse
+from urllib3.util.wait import wait_for_read
 
 from headwater import __version__
 from headwater.address import HttpAddress, UrlError
@@ -31,6 +33,7 @@ USER_AGENT = f"headwater/{__version__}"
 _READ_BYTES = 65_536
 _HEADER_LINES = 100  # a portal sends about twenty; interim answers (1xx) count too
 _HEADER_BYTES = 65_536
+_RIGHT_BACK_S = 0.25  # a caller that comes back later than this asks anew
 _FAILURES = (HTTPError, http.client.HTTPException, OSError)
 
 
@@ -65,11 +68,18 @@ class Response(Protocol):
         ...
 
 
+class NoAnswerYet(Exception):  # noqa: N818 - not an error: the portal waits for a block
+    """No answer has begun within `hold_s`. The caller that sends the request again waits on."""
+
+
 class Transport(Protocol):
     """Sends requests to one dataset of one portal."""
 
     def send(self, request: Request) -> Response:
-        """Send and return once the headers have arrived; `TransportError` if they do not."""
+        """Send and return once the headers have arrived; `TransportError` if they do not.
+
+        A request for blocks may raise `NoAnswerYet`: send it again.
+        """
         ...
 
     def close(self) -> None:
@@ -137,6 +147,16 @@ class _Lines:
         self._stream.close()
 
 
+@dataclass(slots=True)
+class _Held:
+    """A request that is under way, and when its caller last heard `NoAnswerYet`."""
+
+    request: Request
+    connection: HTTPConnection
+    sent_at: float
+    left_at: float = 0.0
+
+
 def portal_address(url: str | HttpAddress) -> HttpAddress:
     """Understand the address of a dataset. Called where it is given, before anything is sent.
 
@@ -157,33 +177,51 @@ class HttpTransport:
     Runs on the driver and on executors; each builds its own from the pickled address and timeouts,
     and connections never travel. No retry and no redirect happens here: the client
     that sends a request learns what became of it.
+
+    A portal holds the answer to a request for blocks back for seconds, until there is one. With
+    `hold_s` the caller hears `NoAnswerYet` after so many seconds. The request stays under way, for
+    a caller that sends the same one again at once.
     """
 
-    def __init__(self, url: str | HttpAddress, timeouts: Timeouts | None = None) -> None:
+    def __init__(
+        self,
+        url: str | HttpAddress,
+        timeouts: Timeouts | None = None,
+        *,
+        hold_s: float | None = None,
+    ) -> None:
         self.address = portal_address(url)
         self.timeouts = timeouts or Timeouts()
+        self._hold_s = hold_s
+        self._held: _Held | None = None
         self._idle: list[HTTPConnection] = []
         self._socket: socket.socket | None = None  # of the request that was sent last
         self._tls = ssl.create_default_context() if self.address.scheme == "https" else None
 
     def send(self, request: Request) -> Response:
         """Send one request; return once its headers are there."""
-        connection = self._connection()
+        held = self._take_held(request)
+        connection = self._connection() if held is None else held.connection
         self._socket = connection.sock
         try:
-            connection.timeout = self.timeouts.headers_s
-            connection.request(
-                request.method,
-                self.address.target(request.route),
-                body=request.body,
-                headers=self._headers(request),
-                preload_content=False,
-            )
+            if held is None:
+                connection.timeout = self.timeouts.headers_s
+                connection.request(
+                    request.method,
+                    self.address.target(request.route),
+                    body=request.body,
+                    headers=self._headers(request),
+                    preload_content=False,
+                )
+            if self._hold_s is not None and request.body is not None:
+                self._wait(held or _Held(request, connection, time.monotonic()), self._hold_s)
             sock = connection.sock
             response = connection.getresponse()
             _check_end(response)
             # the socket is kept from above: with "connection: close" the connection forgets it
             sock.settimeout(self.timeouts.chunk_s)
+        except NoAnswerYet:
+            raise
         except _FAILURES as error:
             connection.close()
             raise _failed("headers", error, self.timeouts.headers_s) from None
@@ -204,6 +242,9 @@ class HttpTransport:
 
     def close(self) -> None:
         """Close the idle connections; those in use are closed with their responses."""
+        if self._held is not None:
+            self._held.connection.close()
+            self._held = None
         while self._idle:
             self._idle.pop().close()
 
@@ -212,6 +253,35 @@ class HttpTransport:
 
     def __reduce__(self) -> tuple[type[HttpTransport], tuple[HttpAddress, Timeouts]]:
         return HttpTransport, (self.address, self.timeouts)
+
+    def _take_held(self, request: Request) -> _Held | None:
+        """Return the request that is under way, if it is this one and its caller came right back.
+
+        An answer that has waited for its reader says what was, so it is asked for again.
+        """
+        held, self._held = self._held, None
+        if held is None:
+            return None
+        if held.request == request and time.monotonic() - held.left_at <= _RIGHT_BACK_S:
+            return held
+        held.connection.close()
+        return None
+
+    def _wait(self, held: _Held, hold_s: float) -> None:
+        """Wait for the first byte of an answer, for a while.
+
+        Raises:
+            NoAnswerYet: there is none yet; the request stays under way.
+            TimeoutError: there is none within `headers_s`.
+        """
+        left = held.sent_at + self.timeouts.headers_s - time.monotonic()
+        if wait_for_read(held.connection.sock, max(0.0, min(hold_s, left))):
+            return
+        if left <= hold_s:
+            raise TimeoutError
+        held.left_at = time.monotonic()
+        self._held = held
+        raise NoAnswerYet
 
     def _connection(self) -> HTTPConnection:
         while self._idle:

@@ -1,7 +1,8 @@
 """The project of examples/pipelines, by Spark Connect, on a standalone cluster, on a forking chain.
 
-The master of the server is `local-cluster`: a standalone cluster in the server's process, whose
-executor is a process of its own. So one run shows the changelog and its helpers on all three.
+The server is the driver of a cluster whose master, worker and executor are processes of their own.
+So one run shows the changelog and its helpers on all three. The journal is a folder that the driver
+reaches: executors get hot blocks with their tasks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pytest
 
 from headwater.spark.streaming.journal import decode_segment
 from headwater.testing import PortalServer, simulated_portal
-from headwater.testing.servers import spark_connect_server
+from headwater.testing.servers import spark_cluster, spark_connect_server
 from tests.spark.streaming.micro_batches import canonical
 from tests.stream.truth import transfers
 
@@ -33,7 +34,7 @@ SPEC = "spark-pipeline.yml"
 Keys = list[tuple[int, str, int]]
 
 
-def settings(folder: Path, jar: str | None) -> dict[str, str]:
+def settings(jar: str | None) -> dict[str, str]:
     cheap = {
         "spark.sql.shuffle.partitions": "1",
         "spark.executor.memory": "512m",
@@ -97,9 +98,10 @@ def run(
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     command = str(Path(sys.executable).parent / "spark-pipelines")
-    with spark_connect_server(
-        tmp_path, master="local-cluster[1,1,512]", settings=settings(tmp_path, jar)
-    ) as remote:
+    with (
+        spark_cluster(tmp_path, workers=1, cores=1) as master,
+        spark_connect_server(tmp_path, master=master, settings=settings(jar)) as remote,
+    ):
 
         def call(*words: str) -> None:
             done = subprocess.run(words, cwd=project, capture_output=True, text=True, check=False)

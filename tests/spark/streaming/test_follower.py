@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from headwater.core import BlockRange, Blocks
+from headwater.portal import PortalClient
 from headwater.spark.streaming.follower import FinalPart, JournalPart
-from headwater.spark.streaming.offsets import Offset
-from headwater.testing import Balance, ChainSim, ContentSettings, PortalSim, SimBlock
-from tests.spark.streaming.micro_batches import Killed, Query, limits
+from headwater.spark.streaming.offsets import Offset, ReadFrom
+from headwater.spark.streaming.source import load_stream
+from headwater.testing import (
+    Balance,
+    ChainSim,
+    ContentSettings,
+    PortalSim,
+    SimBlock,
+    SimTransport,
+    VirtualClock,
+)
+from tests.spark.streaming.micro_batches import TRANSFER, Killed, Query, limits
 from tests.stream.truth import transfers
 
 SEEDS = range(16)
@@ -132,6 +144,80 @@ def test_many_tasks_read_what_is_far_behind_and_one_reads_at_the_head(tmp_path: 
             ]
             sizes.append(max(len({row["block_hash"] for row in rows}) for rows in hot))
     assert sizes == [4, 1]
+
+
+def sizes_of(portal: PortalSim) -> dict[int, int]:
+    """Return the bytes of the lines that the portal sends, by block: none where none has rows."""
+    client = PortalClient(SimTransport(portal, VirtualClock()))
+    last = BlockRange(0, portal.chain.head.number)
+    answers = [one for one in client.read(TRANSFER.query, last) if isinstance(one, Blocks)]
+    return {
+        header.number: len(line)
+        for one in answers
+        for header, line in zip(one.headers, one.lines, strict=True)
+    }
+
+
+def run_with(folder: Path, portal: PortalSim, **options: str) -> list[Offset]:
+    """Let a query with these options reach the head; return the ends of its micro-batches."""
+    needed = {"portal": "http://127.0.0.1:1/d", "event": "erc20.Transfer", "journal": str(folder)}
+    loaded = load_stream({**needed, "far": "10", **options})
+    with Query(portal, folder, dice=Random(3), limits=loaded.limits) as query:
+        while query.trigger():
+            pass
+        assert query.ends[-1]["hash"] == portal.chain.head.hash
+        Truth(portal.chain).check(query)
+        return [Offset.before(0), *map(Offset.from_json, query.ends)]
+
+
+@pytest.mark.parametrize("most", [1, 3, 1000])
+def test_max_blocks_per_trigger_bounds_every_micro_batch(most: int, tmp_path: Path) -> None:
+    """Those of final blocks, which executors read, and those of hot ones."""
+    portal = PortalSim(chain_of(3), seed=3)
+    sizes = sizes_of(portal)
+    ends = run_with(tmp_path, portal, maxBlocksPerTrigger=str(most))
+    assert {one.read for one in ends[1:]} == {ReadFrom.PORTAL, ReadFrom.JOURNAL}
+    for begin, end in pairwise(ends):
+        held = [number for number in sizes if begin.number < number <= end.number]
+        assert len(held) <= most
+
+
+@pytest.mark.parametrize("blocks", [0, 4])
+def test_max_bytes_per_trigger_bounds_every_micro_batch(blocks: int, tmp_path: Path) -> None:
+    """A block that is larger by itself is a micro-batch by itself. Final blocks are estimated."""
+    portal = PortalSim(chain_of(3, blocks=120, final=60), seed=3)
+    sizes = sizes_of(portal)
+    most = 1 + blocks * sum(sizes.values()) // len(sizes)
+    ends = run_with(tmp_path, portal, maxBytesPerTrigger=str(most))
+    largest = 0
+    for begin, end in pairwise(ends):
+        numbers = [number for number in sizes if begin.number < number <= end.number]
+        size = sum(sizes[number] for number in numbers)
+        if end.read is ReadFrom.JOURNAL:
+            assert size <= most or len(numbers) == 1
+            largest = max(largest, len(numbers))
+        elif begin.read is not ReadFrom.START:  # the first one is not measured yet
+            assert size <= 3 * most or len(numbers) == 1
+    assert largest > 1 if blocks else largest == 1
+
+
+def test_a_run_up_to_now_ends_at_the_head_of_its_start_while_the_chain_grows(
+    tmp_path: Path,
+) -> None:
+    """Also where a fork takes the head of its start: then at the canonical block of its height."""
+    chain = chain_of(3)
+    with Query(PortalSim(chain, seed=3), tmp_path, dice=Random(3), limits=limits()) as query:
+        for run in range(2):
+            goal = chain.head.number
+            query.follower.end_at_head()
+            while query.trigger():
+                chain.extend(1)
+                if query.ends[-1]["number"] >= goal and query.ends[-1]["forks"] == run:
+                    chain.fork(chain.head.number - goal + 2)
+            assert query.ends[-1]["number"] == goal < chain.head.number
+            assert query.ends[-1]["hash"] == chain.canonical()[goal].hash
+            assert query.ends[-1]["forks"] == run + 1
+            query.kill()
 
 
 def test_the_net_meets_forks_kills_and_replays(tmp_path: Path) -> None:

@@ -184,6 +184,27 @@ def test_available_now_ends_at_the_head_of_its_start_and_collapse_nets_what_was_
     assert left <= {0, 1}
 
 
+def test_a_portal_that_holds_answers_back_keeps_no_query(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A trigger ends without a block, and a query that was stopped leaves its journal."""
+    with simulated_portal(
+        seed=7, blocks=30, finality_depth=25, content=CONTENT, no_content_delay=120
+    ) as portal:
+        began = time.monotonic()
+        for _ in range(2):
+            query = start(
+                changelog(spark, portal, tmp_path / "journal"), tmp_path, lambda rows, _: None
+            )
+            try:
+                query.processAllAvailable()
+                assert progress(query)["endOffset"]["number"] == portal.chain.head.number
+            finally:
+                query.stop()
+            portal.extend(1)
+        assert time.monotonic() - began < 100
+
+
 def netted(frame: DataFrame) -> list[tuple[int, str, int]]:
     return sorted(
         (row[0], row[1], row[2])

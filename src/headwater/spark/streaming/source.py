@@ -71,6 +71,7 @@ FAR = 1000
 FIRST_SPAN = 2000
 SPAN_BLOCKS, SPAN_BYTES = 500_000, 256 << 20
 LEAST_SPARK = (4, 2)
+HOLD_S = 1.0  # at the head without a block: as long a trigger and, once it is stopped, a query last
 
 
 def is_stream(options: Mapping[str, str]) -> bool:
@@ -139,7 +140,7 @@ class LoadedStream:
             journal = Journal(open_folder(self.journal), self.fingerprint)
         return Follower(
             PortalUpstream(
-                PortalClient(HttpTransport(self.address)),
+                PortalClient(HttpTransport(self.address, hold_s=HOLD_S)),
                 self.query,
                 self.query.headers_only(),
                 self.limits,

@@ -63,7 +63,7 @@ def spark_connect_server(
 ) -> Iterator[str]:
     """Run a Spark Connect server while the block runs; yield its address, `sc://…`.
 
-    With `local-cluster[1,1,512]` as its master it has executors of its own. Needs the packages of
+    With a `spark_cluster` as its master it has executors of its own. Needs the packages of
     `pyspark[connect]`. Logs and tables go to `folder`.
     """
     find_java()
