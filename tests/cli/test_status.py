@@ -12,7 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
 
+from headwater.cli import app
 from headwater.core import BlockCursor, Head, PipeState
 from headwater.core.messages import Recovered
 from headwater.dashboard import Dashboard
@@ -103,6 +105,32 @@ def test_a_file_in_use_without_a_dashboard_says_what_to_do(tmp_path: Path) -> No
                 run("status", str(file))
         finally:
             holder.communicate(b"\n")
+
+
+def test_a_file_in_use_is_asked_of_its_process_for_its_own_streams(tmp_path: Path) -> None:
+    """Names and numbers are whole, however narrow the terminal is."""
+    file, made = tmp_path / "a.duckdb", {}
+    for name, place in (("swaps-of-all-pools", file), ("balances", tmp_path / "b.duckdb")):
+        record = made[name] = StreamRecord(name, registry=CollectorRegistry())
+        record.file = str(place.resolve())
+        record.head = Head(None, BlockCursor(21_000_120, "h"))
+        final = BlockCursor(21_000_090, "f")
+        record.happened(Recovered(PipeState(BlockCursor(21_000_100, "c", 1_000), final)))
+    with Dashboard(0, streams=lambda: made) as page, subprocess.Popen(
+        [sys.executable, "-c", HOLD, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:  # fmt: skip
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        try:
+            note = {"pid": os.getpid(), "address": f"localhost:{page.port}"}
+            (tmp_path / f"a.duckdb{SUFFIX}").write_text(json.dumps(note), encoding="utf-8")
+            narrow = CliRunner(env={"COLUMNS": "60"})
+            shown = narrow.invoke(app, ["status", str(file)]).output
+        finally:
+            holder.communicate(b"\n")
+    for text in ("swaps-of-all-pools: status starting", "21,000,100", "21,000,090", "20 blocks"):
+        assert text in shown
+    assert "balances" not in shown
 
 
 def test_a_note_of_a_process_that_is_gone_is_not_believed(tmp_path: Path) -> None:

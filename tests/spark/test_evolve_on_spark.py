@@ -10,29 +10,28 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from headwater import evm
-from headwater.targets import duckdb_target, postgres_target
-from headwater.targets.clickhouse import clickhouse_target
+from headwater.targets import duckdb_target
 from headwater.testing import simulated_portal
 from tests.stream.pool_truth import SWAP_EVENT, pools_of
-from tests.stream.test_evolve import APPROVALS, FIRST, MORE, SOME, follow, held, stream, texts
-from tests.targets import clickhouse_places
-from tests.targets.postgres_places import database
+from tests.stream.test_evolve import (
+    APPROVALS,
+    FIRST,
+    KINDS,
+    MORE,
+    SOME,
+    follow,
+    held,
+    stream,
+    targets,
+    texts,
+)
 
 
 @pytest.mark.guarantee("EVOLVE-1")
-@pytest.mark.parametrize("kind", ["duckdb", "postgres", "clickhouse"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_executors_fill_outputs_and_columns(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """With a transform of DataFrames in between, and with factories' children to be found."""
-    makers: dict[str, Any] = {
-        "duckdb": duckdb_target,
-        "postgres": postgres_target,
-        "clickhouse": clickhouse_target,
-    }
-    servers = {"postgres": database, "clickhouse": clickhouse_places.database}
-    place = servers[kind]() if kind in servers else str(tmp_path / "a.duckdb")
-
-    def target() -> Any:
-        return makers[kind](place)
+    target = targets(kind, tmp_path)
 
     def large(data: Any) -> Any:
         some = data["sent"].where(F.col("transaction_index") > 1)

@@ -11,21 +11,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable
 
 from headwater import StopRequested, evm, portal_stream
+from headwater.changes import TableSchema, add, from_columns, max_
 from headwater.decode import Output
 from headwater.errors import ConfigChangedError, EvolveError, InvalidOptionError, TargetError
 from headwater.pipeline import Event, Recovered, Settled
 from headwater.stream import PortalStream
 from headwater.stream.config import Config
 from headwater.stream.evolve import plan_evolution
-from headwater.targets import aggregate, duckdb_target, postgres_target, table
+from headwater.targets import (
+    aggregate,
+    delta_target,
+    duckdb_target,
+    history_target,
+    iceberg_target,
+    parquet_target,
+    postgres_target,
+    table,
+)
 from headwater.targets.clickhouse import ClickHouseTarget, clickhouse_target
+from headwater.targets.delta import DeltaSettings, DeltaTarget
+from headwater.targets.iceberg import IcebergSettings
+from headwater.targets.iceberg.settings import CatalogName
+from headwater.targets.lake.target import LakeTarget
 from headwater.testing import PortalServer, simulated_portal
+from tests.sampling import every
 from tests.stream.test_stream import HEAD_ONLY
 from tests.targets import clickhouse_places
+from tests.targets.lake_places import bucket
 from tests.targets.postgres_places import database
 
 Targets = Callable[..., Any]
@@ -34,6 +52,7 @@ APPROVALS: Output = evm.events("erc20.Approval")
 FIRST = {"transfers": TRANSFERS}
 BOTH = {"transfers": TRANSFERS, "approvals": APPROVALS}
 SOME: Output = evm.transactions(fields=["from", "to"])
+NAMES = ("transfers", "approvals", "moves", "sent", "swaps")
 MORE: Output = evm.transactions(fields=["from", "to", "value"])
 
 
@@ -47,13 +66,25 @@ def portal() -> Iterator[PortalServer]:
         yield server
 
 
-@pytest.fixture(params=["duckdb", "postgres", "clickhouse"])
+KINDS = ("duckdb", "postgres", "clickhouse", "iceberg", "delta")
+
+
+@pytest.fixture(params=KINDS)
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Targets:
-    if request.param == "duckdb":
+    return targets(request.param, tmp_path)
+
+
+def targets(kind: str, tmp_path: Path) -> Targets:
+    """Return what makes targets of one place."""
+    if kind == "duckdb":
         return lambda **options: duckdb_target(tmp_path / "a.duckdb", **options)
-    if request.param == "clickhouse":
+    if kind == "clickhouse":
         url = clickhouse_places.database()
         return lambda **options: clickhouse_target(url, **options)
+    if kind == "iceberg":
+        return lambda **options: iceberg_target(tmp_path / "lake", **{"tables": NAMES} | options)
+    if kind == "delta":
+        return lambda **options: delta_target(tmp_path / "lake", **options)
     dsn = database()
     return lambda **options: postgres_target(dsn, **options)
 
@@ -78,9 +109,28 @@ def follow(stream: PortalStream, target: Any, until: type[Event] = Settled) -> N
 
 
 def held(target: Any, name: str) -> list[dict[str, Any]]:
-    live = "_live" if isinstance(target, ClickHouseTarget) else ""
-    rows = target.query(f"SELECT * FROM {name}{live}").to_pylist()
+    if isinstance(target, LakeTarget):
+        rows = _read(target, name).to_pylist()
+    else:
+        live = "_live" if isinstance(target, ClickHouseTarget) else ""
+        rows = target.query(f"SELECT * FROM {name}{live}").to_pylist()
     return sorted(rows, key=lambda row: [str(value) for _, value in sorted(row.items())])
+
+
+def _read(target: Any, name: str) -> Any:
+    """Return the rows of a lake's table, as any reader sees them."""
+    if isinstance(target, DeltaTarget):
+        return DeltaTable(target._place.local_path / name).to_pyarrow_table()
+    catalog = target._named.open()
+    try:
+        return catalog.load_table(f"default.{name}").scan().to_arrow()
+    finally:
+        catalog.close()
+
+
+def watch(target: Any, see: Callable[[str], None]) -> None:
+    """Have a function called before each change of the target."""
+    setattr(target, "on_step" if isinstance(target, LakeTarget) else "on_statement", see)
 
 
 def fresh(tmp_path: Path, stream: PortalStream, **options: Any) -> Any:
@@ -146,7 +196,10 @@ def test_an_output_that_is_renamed_keeps_its_rows(
 
 @pytest.mark.guarantee("EVOLVE-2")
 def test_a_crash_before_any_statement_costs_nothing(target: Targets, tmp_path: Path) -> None:
-    """Each run dies one change of the database later, counted from what was committed last."""
+    """Each run dies one change of the target later, counted from what was committed last.
+
+    Lakes take five times as long: of theirs a run takes a sample.
+    """
     before = {"sent": SOME, "moves": TRANSFERS}
     after = {"sent": MORE, "transfers": TRANSFERS, "approvals": APPROVALS}
     with simulated_portal(seed=11, blocks=16, finality_depth=4) as portal:
@@ -154,7 +207,9 @@ def test_a_crash_before_any_statement_costs_nothing(target: Targets, tmp_path: P
         portal.sim.chain.fork(2)
         portal.sim.chain.extend(2)
         grown = stream(portal, after, renamed={"transfers": "moves"}, max_bytes=30_000)
-        all_deaths = deaths = 0
+        is_lake = isinstance(target(), LakeTarget)
+        sample = every(4 if is_lake else 1)
+        all_deaths, deaths = 0, sample.offset % sample.every
         stored: object = None
         while True:
             one, left = target(), [deaths]
@@ -165,21 +220,29 @@ def test_a_crash_before_any_statement_costs_nothing(target: Targets, tmp_path: P
                     if left[0] < 0:
                         raise Crash
 
-            one.on_statement = die
+            watch(one, die)
             with suppress(Crash):
                 follow(grown, one, until=Recovered)
                 break
             before_it, stored = stored, _stored(target())
-            deaths, all_deaths = (deaths + 1 if stored == before_it else 0), all_deaths + 1
+            deaths, all_deaths = (
+                (deaths + sample.every if stored == before_it else 0),
+                all_deaths + 1,
+            )
         follow(grown, target())
         truth = fresh(tmp_path, stream(portal, after))
         for name in after:
             assert texts(held(target(), name)) == texts(held(truth, name))
-    assert all_deaths > 20
+    assert all_deaths > (8 if is_lake else 20)
 
 
 def _stored(target: Any) -> object:
     """Return what tells how far an evolution is: the configuration, and the cursor."""
+    if isinstance(target, LakeTarget):
+        target.bind("one")
+        cursor, config = target.recover().cursor, target.stored_config().read()
+        target.close()
+        return cursor, config
     if isinstance(target, ClickHouseTarget):
         config = "SELECT config FROM headwater_config ORDER BY version DESC LIMIT 1"
         return target.query(config), target.query("SELECT count() FROM sync")
@@ -308,6 +371,137 @@ def test_what_transforms_make_is_made_again_for_another_version(
     for wrong in ({"nothing": 2}, {"sent": 1.5}, 3):
         with pytest.raises(InvalidOptionError, match="versions maps"):
             stream(portal, {"sent": SOME}, versions=wrong)
+
+
+@pytest.mark.guarantee("EVOLVE-1")
+@pytest.mark.parametrize("kind", ["duckdb", "postgres"])
+def test_a_change_log_is_given_outputs_that_write_tables_of_their_own(
+    portal: PortalServer, tmp_path: Path, kind: str
+) -> None:
+    """Sums add up in the order of blocks; a crash in between and a fork later cost nothing."""
+    dsn = database() if kind == "postgres" else str(tmp_path / "a.duckdb")
+    counted = {name: f"{name}_count" for name in ("transfers", "approvals")}
+    tables = tuple(counted.values())
+
+    def sums(data: Any, *, only: str = "") -> Any:
+        return {
+            name: from_columns(
+                data[name].toArrow(),
+                table=only or counted[name],
+                operation="upsert",
+                key=["address"],
+                fields={"n": add("log_index"), "last": max_("block_number")},
+            )
+            for name in data
+        }
+
+    def target(place: str = dsn) -> Any:
+        columns: dict[str, Any] = {"address": "text", "n": "integer", "last": "integer"}
+        return history_target(
+            place, tables=[TableSchema(one, key=["address"], columns=columns) for one in tables]
+        )
+
+    follow(stream(portal, FIRST).pipe(sums), target())
+    grow(portal)
+    both, pieces = stream(portal, BOTH), stream(portal, BOTH, max_bytes=2_000)
+    with pytest.raises(EvolveError, match=r"held rows.*tables=transfers_count"):
+        follow(both.pipe(lambda data: sums(data, only="transfers_count")), target())
+    broken, fills = target(), 0
+
+    def die(sql: str) -> None:
+        nonlocal fills
+        fills += "headwater_config" in sql and "INSERT" in sql
+        if fills > 3:
+            raise Crash
+
+    broken.on_statement = die
+    with pytest.raises(Crash):
+        follow(pieces.pipe(sums), broken)
+    assert target().query("SELECT * FROM approvals_count").num_rows
+    follow(both.pipe(sums), target())
+    truth = target(str(tmp_path / "fresh.duckdb"))
+    for _ in range(2):
+        follow(both.pipe(sums), truth)
+        for name in tables:
+            assert held(truth, name)
+            assert texts(held(target(), name)) == texts(held(truth, name))
+        grow(portal)
+        follow(both.pipe(sums), target())
+    with pytest.raises(EvolveError, match=r"E0018.*cannot be replaced.*new id"):
+        follow(stream(portal, BOTH, versions={"transfers": 2}).pipe(sums), target())
+    moved = {"moves": TRANSFERS, "approvals": APPROVALS}
+    counted["moves"] = counted["transfers"]
+    follow(stream(portal, moved, renamed={"moves": "transfers"}).pipe(sums), target())
+
+
+@pytest.mark.parametrize("kind", ["iceberg", "delta"])
+def test_lakes_say_what_they_cannot_fill_and_do_not_tear_files_that_hold_other_blocks(
+    portal: PortalServer, tmp_path: Path, kind: str
+) -> None:
+    """Files that were compacted hold more blocks than a batch of the filling."""
+    target = targets(kind, tmp_path)
+
+    def write(tx: Any, data: Any) -> None:
+        tx.insert("moves", data["transfers"])
+
+    def without_block(data: Any) -> Any:
+        return {name: data[name].toArrow().drop(["block_number"]) for name in data}
+
+    follow(stream(portal, {"sent": SOME}), target())
+    settings = {"iceberg": IcebergSettings, "delta": DeltaSettings}[kind](compact_files=2)
+    one = target(settings=settings)
+    one.bind("one")
+    one.maintain()
+    one.close()
+    grow(portal)
+    follow(stream(portal, {"sent": MORE}, max_bytes=20_000), target())
+    truth = fresh(tmp_path, stream(portal, {"sent": MORE}))
+    assert texts(held(target(), "sent")) == texts(held(truth, "sent"))
+    owned: dict[str, Any] = {"tables": ["sent", "moves"], "on_data": write}
+    more = {"sent": MORE, "transfers": TRANSFERS}
+    with pytest.raises(EvolveError, match=r"E0018.*on_data.*id of its own"):
+        follow(stream(portal, more), target(**owned))
+    with pytest.raises(EvolveError, match="must say their block"):
+        follow(stream(portal, more).pipe(without_block), target())
+    follow(stream(portal, more), target())
+    renamed = {"sent": MORE, "approvals": TRANSFERS}
+    _occupy(tmp_path / "lake", kind, "approvals")
+    with pytest.raises(EvolveError, match="there already"):
+        follow(stream(portal, renamed, renamed={"approvals": "transfers"}), target())
+
+
+def _occupy(lake: Path, kind: str, name: str) -> None:
+    """Make a table of another program."""
+    if kind == "delta":
+        (lake / name).mkdir()
+        return
+    catalog = CatalogName.of(lake).open()
+    catalog.create_table(f"default.{name}", pa.schema([("a", pa.int64())]))
+    catalog.close()
+
+
+def test_a_folder_of_an_object_store_is_not_renamed(portal: PortalServer) -> None:
+    """The message says how to do it by hand."""
+    place = bucket()
+
+    def target() -> Any:
+        return delta_target(place.uri, options=place.options)
+
+    follow(stream(portal, FIRST), target())
+    with pytest.raises(EvolveError, match=r"E0018.*move all its objects.*new=s3://.*moves"):
+        follow(stream(portal, {"moves": TRANSFERS}, renamed={"moves": "transfers"}), target())
+
+
+def test_parquet_files_are_published_for_good(portal: PortalServer, tmp_path: Path) -> None:
+    """Readers may have read them; so a second stream fills what is new, beside the first."""
+    outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 30))}
+    more = {**outputs, "approvals": evm.events("erc20.Approval", range=(0, 30))}
+    stream(portal, outputs).pipe_to(parquet_target(tmp_path / "lake"), progress=False)
+    with pytest.raises(EvolveError, match=r"E0018.*id of its own.*ParquetTarget"):
+        stream(portal, more).pipe_to(parquet_target(tmp_path / "lake"), progress=False)
+    second = replace(stream(portal, {"approvals": more["approvals"]}), id="two")
+    second.pipe_to(parquet_target(tmp_path / "lake"), progress=False)
+    assert {one.parent.name for one in (tmp_path / "lake").glob("*/*.parquet")} == set(more)
 
 
 @pytest.mark.guarantee("EVOLVE-2")

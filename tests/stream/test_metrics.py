@@ -189,7 +189,27 @@ def test_what_happens_rarely_is_counted_too() -> None:
     record.happened(Discarded(state, BlockCursor(303, "x"), 3))
     for _ in range(2):
         record.happened(Waited(state))
-    record.noticed(Notice(NoticeKind.STALLED, "nothing has arrived for 60 s"))
+    record.noticed(Notice(NoticeKind.STALLED, "nothing has arrived for 60 s", {"status": 503}))
+    assert record.status == "stalled"
+    record.happened(Settled(state))
+    for _ in range(8):  # at 0 to 70 s: a stall after 60
+        record.waits_for_target("the database is away")
+        now += 10
+    assert (record.status, record.trouble) == ("stalled", "the database is away")
+    reasons = {
+        (one.name, one.labels["reason"]): one.value
+        for family in registry.collect()
+        for one in family.samples
+        if "reason" in one.labels and one.name.endswith("_total")
+    }
+    assert reasons == {
+        ("headwater_stalls_total", "503"): 1,
+        ("headwater_stalls_total", "connection"): 0,
+        ("headwater_stalls_total", "database"): 1,
+        ("headwater_retries_total", "connection"): 0,
+        ("headwater_retries_total", "database"): 8,
+    }
+    now -= 80
     got = {
         one.name: one.value
         for family in registry.collect()
@@ -202,7 +222,6 @@ def test_what_happens_rarely_is_counted_too() -> None:
     assert got["headwater_rows_skipped_total"] == got["sqd_decode_errors_skipped_total"] == 6
     assert got["headwater_blocks_discarded_total"] == 3
     assert got["headwater_replica_waits_total"] == 2
-    assert got["headwater_stalls_total"] == 1
     assert got["sqd_end_block"] == 1_000
     assert got["sqd_progress_ratio"] == pytest.approx(0.3)
     assert got["sqd_eta_seconds"] == 70

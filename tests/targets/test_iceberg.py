@@ -289,7 +289,7 @@ def test_columns_are_added_and_widened_only_if_that_was_declared(tmp_path: Path)
         rig = start(path, table(LOG, evolve=evolve), on_data=None)
         rig.block(1, frame(LOG, first), final=1)
         if not evolve:
-            with pytest.raises(LakeSchemaError, match="no such column"):
+            with pytest.raises(LakeSchemaError, match="lacks a column"):
                 rig.block(2, frame(LOG, wider))
             with pytest.raises(LakeSchemaError, match="does not fit"):
                 rig.block(2, frame(LOG, wider.drop(["more"])))

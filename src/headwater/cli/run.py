@@ -71,7 +71,11 @@ def run(
     if port is not None:
         say(f"dashboard: {serve(port).url}")
     interrupt = Interrupt()
-    with ProgressView(lambda: [job.record for job in jobs if job.record], shown=progress) as view:
+
+    def records() -> list[StreamRecord]:
+        return [job.record for job in jobs if job.record]
+
+    with ProgressView(records, shown=progress, always_ends=True) as view:
         interrupt.say = view.say
         with interrupt.handling():
             try:

@@ -45,6 +45,10 @@ def simulate(
     replicas: Annotated[
         int, typer.Option(min=1, help="Servers behind the address; each next one lags more.")
     ] = 1,
+    genesis_time: Annotated[
+        int | None,
+        typer.Option(help="Time of the first block in Unix seconds; left out, the newest is now."),
+    ] = None,
     seconds: Annotated[
         float | None, typer.Option("--for", min=0, help="Stop by itself after this many seconds.")
     ] = None,
@@ -55,7 +59,8 @@ def simulate(
     """Serve a simulated SQD portal on this machine: a chain that grows and forks.
 
     Point a stream at the address it prints, and watch how your tables follow the forks.
-    Everything follows from the seed, so a run can be repeated. Ctrl-C ends it.
+    Everything but the times of blocks follows from the seed, so a run can be repeated; with
+    --genesis-time the times do, too. Ctrl-C ends it.
 
     Example, a fast and restless chain for one minute:
 
@@ -64,8 +69,10 @@ def simulate(
     While it runs, `POST /control/fork {"depth": 5}` forks it at once, and `GET /control/state`
     tells where it stands; `headwater.testing` has the same in Python.
     """
-    chain = ChainSim(seed, network=network)
+    chain = ChainSim(seed, network=network, block_time_s=interval, genesis_time=genesis_time or 0)
     chain.grow(blocks - 1)
+    if genesis_time is None:
+        chain.follow_clock(time.time)
     if chain.head.number >= finality_depth:
         chain.finalize(chain.head.number - finality_depth)
     sim = PortalSim(chain, seed=seed, replicas=replicas)

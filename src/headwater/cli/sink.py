@@ -291,7 +291,8 @@ def run(
         ),
         on_message=metrics.hear,
     )
-    stream.pipe_to(target, dashboard=prometheus_addr or None, progress=progress)
+    pipe_and_tell = import_module("headwater.stream.stream").pipe_and_tell
+    pipe_and_tell(stream, target, prometheus_addr or None, progress=progress)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +20,7 @@ from headwater.cli.target_options import StateSchema, StateTable, console, say
 from headwater.core import BlockCursor, PipeState
 from headwater.dashboard.note import read_note
 from headwater.errors import DuckDBFileError, HeadwaterError, PipelineSilentError
-from headwater.metrics.record import block_seconds
+from headwater.metrics.facts import block_seconds
 from headwater.portal import PortalClient, RetryPolicy
 from headwater.targets.admin import Admin, StreamStatus, find_stream, kind_of, open_admin
 
@@ -138,7 +139,7 @@ def _ask_target(where: str, schema: str | None, table: str) -> list[Standing]:
             raise PipelineSilentError(
                 "another process holds the file, and says nowhere how far it is", path=where
             ) from error
-    return _ask_process(address)
+    return _ask_process(address, Path(where).resolve())
 
 
 def _stored(place: Admin, stream: StreamStatus) -> Standing:
@@ -158,13 +159,15 @@ def _stored(place: Admin, stream: StreamStatus) -> Standing:
     )
 
 
-def _ask_process(address: str) -> list[Standing]:
+def _ask_process(address: str, file: Path | None = None) -> list[Standing]:
+    """Ask a process how far its streams are: all of them, or those of a file."""
     names = Standing.__dataclass_fields__
     try:
         shown = Pipeline(address).get("/api/streams")
         return [
             Standing(**{name: value for name, value in one.items() if name in names})
             for one in shown
+            if file is None or one.get("file") == str(file)
         ]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise PipelineSilentError(
@@ -210,10 +213,19 @@ def _print(found: list[Standing], *, as_json: bool) -> None:
         place for place, name in enumerate(names)
         if name == "cursor" or any(row[place] != "-" for row in rows)
     ]  # fmt: skip
-    table = Table(*(names[place] for place in told))
+    table = Table(*(names[place] for place in told), box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*(Text(row[place]) for place in told))
-    console().print(table)
+    screen = console()
+    whole = screen.options.update(max_width=1 << 16)
+    if screen.measure(table, options=whole).maximum <= screen.width:
+        screen.print(table)
+    else:  # no name or number is cut
+        for row in rows:
+            facts = [
+                f"{names[place]} {row[place]}" for place in told if place and row[place] != "-"
+            ]
+            screen.print(Text(f"{row[0]}: " + "; ".join(facts)), soft_wrap=False)
     for one in found:
         if one.error:
             say(f"{one.id}: {one.error}", "red")

@@ -1,4 +1,5 @@
-"""What a stream's record is made of: facts of batches, blocks and forks, and points of its curves.
+"""What a stream's record is made of: facts of batches, blocks and forks, points of its curves, and
+values as people and browsers read them.
 
 Made on the driver by the run of a stream and by its record; read by the page, the endpoint and the
 progress view. Nothing of it is stored.
@@ -6,11 +7,14 @@ progress view. Nothing of it is stored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headwater.core import BlockCursor
+from headwater.core import BlockCursor, Head
+
+_EXACT = 2**53  # the largest integer that a browser keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +83,36 @@ class Sample:
     head: int | None
     blocks: int
     rows: int
+
+
+def newest(head: Head, unknown: int | None = None) -> int | None:
+    """Return the highest block that a head names."""
+    known = [one.number for one in (head.latest, head.finalized) if one is not None]
+    return max(known, default=unknown)
+
+
+def cursor_facts(cursor: BlockCursor | None) -> dict[str, Any] | None:
+    """Return a cursor as JSON can hold it."""
+    return None if cursor is None else asdict(cursor)
+
+
+def block_seconds(timestamp: int) -> float:
+    """Return a block's time in seconds; some networks count milliseconds."""
+    return timestamp / 1000 if timestamp > 100_000_000_000 else float(timestamp)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it and a browser reads it: exact integers, hex for bytes."""
+    match value:
+        case bytes():
+            return f"0x{value.hex()}"
+        case float() if not math.isfinite(value):
+            return str(value)
+        case int() if abs(value) > _EXACT:
+            return str(value)
+        case list():
+            return [plain(one) for one in value]
+        case dict():
+            return {name: plain(one) for name, one in value.items()}
+        case _:
+            return value

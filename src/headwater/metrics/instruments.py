@@ -61,8 +61,12 @@ class Instruments:
         )
         self.discarded = self._counter("blocks_discarded", "Blocks a fork took before a commit")
         # what went wrong
-        self.retries = self._counter("retries", "Requests sent again, by reason", "reason")
-        self.stalls = self._counter("stalls", "Times that nothing arrived for long")
+        self.retries = self._counter(
+            "retries", "Requests sent again, by reason: a status, connection, database", "reason"
+        )
+        self.stalls = self._counter(
+            "stalls", "Times that nothing arrived or was committed for long, by reason", "reason"
+        )
         self.replica_waits = self._counter("replica_waits", "Pauses for a replica that is behind")
         self.errors = self._counter("errors", "Errors that ended the stream, by code", "code")
         # the names of the Pipes SDK

@@ -8,7 +8,6 @@ stored: a restart begins with empty lists, and the target's state says where it 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from headwater.core import AtHead, Batch, BlockCursor, Blocks, Head, PipeState, RangeEnd, Span
+from headwater.core import AtHead, Batch, Blocks, Head, PipeState, RangeEnd, Span
 from headwater.core.messages import (
     Committed,
     Discarded,
@@ -29,7 +28,17 @@ from headwater.core.messages import (
     Settled,
     Waited,
 )
-from headwater.metrics.facts import BatchFacts, BlockSeen, Counts, ForkSeen, Sample
+from headwater.metrics.facts import (
+    BatchFacts,
+    BlockSeen,
+    Counts,
+    ForkSeen,
+    Sample,
+    block_seconds,
+    cursor_facts,
+    newest,
+    plain,
+)
 from headwater.metrics.instruments import REGISTRY, instruments
 from headwater.portal import Notice, NoticeKind
 from headwater.targets.contract import Capabilities, Target
@@ -47,8 +56,9 @@ RECENT_PROFILES = 50
 RECENT_MESSAGES = 20
 SAMPLES = 600
 SAMPLE_S = 1.0
+STALL_S = 60.0  # that a database is away
+CONNECTION, DATABASE = "connection", "database"
 MANY = 10  # logs of another form, without a single row, that are told of
-_EXACT = 2**53  # the largest integer that a browser keeps
 NEAR = 20  # blocks behind the head up to which a stream counts as following it
 
 
@@ -68,6 +78,7 @@ class StreamRecord:
         self.id = stream_id
         self.portal = portal
         self.target = target
+        self.file: str | None = None
         self.registry = registry
         self.began = wall()
         self.status: Status = "starting"
@@ -94,6 +105,8 @@ class StreamRecord:
         self.fork_count = 0
         self._undo_rows: int | None = None
         self._outboxes: dict[str, int] = {}
+        self._away_since: float | None = None
+        self._stall_after_s = STALL_S
         self._show()
 
     # --- told by the run --------------------------------------------------------------------------
@@ -120,6 +133,7 @@ class StreamRecord:
         """Count an event of the loop."""
         with self._lock:
             self.state = event.state
+            self._away_since = None
             match event:
                 case Recovered():
                     self._say(f"resumed after block {event.state.number}" if event.state.cursor
@@ -144,10 +158,10 @@ class StreamRecord:
     def noticed(self, notice: Notice) -> None:
         """Count a retry or a stall of the portal's client."""
         meters = self._meters
+        status = notice.facts.get("status", CONNECTION)
+        reason = str(status)
         with self._lock:
             if notice.kind is NoticeKind.RETRYING:
-                status = notice.facts.get("status", "connection")
-                reason = str(status)
                 meters.retries.labels(self.id, reason).inc()
                 if self.trouble is None:
                     self._say(str(notice))
@@ -156,12 +170,28 @@ class StreamRecord:
                     source = "portal" if isinstance(status, int) else "endpoint"  # over gRPC
                     self.trouble = f"the {source} answers {reason}, asking again"
             elif notice.kind is NoticeKind.STALLED:
-                meters.stalls.labels(self.id).inc()
+                meters.stalls.labels(self.id, reason).inc()
                 self.status = "stalled"
                 self._say(str(notice))
             elif notice.kind is NoticeKind.RECOVERED:
                 self.status = "following"
                 self._say(str(notice))
+
+    def waits_for_target(self, why: str) -> None:
+        """Count an attempt at a database that is away; long waits are stalls."""
+        with self._lock:
+            now = self._clock()
+            if self._away_since is None:
+                self._away_since, self._stall_after_s = now, STALL_S
+                self._say(why)
+            self.trouble = why
+            self._meters.retries.labels(self.id, DATABASE).inc()
+            waited = now - self._away_since
+            if waited >= self._stall_after_s:
+                self._stall_after_s = 2 * max(waited, STALL_S)
+                self._meters.stalls.labels(self.id, DATABASE).inc()
+                self.status = "stalled"
+                self._say(f"{why}: for {waited:.0f} s")
 
     def outbox(self, name: str, messages: int, age_blocks: int) -> None:
         """Note how much an outbox holds."""
@@ -208,8 +238,8 @@ class StreamRecord:
     @property
     def lag_blocks(self) -> int | None:
         """How many blocks the cursor is behind the newest block that is known."""
-        newest = _newest(self.head)
-        return None if newest is None else max(0, newest - self.state.number)
+        head = newest(self.head)
+        return None if head is None else max(0, head - self.state.number)
 
     @property
     def lag_seconds(self) -> float | None:
@@ -218,6 +248,11 @@ class StreamRecord:
         if cursor is None or not cursor.timestamp:
             return None
         return max(0.0, self._wall() - block_seconds(cursor.timestamp))
+
+    @property
+    def total_rows(self) -> int:
+        """Rows that this run has committed, those undone later included."""
+        return self._total_rows
 
     @property
     def last_fork(self) -> ForkSeen | None:
@@ -237,13 +272,14 @@ class StreamRecord:
                 "id": self.id,
                 "portal": self.portal,
                 "target": self.target,
+                "file": self.file,
                 "status": self.status,
                 "trouble": self.trouble,
                 "began": self.began,
                 "now": self._wall(),
-                "cursor": _cursor(self.state.cursor),
-                "finalized": _cursor(self.state.finalized),
-                "head": _newest(self.head),
+                "cursor": cursor_facts(self.state.cursor),
+                "finalized": cursor_facts(self.state.finalized),
+                "head": newest(self.head),
                 "lag_blocks": self.lag_blocks,
                 "lag_seconds": self.lag_seconds,
                 "from_block": facts.first if facts else None,
@@ -275,7 +311,7 @@ class StreamRecord:
         tables = {} if facts is None else facts.tables
         return {
             name: [
-                {column: _plain(value) for column, value in row.items()}
+                {column: plain(value) for column, value in row.items()}
                 for row in table.slice(0, rows).to_pylist()
             ]
             for name, table in tables.items()
@@ -380,7 +416,7 @@ class StreamRecord:
         if len(self._samples) > 1 and now - self._samples[-2].at < SAMPLE_S:
             self._samples.pop()  # the newest one moves on until a second is full
         self._samples.append(
-            Sample(now, self.state.number, _newest(self.head), self._total_blocks, self._total_rows)
+            Sample(now, self.state.number, newest(self.head), self._total_blocks, self._total_rows)
         )
 
     def _show(self) -> None:
@@ -388,8 +424,8 @@ class StreamRecord:
         meters, name = self._meters, self.id
         for gauge, value in (
             (meters.cursor, lambda: self.state.number),
-            (meters.head, lambda: _number(_newest(self.head))),
-            (meters.finalized, lambda: _number(_final(self.state))),
+            (meters.head, lambda: newest(self.head, -1) or 0),
+            (meters.finalized, lambda: newest(Head(self.state.finalized), -1) or 0),
             (meters.lag_blocks, lambda: self.lag_blocks or 0),
             (meters.lag_seconds, lambda: self.lag_seconds or 0.0),
             (meters.hot_blocks, lambda: max(0, len(self.state.landing_points()) - 1)),
@@ -402,48 +438,11 @@ class StreamRecord:
         ):
             gauge.labels(name).set_function(value)
         meters.running.labels(name).set(1)
-        for counter in (meters.blocks, meters.rows, meters.commits, meters.forks, meters.stalls):
+        for counter in (meters.blocks, meters.rows, meters.commits, meters.forks):
             counter.labels(name)
-
-
-def _number(number: int | None) -> int:
-    return -1 if number is None else number
-
-
-def _final(state: PipeState) -> int | None:
-    return None if state.finalized is None else state.finalized.number
-
-
-def _newest(head: Head) -> int | None:
-    """Return the highest block that a head names."""
-    known = [one.number for one in (head.latest, head.finalized) if one is not None]
-    return max(known, default=None)
-
-
-def block_seconds(timestamp: int) -> float:
-    """Return a block's time in seconds; some networks count milliseconds."""
-    return timestamp / 1000 if timestamp > 100_000_000_000 else float(timestamp)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it and a browser reads it: exact integers, hex for bytes."""
-    match value:
-        case bytes():
-            return f"0x{value.hex()}"
-        case float() if not math.isfinite(value):
-            return str(value)
-        case int() if abs(value) > _EXACT:
-            return str(value)
-        case list():
-            return [_plain(one) for one in value]
-        case dict():
-            return {name: _plain(one) for name, one in value.items()}
-        case _:
-            return value
-
-
-def _cursor(cursor: BlockCursor | None) -> dict[str, Any] | None:
-    return None if cursor is None else asdict(cursor)
+        for reason in (CONNECTION, DATABASE):  # a rate needs a beginning
+            meters.retries.labels(name, reason)
+            meters.stalls.labels(name, reason)
 
 
 _records: dict[str, StreamRecord] = {}

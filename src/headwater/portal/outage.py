@@ -194,14 +194,14 @@ class Outage:
             f"asking again {f'in {pause:.1f} s' if pause >= 0.1 else 'at once'} after {reason}",
             **{"failures": self._failures, "pause_s": round(pause, 3), **facts},
         )
-        self._sleep(pause, reason)
+        self._sleep(pause, reason, facts)
 
-    def _sleep(self, pause: float, reason: str) -> None:
+    def _sleep(self, pause: float, reason: str, facts: Mapping[str, object]) -> None:
         """Sleep; if the time to report a stall falls into the pause, report it then."""
         while True:
             due = self._since + self._stall_after_s - self._clock.monotonic()
             if due <= _INSTANT_S:
-                self._report_stall(reason)
+                self._report_stall(reason, facts)
             elif due < pause:
                 self._clock.sleep(due)
                 pause -= due
@@ -209,7 +209,7 @@ class Outage:
                 self._clock.sleep(pause)
                 return
 
-    def _report_stall(self, reason: str) -> None:
+    def _report_stall(self, reason: str, facts: Mapping[str, object]) -> None:
         waited = self._clock.monotonic() - self._since
         while self._stall_after_s <= waited + _INSTANT_S:
             self._stall_after_s *= 2
@@ -217,9 +217,12 @@ class Outage:
         self._tell(
             NoticeKind.STALLED,
             f"nothing has arrived for {waited:.0f} s",
-            waited_s=round(waited, 3),
-            failures=self._failures,
-            reason=reason,
+            **{
+                "waited_s": round(waited, 3),
+                "failures": self._failures,
+                "reason": reason,
+                **facts,
+            },
         )
 
     def _tell(self, kind: NoticeKind, message: str, **facts: object) -> None:

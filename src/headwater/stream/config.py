@@ -45,12 +45,13 @@ class Filling:
     """A backfill of some outputs that is under way: their hashes, and the last block it filled.
 
     No cursor: it has begun. `must_end`: an earlier definition cannot go on, since rows of it may be
-    missing.
+    missing. `tables` are those that may be written, where the target asks for it.
     """
 
     outputs: Mapping[str, str]
     cursor: BlockCursor | None = None
     must_end: bool = False
+    tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,8 @@ class Config:
                     begun = more["filling"]
                     at = begun["cursor"]
                     cursor = None if at is None else load_cursor(json.dumps(at))
-                    filling = Filling(begun["outputs"], cursor, begun.get("must_end", False))
+                    must_end, tables = begun.get("must_end", False), begun.get("tables", ())
+                    filling = Filling(begun["outputs"], cursor, must_end, tuple(tables))
                 firsts, rows, columns = (more.get(name, {}) for name in _PARTS)
                 return cls(outputs, firsts, rows, columns, filling)
         raise StoredStateError("the stored configuration cannot be read", got=text[:80])
@@ -114,6 +116,8 @@ class Config:
             text["filling"] = {"outputs": outputs, "cursor": cursor}
             if self.filling.must_end:
                 text["filling"]["must_end"] = True
+            if self.filling.tables:
+                text["filling"]["tables"] = list(self.filling.tables)
         return json.dumps(text)
 
     def differences(self, before: Config) -> dict[str, str]:

@@ -177,7 +177,8 @@ def _planned(stream: PortalStream, target: Target[Delivery], filler: Filler) -> 
     plan = plan_evolution(Config.load(text), now, stream.renamed)
     if history is None:
         raise EvolveError(
-            "this target cannot be given rows of blocks that it has passed",
+            "this target cannot be given rows of blocks that it has passed; give what is new a "
+            "stream with an id of its own, which may write the same place",
             target=type(target).__name__,
         )
     return _Evolving(stream, target, history, stored, filler, now, plan)
@@ -235,11 +236,14 @@ class _Evolving:
                 ranges[name] = several
         if ranges:
             self._check_transforms(ranges)
+            tables: Sequence[str] = ()
+            if not replaces:
+                known = None if held.filling is None else held.filling.tables
+                tables = self.history.begin_fill(list(ranges), known)
             if held.filling is None:
-                for name in () if replaces else ranges:
-                    self.history.check_new(name)
                 must_end = replaces and not self.history.is_atomic
-                held = replace(held, filling=Filling(wanted, must_end=must_end))
+                begun = Filling(wanted, must_end=must_end, tables=tuple(tables))
+                held = replace(held, filling=begun)
                 self.stored.write(held.dump())
             if state.cursor != final:
                 self.target.roll_back(state.rewind(final))

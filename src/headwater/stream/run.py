@@ -203,7 +203,7 @@ class Run(Host[Delivery]):
 
         Nothing is committed then: what a lost connection has left is found at the next start.
         """
-        self._record.trouble = why
+        self._record.waits_for_target(why)
         self._interrupt.wait(seconds)
 
     def uninterrupted(self) -> AbstractContextManager[object]:

@@ -144,16 +144,7 @@ class Stream(ABC):
         Prometheus metrics and JSON. Several streams may share it. `progress` shows on standard
         error how far the stream is: drawn on a terminal, a line every few seconds elsewhere.
         """
-        handle = self._handle(target, on_event, dashboard)
-        with ExitStack() as stack:
-            if progress:
-                view = stack.enter_context(ProgressView(lambda: [handle.record]))
-                handle.interrupt.say = view.say
-            stack.enter_context(handle.interrupt.handling())
-            handle.run()
-        code = handle.interrupt.exit_code()
-        if code is not None and not hasattr(sys, "ps1"):
-            raise SystemExit(code)
+        _run_here(self._handle(target, on_event, dashboard), progress=progress)
 
     def start(
         self,
@@ -203,8 +194,10 @@ class Stream(ABC):
         with self._opened(Opening(target, record, interrupt=handle.interrupt)) as run:
             target.bind(self.id)
             for event in self._steps(run, TimedTarget(target, record)):
-                if isinstance(event, Recovered) and target.capabilities.file is not None:
-                    leave_note(target.capabilities.file)
+                file = target.capabilities.file
+                if isinstance(event, Recovered) and file is not None:
+                    record.file = str(file.resolve())
+                    leave_note(file)
                 handle.on_event(event, run)
                 handle.interrupt.check()
 
@@ -280,6 +273,29 @@ def reading_definitions(file: str) -> Iterator[None]:
         yield
     finally:
         _file_read.reset(token)
+
+
+def pipe_and_tell(
+    stream: Stream, target: Target[Delivery], dashboard: int | str | None, *, progress: bool
+) -> None:
+    """Do what `pipe_to` does; the last line says how it ended, however short it was.
+
+    Called by commands.
+    """
+    _run_here(stream._handle(target, None, dashboard), progress=progress, always_ends=True)
+
+
+def _run_here(handle: StreamHandle, *, progress: bool, always_ends: bool = False) -> None:
+    """Run in this thread until the end, with signals handled and the progress shown."""
+    with ExitStack() as stack:
+        if progress:
+            view = ProgressView(lambda: [handle.record], always_ends=always_ends)
+            handle.interrupt.say = stack.enter_context(view).say
+        stack.enter_context(handle.interrupt.handling())
+        handle.run()
+    code = handle.interrupt.exit_code()
+    if code is not None and not hasattr(sys, "ps1"):
+        raise SystemExit(code)
 
 
 def pipe_to_iterator(

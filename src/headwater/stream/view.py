@@ -29,8 +29,9 @@ BAR = 32
 class ProgressView:
     """Shows records while it is entered. `out` is a terminal or anything else one can write to.
 
-    A run that ends before the first line is due says nothing at all, unless it was on a terminal.
-    With `shown=False` it shows only what it is told to `say`.
+    The last line says how it ended. A run that ends before the first line is due says nothing at
+    all, unless it was on a terminal or `always_ends` with a line. With `shown=False` it shows only
+    what it is told to `say`.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class ProgressView:
         out: TextIO | None = None,
         *,
         shown: bool = True,
+        always_ends: bool = False,
     ) -> None:
         self._records = records
+        self._ends = always_ends
         self._shown = shown
         self._out = sys.stderr if out is None else out
         self._console = Console(file=self._out)
@@ -70,6 +73,8 @@ class ProgressView:
             self._write_all()
         if self._thread is not None:
             self._thread.join()
+            if self._ends:
+                self._write_all()
 
     def say(self, text: str) -> None:
         """Print a line above what is drawn. May be called from any thread."""
@@ -82,6 +87,7 @@ class ProgressView:
         """Print a line every few seconds; run in a thread of its own."""
         pause = FIRST_LINE_S
         while not self._over.wait(pause):
+            self._ends = True
             self._write_all()
             pause = LINE_S
 
@@ -118,7 +124,9 @@ def describe(record: StreamRecord) -> str:
     if record.status == "starting" or record.state.cursor is None:
         return f"{record.id}: {record.trouble or record.activity or 'starting'} …"
     if record.status in ("stopped", "done"):
-        return f"{record.id}: {record.status}, block {record.state.number:,}, {_forks(record)}"
+        rows = _count(record.total_rows, "row")
+        at = f"{record.status} at block {record.state.number:,}"
+        return f"{record.id}: {at}, {rows} in this run, {_forks(record)}"
     if record.status == "backfilling":
         facts = record.facts
         percent = "" if facts is None or facts.percent is None else f"{facts.percent:.1f} %, "
@@ -154,9 +162,10 @@ def _near(record: StreamRecord) -> str:
     if state.finalized is not None:
         parts.append(f"{max(0, state.number - state.finalized.number):,} not final")
     parts.append(_forks(record))
-    if record.status in ("stalled", "waiting"):
-        parts.append("the portal sends nothing" if record.status == "stalled"
-                     else "waiting for a replica that is behind")  # fmt: skip
+    if record.status == "waiting":
+        parts.append("waiting for a replica that is behind")
+    elif record.status == "stalled" and not record.trouble:
+        parts.append("the portal sends nothing")
     return ", ".join(parts)
 
 
@@ -164,9 +173,11 @@ def _forks(record: StreamRecord) -> str:
     last = record.last_fork
     if last is None:
         return "no forks"
-    count = record.fork_count
-    depth = "1 block" if last.depth == 1 else f"{last.depth:,} blocks"
-    return f"{count:,} {'fork' if count == 1 else 'forks'} (last: {depth})"
+    return f"{_count(record.fork_count, 'fork')} (last: {_count(last.depth, 'block')})"
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
 
 
 def _duration(seconds: float) -> str:

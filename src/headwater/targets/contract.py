@@ -10,7 +10,7 @@ rows of `SideTable`s, which the stream keeps for itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -137,11 +137,15 @@ class FillsHistory(Protocol):
         """
         ...
 
-    def check_new(self, output: str) -> None:
-        """Make sure that the table of an output that was added holds no rows, or is not there.
+    def begin_fill(self, outputs: Collection[str], tables: Sequence[str] | None) -> Sequence[str]:
+        """Prepare to fill outputs that were added; return the tables that may be written, if they
+        are not those of the outputs' names. The stream keeps them with its configuration.
+
+        Called before each run that fills. `tables` is None the first time: then tables that are
+        written must hold no rows. Later it is what was returned then.
 
         Raises:
-            EvolveError: it holds rows, which the filling would double.
+            EvolveError: a table of an output holds rows, which the filling would double.
         """
         ...
 

@@ -235,6 +235,26 @@ def test_the_first_block_at_a_time_is_found() -> None:
     assert chain.first_at(1051) is None
 
 
+def test_a_chain_that_follows_a_clock_ends_now_with_the_hashes_of_its_seed() -> None:
+    now = [5000.5]
+    chain, same = ChainSim(16, block_time_s=10), ChainSim(16)
+    chain.grow(5)
+    chain.follow_clock(lambda: now[0])
+    assert [one.timestamp for one in chain.canonical()] == [4950, 4960, 4970, 4980, 4990, 5000]
+    now[0] = 5003
+    old = chain.extend(2)
+    now[0] = 5001  # a clock that goes back
+    chain.fork(2)
+    assert [one.timestamp for one in chain.canonical(5)] == [5000, 5001, 5001, 5001]
+    assert chain.block(old[0].hash).timestamp == 5003
+    chain.adopt(old[-1].hash)
+    assert [one.timestamp for one in chain.canonical(5)] == [5000, 5003, 5003]
+    assert chain.head == old[-1] == chain.canonical()[-1]
+    assert chain.first_at(5001) == old[0]
+    same.grow(7)
+    assert [one.hash for one in chain.canonical()] == [one.hash for one in same.canonical()]
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -221,10 +221,13 @@ class ClickHouseTarget(DatabaseTarget):
         """It keeps side tables and the configuration, and can be given rows of earlier blocks."""
         return replace(super().capabilities, history=self)
 
-    def check_new(self, output: str) -> None:
+    def begin_fill(self, outputs: Collection[str], tables: Sequence[str] | None) -> Sequence[str]:
         """Refuse an added output whose table holds rows."""
-        self._check_automatic(output)
-        self._history.check_new(output)
+        for output in outputs:
+            self._check_automatic(output)
+            if tables is None:
+                self._history.check_new(output)
+        return ()
 
     def first_block(self, output: str) -> int | None:
         """Return the first block of an output's table; refuse one whose rows cannot be replaced."""

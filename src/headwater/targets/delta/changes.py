@@ -42,16 +42,10 @@ class DataFile:
         known = len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit()
         return (int(parts[0]), int(parts[1])) if known else (-1, -1)
 
-    def may_hold(self, ranges: Mapping[str, tuple[Any, Any]]) -> bool:
-        """Tell whether the file may hold a key, by the smallest and largest of each column."""
+    def ends(self, column: str) -> tuple[Any, Any]:
+        """Return the smallest and the largest value of a column; None where it is not known."""
         found = json.loads(self.stats or "{}")
-        low, high = found.get("minValues", {}), found.get("maxValues", {})
-        for name, (least, most) in ranges.items():
-            if name in low and type(low[name]) is type(most) and low[name] > most:
-                return False
-            if name in high and type(high[name]) is type(least) and high[name] < least:
-                return False
-        return True
+        return found.get("minValues", {}).get(column), found.get("maxValues", {}).get(column)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from deltalake.schema import Schema as DeltaSchema
 from deltalake.transaction import AddAction, RemoveAction
 
 from headwater.errors import (
+    EvolveError,
     InvalidOptionError,
     LakeForeignWriteError,
     LakePathError,
@@ -49,7 +50,7 @@ from headwater.targets.lake.files import (
 from headwater.targets.lake.keys import conformed
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.state import BLOCK, STREAM
-from headwater.targets.lake.tx import Announce, LakeTable, Ranges
+from headwater.targets.lake.tx import Announce, LakeTable
 
 CHANGES = "headwater.changes"
 LEAD = "headwater.lead"
@@ -127,16 +128,21 @@ class StreamTable(LakeTable[DataFile]):
 
     def plan(self, frame: pa.Schema, stem: str) -> FilePlan:
         """Return how rows of a frame become files of this table; widen it if that was declared."""
+        if self.declared.evolve:
+            self.widen(frame)
+        check_columns(self.name, frame, self.columns)
+        split = ValueSplit(self.partition_by) if self.partition_by else None
+        return FilePlan(self.place, self.columns, stem, split=split)
+
+    def widen(self, frame: pa.Schema) -> None:
+        """Add the columns that are new, in a commit of their own."""
         new = [one for one in lake_schema(frame) if one.name not in self.columns.names]
-        if new and self.declared.evolve:
+        if new:
             fields = DeltaSchema.from_arrow(pa.schema(new)).fields
             with self._coded():
                 self._handle.alter.add_columns(list[Field](fields))
                 self._handle.update_incremental()
             self._learn()
-        check_columns(self.name, frame, self.columns)
-        split = ValueSplit(self.partition_by) if self.partition_by else None
-        return FilePlan(self.place, self.columns, stem, split=split)
 
     def data_file(self, file: WrittenFile) -> tuple[str, DataFile]:
         """Return a written file as the log names it, and its path."""
@@ -158,9 +164,9 @@ class StreamTable(LakeTable[DataFile]):
         """Return how many bytes a file has."""
         return file.size
 
-    def may_hold(self, file: DataFile, ranges: Ranges) -> bool:
-        """Tell whether a file may hold a key, by its statistics."""
-        return file.may_hold(ranges)
+    def ends(self, file: DataFile, column: str) -> tuple[Any, Any]:
+        """Return the ends of a column that the log has of the file."""
+        return file.ends(column)
 
     def read(self, files: Sequence[DataFile]) -> pa.Table:
         """Return the rows of some files, in the columns of today."""
@@ -375,6 +381,22 @@ class StreamTables:
             raise LakePathError("the table cannot be made", table=name, reason=str(error)) from None
         self.open[name] = made = StreamTable(declared, place, handle, self._app)
         return made
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a table of the stream, which is a folder, a new name."""
+        if self.owner(old) != self.stream_id:
+            return  # it was renamed before, or there is none
+        before, after = self.place.under(old), self.place.under(table(new).name)
+        if not before.is_local:
+            raise EvolveError(
+                "a folder of an object store cannot be renamed in one step: while the stream is "
+                "stopped, move all its objects to the new name, then start again",
+                old=before.uri,
+                new=after.uri,
+            )
+        if after.local_path.exists():
+            raise EvolveError("a folder of the new name is there already", old=old, new=new)
+        before.local_path.rename(after.local_path)
 
     def make_lead(self, said: Mapping[str, str]) -> StreamTable:
         """Return the table that leads; make one of no rows if there is none."""

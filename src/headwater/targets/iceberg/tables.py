@@ -34,7 +34,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from headwater.address import Secret
 from headwater.core import PipeState
-from headwater.errors import LakeForeignWriteError, LakeSchemaError, LakeUndoError
+from headwater.errors import EvolveError, LakeForeignWriteError, LakeSchemaError, LakeUndoError
 from headwater.targets.iceberg.partitions import (
     PartitionSplit,
     column_of,
@@ -53,7 +53,7 @@ from headwater.targets.lake.columns import check_columns, lake_schema
 from headwater.targets.lake.files import FilePlan, WrittenFile
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.state import BLOCK, FORMAT, FORMAT_VERSION, HASH, STREAM, position
-from headwater.targets.lake.tx import LakeTable, Ranges
+from headwater.targets.lake.tx import LakeTable
 
 PROPERTIES = {
     FORMAT: str(FORMAT_VERSION),
@@ -144,7 +144,7 @@ class StreamTable(LakeTable[DataFile]):
     def plan(self, frame: pa.Schema, stem: str) -> FilePlan:
         """Return how rows of a frame become files of this table; widen it if that was declared."""
         if self.declared.evolve:
-            self._evolve(frame)
+            self.widen(frame)
         check_columns(self.name, frame, self.columns)
         needed = [one.name for one in self.columns if not one.nullable]
         missing = sorted(set(needed) - set(frame.names))
@@ -188,18 +188,13 @@ class StreamTable(LakeTable[DataFile]):
             return values.cast(pa.int64())
         return values.cast(pa.int32()) if pa.types.is_date(values.type) else values
 
-    def may_hold(self, file: DataFile, ranges: Ranges) -> bool:
-        """Tell whether a file may hold a key, by the bounds that its manifest has."""
-        lower: Mapping[int, bytes] = file.lower_bounds or {}
-        upper: Mapping[int, bytes] = file.upper_bounds or {}
-        for name, (least, most) in ranges.items():
-            source = self.schema.find_field(name)
-            number, kind = source.field_id, cast(Any, source.field_type)
-            if number in lower and from_bytes(kind, lower[number]) > most:
-                return False
-            if number in upper and from_bytes(kind, upper[number]) < least:
-                return False
-        return True
+    def ends(self, file: DataFile, column: str) -> tuple[Any, Any]:
+        """Return the bounds of a column that the file's manifest has."""
+        source = self.schema.find_field(column)
+        number, kind = source.field_id, cast(Any, source.field_type)
+        both: list[Mapping[int, bytes]] = [file.lower_bounds or {}, file.upper_bounds or {}]
+        low, high = (from_bytes(kind, one[number]) if number in one else None for one in both)
+        return low, high
 
     def read(self, files: Iterable[DataFile]) -> pa.Table:
         """Return the rows of some files, in the columns of today."""
@@ -208,7 +203,7 @@ class StreamTable(LakeTable[DataFile]):
         rows = scan.to_table([FileScanTask(one) for one in files])
         return rows.select(self.columns.names).cast(self.columns)
 
-    def _evolve(self, frame: pa.Schema) -> None:
+    def widen(self, frame: pa.Schema) -> None:
         """Add the columns that are new, and widen those that are too narrow."""
         held = {one.name: one for one in self.columns}
         new, wider = [], []
@@ -326,6 +321,25 @@ class StreamTables:
     def seen(self, table: StreamTable) -> PyIcebergTable:
         """Return a table as the catalog has it at this moment."""
         return self._catalog.load_table(self.identifier(table.name))
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a table of the stream a new name; its files stay where they are."""
+        before, after = self.identifier(old), self.identifier(new)
+        try:
+            stored = self._catalog.load_table(before)
+        except NoSuchTableError:
+            return  # it was renamed before
+        if stored.properties.get(STREAM) != self._id:
+            return  # it is not of this stream, which then has none of this name
+        if self._catalog.table_exists(after):
+            raise EvolveError("a table of the new name is there already", old=before, new=after)
+        self._catalog.create_namespace_if_not_exists(after.rpartition(".")[0])
+        try:
+            self._catalog.rename_table(before, after)
+        except NotImplementedError:
+            raise EvolveError(
+                "this catalog renames no tables: keep the output's name", old=before, new=after
+            ) from None
 
     def get(self, name: str, frame: pa.Schema | None, epoch: int) -> StreamTable | None:
         """Return a declared table; it is created for the columns of a frame, if one is given."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import LakeSchemaError
+from headwater.targets.contract import NEW_COLUMN
 
 _SAME = {
     pa.bool_(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(),
@@ -71,7 +72,11 @@ def check_columns(table: str, frame: pa.Schema, held: pa.Schema) -> None:
     for field in frame:
         own = known.get(field.name)
         if own is None:
-            raise LakeSchemaError("the table has no such column", table=table, column=field.name)
+            raise LakeSchemaError(
+                f"the table lacks a column that the frame has; {NEW_COLUMN}",
+                table=table,
+                column=field.name,
+            )
         if not fits(lake_type(field.type, field.name), own.type):
             raise LakeSchemaError(
                 "a column has another type than the table",

@@ -7,10 +7,11 @@ nothing that the target remembers is used after a failure. Runs on the driver, i
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,15 +19,20 @@ from typing import ClassVar, Generic
 
 import pyarrow as pa
 
-from headwater.core import Batch, PipeState
+from headwater.core import Batch, BlockRange, PipeState
 from headwater.core.callbacks import Callback
-from headwater.errors import InvalidOptionError, LakeForeignWriteError, LakeWriterError
+from headwater.errors import (
+    EvolveError,
+    InvalidOptionError,
+    LakeForeignWriteError,
+    LakeWriterError,
+)
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.database import LEGACY_ID
 from headwater.targets.lake.paths import Place, coded_storage_errors
 from headwater.targets.lake.side import SideFiles
 from headwater.targets.lake.state import StoredStream
-from headwater.targets.lake.tx import Change, File, LakeTable, Tx
+from headwater.targets.lake.tx import BLOCK_NUMBER, Change, File, LakeTable, Tx
 from headwater.targets.side_rows import check_side_table
 
 SWEEP_S = 86_400.0
@@ -80,8 +86,8 @@ class LakeTarget(ABC, Generic[File]):
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
-        """It keeps side tables and the configuration."""
-        return Capabilities(side_tables=self, config=self)
+        """It keeps side tables and the configuration, and can be given rows of earlier blocks."""
+        return Capabilities(side_tables=self, config=self, history=self)
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""
@@ -120,10 +126,8 @@ class LakeTarget(ABC, Generic[File]):
                     self._announce("write side rows")
                     side = self._side.add(side, batch.data.side)
             self._store(replace(self._stored, state=state, side=side), changes)
-        self._commits += bool(batches)
-        every = self._given.maintain_every
-        if batches and every and self._commits % every == 0:
-            self._maintain_a_little()
+        if batches:
+            self._count_commit()
 
     def roll_back(self, state: PipeState) -> None:
         """Store the state that the fork leads to, and put the tables back to it."""
@@ -191,20 +195,112 @@ class LakeTarget(ABC, Generic[File]):
         with self._changing():
             self._store(replace(self._stored, config=text), {})
 
+    # --- blocks that the stream has passed --------------------------------------------------------
+
+    is_atomic: ClassVar[bool] = False
+
+    def begin_fill(self, outputs: Collection[str], tables: Sequence[str] | None) -> Sequence[str]:
+        """Refuse an added output whose table holds rows."""
+        for output in outputs:
+            table = self._output_table(output)
+            if tables is None and table is not None and table.live():
+                raise EvolveError(
+                    "the table of an output that was added holds rows already; drop or rename it",
+                    table=output,
+                )
+        return ()
+
+    def first_block(self, output: str) -> int | None:
+        """Return the first block of an output's table; refuse one whose rows cannot be replaced."""
+        table = self._output_table(output)
+        if table is None:
+            return None
+        if BLOCK_NUMBER not in table.columns.names:
+            raise EvolveError(
+                "rows of a table that lacks the number of their block cannot be replaced; let a "
+                "stream with an id of its own fill another table",
+                table=output,
+                column=BLOCK_NUMBER,
+            )
+        found = table.first_block()
+        return self._stored.state.number + 1 if found is None else found
+
+    def fill(
+        self,
+        batches: Sequence[tuple[BlockRange, Batch[Delivery]]],
+        config: str,
+        *,
+        replace: bool,
+    ) -> None:
+        """Replace the rows of these blocks, a commit per table, then store the configuration.
+
+        The commits say the block that the stream is at, so nothing that a fork does undoes them.
+        """
+        self.recover()
+        if self._stored.config == config:
+            return
+        (first, _), (_, last) = batches[0], batches[-1]
+        scope = Scope(last.state.number, first.from_block - 1, hot=False)
+        with self._changing():
+            tx = self._tx(scope, self._stored.state, widens=replace)
+            for covered, batch in batches:
+                for output, frame in batch.data.data.items():
+                    tx.put_in_place(output, frame, covered)
+            changes = {name: [one] for name, one in tx.changes.items() if one}
+            self._store(dataclasses.replace(self._stored, config=config), changes)
+        self._count_commit()
+
+    def rename_outputs(self, renamed: Mapping[str, str], config: str) -> None:
+        """Rename tables, then store the configuration.
+
+        Tables of `on_data` have the names that the user's code gives them.
+        """
+        self.recover()
+        if self._stored.config == config:
+            return
+        with self._changing():
+            if self._on_data is None:
+                for new, old in renamed.items():
+                    self._announce(f"rename {old}")
+                    self._rename(old, new)
+                self._open()
+            self._store(replace(self._stored, config=config), {})
+
+    def _output_table(self, output: str) -> LakeTable[File] | None:
+        self.recover()
+        if self._on_data is not None:
+            raise EvolveError(
+                "on_data writes tables of its own choice, and no commit spans several of them: a "
+                "crash would leave rows that nothing tells from earlier ones; fill the output by a "
+                "stream with an id of its own",
+                output=output,
+            )
+        return self._table(output, None)
+
     # --- steps ------------------------------------------------------------------------------------
 
     def _write(
         self, delivery: Delivery, before: PipeState, after: PipeState
     ) -> dict[str, Change[File]]:
         """Write the files of one batch; return what it changes of each table."""
-        scope, room = Scope.between(before, after), self._given.rewrite_bytes
-        tx = Tx(self._table, self._id, scope, after, room, self._announce)
+        tx = self._tx(Scope.between(before, after), after)
         if self._on_data is None:
             for name, frame in delivery.data.items():
                 tx.insert(name, frame)
         else:
             self._on_data(tx, delivery.data, delivery.ctx)
         return {name: one for name, one in tx.changes.items() if one}
+
+    def _tx(self, scope: Scope, state: PipeState, *, widens: bool = False) -> Tx[File]:
+        """Return what writes one batch; its commits say `state`."""
+        room = self._given.rewrite_bytes
+        return Tx(self._table, self._id, scope, state, room, self._announce, widens=widens)
+
+    def _count_commit(self) -> None:
+        self._commits += 1
+        every = self._given.maintain_every
+        if every and self._commits % every == 0:
+            self._maintain_a_little()
 
     def _store(self, stored: StoredStream, changes: Mapping[str, Sequence[Change[File]]]) -> None:
         self._commit(stored, changes)
@@ -278,6 +374,14 @@ class LakeTarget(ABC, Generic[File]):
     @abstractmethod
     def _table(self, name: str, schema: pa.Schema | None) -> LakeTable[File] | None:
         """Return a declared table; it is created for columns, if some are given."""
+
+    @abstractmethod
+    def _rename(self, old: str, new: str) -> None:
+        """Give a table of the stream a new name, if there is one of the old name.
+
+        Raises:
+            EvolveError: it cannot be renamed.
+        """
 
     @abstractmethod
     def _commit(self, stored: StoredStream, changes: Mapping[str, Sequence[Change[File]]]) -> None:

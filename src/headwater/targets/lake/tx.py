@@ -16,14 +16,15 @@ from typing import Any, Generic, NoReturn, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.core import PipeState
-from headwater.errors import LakeRewriteError, LakeUnsupportedError
+from headwater.core import BlockRange, PipeState
+from headwater.errors import EvolveError, LakeRewriteError, LakeUnsupportedError
 from headwater.targets.contract import Scope
 from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.lake.columns import check_columns
 from headwater.targets.lake.files import FilePlan, WrittenFile, window_stem, write_distributed
 from headwater.targets.lake.keys import check_key, conformed, distinct_keys, filled, split_by_key
 
+BLOCK_NUMBER = "block_number"
 ROWS = 50_000  # of a table in memory, written at a time
 Announce = Callable[[str], None]
 Ranges = Mapping[str, tuple[Any, Any]]
@@ -89,8 +90,33 @@ class LakeTable(ABC, Generic[File]):
         """Return how many bytes a file has."""
 
     @abstractmethod
+    def ends(self, file: File, column: str) -> tuple[Any, Any]:
+        """Return the least and the largest value of a column; None where statistics lack it."""
+
     def may_hold(self, file: File, ranges: Ranges) -> bool:
         """Tell whether a file may hold a key between these ends, by its statistics."""
+        for name, (least, most) in ranges.items():
+            low, high = self.ends(file, name)
+            if type(low) is type(most) and low > most:
+                return False
+            if type(high) is type(least) and high < least:
+                return False
+        return True
+
+    def first_block(self) -> int | None:
+        """Return the first block that the table has rows of; None if it has none."""
+        found = []
+        for file in self.live().values():
+            low = self.ends(file, BLOCK_NUMBER)[0]
+            if low is None:
+                low = pc.min(self.read([file]).column(BLOCK_NUMBER)).as_py()
+            if low is not None:
+                found.append(int(low))
+        return min(found, default=None)
+
+    @abstractmethod
+    def widen(self, frame: pa.Schema) -> None:
+        """Add the columns of a frame that the table lacks."""
 
     def comparable(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """Return values of a key as statistics hold them."""
@@ -105,7 +131,7 @@ class Tx(Generic[File]):
     """Writes one batch. `changes` collects what the commit is to do, by table.
 
     `find` returns a declared table; it is created for columns, if some are given. `room` is how
-    many bytes the batch may rewrite.
+    many bytes the batch may rewrite. With `widens` tables get the columns that frames have more.
     """
 
     def __init__(
@@ -116,8 +142,11 @@ class Tx(Generic[File]):
         state: PipeState,
         room: int,
         announce: Announce,
+        *,
+        widens: bool = False,
     ) -> None:
         self.changes: dict[str, Change[File]] = {}
+        self._widens = widens
         self._find = find
         self._scope = scope
         self._state = state
@@ -160,6 +189,26 @@ class Tx(Generic[File]):
         columns = pa.schema([held.columns.field(one) for one in wanted])
         self._take_out(held, distinct_keys(table, conformed(rows, columns), wanted, once=False))
 
+    def put_in_place(self, table: str, frame: Any, blocks: BlockRange) -> None:
+        """Add rows of some blocks; those that the table has of these blocks go.
+
+        Raises:
+            EvolveError: the table does not say the block of each row.
+        """
+        far = executor_rows(frame)
+        rows = frame if far is not None else to_arrow(frame)
+        schema = rows.schema if far is None else far.schema
+        if BLOCK_NUMBER not in schema.names:
+            raise EvolveError(
+                "rows that are filled must say their block: a crash would double them",
+                table=table,
+                column=BLOCK_NUMBER,
+            )
+        held = self._find(table, None)
+        if held is not None:
+            self._take_out_blocks(held, blocks)
+        self.insert(table, rows)
+
     def execute(self, sql: str, *given: object, **more: object) -> NoReturn:
         """Refuse: there is no engine here that runs SQL."""
         raise LakeUnsupportedError("lake targets run no SQL: tx.execute is not offered")
@@ -171,6 +220,8 @@ class Tx(Generic[File]):
     def _plan(self, name: str, schema: pa.Schema) -> tuple[LakeTable[File], FilePlan]:
         held = self._find(name, schema)
         assert held is not None, "a schema was given"
+        if self._widens:
+            held.widen(schema)
         return held, held.plan(schema, self._stem)
 
     def _write(self, table: LakeTable[File], plan: FilePlan, rows: pa.Table) -> None:
@@ -195,12 +246,37 @@ class Tx(Generic[File]):
             if not found.num_rows:
                 continue
             taken.append(found)
-            change = self._change(table)
-            if change.added.pop(path, None) is None:
-                change.removed[path] = file
-            del table.live()[path]
-            self._write(table, table.plan(others.schema, self._stem), others)
+            self._replace(table, path, others)
         return pa.concat_tables(taken)
+
+    def _take_out_blocks(self, table: LakeTable[File], blocks: BlockRange) -> None:
+        """Remove the files of these blocks; one that holds others, too, is written anew."""
+        assert blocks.to_block is not None, "a batch ends in a block"
+        first, last = ends = blocks.from_block, blocks.to_block
+        found = [
+            one for one in table.live().items() if table.may_hold(one[1], {BLOCK_NUMBER: ends})
+        ]
+        for path, file in found:
+            low, high = table.ends(file, BLOCK_NUMBER)
+            if low is not None and high is not None and first <= low and high <= last:
+                self._replace(table, path, None)
+                continue
+            rows = table.read([file])
+            mine = pc.and_(
+                pc.greater_equal(rows.column(BLOCK_NUMBER), first),
+                pc.less_equal(rows.column(BLOCK_NUMBER), last),
+            )
+            others = rows.filter(pc.invert(pc.fill_null(mine, False)))
+            if others.num_rows < rows.num_rows:
+                self._replace(table, path, others)
+
+    def _replace(self, table: LakeTable[File], path: str, rows: pa.Table | None) -> None:
+        """Remove a file; write the rows that stay, if there are some."""
+        change, file = self._change(table), table.live().pop(path)
+        if change.added.pop(path, None) is None:
+            change.removed[path] = file
+        if rows is not None:
+            self._write(table, table.plan(rows.schema, self._stem), rows)
 
     def _candidates(self, table: LakeTable[File], keys: pa.Table) -> dict[str, File]:
         """Return the files that may hold a key, by their statistics.

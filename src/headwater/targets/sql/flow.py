@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -248,19 +248,26 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
 
     is_atomic: ClassVar[bool] = True
 
-    def check_new(self, output: str) -> None:
+    def begin_fill(self, outputs: Collection[str], tables: Sequence[str] | None) -> Sequence[str]:
         """Refuse an added output whose table holds rows. Tables of `on_data` are the user's."""
-        name = self._output_table(output)
+        if self._callbacks.on_data is None and tables is None:
+            for name in map(self._output_table, outputs):
+                if self.holds_rows(name):
+                    raise EvolveError(
+                        "the table of an output that was added holds rows already; drop or rename "
+                        "it",
+                        table=name,
+                    )
+        return ()
 
-        def holds_rows() -> bool:
+    def holds_rows(self, name: QualifiedName) -> bool:
+        """Tell whether a table is there and has rows."""
+
+        def look() -> bool:
             exists = self._store.catalog.layout(name) is not None
             return exists and bool(self._opened().rows("SELECT 1 FROM {t} LIMIT 1", t=name))
 
-        if self._callbacks.on_data is None and self._look(holds_rows):
-            raise EvolveError(
-                "the table of an output that was added holds rows already; drop or rename it",
-                table=name,
-            )
+        return self._look(look)
 
     def first_block(self, output: str) -> int | None:
         """Return the first block of an output's table; refuse one whose rows cannot be replaced."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -121,8 +122,21 @@ class ChainSim:
         self._salt = 0
         self._orphans: dict[str, SimBlock] = {}
         self._final_number: int | None = None
+        self._clock: Callable[[], float] | None = None
+        self._times: dict[bytes, int] = {}  # of blocks that were added by a clock
         self._append(first_hash(self._root, seed, start_block), start_block, 0)
         self._head = self._at(0)
+
+    def follow_clock(self, clock: Callable[[], float]) -> None:
+        """Let the newest block be of now, and later ones of the moment at which they are added.
+
+        For chains that people watch: a stream shows how far it is behind the clock. Hashes and
+        content stay those of the seed; times of blocks then differ from run to run.
+        """
+        with self.lock:
+            self.genesis_time += int(clock()) - self._head.timestamp
+            self._clock = clock
+            self._head = self._at(len(self._numbers) - 1)
 
     # --- growing ----------------------------------------------------------------------------------
 
@@ -209,6 +223,8 @@ class ChainSim:
             for block in reversed(branch):
                 del self._orphans[block.hash]
                 raw = hash_from_text(block.hash, self.network) or b""
+                if self._clock is not None:
+                    self._times[raw] = block.timestamp
                 self._append(raw, block.number, block.salt)
             self._head = branch[0]
             added = tuple(block.hash for block in reversed(branch))
@@ -291,7 +307,7 @@ class ChainSim:
     def first_at(self, timestamp: int) -> SimBlock | None:
         """Return the first canonical block at or after a time, if it exists yet."""
         with self.lock:
-            index = bisect_left(self._numbers, timestamp, key=self._time_of)
+            index = bisect_left(range(len(self._numbers)), timestamp, key=self._time_of)
             return None if index == len(self._numbers) else self._at(index)
 
     # --- the arrays -------------------------------------------------------------------------------
@@ -301,6 +317,9 @@ class ChainSim:
             self._salts.append((len(self._numbers), salt))
         self._hashes += raw
         self._numbers.append(number)
+        if self._clock is not None and raw not in self._times:
+            before = self._time_of(len(self._numbers) - 2)
+            self._times[raw] = max(before, int(self._clock()))
 
     def _cut(self, last: int, *, force: bool) -> tuple[SimBlock, tuple[str, ...]]:
         """Orphan all that follows index `last`; what grows next gets a salt of its own."""
@@ -363,12 +382,15 @@ class ChainSim:
             parent_hash=hash_to_text(parent, self.network),
             parent_number=self._numbers[index - 1] if index else max(number - 1, 0),
             height=self._first_height + index,
-            timestamp=self._time_of(number),
+            timestamp=self._time_of(index),
             salt=self._salts[last][1],
         )
 
-    def _time_of(self, number: int) -> int:
-        return self.genesis_time + (number - self.start_block) * self._time_ms // 1000
+    def _time_of(self, index: int) -> int:
+        if self._times and (found := self._times.get(self._raw(index))) is not None:
+            return found
+        passed = self._numbers[index] - self.start_block
+        return self.genesis_time + passed * self._time_ms // 1000
 
     def _skipped_after(self, parent: bytes, salt: int) -> int:
         """Return how many slots stay empty after a block, by chance that its hash decides."""

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -180,13 +180,15 @@ def live_portal(
     """Serve a chain that grows and forks by itself, until this process ends: to try a pipeline.
 
     A second call with the same seed and network returns the same portal, so that a pipeline file
-    that is run again, as `headwater run` does after a failure, finds the chain it has read.
+    that is run again, as `headwater run` does after a failure, finds the chain it has read. Times
+    of blocks follow the clock, so that a stream at the head is seconds behind.
     """
     key = (seed, network)
     with _LIVE_GUARD:
         if key not in _LIVE:
-            chain = ChainSim(seed, network=network, content=content)
+            chain = ChainSim(seed, network=network, content=content, block_time_s=interval)
             chain.grow(blocks - 1)
+            chain.follow_clock(time)
             if chain.head.number - finality_depth >= chain.start_block:
                 chain.finalize(chain.head.number - finality_depth)
             live = LiveChain(

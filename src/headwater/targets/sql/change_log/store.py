@@ -87,7 +87,7 @@ class Hooks:
         self._cursors = dialect.name_type(schema, names.cursors)
         self._shown = CursorTable(dialect, self._cursors)
         self._sink = SinkTables(self._cursors, self.log, final_of) if final_of else None
-        self._layouts: dict[str, Layout] = {}
+        self.layouts: dict[str, Layout] = {}
         self._rounds = Rounds({})
 
     def tables(self) -> list[Table]:
@@ -106,7 +106,7 @@ class Hooks:
         self._change_log.create(session)
         self._shown.create(session)
         self.shapes.clear()
-        self._layouts.clear()
+        self.layouts.clear()
         for declared in self._names.tables:
             name = table_name(declared)
             self._create(tx, declared)
@@ -119,12 +119,12 @@ class Hooks:
                     table=layout.name.full,
                     columns=", ".join(layout.columns),
                 )
-            self._layouts[name] = layout
+            self.layouts[name] = layout
             self.shapes[name] = agreed(tx.store.merger.shape(name, layout), declared)
         tx.store.catalog.claim_cursors(self._cursors)
         if self._sink is not None:
             self._sink.take_over(tx, tx.store.sync.stream_id)
-        self._dialect.check_change_log_tables(session, [one.name for one in self._layouts.values()])
+        self._dialect.check_change_log_tables(session, [one.name for one in self.layouts.values()])
         self._rounds = Rounds(self.shapes)
 
     def on_data(self, tx: Any, data: object, work: Work | None) -> None:
@@ -133,7 +133,7 @@ class Hooks:
             merger = tx.store.merger
             shapes = self.shapes.values()
             rounds = merger.rounds(self._rounds, shapes, work.folded, work.floor)
-            merger.apply(rounds, self._layouts, work.floor)
+            merger.apply(rounds, self.layouts, work.floor)
 
     def on_state(self, session: Session, stream_id: str, state: PipeState) -> None:
         """Show the cursor, and forget what became final. Called by every commit and rollback."""

@@ -8,19 +8,20 @@ transaction that also changes the tables and stores the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
-from headwater.core import Batch, BlockCursor, PipeState
+from headwater.core import Batch, BlockCursor, BlockRange, PipeState
 from headwater.errors import (
     ChangeBlockError,
     ChangeFormError,
+    EvolveError,
     InvalidOptionError,
 )
 from headwater.targets.admin import check_address, kind_of
@@ -103,6 +104,7 @@ class HistoryTarget:
         self._inner = inner
         self._hooks = hooks
         self._state = PipeState()
+        self._fillable: frozenset[str] = frozenset()
 
     @property
     def on_statement(self) -> Callable[[str], None] | None:
@@ -124,11 +126,8 @@ class HistoryTarget:
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
-        """Those of the database's own target; changes are folded where they lie.
-
-        Earlier blocks cannot be filled: their changes would come after later ones.
-        """
-        return replace(self._inner.capabilities, prepare_batch=self.prepare_batch, history=None)
+        """Those of the database's own target; changes are folded where they lie."""
+        return replace(self._inner.capabilities, prepare_batch=self.prepare_batch, history=self)
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""
@@ -190,6 +189,62 @@ class HistoryTarget:
         """Restore every table and the state in one transaction."""
         self._inner.roll_back(state)
         self._state = state
+
+    # --- blocks that the stream has passed --------------------------------------------------------
+
+    is_atomic: ClassVar[bool] = True
+
+    def begin_fill(self, outputs: Collection[str], tables: Sequence[str] | None) -> Sequence[str]:
+        """Return the tables that are empty: only there no change of a later block comes first."""
+        if tables is None:
+            names = {name: one.name for name, one in self._hooks.layouts.items()}
+            tables = sorted(name for name, one in names.items() if not self._inner.holds_rows(one))
+        self._fillable = frozenset(tables)
+        return tables
+
+    def first_block(self, output: str) -> int | None:
+        """Refuse: what changes made of a row is in no block of its own."""
+        raise EvolveError(
+            "rows that changes have made cannot be replaced block by block; give the stream a new "
+            "id and other tables",
+            output=output,
+        )
+
+    def fill(
+        self,
+        batches: Sequence[tuple[BlockRange, Batch[Delivery]]],
+        config: str,
+        *,
+        replace: bool,
+    ) -> None:
+        """Apply changes of final blocks to tables that nothing else has written, with how far."""
+        held = [batch.data.ctx for _, batch in batches]
+        self._check_tables(held)
+        for (covered, batch), one in zip(batches, held, strict=True):
+            before = BlockCursor(covered.from_block - 1) if covered.from_block else None
+            _refuse_blocks(one, before, batch.state.cursor)
+        works = _works(held, self._state.number)
+        given = [
+            (covered, batch.with_data(Delivery(batch.data.data, work, batch.data.side)))
+            for (covered, batch), work in zip(batches, works, strict=True)
+        ]
+        self._inner.fill(given, config, replace=replace)
+
+    def rename_outputs(self, renamed: Mapping[str, str], config: str) -> None:
+        """Store the configuration: changes name their tables, whatever outputs are called."""
+        self._inner.rename_outputs(renamed, config)
+
+    def _check_tables(self, held: Sequence[pa.Table | Folded]) -> None:
+        """Refuse changes to tables that others have written."""
+        for one in held:
+            rows = one.rows if isinstance(one, Folded) else one
+            others = sorted(set(pc.unique(rows["table"]).to_pylist()) - self._fillable)
+            if others:
+                raise EvolveError(
+                    "an output that was added changes a table that held rows: changes of earlier "
+                    "blocks would come after later ones; let it write tables of its own",
+                    tables=", ".join(others),
+                )
 
     def close(self) -> None:
         """Close the database. What was not committed is gone."""
