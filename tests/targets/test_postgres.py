@@ -4,8 +4,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import psycopg
@@ -120,6 +122,39 @@ def test_many_rows_arrive_whole_or_not_at_all(stream: Start) -> None:
     with pytest.raises(PostgresTableError, match="does not fit its column"):
         s.do(2, lambda tx: tx.insert("t", large), final=9)
     assert len(s.rows(held)) == many
+
+
+def test_a_server_that_does_not_read_is_waited_for_by_the_driver(stream: Start, dsn: str) -> None:
+    """libpq would take all of a COPY into memory, and move it about for every piece it sends."""
+    s = stream(table("held", untracked=True))
+    chunk, chunks, all_made = b"x" * 1023 + b"\n", 64, Event()
+
+    def rows() -> Iterator[bytes]:
+        for _ in range(chunks):
+            yield chunk * 1024
+        all_made.set()
+
+    with psycopg.connect(dsn, autocommit=True) as other:
+        other.execute("CREATE TABLE held (line text)")
+        other.execute(
+            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN NULL; END$$"
+        )
+        other.execute(
+            "CREATE TRIGGER wait BEFORE INSERT ON held FOR STATEMENT EXECUTE FUNCTION wait()"
+        )
+        other.execute("SELECT pg_advisory_lock(7)")
+        with ThreadPoolExecutor(1) as threads:
+            copied = threads.submit(
+                s.do, 1, lambda tx: tx.session.copy("COPY held FROM STDIN", rows()), final=9
+            )
+            try:
+                assert not all_made.wait(1.0)
+            finally:
+                other.execute("SELECT pg_advisory_unlock(7)")
+            copied.result()
+        assert all_made.is_set()
+        assert s.rows("SELECT count(*) AS n FROM held") == [{"n": chunks * 1024}]
 
 
 def test_frames_of_one_shape_do_not_mix_in_a_batch(stream: Start) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from selectors import EVENT_WRITE, DefaultSelector
 from typing import Any
 
 import psycopg
@@ -155,6 +156,7 @@ class Session:
         with self._watched(), self._cursor() as cursor, cursor.copy(sql.encode()) as copy:
             for chunk in chunks:
                 copy.write(chunk)
+                _drain(copy.connection)
 
     @contextmanager
     def transaction(
@@ -300,3 +302,12 @@ def connect(address: Address, *, name: str = "headwater") -> psycopg.Connection[
     for kind in ("json", "jsonb"):
         connection.adapters.register_loader(kind, TextLoader)
     return connection
+
+
+def _drain(connection: psycopg.Connection[Any]) -> None:
+    """Wait until the server has taken what was written: libpq would keep all of it in memory."""
+    if connection.pgconn.flush():
+        with DefaultSelector() as selector:
+            selector.register(connection.pgconn.socket, EVENT_WRITE)
+            while connection.pgconn.flush():
+                selector.select()
