@@ -807,6 +807,32 @@ def test_a_full_disk_is_a_coded_error_and_leaves_the_batch_before(tmp_path: Path
     target.close()
 
 
+def test_closing_a_file_takes_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB merges what commits have left when it closes a file, in a gigabyte if it may."""
+    path, limits = tmp_path / "chain.duckdb", list[str]()
+    target = duckdb_target(path)
+    Stream(target).block(1, {"t": balances(a=1)})
+    opened = target._session
+    assert opened is not None
+    limited_to = session.SharedFile.limited_to
+
+    @contextlib.contextmanager
+    def watched(file: session.SharedFile, size: str) -> Iterator[None]:
+        with limited_to(file, size):
+            limits.append(file._limit)
+            yield
+
+    monkeypatch.setattr(session.SharedFile, "limited_to", watched)
+    with opened._file.connection.cursor() as other:  # as a user's own connection in this process
+        target.close()
+        assert limits == ["122.0 MiB"]
+        assert not path.with_name("chain.duckdb.wal").exists()
+        ((limit,),) = other.execute("SELECT current_setting('memory_limit')").fetchall()
+    assert limit == opened._file._own_limit
+
+
 @pytest.mark.parametrize("limited", [False, True])
 def test_little_of_the_file_stays_in_memory_unless_a_limit_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limited: bool
@@ -822,7 +848,7 @@ def test_little_of_the_file_stays_in_memory_unless_a_limit_says_so(
         ((size, limit),) = opened.rows(
             "SELECT sum(memory_usage_bytes), current_setting('memory_limit') FROM duckdb_memory()"
         )
-        assert limit == ("953.6 MiB" if limited else opened._file.own_limit)
+        assert limit == ("953.6 MiB" if limited else opened._file._own_limit)
         return int(size)
 
     dice = Random(7)

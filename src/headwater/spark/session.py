@@ -50,7 +50,7 @@ SETTINGS = {
 
 NARROW = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms128m -Xmn32m",
 }
 """For streams whose rows never enter the JVM: it schedules tasks, and needs little for that."""
 

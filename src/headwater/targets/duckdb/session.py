@@ -26,6 +26,7 @@ _OPEN: dict[str, SharedFile] = {}
 _GUARD = Lock()
 _NUMBERS = itertools.count(1)
 _KEPT = "64MB"  # of the file in memory, between two statements of a backfill
+_TO_CLOSE = "128MB"  # what DuckDB may use to write its last checkpoint
 _LIMIT = "SELECT current_setting('memory_limit')"
 
 
@@ -41,7 +42,38 @@ class SharedFile:
         self.turn = RLock()
         self.streams: set[tuple[str, ...]] = set()
         self.users = 0
-        self.own_limit = str(connection.execute(_LIMIT).fetchall()[0][0])
+        self._own_limit = self._limit
+
+    @property
+    def _limit(self) -> str:
+        return str(self.connection.execute(_LIMIT).fetchall()[0][0])
+
+    @contextmanager
+    def limited_to(self, size: str) -> Iterator[None]:
+        """Have DuckDB let go of what it keeps above a size, for a moment; what is in use stays.
+
+        Not if the user has set a limit. The connection is not in a transaction, which an error
+        would end.
+        """
+        if self.is_limited or self._limit != self._own_limit:
+            yield
+            return
+        try:
+            with suppress(duckdb.OutOfMemoryException):
+                self.connection.execute(f"SET memory_limit = '{size}'")
+            yield
+        finally:
+            self.connection.execute("RESET memory_limit")
+
+    def close(self) -> None:
+        """Write what the log holds into the file, and close it.
+
+        Closing alone would do the same without a limit: 3 million rows take a gigabyte. What
+        fails here leaves the log, which the next opening reads.
+        """
+        with suppress(duckdb.Error), self.limited_to(_TO_CLOSE):
+            self.connection.execute("CHECKPOINT")
+        self.connection.close()
 
 
 class Session:
@@ -128,16 +160,9 @@ class Session:
         session of this process might run a statement.
         """
         with _GUARD:
-            beside = self._file.connection  # not in the transaction, which an error would end
-            if self._file.is_limited or self._file.users > 1:
-                return
-            if beside.execute(_LIMIT).fetchall()[0][0] != self._file.own_limit:
-                return  # by a statement of the user
-            try:
-                with suppress(duckdb.OutOfMemoryException):  # what is in use stays
-                    beside.execute(f"SET memory_limit = '{_KEPT}'")
-            finally:
-                beside.execute("RESET memory_limit")
+            if self._file.users == 1:
+                with self._file.limited_to(_KEPT):
+                    pass
 
     def close(self) -> None:
         """Release the file; the last session closes it."""
@@ -148,7 +173,7 @@ class Session:
             self._file.users -= 1
             if self._file.users == 0:
                 _OPEN.pop(self._file.key, None)
-                self._file.connection.close()
+                self._file.close()
 
     def _execute(self, sql: str, params: Sequence[object]) -> duckdb.DuckDBPyConnection:
         self._announce(sql)
