@@ -23,10 +23,11 @@ from headwater.testing import (
     SimTransport,
     VirtualClock,
 )
+from tests.sampling import is_whole
 from tests.spark.streaming.micro_batches import TRANSFER, Killed, Query, limits
 from tests.stream.truth import transfers
 
-SEEDS = range(16)
+SEEDS = range(100 if is_whole() else 16)
 
 
 def chain_of(seed: int, blocks: int = 40, final: int = 25) -> ChainSim:

@@ -11,7 +11,9 @@ from random import Random
 import fsspec  # type: ignore[import-untyped]
 import pytest
 
+from headwater.core import DEFAULT_CAP
 from headwater.errors import (
+    ForkCursorMissingError,
     JournalFormatError,
     JournalInUseError,
     JournalMissingError,
@@ -23,7 +25,7 @@ from headwater.spark.streaming.folder import Folder, LocalFolder, open_folder
 from headwater.spark.streaming.journal import HEADER, Journal
 from headwater.spark.streaming.offsets import Offset, ReadFrom
 from headwater.spark.streaming.source import is_stream, load_stream
-from headwater.testing import ChainSim, PortalSim
+from headwater.testing import ChainSim, ContentSettings, PortalSim
 from tests.spark.streaming.micro_batches import Killed, Query, limits
 from tests.spark.streaming.test_follower import Truth, act, chain_of
 from tests.targets.lake_places import ACCESS_KEY, SECRET_KEY, bucket
@@ -90,6 +92,66 @@ def test_the_journal_holds_the_hot_blocks_and_no_more(query: Query, chain: Chain
         # the hot blocks, the one that finality stands on, and what is not committed yet
         assert len(query.files()) <= 10
     assert len(query.files()) >= 8
+
+
+@pytest.mark.guarantee("STREAM-2")
+def test_the_journal_is_bounded_where_finality_is_not_known(tmp_path: Path) -> None:
+    """What a fork can reach is bounded; a deeper one is refused, and nothing is retracted."""
+    chain = ChainSim(3, content=ContentSettings(transactions_per_block=1.5))
+    hot = limits(hot_blocks=100)
+    with Query(PortalSim(chain, seed=3), tmp_path, dice=Random(3), limits=hot) as query:
+        for _ in range(6):  # not every block has rows
+            chain.extend(300)
+            run(query)
+            assert journal_blocks(query) <= DEFAULT_CAP + 2 * 100
+        assert journal_blocks(query) >= DEFAULT_CAP
+        query.kill()
+        chain.fork(chain.head.number - 20)
+        before = dict(query.sink)
+        with pytest.raises(ForkCursorMissingError, match="E1003"):
+            run(query)
+        assert query.sink == before
+
+
+@pytest.mark.guarantee("STREAM-2")
+def test_the_journal_grows_while_finality_stands_still_and_shrinks_once_it_moves(
+    query: Query, chain: ChainSim
+) -> None:
+    run(query)
+    chain.extend(100)
+    run(query)
+    held = journal_blocks(query)
+    query.kill()
+    chain.fork(105)
+    run(query)
+    Truth(chain).check(query)
+    assert query.ends[-1]["forks"] == 1
+    chain.finalize(chain.head.number - 3)
+    chain.extend(1)
+    for _ in range(3):  # Spark tells of a commit one micro-batch later
+        run(query)
+        chain.extend(1)
+    assert journal_blocks(query) < 15 < held
+
+
+def journal_blocks(query: Query) -> int:
+    """Return the blocks that the journal says it holds; its bytes are those of its files."""
+    told = query.follower.newest()
+    assert told is not None
+    assert told["journal_bytes"] == sum(
+        (query.folder / one).stat().st_size for one in query.files()
+    )
+    return int(told["journal_blocks"])
+
+
+def test_the_size_of_a_journal_is_told_after_a_restart(query: Query, chain: ChainSim) -> None:
+    run(query)
+    held = journal_blocks(query)
+    assert held >= 10
+    query.kill()
+    chain.extend(1)
+    run(query)
+    assert journal_blocks(query) >= held
 
 
 def test_a_fork_while_the_query_was_down_is_retracted(query: Query, chain: ChainSim) -> None:

@@ -174,14 +174,15 @@ class Follower:
             journal.prune(end, self._end_state(journal, end))
 
     def newest(self) -> dict[str, Any] | None:
-        """Return the newest block that is known, and how far behind it the changelog is."""
+        """Return the newest block that is known, the lag behind it, and the size of the journal."""
         latest, at = self._head.latest, self._at
         if latest is None or at is None:
             return None
         ahead = replace(
             at, version=at.shift + latest.number, number=latest.number, hash=latest.hash
         )
-        return {**ahead.to_json(), "lag": max(0, latest.number - at.number)}
+        held = {} if self._journal is None else self._journal.size()
+        return {**ahead.to_json(), "lag": max(0, latest.number - at.number), **held}
 
     def close(self) -> None:
         """Release the portal and the journal."""

@@ -8,7 +8,9 @@ written once and never changed; a segment that no offset covers yet, because the
 in between, is not written again but handed out as it is.
 
 A segment goes when Spark has committed it and no fork can reach its blocks. So the journal holds
-the hot blocks and what is under way: its size follows the chain's depth of finality.
+the hot blocks and what is under way: its size follows the chain's depth of finality, and grows
+while finality stands still. Where finality is not known at all, a fork can reach the newest
+thousand blocks (`DEFAULT_CAP`), and no more are held.
 
 Used by one process, on the driver's machine.
 """
@@ -128,6 +130,7 @@ class Journal:
         self._folder = folder
         self._fingerprint = fingerprint
         self._segments: list[Segment] = []
+        self._sizes: dict[str, int] = {}
         self._live: dict[int, tuple[Segment, Change]] = {}
         self._newest: tuple[str, bytes] | None = None
         self._damaged: str | None = None
@@ -140,7 +143,7 @@ class Journal:
             JournalInUseError: another process uses it.
         """
         self._folder.open()
-        self._segments, self._live = [], {}
+        self._segments, self._sizes, self._live = [], {}, {}
         header = self._folder.read(HEADER)
         if header is None:
             if any(name.endswith(_ENDING) for name in self._folder.names()):
@@ -149,8 +152,9 @@ class Journal:
         start = self._check_header(header)
         names = [name for name in self._folder.names() if name.endswith(_ENDING)]
         for name in names:
+            data = self._folder.read(name) or b""
             try:
-                self._add(decode_segment(self._folder.read(name) or b"", name))
+                self._add(decode_segment(data, name), len(data))
             except JournalFormatError:
                 if name != names[-1]:
                     raise
@@ -175,6 +179,10 @@ class Journal:
     def segments(self) -> Sequence[Segment]:
         """All segments, oldest first. Between them may be blocks that were final when read."""
         return self._segments
+
+    def size(self) -> dict[str, int]:
+        """Return how many blocks are held that have not gone, and the bytes of all files."""
+        return {"journal_blocks": len(self._live), "journal_bytes": sum(self._sizes.values())}
 
     def marks(self) -> list[tuple[BlockCursor, str]]:
         """Return the marks of the segments whose last block has not gone, oldest first."""
@@ -243,7 +251,7 @@ class Journal:
         data = encode_segment(segment, rows)
         self._folder.create(segment.name, data)
         self._newest = segment.name, data
-        self._add(segment)
+        self._add(segment, len(data))
 
     def between(self, start: Offset, end: Offset) -> list[bytes]:
         """Return the files of the segments that lead from one offset to another.
@@ -289,14 +297,16 @@ class Journal:
         gone = [one.name for one in self._segments if one.name not in needed]
         for name in gone:
             self._folder.remove(name)
+            del self._sizes[name]
         self._segments = [one for one in self._segments if one.name in needed]
         self._live = {
             number: entry for number, entry in self._live.items() if entry[0].name in needed
         }
         return len(gone)
 
-    def _add(self, segment: Segment) -> None:
+    def _add(self, segment: Segment, size: int) -> None:
         self._segments.append(segment)
+        self._sizes[segment.name] = size
         for change in segment.changes:
             if change.sign > 0:
                 self._live[change.cursor.number] = segment, change

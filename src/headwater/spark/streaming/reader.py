@@ -63,7 +63,7 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @coded_line_first()
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - a method of Spark's
-        """Return the newest block and the lag behind it, for `query.lastProgress`."""
+        """Return the newest block, lag and size of the journal, for `query.lastProgress`."""
         return self._following.newest()
 
     @coded_line_first()
