@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         pipe_to_iterator,
         portal_stream,
     )
+    from headwater.stream.changelog_metrics import ChangelogMetrics
     from headwater.stream.substreams import SubstreamsStream, substreams_stream
     from headwater.targets import (
         aggregate,
@@ -93,6 +94,7 @@ _LAZY = {
         "BatchContext", "PortalStream", "Progress", "StopRequested", "StreamBatch", "StreamHandle",
         "create_target", "foreach_batch", "pipe_to_iterator", "portal_stream",
     ),
+    "stream.changelog_metrics": ("ChangelogMetrics",),
     "stream.substreams": ("SubstreamsStream", "substreams_stream"),
     "targets": (
         "aggregate", "clickhouse_target", "delta_target", "duckdb_target", "history_target",
@@ -105,6 +107,7 @@ __all__ = [
     "BatchContext",
     "BlockCursor",
     "Buffered",
+    "ChangelogMetrics",
     "Committed",
     "ConfigError",
     "DecodeError",

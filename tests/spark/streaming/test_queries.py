@@ -16,16 +16,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from prometheus_client import CollectorRegistry
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own spelling
+from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headwater import duckdb_target, foreach_batch
+from headwater import ChangelogMetrics, duckdb_target, foreach_batch
 from headwater.spark import register
 from headwater.spark.streaming import collapse, retractable
 from headwater.testing import ContentSettings, PortalServer, simulated_portal
@@ -133,6 +136,26 @@ def test_streaming_aggregates_equal_the_chain_through_forks_and_restarts(
             query.stop()
 
 
+def check_metrics(query: StreamingQuery, end: dict[str, Any], latest: dict[str, Any]) -> None:
+    """A listener puts what Spark says of a query into the registry."""
+    assert latest["journal_bytes"] > latest["journal_blocks"] > 5
+    registry = CollectorRegistry()
+    listener = ChangelogMetrics(registry)
+    assert query.lastProgress is not None
+    listener.onQueryProgress(QueryProgressEvent(query.lastProgress))
+
+    def value(name: str) -> float | None:
+        return registry.get_sample_value(f"headwater_{name}", {"id": str(query.id)})
+
+    assert value("cursor_block") == value("head_block") == end["number"]
+    assert value("finalized_block") == end["finalized"]
+    assert (value("lag_blocks"), value("forks_total"), value("running")) == (0, 0, 1)
+    assert value("journal_bytes") == latest["journal_bytes"]
+    assert value("journal_blocks") == latest["journal_blocks"]
+    listener.onQueryTerminated(QueryTerminatedEvent(UUID(query.id), UUID(query.runId), None, None))
+    assert value("running") == 0
+
+
 def check_aggregates(held: Held, portal: PortalServer) -> None:
     rows: dict[str, list[tuple[int, int, str]]] = {}
     for _, _, index, _, sender, receiver, value in transfers(
@@ -190,7 +213,7 @@ def test_available_now_ends_at_the_head_of_its_start_and_collapse_nets_what_was_
 def test_a_portal_that_holds_answers_back_keeps_no_query(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A trigger ends without a block, and a query that was stopped leaves its journal."""
+    """A trigger ends without a block; a query that was stopped leaves its journal to the next."""
     with simulated_portal(
         seed=7, blocks=30, finality_depth=25, content=CONTENT, no_content_delay=120
     ) as portal:

@@ -71,7 +71,7 @@ FAR = 1000
 FIRST_SPAN = 2000
 SPAN_BLOCKS, SPAN_BYTES = 500_000, 256 << 20
 LEAST_SPARK = (4, 2)
-HOLD_S = 1.0  # at the head without a block: as long a trigger and, once it is stopped, a query last
+HOLD_S = 1.0  # how long a trigger at the head lasts without a block
 
 
 def is_stream(options: Mapping[str, str]) -> bool:
