@@ -60,7 +60,7 @@ def test_a_folder_of_parquet_files_needs_no_maintenance(tmp_path: Path) -> None:
 
 def test_what_is_not_named_is_refused(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "typo"):
-        with pytest.raises(LakePathError, match="no Iceberg catalog is there"):
+        with pytest.raises(LakePathError, match="no Iceberg catalog and no Delta table is there"):
             run("maintain", str(place))
     assert list(tmp_path.iterdir()) == []  # nothing is made of a name that is wrong
     with pytest.raises(InvalidOptionError):

@@ -64,7 +64,7 @@ def empty(told: Told) -> None:
 
 def backfilling(told: Told) -> None:
     for number in range(4):
-        told.commit(number, head=5_000)
+        told.commit(number, head=25_000_000)
 
 
 def following(told: Told) -> None:
@@ -80,6 +80,9 @@ def forked(told: Told) -> None:
 
 def stalled(told: Told) -> None:
     following(told)
+    told.now += 200
+    told.record.undo(1234)
+    told.record.outbox("alerts", 3, 2)
     told.record.noticed(Notice(NoticeKind.STALLED, "nothing has arrived for 60 s"))
 
 
@@ -108,10 +111,18 @@ def opened(told: Told, folder: Path, *more: str) -> str:
     ("tell", "status", "shows"),
     [
         (empty, "starting", ["cursor", "rows so far"]),
-        (backfilling, "backfilling", ["progressbar", "0.1 % of 0 "]),
+        (backfilling, "backfilling", ["progressbar", "0.0 % of 0 ", ">25M<"]),
         (following, "following", ["12", "The chain near the cursor", "Rows per second"]),
-        (forked, "following", ["blocks undone", "not yet", "orphaned", "21"]),
-        (stalled, "stalled", ["nothing has arrived for 60 s"]),
+        (
+            forked,
+            "following",
+            ["blocks undone", "not yet", "orphaned", "21", "a fork undid 3 blocks"],
+        ),
+        (
+            stalled,
+            "stalled",
+            ["nothing has arrived for 60 s", "now 0, at most", "1,234", "outbox alerts"],
+        ),
         (failed, "failed", ["[E1003] <b>no ancestor</b>", 'role="alert"']),
         (stopped, "stopped", ["cursor"]),
     ],

@@ -116,3 +116,8 @@ def plain(value: Any) -> Any:
             return {name: plain(one) for name, one in value.items()}
         case _:
             return value
+
+
+def in_words(count: int, name: str) -> str:
+    """Return a count with its noun: `1 block`, `2 blocks`."""
+    return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"

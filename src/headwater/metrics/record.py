@@ -36,6 +36,7 @@ from headwater.metrics.facts import (
     Sample,
     block_seconds,
     cursor_facts,
+    in_words,
     newest,
     plain,
 )
@@ -145,7 +146,7 @@ class StreamRecord:
                 case Discarded():
                     self._pending.clear()
                     self._meters.discarded.labels(self.id).inc(event.blocks)
-                    self._say(f"a fork took {event.blocks} blocks that were not committed")
+                    self._say(f"a fork took {in_words(event.blocks, 'block')} before a commit")
                 case Waited():
                     self.status = "waiting"
                     self._meters.replica_waits.labels(self.id).inc()
@@ -398,7 +399,7 @@ class StreamRecord:
         self._forks.append(
             ForkSeen(now, str(orphaned), str(safe), depth, rule, undone, spent, orphaned.number)
         )
-        self._say(f"a fork undid {depth} blocks, down to {safe}")
+        self._say(f"a fork undid {in_words(depth, 'block')}, down to {safe}")
 
     def _say(self, text: str) -> None:
         self._messages.append((self._wall(), text))

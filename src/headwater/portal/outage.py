@@ -184,8 +184,9 @@ class Outage:
     ) -> None:
         self._failures += 1
         if self._attempts is not None and self._failures >= self._attempts:
+            often = f" {self._failures} times in a row" if self._failures > 1 else ""
             raise PortalUnreachableError(
-                f"{self._route} failed {self._failures} times in a row: {reason}",
+                f"{self._route} failed{often}: {reason}",
                 **{"route": self._route, "attempts": self._failures, **facts},
             ) from error
         pause = self._policy.pause_s(self._failures, self._random, retry_after_s)

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.metrics import StreamRecord
+from headwater.metrics.facts import in_words
 
 LINE_S = 5.0
 FIRST_LINE_S = 1.0
@@ -124,7 +125,7 @@ def describe(record: StreamRecord) -> str:
     if record.status == "starting" or record.state.cursor is None:
         return f"{record.id}: {record.trouble or record.activity or 'starting'} …"
     if record.status in ("stopped", "done"):
-        rows = _count(record.total_rows, "row")
+        rows = in_words(record.total_rows, "row")
         at = f"{record.status} at block {record.state.number:,}"
         return f"{record.id}: {at}, {rows} in this run, {_forks(record)}"
     if record.status == "backfilling":
@@ -173,11 +174,7 @@ def _forks(record: StreamRecord) -> str:
     last = record.last_fork
     if last is None:
         return "no forks"
-    return f"{_count(record.fork_count, 'fork')} (last: {_count(last.depth, 'block')})"
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
+    return f"{in_words(record.fork_count, 'fork')} (last: {in_words(last.depth, 'block')})"
 
 
 def _duration(seconds: float) -> str:

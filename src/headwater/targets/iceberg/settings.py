@@ -177,7 +177,9 @@ class CatalogName:
             if create:
                 directory.mkdir(parents=True, exist_ok=True)
             elif properties["uri"] == _catalog_file(directory) and not _has_catalog(directory):
-                raise LakePathError("no Iceberg catalog is there", path=self.shown)
+                raise LakePathError(
+                    "no Iceberg catalog and no Delta table is there", path=self.shown
+                )
         try:
             return load_catalog(self.name, **properties)
         except Exception as error:  # noqa: BLE001 - of drivers, networks and pyiceberg itself
