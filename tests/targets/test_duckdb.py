@@ -825,7 +825,7 @@ def test_closing_a_file_takes_little_memory(
             yield
 
     monkeypatch.setattr(session.SharedFile, "limited_to", watched)
-    with opened._file.connection.cursor() as other:  # as a user's own connection in this process
+    with duckdb.connect(str(path)) as other:  # a user's own connection, in this process
         target.close()
         assert limits == ["122.0 MiB"]
         assert not path.with_name("chain.duckdb.wal").exists()
