@@ -133,7 +133,7 @@ def test_a_question_is_answered_after_retries() -> None:
 
 def test_the_policy_bounds_questions_too() -> None:
     portal = Harness([LOST], retry=RetryPolicy(attempts=1))
-    with pytest.raises(PortalUnreachableError, match="metadata failed 1 times"):
+    with pytest.raises(PortalUnreachableError, match="metadata failed: "):
         Harness([LOST], retry=RetryPolicy(attempts=1), dataset=None).client.metadata()
     with pytest.raises(PortalUnreachableError):
         portal.client.head()
