@@ -20,6 +20,7 @@ from headwater.errors import (
     LakeKeyError,
     LakeRewriteError,
     LakeSchemaError,
+    LakeUndoError,
     LakeUnsupportedError,
     LakeWriterError,
     StateMissingError,
@@ -336,6 +337,47 @@ def test_maintenance_keeps_all_that_a_rollback_needs(tmp_path: Path) -> None:
     for number in (12, 10, 8):
         rig.roll_back(number)
         rig.check()
+
+
+def log_entries(path: Path) -> list[int]:
+    return sorted(int(one.stem) for one in (path / "log/_delta_log").glob("[0-9]*.json"))
+
+
+@pytest.mark.guarantee("LAKE-2")
+def test_the_log_is_shortened_and_forks_still_go_back(tmp_path: Path) -> None:
+    """Every commit lists the log: were it never shortened, commits would take longer each day."""
+    settings = DeltaSettings(maintain_every=3, log_entries=4)
+    rig = started(tmp_path, settings=settings)
+    target: Any = rig.target
+    for number in range(1, 10):
+        rig.block(number, log(number, number), final=number)
+    DeltaTable(tmp_path / "log").create_checkpoint()
+    for number in range(10, 19):
+        rig.block(number, log(number, number), final=9)
+    entries = log_entries(tmp_path)
+    assert 0 not in entries, "those below the checkpoint are gone"
+    assert len(entries) > 9, "those of hot blocks are not, nor is the one below them"
+    target.maintain()
+    rig.check()
+    again = made(tmp_path, settings=settings)
+    assert again.recover() == rig.state
+    rig.target = again
+    for number in (17, 12, 9):
+        rig.roll_back(number)
+        rig.check()
+    again.close()
+
+
+def test_a_log_that_others_have_shortened_too_far_is_missed_with_a_code(tmp_path: Path) -> None:
+    rig = started(tmp_path)
+    for number in range(1, 6):
+        rig.block(number, log(number, number), final=1)
+    DeltaTable(tmp_path / "log").create_checkpoint()
+    rig.block(6, log(6, 6))
+    for one in log_entries(tmp_path)[:-2]:
+        (tmp_path / f"log/_delta_log/{one:020d}.json").unlink()
+    with pytest.raises(LakeUndoError, match="has lost commits"):
+        made(tmp_path).recover()
 
 
 def test_the_state_is_found_behind_any_number_of_commits_of_others(tmp_path: Path) -> None:

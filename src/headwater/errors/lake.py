@@ -45,8 +45,8 @@ class LakeForeignWriteError(
 class LakeUndoError(
     TargetError,
     code="E2205",
-    fix="snapshots of blocks that are not final must not be expired: leave that to `headwater "
-    "maintain`; load the table again from the start under a new stream id",
+    fix="snapshots and log entries of blocks that are not final must not be expired: leave that to "
+    "`headwater maintain`; load the table again from the start under a new stream id",
 ):
     """What a rollback goes back to is not there any more."""
 

@@ -11,7 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from headwater.errors import StoredStateError
+
+_TEXT = 64  # characters of a text that is worth a place in statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +113,56 @@ def load_changes(text: str) -> list[Undo]:
         ]
     except (ValueError, TypeError) as error:
         raise StoredStateError("the changes of a commit cannot be read", got=text[:80]) from error
+
+
+def file_statistics(footer: pq.FileMetaData) -> str:
+    """Return what the log keeps of a file's columns: counts, and the ends of numbers and texts."""
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    unknown: set[str] = set()
+    nulls: dict[str, int] = {}
+    for group in range(footer.num_row_groups):
+        for index in range(footer.num_columns):
+            column = footer.row_group(group).column(index)
+            name, found = column.path_in_schema, column.statistics
+            if "." in name:
+                continue
+            if found is None or not found.has_null_count:
+                unknown.add(name)
+                continue
+            nulls[name] = nulls.get(name, 0) + found.null_count
+            if not found.has_min_max:
+                if found.num_values:
+                    unknown.add(name)
+                continue
+            ends = (found.min, found.max)
+            if not all(
+                type(one) is int or (type(one) is str and len(one) <= _TEXT) for one in ends
+            ):
+                unknown.add(name)
+                continue
+            low[name] = min(low.get(name, ends[0]), ends[0])
+            high[name] = max(high.get(name, ends[1]), ends[1])
+    found_stats = {
+        "numRecords": footer.num_rows,
+        "minValues": {name: one for name, one in low.items() if name not in unknown},
+        "maxValues": {name: one for name, one in high.items() if name not in unknown},
+        "nullCount": {name: one for name, one in nulls.items() if name not in unknown},
+    }
+    return json.dumps(found_stats, separators=(",", ":"))
+
+
+def flat_statistics(row: Mapping[str, Any]) -> str:
+    """Return statistics as the log has them, from the columns of `get_add_actions`."""
+    found: dict[str, Any] = {"numRecords": row.get("num_records")}
+    for prefix, name in (
+        ("min.", "minValues"),
+        ("max.", "maxValues"),
+        ("null_count.", "nullCount"),
+    ):
+        found[name] = {
+            column[len(prefix) :]: one
+            for column, one in row.items()
+            if column.startswith(prefix) and type(one) in (int, str)
+        }
+    return json.dumps(found, separators=(",", ":"))

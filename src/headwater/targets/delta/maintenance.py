@@ -39,7 +39,7 @@ class Maintenance:
     said: Callable[[StreamTable], Mapping[str, str]] | None = None
 
     def run(self) -> dict[str, int]:
-        """Compact and write checkpoints; return how many files were compacted.
+        """Compact, write checkpoints, shorten the log; return how many files were compacted.
 
         Raises:
             LakeForeignWriteError: a table has changed meanwhile; the others are done.
@@ -50,7 +50,14 @@ class Maintenance:
             if self.said is not None:
                 table.commit(Net({}, {}), self.said(table))  # the state must not expire with it
             table.checkpoint()
+        self.shorten_logs()
         return {"compacted": compacted}
+
+    def shorten_logs(self) -> int:
+        """Delete entries of logs that neither a rollback nor time travel needs."""
+        self.announce("shorten logs")
+        kept = self.settings.log_entries
+        return sum(one.shorten_log(self.floor, kept) for one in self.tables)
 
     def compact(self) -> int:
         """Write small files of final blocks as fewer ones, in order of their blocks."""

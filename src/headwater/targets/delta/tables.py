@@ -9,6 +9,7 @@ every table before it trusts what it has read.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ from headwater.errors import (
     LakeForeignWriteError,
     LakePathError,
     LakeSchemaError,
+    LakeUndoError,
     LakeWriterError,
     UndeclaredLakeTableError,
 )
@@ -37,6 +39,8 @@ from headwater.targets.delta.changes import (
     Net,
     Undo,
     dump_changes,
+    file_statistics,
+    flat_statistics,
     load_changes,
 )
 from headwater.targets.lake.columns import check_columns, lake_schema
@@ -55,9 +59,10 @@ from headwater.targets.lake.tx import Announce, LakeTable
 CHANGES = "headwater.changes"
 LEAD = "headwater.lead"
 _LOG = "_delta_log"
+_CHECKPOINT = ".checkpoint.parquet"
+_ENTRY = re.compile(r"(\d{20})(?:\.json|\.checkpoint\.parquet)$")
 _HISTORY = 64  # commits that are read at once
 _DAY = 86_400.0
-_TEXT = 64  # characters of a text that is worth a place in statistics
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _DELTA_OPTIONS = {
     "s3.endpoint": "AWS_ENDPOINT_URL",
@@ -148,7 +153,7 @@ class StreamTable(LakeTable[DataFile]):
         """Return a written file as the log names it, and its path."""
         values = json.loads(file.partition) if file.partition else ()
         partition = dict(zip(self.partition_by, values, strict=True))
-        return file.name, DataFile(file.name, file.size, _statistics(file.metadata), partition)
+        return file.name, DataFile(file.name, file.size, file_statistics(file.metadata), partition)
 
     def _committed_files(self) -> dict[str, DataFile]:
         rows = pa.table(self._handle.get_add_actions(flatten=True)).to_pylist()
@@ -156,7 +161,7 @@ class StreamTable(LakeTable[DataFile]):
         for one in rows:
             values = {name: partition_text(one[f"partition.{name}"]) for name in self.partition_by}
             found[one["path"]] = DataFile(
-                one["path"], one["size_bytes"], _flat_statistics(one), values
+                one["path"], one["size_bytes"], flat_statistics(one), values
             )
         return found
 
@@ -231,12 +236,23 @@ class StreamTable(LakeTable[DataFile]):
         self.undo = [one for one in self.undo if one.block > floor]
 
     def read_undo(self, floor: int) -> None:
-        """Learn from the log how to undo batches above a block. Called by each start."""
+        """Learn from the log how to undo batches above a block. Called by each start.
+
+        Raises:
+            LakeUndoError: the log does not go back so far.
+        """
         said = []
         for one in self.said():
             said.append(one)
             if int(one[BLOCK]) <= floor:
                 break
+        if said and int(said[-1][BLOCK]) > floor and said[-1]["version"]:
+            raise LakeUndoError(
+                "the log has lost commits of blocks that are not final",
+                table=self.name,
+                block=said[-1][BLOCK],
+                floor=floor,
+            )
         self.undo = []
         for one in reversed(said):
             block = int(one[BLOCK])
@@ -278,6 +294,23 @@ class StreamTable(LakeTable[DataFile]):
         newest = next(self.said(), None)
         if newest is not None and newest["timestamp"] > (time.time() - _DAY) * 1000:
             self._handle.cleanup_metadata()
+
+    def shorten_log(self, floor: int, kept: int) -> int:
+        """Delete entries of the log below a checkpoint; return how many those were.
+
+        Every commit lists the log, so its length is what a commit takes. The newest `kept` entries
+        stay, and all that undo blocks above the floor, the stream's state among them.
+        """
+        needed = next((one["version"] for one in self.said() if int(one[BLOCK]) <= floor), 0)
+        last = min(needed, self._handle.version() - kept)
+        names = [one.name for one in self.place.files(_LOG)]
+        found = [(int(match[1]), match[0]) for match in map(_ENTRY.search, names) if match]
+        ends = [version for version, name in found if name.endswith(_CHECKPOINT)]
+        cut = max((one for one in ends if one <= last), default=0)
+        gone = [f"{_LOG}/{name}" for version, name in found if version < cut]
+        for name in gone:
+            self.place.delete(name)
+        return len(gone)
 
     @contextmanager
     def _coded(self, *, fenced: bool = True) -> Iterator[None]:
@@ -445,56 +478,3 @@ def _check_partitions(declared: Table, columns: pa.Schema) -> None:
 
 
 _PARTITIONS = (pa.string(), pa.int32(), pa.int64(), pa.date32(), pa.bool_())
-
-
-def _statistics(footer: pq.FileMetaData) -> str:
-    """Return what the log keeps of a file's columns: counts, and the ends of numbers and texts."""
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
-    unknown: set[str] = set()
-    nulls: dict[str, int] = {}
-    for group in range(footer.num_row_groups):
-        for index in range(footer.num_columns):
-            column = footer.row_group(group).column(index)
-            name, found = column.path_in_schema, column.statistics
-            if "." in name:
-                continue
-            if found is None or not found.has_null_count:
-                unknown.add(name)
-                continue
-            nulls[name] = nulls.get(name, 0) + found.null_count
-            if not found.has_min_max:
-                if found.num_values:
-                    unknown.add(name)
-                continue
-            ends = (found.min, found.max)
-            if not all(
-                type(one) is int or (type(one) is str and len(one) <= _TEXT) for one in ends
-            ):
-                unknown.add(name)
-                continue
-            low[name] = min(low.get(name, ends[0]), ends[0])
-            high[name] = max(high.get(name, ends[1]), ends[1])
-    found_stats = {
-        "numRecords": footer.num_rows,
-        "minValues": {name: one for name, one in low.items() if name not in unknown},
-        "maxValues": {name: one for name, one in high.items() if name not in unknown},
-        "nullCount": {name: one for name, one in nulls.items() if name not in unknown},
-    }
-    return json.dumps(found_stats, separators=(",", ":"))
-
-
-def _flat_statistics(row: Mapping[str, Any]) -> str:
-    """Return statistics as the log has them, from the columns of `get_add_actions`."""
-    found: dict[str, Any] = {"numRecords": row.get("num_records")}
-    for prefix, name in (
-        ("min.", "minValues"),
-        ("max.", "maxValues"),
-        ("null_count.", "nullCount"),
-    ):
-        found[name] = {
-            column[len(prefix) :]: one
-            for column, one in row.items()
-            if column.startswith(prefix) and type(one) in (int, str)
-        }
-    return json.dumps(found, separators=(",", ":"))

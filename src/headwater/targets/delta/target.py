@@ -52,14 +52,19 @@ class DeltaSettings(LakeSettings):
         rewrite_bytes: `upsert` and `delete` rewrite at most so much for one batch.
         retention_hours: files that the table has ceased to name are kept so long for readers and
             time travel; those that a rollback needs are kept in any case.
+        log_entries: of the log that stay for time travel, beside those of hot blocks; each commit
+            lists them all, so a commit takes longer the more there are.
     """
 
     retention_hours: int = 168
+    log_entries: int = 200
 
     def __post_init__(self) -> None:
         LakeSettings.__post_init__(self)
         if self.retention_hours < 0:
             raise InvalidOptionError("retention_hours: 0 or more", got=self.retention_hours)
+        if self.log_entries < 1:
+            raise InvalidOptionError("log_entries: 1 or more", got=self.log_entries)
 
 
 def delta_target(
@@ -224,7 +229,9 @@ class DeltaTarget(LakeTarget[DataFile]):
     def _maintain(self, *, bounded: bool) -> dict[str, int]:
         """Compact; all that can be done includes checkpoints."""
         work = self._maintenance(bounded=bounded)
-        return {"compacted": work.compact()} if bounded else work.run()
+        if not bounded:
+            return work.run()
+        return {"compacted": work.compact(), "log_entries": work.shorten_logs()}
 
     def _sweep(self) -> int:
         return self._maintenance(bounded=True).sweep()
