@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gc
 import inspect
+import json
 import random
 import weakref
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headwater import StopRequested, evm
+from headwater import ChangelogMetrics, StopRequested, evm
 from headwater.core import BlockCursor, PipeState
 from headwater.core.messages import Discarded, Waited
 from headwater.errors import HeadwaterError
@@ -42,10 +45,11 @@ def figures(stream_id: str) -> dict[tuple[str, ...], float]:
     return found
 
 
-OF_A_RUN, OF_RARE_EVENTS, OF_UNDO = (
+OF_A_RUN, OF_RARE_EVENTS, OF_UNDO, OF_QUERIES = (
     "test_every_metric_equals_what_happened",
     "test_what_happens_rarely_is_counted_too",
     "test_rows_kept_for_undo_are_those_of_the_log",
+    "test_the_journal_of_a_changelog_is_what_its_query_says",
 )
 CHECKED_BY = {
     "headwater_cursor_block": OF_A_RUN,
@@ -70,6 +74,8 @@ CHECKED_BY = {
     "headwater_fork_depth_blocks": OF_A_RUN,
     "headwater_rows_undone": OF_A_RUN,
     "headwater_undo_rows": OF_UNDO,
+    "headwater_journal_blocks": OF_QUERIES,
+    "headwater_journal_bytes": OF_QUERIES,
     "headwater_blocks_discarded": OF_RARE_EVENTS,
     "headwater_retries": OF_A_RUN,
     "headwater_stalls": OF_RARE_EVENTS,
@@ -251,6 +257,19 @@ def test_rows_kept_for_undo_are_those_of_the_log(tmp_path: Path) -> None:
         ).pipe_to(duckdb_target(file, tables=tables), on_event=on_event, progress=False)
     rows = DuckDBAdmin(str(file), None, "sync").undo_rows("metrics-undo")
     assert figures("metrics-undo")[("headwater_undo_rows",)] == rows > 0
+
+
+@pytest.mark.guarantee("METRICS-1")
+def test_the_journal_of_a_changelog_is_what_its_query_says() -> None:
+    """`tests/spark/streaming` compares what a query says with the files of its journal."""
+    registry = CollectorRegistry()
+    end = {"version": 1, "number": 59, "finalized": 44, "forks": 2}
+    latest = {**end, "lag": 0, "journal_blocks": 15, "journal_bytes": 9_000}
+    source = SimpleNamespace(endOffset=json.dumps(end), latestOffset=json.dumps(latest))
+    event: Any = SimpleNamespace(progress=SimpleNamespace(name="usdc", id="1", sources=[source]))
+    ChangelogMetrics(registry).onQueryProgress(event)
+    expected = {"headwater_journal_blocks": 15, "headwater_journal_bytes": 9_000}
+    assert {one: registry.get_sample_value(one, {"id": "usdc"}) for one in expected} == expected
 
 
 def test_an_error_that_ends_a_stream_is_counted_by_its_code(tmp_path: Path) -> None:
