@@ -19,7 +19,8 @@ class LakeSchemaError(
     TargetError,
     code="E2202",
     fix="change the frame so that it agrees with the table, or declare table(name, evolve=True), "
-    "which adds new columns and widens types; nothing was written",
+    "which adds new columns and, in Iceberg and Parquet, widens types (a column of Delta keeps its "
+    "type: cast it, or load a new table under a new stream id); nothing was written",
 ):
     """A frame does not agree with its table, or has a type that lake tables lack."""
 

@@ -7,7 +7,6 @@ are what a fork goes back to, so rows of two streams cannot share one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import pyarrow as pa
@@ -18,7 +17,6 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableA
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import (
     ArrowScan,
-    PyArrowFileIO,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -51,7 +49,7 @@ from headwater.targets.iceberg.snapshots import (
 )
 from headwater.targets.lake.columns import check_columns, lake_schema
 from headwater.targets.lake.files import FilePlan, WrittenFile
-from headwater.targets.lake.paths import Place
+from headwater.targets.lake.paths import CatalogPlace
 from headwater.targets.lake.state import BLOCK, FORMAT, FORMAT_VERSION, HASH, STREAM, position
 from headwater.targets.lake.tx import LakeTable
 
@@ -74,41 +72,10 @@ _PLAIN: Mapping[pa.DataType, Any] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class IcebergPlace(Place):
-    """A location of a catalog, read and written as pyiceberg would, with the same properties."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether files are on a file system that this machine has mounted."""
-        return PyArrowFileIO.parse_location(self.uri)[0] == "file"
-
-    @property
-    def filesystem(self) -> Any:
-        """What reads and writes here."""
-        scheme, host, _ = PyArrowFileIO.parse_location(self.uri)
-        return _file_io(self.options).fs_by_scheme(scheme, host)
-
-    def path_of(self, name: str = "") -> str:
-        """Return a file's path as `filesystem` takes it."""
-        path = PyArrowFileIO.parse_location(self.uri)[2]
-        return f"{path}/{name}" if name else path
-
-
-_IO: dict[Secret[tuple[tuple[str, str], ...]], PyArrowFileIO] = {}
-
-
-def _file_io(options: Secret[tuple[tuple[str, str], ...]]) -> PyArrowFileIO:
-    """Return what opens file systems, made once in a process."""
-    if options not in _IO:
-        _IO[options] = PyArrowFileIO(dict(options.reveal()))
-    return _IO[options]
-
-
-def place_of(table: PyIcebergTable) -> IcebergPlace:
+def place_of(table: PyIcebergTable) -> CatalogPlace:
     """Return where the files of a table are."""
     options = tuple(sorted((str(k), str(v)) for k, v in table.io.properties.items()))
-    return IcebergPlace(table.location().rstrip("/"), Secret(options))
+    return CatalogPlace(table.location().rstrip("/"), Secret(options))
 
 
 class StreamTable(LakeTable[DataFile]):
