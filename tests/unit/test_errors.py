@@ -1,11 +1,19 @@
 """Errors carry a code, the facts and a fix, and survive pickling."""
 
 import pickle
+import sys
+import traceback
 
 import pytest
 
 from headwater import errors
-from headwater.errors import REGISTRY, ForkCursorMissingError, HeadwaterError
+from headwater.errors import (
+    REGISTRY,
+    ForkCursorMissingError,
+    HeadwaterError,
+    base,
+    coded_line_first,
+)
 
 KINDS = {
     "E0": errors.ConfigError,
@@ -27,6 +35,27 @@ def test_the_text_starts_with_the_code_and_ends_with_the_fix() -> None:
 
 def test_an_error_without_facts_has_no_empty_brackets() -> None:
     assert "()" not in str(ForkCursorMissingError("nothing"))
+
+
+@pytest.mark.parametrize("of_spark", [True, False])
+def test_where_spark_shows_an_error_its_text_comes_before_everything(
+    of_spark: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "_is_of_spark", lambda: of_spark)
+    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
+
+    @coded_line_first()
+    def ask() -> None:
+        try:
+            raise ConnectionRefusedError("no portal")
+        except OSError as error:
+            raise ForkCursorMissingError("nothing is left", reason=error) from error
+
+    with pytest.raises(ForkCursorMissingError) as caught:
+        ask()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert ("no portal" in shown.splitlines()[0]) is of_spark
+    assert ("direct cause" in shown) is not of_spark
 
 
 @pytest.mark.parametrize("code", sorted(REGISTRY))

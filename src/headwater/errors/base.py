@@ -51,14 +51,16 @@ def coded_line_first() -> Iterator[None]:
     """Let the text of a coded error begin with its code where Spark shows it.
 
     Used in Python processes of Spark's, which end with an error; Spark shows a user the traceback
-    of such a process, and the frames of ours would stand before what went wrong and what to do.
+    of such a process, and our frames, or the cause, would stand before what went wrong and what to
+    do. A message says what its cause was.
     """
     try:
         yield
-    except HeadwaterError:
-        if _is_of_spark():
-            sys.tracebacklimit = 0
-        raise
+    except HeadwaterError as error:
+        if not _is_of_spark():
+            raise
+        sys.tracebacklimit = 0
+        raise error from None
 
 
 def _is_of_spark() -> bool:
