@@ -17,7 +17,7 @@ import pyarrow as pa
 from headwater.core import BlockRange, RangeSpec
 from headwater.decode.columns.malformed import MalformedRowsError, OnError
 from headwater.decode.lines.entities import Entities, Wanted, read_entities
-from headwater.errors import DecodeError
+from headwater.errors import DecodeError, HeadwaterError
 from headwater.query import Field, Query
 
 
@@ -123,6 +123,39 @@ def decode_outputs(
     """
     entities = read_outputs([(one, ranges_by_output[name]) for name, one in outputs.items()], lines)
     return decode_entities(outputs, entities, ranges_by_output)
+
+
+def decode_blocks(
+    outputs: Mapping[str, Output],
+    blocks: Mapping[int, bytes],
+    ranges_by_output: Mapping[str, Sequence[BlockRange]],
+) -> list[Decoded] | None:
+    """Return what `decode_outputs` makes of each block line, by number; None if it may differ.
+
+    Called on the driver for hot blocks that arrived together. All are decoded at once, which takes
+    a tenth of the time, and the tables are cut by block. That is not done if an item is left out,
+    because it counts for its block, or if one cannot be decoded. As in a span, `unlike` logs count
+    only where no block has a row of the output.
+    """
+    try:
+        whole = decode_outputs(outputs, list(blocks.values()), ranges_by_output)
+    except HeadwaterError:
+        return None
+    if whole.unlike or any(whole.skipped.values()):
+        return None
+    numbers = np.array(list(blocks))
+    cut: list[dict[str, pa.Table]] = [{} for _ in blocks]
+    for name, table in whole.tables.items():
+        if "block_number" not in table.column_names:
+            return None
+        held = table.column("block_number").to_numpy()
+        ends = np.searchsorted(held, numbers, "right")
+        starts = np.searchsorted(held, numbers, "left")
+        if (held[1:] < held[:-1]).any() or int((ends - starts).sum()) != len(held):
+            return None
+        for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            cut[place][name] = table.slice(start, end - start)
+    return [Decoded(tables, dict(whole.skipped), {}) for tables in cut]
 
 
 def read_outputs(

@@ -83,6 +83,12 @@ class Assembler:
     def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
         """Return the tables of every output for the blocks of a batch."""
 
+    def _decode_all(self, batches: Sequence[Batch[Raw]]) -> Iterator[Decoded]:
+        """Yield the tables of hot batches that arrived together."""
+        for batch in batches:
+            assert not isinstance(batch.data, core.Span), "a span is final"
+            yield self._decode(batch, batch.data)
+
     def _asked(self, number: int) -> QueryInfo:
         """Return what was asked for to get a block."""
         return QueryInfo(self._address, "", b"")
@@ -131,15 +137,21 @@ class Assembler:
         They are transformed together if all transforms work row by row. What each gets is what it
         would have got alone; where that is not sure, each is transformed alone, also from then on.
         """
-        if len(batches) < 2 or not self._joins_blocks:
+        if len(batches) < 2:
             yield from map(self, batches)
+            return
+        if not self._joins_blocks:
+            for batch, one in zip(batches, self._decode_all(batches), strict=True):
+                ctx = self._context(batch, _head_info(batch, one))
+                yield batch.with_data(
+                    Delivery(self._transform(frames(one.tables, self._session), ctx), ctx)
+                )
             return
         decoded: list[Decoded] = []
         contexts: list[BatchContext] = []
-        for batch in batches:
-            assert not isinstance(batch.data, core.Span), "a span is final"
-            decoded.append(self._decode(batch, batch.data))
-            contexts.append(self._context(batch, _head_info(batch, decoded[-1])))
+        for batch, one in zip(batches, self._decode_all(batches), strict=True):
+            decoded.append(one)
+            contexts.append(self._context(batch, _head_info(batch, one)))
         made: Iterable[Frames] | None
         made = self._transform_together(batches, decoded, contexts[-1])
         if made is None:

@@ -6,13 +6,13 @@ the same names and columns. Runs on the driver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headwater import core
 from headwater.core import Batch, BlockCursor, BlockRange
-from headwater.decode import Decoded, decode_outputs
+from headwater.decode import Decoded, decode_blocks, decode_outputs
 from headwater.pipeline import Raw
 from headwater.portal import Clock, Dataset
 from headwater.query import Query
@@ -118,6 +118,18 @@ class PortalAssembler(Assembler):
         if self._factories is not None:
             return self._factories.decode(self._outputs, batch, self._plan.ranges)
         return decode_outputs(self._outputs, lines, self._plan.ranges)
+
+    def _decode_all(self, batches: Sequence[Batch[Raw]]) -> Iterator[Decoded]:
+        """Yield the tables of each, decoded at once where no block changes what the next one is."""
+        lines = {
+            batch.headers[-1].number: batch.data[0]
+            for batch in batches
+            if len(batch.headers) == 1 and not isinstance(batch.data, core.Span) and batch.data
+        }
+        made = None
+        if self._factories is None and len(lines) == len(batches):
+            made = decode_blocks(self._outputs, lines, self._plan.ranges)
+        yield from super()._decode_all(batches) if made is None else made
 
     def _plan_span(self, batch: Batch[Raw], asked: core.Span) -> Span:
         """Plan how executors read a span. Its rows are read when they are used."""
