@@ -44,6 +44,7 @@ class Dies:
 
     def __init__(self, real: FilePlan, marker: Path) -> None:
         self.real = real
+        self.place = real.place
         self.marker = marker
 
     def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
