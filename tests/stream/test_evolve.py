@@ -56,13 +56,16 @@ NAMES = ("transfers", "approvals", "moves", "sent", "swaps")
 MORE: Output = evm.transactions(fields=["from", "to", "value"])
 
 
+BLOCKS, DEPTH = 30, 8
+
+
 class Crash(BaseException):
     """The process is gone."""
 
 
 @pytest.fixture
 def portal() -> Iterator[PortalServer]:
-    with simulated_portal(seed=11, blocks=60, finality_depth=15) as server:
+    with simulated_portal(seed=11, blocks=BLOCKS, finality_depth=DEPTH) as server:
         yield server
 
 
@@ -147,7 +150,7 @@ def texts(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
 def grow(portal: PortalServer, fork: int = 3, blocks: int = 5) -> None:
     portal.sim.chain.fork(fork)
     head = portal.sim.chain.extend(blocks)[-1]
-    portal.sim.chain.finalize(head.number - 15)
+    portal.sim.chain.finalize(head.number - DEPTH)
 
 
 @pytest.mark.guarantee("EVOLVE-1")
@@ -198,7 +201,7 @@ def test_an_output_that_is_renamed_keeps_its_rows(
 def test_a_crash_before_any_statement_costs_nothing(target: Targets, tmp_path: Path) -> None:
     """Each run dies one change of the target later, counted from what was committed last.
 
-    Lakes take five times as long: of theirs a run takes a sample.
+    `make test` takes a sample; lakes take five times as long, and are given fewer.
     """
     before = {"sent": SOME, "moves": TRANSFERS}
     after = {"sent": MORE, "transfers": TRANSFERS, "approvals": APPROVALS}
@@ -208,8 +211,9 @@ def test_a_crash_before_any_statement_costs_nothing(target: Targets, tmp_path: P
         portal.sim.chain.extend(2)
         grown = stream(portal, after, renamed={"transfers": "moves"}, max_bytes=30_000)
         is_lake = isinstance(target(), LakeTarget)
-        sample = every(4 if is_lake else 1)
-        all_deaths, deaths = 0, sample.offset % sample.every
+        sample = every(8 if is_lake else 4)
+        first = sample.offset % sample.every
+        all_deaths, deaths = 0, first
         stored: object = None
         while True:
             one, left = target(), [deaths]
@@ -226,14 +230,14 @@ def test_a_crash_before_any_statement_costs_nothing(target: Targets, tmp_path: P
                 break
             before_it, stored = stored, _stored(target())
             deaths, all_deaths = (
-                (deaths + sample.every if stored == before_it else 0),
+                (deaths + sample.every if stored == before_it else first),
                 all_deaths + 1,
             )
         follow(grown, target())
         truth = fresh(tmp_path, stream(portal, after))
         for name in after:
             assert texts(held(target(), name)) == texts(held(truth, name))
-    assert all_deaths > (8 if is_lake else 20)
+    assert all_deaths > (16 if is_lake else 20) // sample.every
 
 
 def _stored(target: Any) -> object:
@@ -266,7 +270,7 @@ def test_a_broken_off_replacement_without_transactions_has_to_be_finished(
 
     broken.on_statement = die
     with pytest.raises(Crash):
-        follow(stream(portal, {"sent": MORE}, max_bytes=20_000), broken)
+        follow(stream(portal, {"sent": MORE}, max_bytes=10_000), broken)
     for how in ("error", "ignore", "warn"):
         with pytest.raises(EvolveError, match=r"E0018.*half filled.*outputs=sent"):
             follow(stream(portal, {"sent": SOME}, on_config_change=how), clickhouse_target(url))
@@ -403,7 +407,7 @@ def test_a_change_log_is_given_outputs_that_write_tables_of_their_own(
 
     follow(stream(portal, FIRST).pipe(sums), target())
     grow(portal)
-    both, pieces = stream(portal, BOTH), stream(portal, BOTH, max_bytes=2_000)
+    both, pieces = stream(portal, BOTH), stream(portal, BOTH, max_bytes=500)
     with pytest.raises(EvolveError, match=r"held rows.*tables=transfers_count"):
         follow(both.pipe(lambda data: sums(data, only="transfers_count")), target())
     broken, fills = target(), 0
@@ -494,8 +498,8 @@ def test_a_folder_of_an_object_store_is_not_renamed(portal: PortalServer) -> Non
 
 def test_parquet_files_are_published_for_good(portal: PortalServer, tmp_path: Path) -> None:
     """Readers may have read them; so a second stream fills what is new, beside the first."""
-    outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 30))}
-    more = {**outputs, "approvals": evm.events("erc20.Approval", range=(0, 30))}
+    outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 15))}
+    more = {**outputs, "approvals": evm.events("erc20.Approval", range=(0, 15))}
     stream(portal, outputs).pipe_to(parquet_target(tmp_path / "lake"), progress=False)
     with pytest.raises(EvolveError, match=r"E0018.*id of its own.*ParquetTarget"):
         stream(portal, more).pipe_to(parquet_target(tmp_path / "lake"), progress=False)
@@ -554,7 +558,7 @@ def test_the_earlier_definition_can_go_on_in_between(portal: PortalServer, tmp_p
 
     begun.on_statement = die
     with pytest.raises(Crash):
-        follow(stream(portal, more, max_bytes=20_000), begun)
+        follow(stream(portal, more, max_bytes=10_000), begun)
     with pytest.raises(EvolveError, match=r"E0018.*half filled.*outputs=sent"):
         follow(stream(portal, more, on_config_change="ignore"), duckdb_target(path))
     other = {"sent": SOME, "swaps": APPROVALS}
@@ -625,7 +629,7 @@ def test_an_output_from_now_on_needs_no_filling(portal: PortalServer, tmp_path: 
     grow(portal, blocks=10)
     follow(stream(portal, {**FIRST, "approvals": late}), duckdb_target(path))
     rows = held(duckdb_target(path), "approvals")
-    assert min(row["block_number"] for row in rows) > 55
+    assert min(row["block_number"] for row in rows) > BLOCKS - 5
     wider = evm.transactions(fields=["from", "value"], range="latest")
     narrow = evm.transactions(fields=["from"], range="latest")
     outputs = {**FIRST, "approvals": late}
@@ -635,7 +639,7 @@ def test_an_output_from_now_on_needs_no_filling(portal: PortalServer, tmp_path: 
     first = min(row["block_number"] for row in held(duckdb_target(path), "sent"))
     follow(stream(portal, {**outputs, "sent": wider}), duckdb_target(path))
     rows = held(duckdb_target(path), "sent")
-    assert min(row["block_number"] for row in rows) == first > 65
+    assert min(row["block_number"] for row in rows) == first > BLOCKS + 5
     assert all(row["value"] is not None for row in rows)
     outputs["sent"] = wider
     follow(stream(portal, {**outputs, "seen": narrow}), duckdb_target(path))
