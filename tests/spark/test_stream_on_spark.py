@@ -13,12 +13,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from headwater import PortalLimits, StopRequested, evm, portal_stream
+from headwater import PortalLimits, evm, portal_stream
 from headwater.errors import MalformedLineError
-from headwater.pipeline import Committed, Event, RolledBack, Settled
+from headwater.pipeline import Committed, RolledBack
 from headwater.targets import duckdb_target
 from headwater.testing import Asked, DropAfter, GarbageLine, PortalServer, simulated_portal
 from tests.sampling import every
+from tests.spark.whole_stream import run_to_head
 from tests.stream.truth import COLUMNS, transfers
 from tests.traffic import Traffic
 
@@ -36,41 +37,16 @@ def rows_of(path: Path, columns: str = COLUMNS) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in found.to_pylist()]
 
 
-def run(
-    portal: PortalServer, path: Path, spark: SparkSession, *, far: int, forks: int = 0
-) -> list[Event]:
-    """Run to the head, with some forks on the way, and stop there."""
-    events: list[Event] = []
-
-    def on_event(event: Event) -> None:
-        events.append(event)
-        if isinstance(event, Settled) and event.state.cursor == portal.chain.head.cursor:
-            if len(portal.chain.forks) < forks:
-                portal.fork(3)
-            else:
-                raise StopRequested
-
-    portal_stream(
-        id="transfers",
-        portal=portal.url,
-        outputs={"transfers": evm.events("erc20.Transfer", range=0)},
-        spark=spark,
-        far=far,
-        first_span=150,
-        poll_interval_s=0.01,
-    ).pipe(shorter).pipe_to(duckdb_target(path), on_event=on_event)
-    return events
-
-
 def test_history_and_head_give_the_same_rows_and_both_equal_the_chain(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Spans on executors, then block by block, against block by block alone; with forks."""
     with simulated_portal(seed=5, blocks=420, finality_depth=12) as portal:
-        events = run(portal, tmp_path / "spans.duckdb", spark, far=50, forks=2)
+        spans, blocks = (duckdb_target(tmp_path / f"{name}.duckdb") for name in ("spans", "blocks"))
+        events = run_to_head(portal, spans, spark, forks=2, transform=shorter)
         assert max(event.blocks for event in events if isinstance(event, Committed)) > 100
         assert sum(isinstance(event, RolledBack) for event in events) == 2
-        run(portal, tmp_path / "blocks.duckdb", spark, far=10**9)
+        run_to_head(portal, blocks, spark, far=10**9, transform=shorter)
         expected = [
             row for row in transfers(portal.chain, portal.chain.canonical()) if len(row[6]) < 30
         ]
