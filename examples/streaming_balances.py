@@ -32,7 +32,7 @@ with simulated_portal(seed=7, blocks=40, content=content) as portal:
     balances = moves.groupBy("m.owner").agg(retractable.sum("m.amount").alias("amount"))
     query = (balances.writeStream.outputMode("update").foreachBatch(keep)
              .option("checkpointLocation", f"{folder}/checkpoint").start())  # fmt: skip
-    for move in [lambda: None, *3 * [*4 * [lambda: portal.extend(1)], lambda: portal.fork(3)]]:
+    for move in [lambda: None, *3 * [*2 * [lambda: portal.extend(1)], lambda: portal.fork(3)]]:
         move()
         query.processAllAvailable()
         if len(portal.chain.forks) > len(forks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -62,6 +63,18 @@ def spark() -> Iterator[SparkSession]:
     session = local_session("tests", **{"spark.master": "local[2,4]"})
     yield session
     session.stop()
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was collected out of every later search for garbage: it stays to the end."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+def pytest_unconfigure() -> None:
+    """Let it go in the end: libraries name objects that outlive the interpreter."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(trylast=True)
