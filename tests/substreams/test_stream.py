@@ -271,7 +271,7 @@ def test_finality_that_falls_back_is_not_followed_down(place: Place) -> None:
 def test_the_cursor_is_stored_with_the_rows_and_is_what_a_resume_sends(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.substreams.source.DECODED_BLOCKS", 1)
+    monkeypatch.setattr("headwater.substreams.source.TOGETHER_BLOCKS", 1)
     chain = chain_of(30, 20)
     with simulated_endpoint(chain=chain, bundle=1) as server:
         target = place.target(*TABLES)
@@ -310,7 +310,7 @@ def test_cursors_that_no_resume_needs_are_removed(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.substreams.cursors.PRUNE_AT", 5)
-    monkeypatch.setattr("headwater.substreams.source.DECODED_BLOCKS", 1)
+    monkeypatch.setattr("headwater.substreams.source.TOGETHER_BLOCKS", 1)
     chain, target = chain_of(60, 50), place.target(*TABLES)
     with simulated_endpoint(chain=chain, bundle=1) as server:
         run(stream_of(server, stop=60), target)

@@ -45,8 +45,8 @@ from headwater.substreams.messages import (
 
 Decode = Callable[[Sequence[ModuleOutput]], Mapping[str, pa.Table]]
 AHEAD_BYTES = 24 << 20  # of messages that wait for the loop
-TOGETHER_BLOCKS, TOGETHER_BYTES = 2000, 16 << 20  # handed out at once, for others to decode
-DECODED_BLOCKS, DECODED_BYTES = 500, 4 << 20  # decoded and handed out at once: caches hold as much
+TOGETHER_BLOCKS, TOGETHER_BYTES = 2000, 16 << 20  # handed out at once: an index likes many rows
+DECODED_BLOCKS, DECODED_BYTES = 500, 4 << 20  # decoded at once: caches hold as much
 IDLE_S = 1.0  # without a message at the head: time for what waits by the clock
 
 
@@ -161,8 +161,7 @@ class SubstreamsSource:
     def _blocks(self, message: Gathered, feed: Feed) -> Iterator[Blocks | Fork]:
         """Hand out the blocks of a message, and of those that arrived right after it."""
         items, size = self._heard(message), message.size
-        most_blocks, most_bytes = feed.together
-        while len(items) < most_blocks and size < most_bytes:
+        while len(items) < TOGETHER_BLOCKS and size < TOGETHER_BYTES:
             more = feed.take_outputs()
             if more is None:
                 break
