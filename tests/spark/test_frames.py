@@ -19,6 +19,7 @@ from headwater.decode.columns.integers import spark_metadata
 from headwater.errors import ColumnTypeError
 from headwater.spark import Frame, frames, spark_schema
 from headwater.spark.driver_rows import from_arrow, to_arrow
+from headwater.targets.frames import executor_rows
 
 WHEN = datetime(2024, 3, 10, 7, 30, 0, 123456, tzinfo=UTC)  # an hour that New York skips in 2024
 UTC_STAMP = pa.timestamp("us", tz="UTC")
@@ -179,3 +180,13 @@ def test_a_struct_that_is_null_can_be_collected_again(spark: SparkSession) -> No
     rows = [{"party": None, "parties": None}, {"party": {"name": "a"}, "parties": [{"name": "b"}]}]
     table = pa.Table.from_pylist(rows, pa.schema([("party", party), ("parties", pa.list_(party))]))
     assert Frame(table, lambda: spark).select("*").toArrow().to_pylist() == rows
+
+
+def test_few_rows_that_the_driver_has_are_left_to_it(spark: SparkSession) -> None:
+    """Python workers take a second to start: too long for a block that a transform filtered."""
+    table = pa.table({"block_number": [1, 2, 3], "value": ["1", "22", "333"]})
+    frame = from_arrow(spark, table, spark_schema(table.schema)).where("length(value) > 1")
+    assert executor_rows(frame) is None
+    assert to_arrow(frame)["block_number"].to_pylist() == [2, 3]
+    assert executor_rows(frame.groupBy("value").count()) is not None
+    assert executor_rows(spark.range(3)) is not None

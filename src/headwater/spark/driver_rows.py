@@ -57,12 +57,10 @@ def to_arrow(frame: DataFrame) -> pa.Table:
     The result of a filter or a projection of `from_arrow` is there without a job.
     """
     session = frame.sparkSession
-    if not _can(session):
+    plan = _local_plan(frame)
+    if plan is None:
         return collect(frame)
     inner: Any = frame
-    plan = inner._jdf.queryExecution().executedPlan()
-    if plan.nodeName() != _LOCAL:
-        return collect(frame)
     jvm, schema = inner.sparkSession._jvm, plan.schema()
     batches = _object(jvm, f"{_PACKAGE}ArrowConverters").toBatchIterator(
         plan.rows().iterator(), schema, _ROWS, "UTC", True, False, None
@@ -79,6 +77,23 @@ def to_arrow(frame: DataFrame) -> pa.Table:
             file.close()
         with pa.OSFile(path, "rb") as written:
             return pa.ipc.open_stream(written).read_all()
+
+
+def are_few(frame: DataFrame) -> bool:
+    """Tell whether the rows of a DataFrame are in the driver's JVM, and one batch of them at most.
+
+    Executors have nothing to do for them, and Python workers need not start.
+    """
+    plan = _local_plan(frame)
+    return plan is not None and plan.rows().size() <= _ROWS
+
+
+def _local_plan(frame: Any) -> Any:
+    """Return the plan of a DataFrame that has nothing left to compute; None if there is work."""
+    if not _can(frame.sparkSession):
+        return None
+    plan = frame._jdf.queryExecution().executedPlan()
+    return plan if plan.nodeName() == _LOCAL else None
 
 
 def _can(session: Any) -> bool:

@@ -22,7 +22,8 @@ TABLE_ROWS, TABLE_BYTES = 200_000, 64 << 20  # of rows from executors in the dri
 def executor_rows(frame: Any) -> ExecutorRows | None:
     """Return the rows of a frame that lie on executors; None if they are in this process.
 
-    Asks the class, not the object: a frame that only acts like a DataFrame would make one.
+    Asks the class, not the object: a frame that only acts like a DataFrame would make one. A
+    DataFrame of a block that the driver has read is as good as in this process.
     """
     own = getattr(type(frame), "executor_rows", None)
     if own is not None:
@@ -30,9 +31,10 @@ def executor_rows(frame: Any) -> ExecutorRows | None:
         return rows
     if not type(frame).__module__.startswith("pyspark.sql."):
         return None
+    from headwater.spark.driver_rows import are_few
     from headwater.spark.executors import DataFrameRows
 
-    return DataFrameRows(frame)
+    return None if are_few(frame) else DataFrameRows(frame)
 
 
 def to_arrow(frame: Any) -> pa.Table:
