@@ -190,3 +190,12 @@ def test_few_rows_that_the_driver_has_are_left_to_it(spark: SparkSession) -> Non
     assert to_arrow(frame)["block_number"].to_pylist() == [2, 3]
     assert executor_rows(frame.groupBy("value").count()) is not None
     assert executor_rows(spark.range(3)) is not None
+
+
+def test_rows_behind_empty_pieces_are_not_lost(spark: SparkSession) -> None:
+    """Of several blocks, the first may hold nothing; Spark would take that for the end."""
+    table = pa.table({"block_number": [1, 2, 3]})
+    pieces = [table.slice(0, 0), table.slice(0, 1), table.slice(1, 0), table.slice(1)]
+    made = from_arrow(spark, pa.concat_tables(pieces), spark_schema(table.schema))
+    assert to_arrow(made) == table
+    assert made.count() == 3

@@ -32,7 +32,11 @@ _PACKAGE = "org.apache.spark.sql.execution.arrow."
 
 
 def from_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
-    """Return a DataFrame of a table; `schema` is that of `spark_schema`."""
+    """Return a DataFrame of a table; `schema` is that of `spark_schema`.
+
+    Spark takes an empty batch for the end of a stream, so the rows are written as one.
+    """
+    table = table.combine_chunks()
     if not _can(session):
         return session.createDataFrame(table, schema)
     inner: Any = session
