@@ -205,7 +205,6 @@ def backfill(logs: int) -> None:
                 id="backfill",
                 portal=portal,
                 outputs={"transfers": evm.events("erc20.Transfer", range=(0, blocks - 1))},
-                first_span=blocks // 2,  # a long backfill has spans of this size from its fourth on
                 spark=spark,
             )
             target = made[kind](f"{folder}/{name}-{kind}")

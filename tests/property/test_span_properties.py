@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from headwater.core import (
     BLOCK_COST,
+    BYTES_PER_ROW,
+    BYTES_PER_SECOND,
     BlockRange,
     Density,
     SpanLimits,
@@ -129,3 +131,62 @@ def test_a_span_keeps_within_its_limits_unless_it_is_one_block(
     if blocks > 1:
         assert estimate <= size * 1.001
         assert estimate * int(10 * factor) / int(1_000 * factor) <= rows * 1.001
+
+
+LIMITS = st.builds(
+    SpanLimits,
+    blocks=st.integers(1, 10**6),
+    bytes=st.integers(1, 10**10),
+    rows=st.integers(1, 10**8),
+    seconds=st.floats(1e-3, 1e9),
+)
+
+
+@given(densities(), LIMITS)
+def test_a_first_span_holds_what_is_read_in_time_and_keeps_within_its_limits(
+    parts: list[Density], limits: SpanLimits
+) -> None:
+    """Its length is that of its beginning, which may be sparse; what is measured then cuts it."""
+    parts = [Density(one.blocks, max(BLOCK_COST, one.bytes_per_block)) for one in parts]
+    span = SpanSize(None, limits)
+    span.begin(parts[0].bytes_per_block)
+    room = min(limits.bytes, limits.rows * BYTES_PER_ROW, limits.seconds * BYTES_PER_SECOND)
+    wanted = min(limits.blocks, room / parts[0].bytes_per_block)
+    assert 1 <= span.blocks <= limits.blocks
+    assert span.blocks == 1 or wanted / 2 <= span.blocks <= wanted
+    first = parts[0].blocks.from_block
+    held = up_to(parts, first + span.fitting(parts) - 1)
+    if sum(block_count(one.blocks) for one in held) > 1:
+        assert sum(one.total for one in held) <= room * 1.001
+
+
+@given(LIMITS, st.floats(0, 1e6), st.integers(1, 10**6), st.none() | st.integers(1, 10**6))
+def test_what_was_timed_sizes_the_next_span(
+    limits: SpanLimits, seconds: float, blocks: int, first: int | None
+) -> None:
+    """A second or more tells the rate; less lets spans grow fourfold at most."""
+    span = SpanSize(first, limits)
+    span.begin(1000.0)
+    span.took(1.0, 1)  # the first one is past
+    before = span.blocks
+    span.took(seconds, blocks)
+    if not seconds:
+        assert span.blocks == before
+        return
+    in_time = blocks * limits.seconds / seconds
+    most = in_time if seconds >= 1 else min(in_time, 4 * blocks)
+    assert 1 <= span.blocks <= max(1, min(most, limits.blocks))
+    assert span.blocks > min(most, limits.blocks) - 1
+
+
+@given(LIMITS, st.floats(1e-3, 1e6), st.integers(1, 10**6))
+def test_what_the_driver_read_for_a_second_or_more_sizes_the_first_span(
+    limits: SpanLimits, seconds: float, blocks: int
+) -> None:
+    span = SpanSize(None, limits)
+    span.read_before(seconds, blocks)
+    if seconds < 1:
+        assert span.blocks == 0, "then its bytes do"
+    else:
+        most = min(blocks * limits.seconds / seconds, limits.blocks)
+        assert max(1, most - 1) <= span.blocks <= max(1, most)

@@ -40,6 +40,8 @@ from headwater.core.ranges import (
 )
 from headwater.core.spans import (
     BLOCK_COST,
+    BYTES_PER_ROW,
+    BYTES_PER_SECOND,
     Density,
     SpanLimits,
     SpanSize,
@@ -61,6 +63,8 @@ from headwater.core.undo_buffer import HeldBlock, Holding
 
 __all__ = [
     "BLOCK_COST",
+    "BYTES_PER_ROW",
+    "BYTES_PER_SECOND",
     "DEFAULT_CAP",
     "Answer",
     "AtHead",

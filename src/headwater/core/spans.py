@@ -18,6 +18,9 @@ from headwater.core.ranges import BlockRange
 from headwater.errors import InvalidOptionError, InvalidRangeError
 
 BLOCK_COST = 16.0  # bytes that a block counts at least: one that holds nothing is still looked at
+BYTES_PER_SECOND = 24 << 20  # of block lines: what executors are believed to do until one was timed
+BYTES_PER_ROW = 100  # of block lines: what a row is believed to take until a span was counted
+CLEAR_S = 1.0  # what took as long tells how quick executors are; a shorter time may be chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +61,58 @@ class SpanLimits:
 
 
 class SpanSize:
-    """How many blocks the next span gets. `blocks` is what time alone allows."""
+    """How many blocks the next span gets. `first` is what the user wants the first one to have.
 
-    def __init__(self, first: int, limits: SpanLimits) -> None:
-        self.blocks = first
+    `blocks` is what time alone allows; 0 until anything is known of it. Without a `first`, the
+    first span is sized by what the driver has read before it, or else by its bytes: as many as a
+    slow machine reads in time.
+    """
+
+    def __init__(self, first: int | None, limits: SpanLimits) -> None:
+        self.blocks = first or 0
         self._limits = limits
-        self._first = True
+        self._kept = first is not None  # the first one, paying for the warm-up, shrinks no other
+        self._believed = False
         self._bytes_per_estimate = 1.0
         self._rows_per_byte = 0.0
 
-    def took(self, seconds: float, blocks: int) -> None:
-        """Learn how long a span of so many blocks took: grow at most fourfold, shrink at once.
+    def begin(self, bytes_per_block: float) -> None:
+        """Size the first span by the density of its beginning, for nothing was timed yet."""
+        room = self._believed_room() / max(bytes_per_block, BLOCK_COST)
+        self.blocks = max(1, int(min(room, self._limits.blocks)))
+        self._believed = True
 
-        The first one also pays for the warm-up of executors, so it never shrinks the next.
+    def took(self, seconds: float, blocks: int) -> None:
+        """Learn how long a span of so many blocks took: shrink at once, grow as is safe.
+
+        What was too quick to tell grows at most fourfold. A first span that the user has sized
+        never shrinks the next: it also pays for the warm-up of executors.
         """
         if seconds > 0:
-            ideal = int(blocks * self._limits.seconds / seconds)
-            least = blocks if self._first else 1
-            self.blocks = max(least, min(ideal, 4 * blocks, self._limits.blocks))
-        self._first = False
+            least = blocks if self._kept else 1
+            self.blocks = max(least, self._in_time(seconds, blocks))
+        self._kept = self._believed = False
 
     def read_before(self, seconds: float, blocks: int) -> None:
         """Learn how quickly the driver read so many blocks: executors are not slower.
 
         So the first span is as long as a span should take, and not a trial.
         """
-        if seconds > 0:
-            ideal = int(blocks * self._limits.seconds / seconds)
-            self.blocks = max(self.blocks, min(ideal, 4 * blocks, self._limits.blocks))
+        if self.blocks and seconds > 0:
+            self.blocks = max(self.blocks, self._in_time(seconds, blocks))
+        elif seconds >= CLEAR_S:
+            self.blocks = max(1, self._in_time(seconds, blocks))
+
+    def _in_time(self, seconds: float, blocks: int) -> int:
+        """Return how many blocks a span may have if so many took so long."""
+        ideal = int(min(blocks * self._limits.seconds / seconds, self._limits.blocks))
+        return ideal if seconds >= CLEAR_S else min(ideal, 4 * blocks)
+
+    def _believed_room(self) -> float:
+        """Return the bytes of a span before one was timed and counted."""
+        limits = self._limits
+        most = min(limits.bytes, limits.rows * BYTES_PER_ROW)
+        return min(most, limits.seconds * BYTES_PER_SECOND)
 
     def held(self, estimate: float, size: int, rows: int) -> None:
         """Learn what a span held whose bytes were estimated."""
@@ -95,7 +122,7 @@ class SpanSize:
 
     def fitting(self, densities: Sequence[Density]) -> int:
         """Return how many blocks of a measured range a span may have: one at least."""
-        room = float(self._limits.bytes)
+        room = float(self._believed_room() if self._believed else self._limits.bytes)
         if self._rows_per_byte > 0:
             room = min(room, self._limits.rows / self._rows_per_byte)
         room /= self._bytes_per_estimate

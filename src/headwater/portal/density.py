@@ -18,6 +18,7 @@ from headwater.portal.reading import StreamQuery
 
 SAMPLES = 8
 _SAMPLE_BYTES = 64 * 1024  # what one sample reads, about
+_BEGINNING = 10_000  # blocks in which the beginning of a range is measured: a portal scans them
 
 
 def probe(
@@ -30,7 +31,7 @@ def probe(
     reading.
     """
     sections = even_partitions([Density(block_range, 1.0)], samples)
-    measured = [_measure(client, query, section) for section in sections]
+    measured = [_measure(client, query, _second_half(section)) for section in sections]
     known = [value for value in measured if value is not None]
     average = sum(known) / len(known) if known else BLOCK_COST
     return [
@@ -39,10 +40,23 @@ def probe(
     ]
 
 
-def _measure(client: PortalClient, query: StreamQuery, section: BlockRange) -> float | None:
-    """Return the bytes per block in the middle of a section; None if there was no answer."""
+def probe_beginning(client: PortalClient, query: StreamQuery, block_range: BlockRange) -> float:
+    """Return the bytes per block at the beginning of a range of final blocks, by one request.
+
+    Called on the driver before the first span, to choose how much of the range to measure. Outages
+    are waited out; an answer without blocks counts as empty blocks.
+    """
+    first, size = block_range.from_block, min(block_count(block_range), _BEGINNING)
+    return max(BLOCK_COST, _measure(client, query, BlockRange(first, first + size - 1)) or 0.0)
+
+
+def _second_half(section: BlockRange) -> BlockRange:
     middle = section.from_block + block_count(section) // 2
-    sample = BlockRange(min(middle, section.to_block or middle), section.to_block)
+    return BlockRange(min(middle, section.to_block or middle), section.to_block)
+
+
+def _measure(client: PortalClient, query: StreamQuery, sample: BlockRange) -> float | None:
+    """Return the bytes per block where a range begins; None if there was no answer."""
     reading = client.read(query, sample, finalized=True, max_bytes=_SAMPLE_BYTES)
     with closing(reading) as answers:
         for answer in answers:

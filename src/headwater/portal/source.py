@@ -34,7 +34,7 @@ from headwater.core import (
 )
 from headwater.errors import HeadwaterError, PortalHttpError, PortalUnreachableError
 from headwater.portal.client import QUESTION_ATTEMPTS, PortalClient
-from headwater.portal.density import probe
+from headwater.portal.density import probe, probe_beginning
 from headwater.portal.outage import Clock, NoticeKind, SystemClock
 from headwater.portal.reading import StreamQuery
 
@@ -59,8 +59,8 @@ class PortalSource:
     none. `watch` is a query without filters: it is used where no output wants blocks but a fork
     could still orphan what is committed, in a gap between ranges and once after the last one. With
     `finalized` only final blocks are read. While `executors_ready` says no, blocks are read here,
-    however far behind. With `planner`, which opens one more client, the next span is measured while
-    the last one is written.
+    however far behind. Without `first_span` the first span is sized by its bytes. With `planner`,
+    which opens one more client, the next span is measured while the last one is written.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class PortalSource:
         *,
         watch: StreamQuery,
         far: int | None = None,
-        first_span: int = 2000,
+        first_span: int | None = None,
         limits: SpanLimits = SpanLimits(),  # noqa: B008 - immutable
         finalized: bool = False,
         clock: Clock | None = None,
@@ -270,8 +270,11 @@ class PortalSource:
         self, client: PortalClient, first: int, end: int, before: BlockCursor | None
     ) -> _Plan:
         """Measure what comes next, and find the last block of a span that is as long as it may."""
+        query = self.query_at(first)
+        if not self._size.blocks:
+            self._size.begin(probe_beginning(client, query, BlockRange(first, end)))
         blocks = BlockRange(first, min(first + self._size.blocks - 1, end))
-        densities = probe(client, self.query_at(first), blocks)
+        densities = probe(client, query, blocks)
         largest = first + self._size.fitting(densities) - 1
         return _Plan(first, self._last_header(client, first, largest, before), densities)
 

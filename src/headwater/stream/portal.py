@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FAR = 1000  # blocks behind the finalized head at which executors take over
-FIRST_SPAN = 2000
 _SPANS = SpanLimits()
 
 
@@ -44,7 +43,7 @@ class ReadingOptions:
     """
 
     far: int = FAR
-    first_span: int = FIRST_SPAN
+    first_span: int | None = None
     spans: SpanLimits = SpanLimits()  # noqa: RUF009 - immutable
     poll_interval_s: float = 0.25
     max_bytes: int = 10 * 1024 * 1024
@@ -55,6 +54,8 @@ class ReadingOptions:
     def __post_init__(self) -> None:
         for name in ("far", "first_span", "max_bytes"):
             given = getattr(self, name)
+            if name == "first_span" and given is None:
+                continue
             if type(given) is not int or given < 1:
                 raise InvalidOptionError(f"{name} is a whole number from 1", got=repr(given))
         seconds = self.poll_interval_s
@@ -127,7 +128,7 @@ def portal_stream(
     renamed: Mapping[str, str] | None = None,
     versions: Mapping[str, int | str] | None = None,
     far: int = FAR,
-    first_span: int = FIRST_SPAN,
+    first_span: int | None = None,
     largest_span: int = _SPANS.blocks,
     span_bytes: int = _SPANS.bytes,
     span_rows: int = _SPANS.rows,
@@ -161,7 +162,8 @@ def portal_stream(
         versions: your own marks of what transforms make of an output: `{"transfers": 2}`. Another
             one is a change of the definition; with "evolve" the rows are made again.
         far: how many blocks behind the finalized head executors take over.
-        first_span: how many blocks executors read first; later spans follow from how that went.
+        first_span: how many blocks executors read first; left out, as many as a slow machine reads
+            in the time of a span. Later spans follow from how that went.
         largest_span: how many blocks a span has at most.
         span_bytes: of block lines, about, in a span at most.
         span_rows: rows, about, in a span at most.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headwater.core import (
+    BYTES_PER_SECOND,
     AtHead,
     BlockHeader,
     BlockRange,
@@ -38,6 +39,7 @@ class Setup:
         self,
         *ranges: BlockRange,
         far: int = 100,
+        first_span: int | None = 60,
         limits: SpanLimits | None = None,
         executors_ready: Callable[[], bool] = lambda: True,
         planned: list[PortalSim] | None = None,
@@ -61,7 +63,7 @@ class Setup:
             watch=EvmQuery(),
             clock=self.clock,
             far=far,
-            first_span=60,
+            first_span=first_span,
             limits=limits or SpanLimits(),
             executors_ready=executors_ready,
             planner=None if planned is None else lambda: self.planning_client(planned),
@@ -231,6 +233,29 @@ def test_the_size_of_spans_follows_the_time_they_take() -> None:
     ]:
         size.took(seconds, blocks)
         assert size.blocks == then
+
+
+def test_a_first_span_that_nobody_sized_holds_the_bytes_that_are_read_in_time() -> None:
+    """Blocks of some 300 bytes, and time for 24,000 of them; then the time that it took counts."""
+    setup = Setup(first_span=None, limits=SpanLimits(seconds=24_000 / BYTES_PER_SECOND))
+    answers = setup.source.read(PipeState())
+    assert answers is not None
+    first = next(answers)
+    assert isinstance(first, Span)
+    assert 20 <= first.blocks <= 100
+    assert 12_000 < sum(one.total for one in first.densities) <= 24_000
+    setup.clock.advance(100.0)  # far too long: also a first span shrinks the next one
+    second = next(answers)
+    assert isinstance(second, Span)
+    assert second.blocks == 1
+
+
+def test_an_empty_beginning_makes_a_long_first_span() -> None:
+    """No block of the simulator has a log of this address: the span is all that spans may read."""
+    setup = Setup(first_span=None)
+    nothing = EvmQuery().add_fields(log=["address"]).add_logs(address=["0x" + "00" * 20])
+    setup.source._plan = ((BlockRange(0), nothing),)
+    assert spans(setup, PipeState()) == ["0..280"]
 
 
 def wait_for_plans() -> None:
