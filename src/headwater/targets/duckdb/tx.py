@@ -145,9 +145,10 @@ class Tx(BaseTx[Session, Layout]):
         if not final:
             yield scannable(to_arrow(frame))
             return
-        for rows in bounded_tables(frame):
-            yield scannable(rows)
-            self.session.trim()  # what was made of them
+        for rows in map(scannable, bounded_tables(frame)):
+            yield rows
+            del rows  # memory holds one piece at a time
+            self.session.trim()
 
     def _insert(self, layout: Layout, rows: pa.Table) -> None:
         self._check_blocks(layout, rows)

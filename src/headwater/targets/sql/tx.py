@@ -52,6 +52,7 @@ class BaseTx(ABC, Generic[Held, Laid]):
         self.store.catalog.declared(name)
         for rows in self._pieces(frame):
             self._insert(self.store.catalog.prepare(name, rows.schema, None), rows)
+            del rows  # memory holds one piece at a time
 
     def upsert(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
         """Add rows, or replace the columns that the frame has where the key exists already.
