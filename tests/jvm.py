@@ -1,11 +1,15 @@
-"""How the tests start JVMs: they compile cheaply, and take Spark's classes from an archive.
+"""How the tests start JVMs and Spark's Python: cheaply, with what was compiled before.
 
     python -m tests.jvm
 
-makes the archive, once per environment, of what a small use of everything loads; `make test` runs
-it first. A JVM with Spark in it takes 4.5 CPU seconds to start with the archive and 8 without, and
-the suite starts some thirty. Without an
-archive, or with one of other jars, Java goes on as it always does.
+makes two things, once per environment; `make test` runs it first:
+
+- An archive of the classes that a small use of everything loads. A JVM with Spark in it takes 4.5
+  CPU seconds to start with the archive and 8 without, and the suite starts some thirty. Without an
+  archive, or with one of other jars, Java goes on as it always does.
+- A home of Spark whose Python is the installed package. In Spark's own home it is a zip file, from
+  which every Python process that Spark starts compiles pyspark anew: half a CPU second each. The
+  suite starts hundreds: four kinds for each session, and one for each streaming query.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 # JVMs live for seconds or minutes here: a compiler that optimizes for hours, and threads that
@@ -51,19 +56,54 @@ with tempfile.TemporaryDirectory() as folder, simulated_portal(seed=1, blocks=60
 """
 
 
+def spark_home() -> Path:
+    """Return where the home of Spark for the tests lies, made or not."""
+    return Path(sys.prefix, "cache", f"spark-home-{version('pyspark')}")
+
+
+def make_spark_home() -> None:
+    """Link what Spark's scripts and its JVM look for; what is to be a zip is a folder with links.
+
+    Python does not ask which of them a part of its path is, and takes bytecode from a folder.
+    """
+    part = spark_home().with_suffix(f".{os.getpid()}")
+    installed = _installed("pyspark")
+    lib = part / "python" / "lib"
+    lib.mkdir(parents=True)
+    for name in ("bin", "sbin", "jars"):
+        (part / name).symlink_to(installed / name)
+    for zipped in (installed / "python" / "lib").glob("*.zip"):
+        package = _installed(zipped.name.removesuffix(".zip").partition("-")[0])
+        (lib / zipped.name).mkdir()
+        (lib / zipped.name / package.name).symlink_to(package)
+    try:
+        part.rename(spark_home())
+    except OSError:  # another process was first
+        shutil.rmtree(part)
+
+
+def _installed(package: str) -> Path:
+    found = find_spec(package)
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
 def archive() -> Path | None:
     """Return where the archive of this Java and this Spark lies, made or not; None without Java."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else Path(shutil.which("java") or "/nonexistent")
     if not java.exists() or " " in sys.prefix:  # Spark's script cuts options at spaces
         return None
-    made_of = f"{java.resolve()} {version('pyspark')} {CHEAP} {_MAKE}"
+    made_of = f"{java.resolve()} {spark_home()} {version('pyspark')} {CHEAP} {_MAKE}"
     key = hashlib.sha256(made_of.encode()).hexdigest()
     return Path(sys.prefix, "cache", f"spark-classes-{key[:12]}.jsa")
 
 
 def set_options() -> None:
     """Have every JVM that the tests start take these options; what is set already stays."""
+    if spark_home().exists():
+        os.environ.setdefault("SPARK_HOME", str(spark_home()))
     classes = archive()
     shared = f" -XX:SharedArchiveFile={classes} {QUIET}" if classes and classes.exists() else ""
     for variable in VARIABLES:
@@ -72,14 +112,21 @@ def set_options() -> None:
 
 
 def main() -> None:
-    """Make the archive, unless it is there."""
+    """Make both, unless they are there."""
+    if not spark_home().exists():
+        make_spark_home()
     classes = archive()
     if classes is None or classes.exists():
         return
     classes.parent.mkdir(exist_ok=True)
     part = classes.with_suffix(f".{os.getpid()}")
     options = f"{CHEAP} -XX:ArchiveClassesAtExit={part} {QUIET}"
-    environment = {**os.environ, "SPARK_LAUNCHER_OPTS": CHEAP, "SPARK_SUBMIT_OPTS": options}
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_LAUNCHER_OPTS": CHEAP,
+        "SPARK_SUBMIT_OPTS": options,
+    }
     try:
         subprocess.run(
             [sys.executable, "-W", "ignore", "-c", _MAKE],

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
-import pyspark
+from pyspark.find_spark_home import _find_spark_home
 
 from headwater.spark.entrance import LOOPBACK
 from headwater.spark.jvm import find_java
@@ -30,7 +30,6 @@ __all__ = [
 ]
 
 _CONNECT = "org.apache.spark.sql.connect.service"
-_HOME = Path(pyspark.__file__).parent
 
 
 @contextmanager
@@ -87,12 +86,13 @@ def spark_connect_server(
 def _daemon(stack: ExitStack, folder: Path, host: str, said: str, kind: str, *args: str) -> str:
     """Start a part of the cluster, wait until it says that it is ready; return what it said."""
     place = Path(mkdtemp(prefix=f"{kind.rpartition('.')[2]}-", dir=folder))
+    home = _find_spark_home()  # that of the drivers, too
     process = ServerProcess(
-        [str(_HOME / "bin" / "spark-class"), f"org.apache.spark.{kind}", *args],
+        [str(Path(home, "bin", "spark-class")), f"org.apache.spark.{kind}", *args],
         place,
         {
             **os.environ,
-            "SPARK_HOME": str(_HOME),
+            "SPARK_HOME": home,
             "SPARK_LOCAL_IP": host,
             "SPARK_LOG_DIR": str(folder),
             "PYSPARK_PYTHON": sys.executable,
