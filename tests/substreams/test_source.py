@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Event
 from typing import Any
 
@@ -96,11 +96,88 @@ def test_what_is_received_ahead_is_bounded_and_decoded_in_pieces(
         taken = feed.take(120)
         if isinstance(taken, Gathered):
             assert taken.tables == {}
-            blocks += [item.clock.number for one in taken.messages for item in one.items]
+            blocks += blocks_of(taken)
     assert blocks == list(range(150))
     assert sum(pieces) == 150
     assert set(pieces[1:]) <= {3, 6}, "two messages are six blocks, three would be nine"
     assert 6 in pieces
+
+
+def blocks_of(taken: Gathered) -> list[int]:
+    return [item.clock.number for item in taken.items]
+
+
+def all_of(feed: Feed) -> list[Gathered]:
+    """Take everything, at once."""
+    found = []
+    while not feed.ended:
+        taken = feed.take(120)
+        if isinstance(taken, Gathered):
+            found.append(taken)
+    return found
+
+
+def decode(outputs: Sequence[ModuleOutput]) -> dict[str, pa.Table]:
+    return {"number": pa.table({"number": [one.clock.number for one in outputs]})}
+
+
+def numbers_of(tables: Mapping[str, pa.Table]) -> list[int]:
+    return list(tables["number"]["number"].to_pylist())
+
+
+def test_what_one_commit_should_hold_is_prepared_together_while_the_loop_is_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until the loop takes the first, the second grows; what is prepared is never joined."""
+    monkeypatch.setattr("headwater.substreams.source.DECODED_BLOCKS", 6)
+    monkeypatch.setattr("headwater.substreams.source.TOGETHER_BLOCKS", 12)
+    reading: Any = ManyMessages(8)
+    prepared: list[list[int]] = []
+
+    def prepare(tables: Mapping[str, pa.Table]) -> int:
+        prepared.append(numbers_of(tables))
+        return len(prepared)
+
+    feed = Feed(reading, 0, decode=decode, prepare=prepare)
+    wait_until(lambda: sum(map(len, prepared)) == 24)
+    assert feed.take_outputs() is None, "only what is not prepared is joined"
+    taken = all_of(feed)
+    assert [blocks_of(one) for one in taken] == prepared
+    assert [one.ahead for one in taken] == list(range(1, len(prepared) + 1))
+    assert [number for one in prepared for number in one] == list(range(24))
+    assert max(map(len, prepared)) == 12, "no more than a commit should hold"
+    assert len(prepared) <= 4, "small ones only at the beginning and at the end"
+
+
+@pytest.mark.parametrize("error", [QuotaExceededError("any"), ValueError("a bug")])
+def test_what_cannot_be_decoded_or_prepared_is_left_to_the_loop(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """All of it arrives, in order, whatever the error is; the loop does it again and raises."""
+    monkeypatch.setattr("headwater.substreams.source.DECODED_BLOCKS", 3)
+    monkeypatch.setattr("headwater.substreams.source.TOGETHER_BLOCKS", 9)
+    reading: Any = ManyMessages(8)
+
+    def fails_at(number: int, numbers: Sequence[int]) -> None:
+        if number in numbers:
+            raise error
+
+    def decoding(outputs: Sequence[ModuleOutput]) -> dict[str, pa.Table]:
+        fails_at(4, [one.clock.number for one in outputs])
+        return decode(outputs)
+
+    def prepare(tables: Mapping[str, pa.Table]) -> str:
+        fails_at(20, numbers_of(tables))
+        return "prepared"
+
+    taken = all_of(Feed(reading, 0, decode=decoding, prepare=prepare))
+    assert [number for one in taken for number in blocks_of(one)] == list(range(24))
+    for one in taken:
+        assert (one.tables is None) == (4 in blocks_of(one))
+        assert (one.ahead is None) == bool({4, 20} & set(blocks_of(one)))
+        if one.tables is not None:
+            assert numbers_of(one.tables) == blocks_of(one)
+    assert blocks_of(next(one for one in taken if one.tables is None)) == [3, 4, 5]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

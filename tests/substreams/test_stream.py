@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
+from threading import Event as Event_
 from threading import current_thread
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from headwater import BlockCursor, Flush
+from headwater.core import PipeState
 from headwater.errors import (
     ConfigChangedError,
     DatabaseChangesError,
@@ -23,6 +25,7 @@ from headwater.errors import (
     StreamIdError,
     SubstreamsMessageError,
     UndoDepthError,
+    UnknownTableError,
 )
 from headwater.pipeline import Committed, Event, Recovered, RolledBack
 from headwater.stream import StopRequested, create_target
@@ -354,6 +357,99 @@ class Watched:
         ahead = current_thread().name == "headwater-substreams"
         self._seen += [(ahead, one.clock.number) for one in outputs]
         return self._inner.decode(outputs)
+
+
+@pytest.fixture
+def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let few blocks be enough for a commit."""
+    monkeypatch.setattr("headwater.substreams.source.DECODED_BLOCKS", 5)
+    monkeypatch.setattr("headwater.substreams.source.TOGETHER_BLOCKS", 10)
+
+
+@pytest.mark.usefixtures("small_commits")
+def test_changes_are_folded_ahead_while_the_commit_before_them_runs(place: Place) -> None:
+    chain, target = chain_of(60, 40), place.target(*TABLES)
+    ahead: list[int] = []
+    commits, hot = 0, 0
+    more = Event_()
+    prepare_rows, commit = target.prepare_rows, target.commit
+
+    def preparing(tables: Any) -> Any:
+        made = prepare_rows(tables)
+        assert current_thread().name == "headwater-substreams"
+        ahead.append(tables["changes"].num_rows)
+        if len(ahead) > 1:
+            more.set()
+        return made
+
+    def committing(batches: Sequence[Any], state: PipeState) -> None:
+        nonlocal commits, hot
+        if batches and state.number < 40:  # whole messages of final blocks
+            assert all(one.data.ctx.laid_out is not None for one in batches)
+            assert more.wait(120), "the next one is prepared before this one is committed"
+        commits += bool(batches)
+        hot += state.is_hot
+        commit(batches, state)
+
+    target.prepare_rows, target.commit = preparing, committing
+    with simulated_endpoint(chain=chain, bundle=5, skip_empty=False) as server:
+        run(stream_of(server, stop=60, tables=TABLES), target)
+    assert len(ahead) >= 4
+    assert commits > len(ahead)
+    assert hot, "hot blocks are folded by the loop"
+    assert stored(target.query) == expected(chain.canonical(0, 59))
+
+
+@pytest.mark.usefixtures("small_commits")
+def test_a_transform_sees_changes_before_they_are_folded(place: Place) -> None:
+    chain, target = chain_of(30, 25), place.target(*TABLES)
+    target.prepare_rows = lambda tables: pytest.fail("they are not what is committed")
+    with simulated_endpoint(chain=chain, bundle=5) as server:
+        run(stream_of(server, stop=30, tables=TABLES).pipe(lambda data: data), target)
+    assert stored(target.query) == expected(chain.canonical(0, 29))
+
+
+@pytest.mark.guarantee("UNDO-1")
+@pytest.mark.usefixtures("small_commits")
+def test_stops_cuts_and_undos_lose_nothing_of_what_is_prepared(place: Place) -> None:
+    """Each stop drops what was prepared and not committed; the next run prepares it again."""
+    chain, target = chain_of(60, 40), place.target(*TABLES)
+    stopped = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Committed) and not event.state.is_hot:
+            stopped.append(event.state.number)
+            raise StopRequested
+
+    with simulated_endpoint(chain=chain, bundle=5) as server:
+        server.faults.add(*[EndsWith(2, "INTERNAL") for _ in range(2)])
+        for _ in range(3):
+            run(stream_of(server, stop=62, tables=TABLES), place.target(*TABLES), listen)
+        run(stream_of(server, stop=62, tables=TABLES), place.target(*TABLES), stop_at(50))
+        chain.fork(15, length=20)
+        run(stream_of(server, stop=62, tables=TABLES), target)
+    assert stopped == sorted(set(stopped))
+    assert len(stopped) == 3
+    assert stored(target.query) == expected(chain.canonical(0, 61))
+
+
+@pytest.mark.usefixtures("small_commits")
+def test_changes_that_are_refused_end_the_stream_at_their_piece(place: Place) -> None:
+    """What comes before them is committed; the error is the one that the loop would raise."""
+
+    def wrong(block: SimBlock) -> bytes:
+        key, fields = f"{block.number:x}", {"from": "a", "to": "b", "value": block.number}
+        table = "transfer" if block.number != 27 else "transfers"
+        return changes((table, key, CREATE, fields))
+
+    target = place.target(*TABLES)
+    endpoint = simulated_endpoint(chain=chain_of(40, 39), modules=[module(wrong)], bundle=5)
+    with endpoint as server, pytest.raises(UnknownTableError, match=r"E6002.*transfers"):
+        run(stream_of(server, stop=40, tables=TABLES), target)
+    held = target.query("SELECT max(value) AS last, count(*) AS rows FROM transfer").to_pylist()
+    last = int(held[0]["last"])
+    assert 10 <= last < 27
+    assert held[0]["rows"] == last + 1
 
 
 def test_an_output_that_cannot_be_decoded_ends_the_stream_at_its_block(place: Place) -> None:

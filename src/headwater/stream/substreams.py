@@ -32,6 +32,7 @@ from headwater.stream.run import Opening, Run
 from headwater.stream.stream import Stream, check_stream
 from headwater.stream.transformer import Frames
 from headwater.stream.undo_buffer import UndoBuffer
+from headwater.targets.contract import Delivery
 
 try:
     from headwater.substreams.client import Dialling, Order, SubstreamsClient
@@ -141,6 +142,7 @@ class SubstreamsRun(Run):
             on_message=self._hear,
             check=self._interrupt.check_if_idle,
             decode=None if stream.far else stream.decoder.decode,
+            prepare=None if stream.steps else opening.target.capabilities.prepare_rows,
         )
 
     def open(self, state: PipeState) -> None:
@@ -232,6 +234,12 @@ class ModuleAssembler(Assembler):
     def ranges(self) -> tuple[BlockRange, ...]:
         """The one range of the stream."""
         return (self._range,)
+
+    def __call__(self, batch: Batch[Raw]) -> Batch[Delivery]:
+        """Return the batch with its rows, and with what the target has prepared of them."""
+        ahead = self._log.ahead(self._log.outputs(batch.headers))
+        made = super().__call__(batch)
+        return made.with_data(replace(made.data, ahead=ahead))
 
     def _frames(self, batch: Batch[Raw]) -> tuple[Frames, BatchInfo]:
         assert not isinstance(batch.data, core.Span), "only portals have spans"

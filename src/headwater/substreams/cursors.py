@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -41,6 +42,16 @@ class Note:
     output: ModuleOutput | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was made of outputs as they arrived: `count` of them, the last of which is `last`."""
+
+    last: ModuleOutput
+    count: int
+    tables: Tables
+    ahead: Any = None
+
+
 class CursorLog:
     """Remembers what the source hands out, and stores the cursors. An extension of the stream.
 
@@ -49,7 +60,7 @@ class CursorLog:
 
     def __init__(self) -> None:
         self._notes: dict[int, Note] = {}  # ascending
-        self._made: dict[int, tuple[ModuleOutput, int, Tables]] = {}  # by the first block
+        self._made: dict[int, Made] = {}  # by the first block
         self._rows: list[int] = []  # blocks that have a row, ascending
         self._target: KeepsSideTables | None = None
 
@@ -73,9 +84,18 @@ class CursorLog:
         note = self._notes.get(block.number)
         return "" if note is None or note.hash != block.hash else note.cursor
 
-    def decoded(self, outputs: Sequence[ModuleOutput], tables: Tables) -> None:
-        """Remember the tables of blocks that are about to be handed out."""
-        self._made[outputs[0].clock.number] = (outputs[-1], len(outputs), tables)
+    def decoded(self, outputs: Sequence[ModuleOutput], tables: Tables, ahead: Any = None) -> None:
+        """Remember the tables of blocks that are about to be handed out.
+
+        `ahead` is what the target has prepared of them.
+        """
+        self._made[outputs[0].clock.number] = Made(outputs[-1], len(outputs), tables, ahead)
+
+    def ahead(self, outputs: Sequence[ModuleOutput]) -> Any:
+        """Return what the target has prepared of these outputs, all of them and no others."""
+        held = self._made.get(outputs[0].clock.number) if outputs else None
+        whole = held is not None and held.count == len(outputs) and held.last == outputs[-1]
+        return held.ahead if held is not None and whole else None
 
     def decode(self, outputs: Sequence[ModuleOutput], decoder: OutputDecoder) -> Tables:
         """Return the tables of outputs; what was decoded as it arrived is not decoded again."""
@@ -84,15 +104,15 @@ class CursorLog:
         at = 0
         while at < len(outputs):
             held = self._made.pop(outputs[at].clock.number, None)
-            end = at + (0 if held is None else held[1])
-            if held is None or outputs[end - 1 : end] != [held[0]]:
+            end = at + (0 if held is None else held.count)
+            if held is None or outputs[end - 1 : end] != [held.last]:
                 rest.append(outputs[at])  # or only a part of them was handed out
                 at += 1
                 continue
             if rest:
                 made.append(decoder.decode(rest))
                 rest = []
-            made.append(held[2])
+            made.append(held.tables)
             at = end
         if rest or not made:
             made.append(decoder.decode(rest))

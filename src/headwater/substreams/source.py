@@ -2,10 +2,13 @@
 
 A thread receives ahead of the loop, within bounds; another decodes the final blocks that have
 arrived, all that wait together, while the loop waits for the database. What is ready by then is
-handed out together, so that a slow commit is followed by a large one. Between two readings the
-session stays open if the loop stands where the session does; otherwise the endpoint is dialled
-anew, from the cursor of the block that the loop stands at. Runs on the driver. A restart reads on
-from the stored cursor; if its block was orphaned meanwhile, the endpoint says so first.
+handed out together, so that a slow commit is followed by a large one. If the target can prepare
+rows, the second thread has it do so: the rows of one commit, while the one before it runs.
+
+Between two readings the session stays open if the loop stands where the session does; otherwise the
+endpoint is dialled anew, from the cursor of the block that the loop stands at. Runs on the driver.
+A restart reads on from the stored cursor; if its block was orphaned meanwhile, the endpoint says so
+first.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Condition, Thread
+from typing import Any
 
 import pyarrow as pa
 
@@ -30,7 +34,7 @@ from headwater.core import (
     Undo,
 )
 from headwater.core.cursor import UNKNOWN_HASH
-from headwater.errors import HeadwaterError, SubstreamsMessageError
+from headwater.errors import SubstreamsMessageError
 from headwater.pipeline import Answers
 from headwater.substreams.client import Reading, SubstreamsClient
 from headwater.substreams.cursors import CursorLog
@@ -44,7 +48,8 @@ from headwater.substreams.messages import (
 )
 
 Decode = Callable[[Sequence[ModuleOutput]], Mapping[str, pa.Table]]
-AHEAD_BYTES = 24 << 20  # of messages that wait for the loop
+Prepare = Callable[[Mapping[str, pa.Table]], Any]
+AHEAD_BYTES = 32 << 20  # of messages that wait for the loop
 TOGETHER_BLOCKS, TOGETHER_BYTES = 2000, 16 << 20  # handed out at once: an index likes many rows
 DECODED_BLOCKS, DECODED_BYTES = 500, 4 << 20  # decoded at once: caches hold as much
 IDLE_S = 1.0  # without a message at the head: time for what waits by the clock
@@ -54,7 +59,7 @@ class SubstreamsSource:
     """Reads one module from `start` up to, not including, `stop`; 0 follows the head.
 
     `on_message` is told of every message, in the loop's thread. `check` raises if the run is to
-    end. `decode` is called ahead, in the thread that receives.
+    end. `decode` and `prepare`, the target's `prepare_rows`, are called ahead, in another thread.
     """
 
     def __init__(
@@ -67,8 +72,10 @@ class SubstreamsSource:
         on_message: Callable[[Message], None] = lambda message: None,
         check: Callable[[], None] = lambda: None,
         decode: Decode | None = None,
+        prepare: Prepare | None = None,
     ) -> None:
         self._decode = decode
+        self._prepare = prepare
         self._client = client
         self._log = log
         self._start = start
@@ -144,7 +151,7 @@ class SubstreamsSource:
         if not cursor and state.cursor is not None and state.cursor.hash != UNKNOWN_HASH:
             start, self._anchor = state.number, state.cursor
         reading = self._client.read(cursor=cursor, start=start, stop=stop)
-        self._feed = Feed(reading, stop, decode=self._decode)
+        self._feed = Feed(reading, stop, decode=self._decode, prepare=self._prepare)
         return self._feed
 
     # --- what it says -----------------------------------------------------------------------------
@@ -153,16 +160,19 @@ class SubstreamsSource:
         """Tell of messages that were taken; return their blocks."""
         for message in gathered.messages:
             self._on_message(message)
-        items = [item for message in gathered.messages for item in message.items]
+        items = gathered.items
         if gathered.tables is not None:
-            self._log.decoded(items, gathered.tables)
+            self._log.decoded(items, gathered.tables, gathered.ahead)
         return items
 
     def _blocks(self, message: Gathered, feed: Feed) -> Iterator[Blocks | Fork]:
-        """Hand out the blocks of a message, and of those that arrived right after it."""
+        """Hand out the blocks of a message, and of those that arrived right after it.
+
+        What is prepared is handed out alone: it is as large as a commit should be.
+        """
         items, size = self._heard(message), message.size
         while len(items) < TOGETHER_BLOCKS and size < TOGETHER_BYTES:
-            more = feed.take_outputs()
+            more = feed.take_outputs() if message.ahead is None else None
             if more is None:
                 break
             items += self._heard(more)
@@ -213,10 +223,19 @@ class SubstreamsSource:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Messages of blocks that are taken together, with the tables of all of them if decoded."""
+    """Messages of blocks that are taken together, with the tables of all of them if decoded.
+
+    `ahead` is what the target has prepared of these tables, if it has.
+    """
 
     messages: tuple[Outputs, ...]
     tables: Mapping[str, pa.Table] | None = None
+    ahead: Any = None
+
+    @property
+    def items(self) -> list[ModuleOutput]:
+        """Their blocks."""
+        return [item for message in self.messages for item in message.items]
 
     @property
     def size(self) -> int:
@@ -231,7 +250,9 @@ class Feed:
     """Receives a reading in a thread of its own, ahead of the loop, within a bound of bytes.
 
     Final blocks are decoded in a second thread: those that have arrived while it was busy, all
-    together. What cannot be decoded is decoded again by the loop, which says what is wrong with it.
+    together. With `prepare`, it gathers as many as one commit should hold, or fewer if the loop
+    has nothing else to do, and prepares them. What cannot be decoded or prepared is handed out as
+    it is: the loop does it again, and says what is wrong with it.
     """
 
     def __init__(
@@ -241,8 +262,10 @@ class Feed:
         *,
         ahead: int = AHEAD_BYTES,
         decode: Decode | None = None,
+        prepare: Prepare | None = None,
     ) -> None:
         self._decode = decode
+        self._prepare = prepare
         self.together = (
             (TOGETHER_BLOCKS, TOGETHER_BYTES) if decode is None else (DECODED_BLOCKS, DECODED_BYTES)
         )
@@ -255,7 +278,7 @@ class Feed:
         self._received = self._over = self._closed = False
         self._error: BaseException | None = None
         self._changed = Condition()
-        for work in (self._receive, self._prepare):
+        for work in (self._receive, self._work):
             Thread(target=work, name="headwater-substreams", daemon=True).start()
 
     @property
@@ -280,10 +303,12 @@ class Feed:
             return None
 
     def take_outputs(self) -> Gathered | None:
-        """Return what comes next if it is ready and holds blocks."""
+        """Return what comes next if it is ready and holds blocks that are not prepared."""
         with self._changed:
-            if self._ready and isinstance(self._ready[0], Gathered):
-                return self._pop()  # type: ignore[return-value]
+            first = self._ready[0] if self._ready else None
+            if isinstance(first, Gathered) and first.ahead is None:
+                self._pop()
+                return first
             return None
 
     def close(self) -> None:
@@ -317,7 +342,7 @@ class Feed:
             self._received = True
             self._changed.notify_all()
 
-    def _prepare(self) -> None:
+    def _work(self) -> None:
         """Pass messages on, final blocks with their tables."""
         while True:
             with self._changed:
@@ -326,15 +351,46 @@ class Feed:
                     self._over = True
                     self._changed.notify_all()
                     return
-                taken = self._gather()
-            if isinstance(taken, Gathered) and self._decode is not None and _is_final(taken):
-                items = [item for message in taken.messages for item in message.items]
-                with suppress(HeadwaterError):
-                    taken = Gathered(taken.messages, self._decode(items))
+                made = [self._gather()]
+            if self._decode is not None and isinstance(made[0], Gathered) and _is_final(made[0]):
+                made = self._made(made[0], self._decode)
             with self._changed:
                 if not self._closed:
-                    self._ready.append(taken)
+                    self._ready.extend(made)
                     self._changed.notify_all()
+
+    def _made(self, first: Gathered, decode: Decode) -> list[Taken]:
+        """Return final blocks with their tables, and what is prepared of them."""
+        pieces = [_decoded(first, decode)]
+        if self._prepare is None or pieces[0].tables is None:
+            return [*pieces]
+        while pieces[-1].tables is not None and (more := self._more(pieces)) is not None:
+            pieces.append(_decoded(more, decode))
+        good = [one.tables for one in pieces if one.tables is not None]
+        tables = good[0]
+        if len(good) > 1:
+            tables = {name: pa.concat_tables([one[name] for one in good]) for name in tables}
+        whole = Gathered(tuple(m for one in pieces[: len(good)] for m in one.messages), tables)
+        with suppress(Exception):  # the loop meets it again, and raises it
+            whole = replace(whole, ahead=self._prepare(tables))
+        return [whole, *pieces[len(good) :]]
+
+    def _more(self, pieces: Sequence[Gathered]) -> Gathered | None:
+        """Return the final blocks that follow, waiting for them while the loop is busy.
+
+        None: there are enough, the loop has nothing to do, or something else follows.
+        """
+        blocks = sum(len(one.items) for one in pieces)
+        if blocks >= TOGETHER_BLOCKS or sum(one.size for one in pieces) >= TOGETHER_BYTES:
+            return None
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._arrived or self._received or self._closed or not self._ready
+            )
+            if not self._arrived or not _is_final_message(self._arrived[0]):
+                return None
+            found = self._gather()
+            return found if isinstance(found, Gathered) else None
 
     def _gather(self) -> Taken:
         """Return the next message; if its blocks are final, with those that follow it."""
@@ -342,9 +398,9 @@ class Feed:
         if not isinstance(first, Outputs):
             return first
         held, blocks, size = [first], len(first.items), first.size
-        while _is_final(Gathered((held[-1],))) and self._arrived:
+        while _is_final_message(held[-1]) and self._arrived:
             more = self._arrived[0]
-            if not isinstance(more, Outputs) or not _is_final(Gathered((more,))):
+            if not isinstance(more, Outputs) or not _is_final_message(more):
                 break
             blocks, size = blocks + len(more.items), size + more.size
             if blocks > self.together[0] or size > self.together[1]:
@@ -354,9 +410,21 @@ class Feed:
         return Gathered(tuple(held))
 
 
+def _decoded(gathered: Gathered, decode: Decode) -> Gathered:
+    """Return messages with their tables; as they are if they cannot be decoded."""
+    with suppress(Exception):  # the loop meets it again, and raises it
+        return Gathered(gathered.messages, decode(gathered.items))
+    return gathered
+
+
 def _is_final(gathered: Gathered) -> bool:
-    items = (item for message in gathered.messages for item in message.items)
-    return all(item.final_height >= item.clock.number for item in items)
+    return all(map(_is_final_message, gathered.messages))
+
+
+def _is_final_message(message: Message) -> bool:
+    return isinstance(message, Outputs) and all(
+        item.final_height >= item.clock.number for item in message.items
+    )
 
 
 def _size(message: Taken) -> int:

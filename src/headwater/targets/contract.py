@@ -33,12 +33,13 @@ class Delivery:
     """The rows of one batch: a frame per output, and the context that callbacks are given.
 
     A frame is an Arrow table or anything with `toArrow()`, as a Spark DataFrame has. `side` holds
-    rows for side tables, by name.
+    rows for side tables, by name. `ahead` is what the target's `prepare_rows` made of the frames.
     """
 
     data: Mapping[str, Any]
     ctx: Any = None
     side: Mapping[str, Any] = field(default_factory=dict)
+    ahead: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +193,13 @@ class Capabilities(Generic[Data]):
     `undo_rows` returns how many rows are kept for undoing hot blocks, as counted last.
     `prepare_batch` is called with each batch once it is transformed, before
     it waits for its commit: it checks the batch, or does work that need not wait, and returns the
-    batch to commit. It makes nothing visible; it may be repeated for the same batch. `finish` is
-    called once all blocks of the range are read and committed, before `close`: a target that holds
-    rows back publishes them.
+    batch to commit. It makes nothing visible; it may be repeated for the same batch.
+    `prepare_rows` does such work earlier: a source that reads ahead calls it, in a thread of its
+    own while the target commits, with the tables of final blocks that no transform changes. What it
+    returns comes with their batch as `Delivery.ahead`, or never. So it depends on nothing that a
+    commit changes, and an error of it means nothing: the batch is prepared again, in its turn.
+    `finish` is called once all blocks of the range are read and committed, before `close`: a target
+    that holds rows back publishes them.
 
     That rows of a backfill stay on executors needs no field: frames offer `executor_rows()`
     (`targets/frames.py`), and a target that asks for a table gets bounded pieces.
@@ -208,11 +213,12 @@ class Capabilities(Generic[Data]):
     branches: Callable[[], Sequence[tuple[Target[Data], PipeState]]] | None = None
     undo_rows: Callable[[], int] | None = None
     prepare_batch: Callable[[Batch[Data]], Batch[Data]] | None = None
+    prepare_rows: Callable[[Mapping[str, pa.Table]], Any] | None = None
     finish: Callable[[], None] | None = None
 
 
 class Target(Protocol[Data]):
-    """Where data goes. All calls come from one thread of the driver."""
+    """Where data goes. All calls come from one thread of the driver, but for `prepare_rows`."""
 
     @property
     def capabilities(self) -> Capabilities[Data]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 from headwater.changes import Changes, TableSchema
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
+from headwater.errors import HeadwaterError
 from headwater.targets import Delivery, DuckDBSettings, PostgresSettings, history_target
 from headwater.targets.sql.change_log import HistoryTarget
 from tests.targets.postgres_places import database
@@ -98,6 +101,14 @@ class Stream:
             state = batch.state
         self.target.commit(batches, state)
         self.state = state
+
+    def prepared_ahead(self, batch: Any) -> Any:
+        """Return a batch with what the target makes of its rows ahead, if they can be prepared."""
+        with suppress(HeadwaterError):
+            return batch.with_data(
+                replace(batch.data, ahead=self.target.prepare_rows(batch.data.data))
+            )
+        return batch
 
     def settle(self, final: int) -> None:
         """Commit that finality moved while nothing arrived."""

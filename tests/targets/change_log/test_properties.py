@@ -119,6 +119,8 @@ class Both:
             batch = self.stream.batch(
                 number, as_table(number, changed), state, final=final, branch=f"{self.branch}-"
             )
+            if number % 2 and not batch.state.is_hot:
+                batch = self.stream.prepared_ahead(batch)
             batches.append(self.stream.target.prepare_batch(batch))
             state = batch.state
             if refused:

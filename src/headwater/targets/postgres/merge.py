@@ -21,7 +21,7 @@ from headwater.errors import ChangeRefusedError, DuplicateInsertError, PostgresT
 from headwater.targets.postgres.encode import INTEGERS
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.transfer import SentColumn, Transfer, copy_table
+from headwater.targets.postgres.transfer import SentColumn, Transfer, copy_table, in_key_order
 from headwater.targets.postgres.types import KINDS
 from headwater.targets.sql.catalog import Column
 from headwater.targets.sql.merge.changes import (
@@ -67,6 +67,13 @@ class PostgresMerger(Merger[Session, Layout]):
     def _is_ambiguous(self, column: Column) -> bool:
         return column.bare not in _PLAIN_KEYS
 
+    @staticmethod
+    def arrange(changes: TableChanges) -> TableChanges:
+        """Sort new rows as `copy_table` would."""
+        if changes.kinds != {INSERT}:
+            return changes
+        return replace(changes, frame=in_key_order(changes.frame, "key_0"), sorted=True)
+
     def _copied(self, changes: TableChanges, layout: Layout, *, hot: bool) -> TableChanges:
         """Copy new rows of final blocks straight into a table that refers to none.
 
@@ -83,11 +90,13 @@ class PostgresMerger(Merger[Session, Layout]):
         if any(one.cast for one in sent):
             return changes
         new = pc.equal(changes.frame["kind"], INSERT)
-        rows = changes.frame.filter(new).select(list(names.values())).rename_columns(list(names))
+        made = changes.frame if kinds == {INSERT} else changes.frame.filter(new)
+        rows = made.select(list(names.values())).rename_columns(list(names))
         pairs = zip(names, sent, strict=True)
         transfer = Transfer(tuple(SentColumn(name, one.type, one.bare) for name, one in pairs))
         with _fitting(changes):
-            copy_table(self._session, layout.name, transfer, rows, shape.key)
+            key = () if changes.sorted else shape.key
+            copy_table(self._session, layout.name, transfer, rows, key)
         left = changes.frame.filter(pc.invert(new))
         return replace(changes, frame=left, kinds=kinds - {INSERT}, steps={}, always=frozenset())
 

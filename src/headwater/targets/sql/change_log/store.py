@@ -6,7 +6,7 @@ and undoes forks; these prepare the tables and apply changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,8 @@ from headwater.errors import (
 from headwater.targets.sql.catalog import Layout
 from headwater.targets.sql.change_log.sink import FinalOf, SinkTables
 from headwater.targets.sql.dialect import Dialect, Session
-from headwater.targets.sql.merge.changes import Rounds, Shape
+from headwater.targets.sql.merge.changes import Rounds, Shape, TableChanges
+from headwater.targets.sql.merge.merger import Merger
 from headwater.targets.sql.settings import Table
 from headwater.targets.sql.state import CURSORS, CursorTable
 from headwater.targets.sql.text import Fragment, QualifiedName, quote
@@ -64,16 +65,21 @@ def table_name(given: str | TableSchema) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The folded changes of a commit; a fork may undo blocks above `floor`."""
+    """The folded changes of a commit; a fork may undo blocks above `floor`.
+
+    `laid_out` is what they come to as frames, if that was worked out ahead.
+    """
 
     folded: pa.Table
     floor: int
+    laid_out: Sequence[TableChanges] | None = None
 
 
 class Hooks:
     """Functions that the database's own target calls, on the driver, inside its transactions.
 
-    `shapes` are the tables as changes see them, by the names that changes call them.
+    `shapes` are the tables as changes see them, by the names that changes call them. Another start
+    replaces them all, since another thread may use them.
     """
 
     def __init__(
@@ -89,6 +95,7 @@ class Hooks:
         self._sink = SinkTables(self._cursors, self.log, final_of) if final_of else None
         self.layouts: dict[str, Layout] = {}
         self._rounds = Rounds({})
+        self._arrange: Callable[[TableChanges], TableChanges] = Merger.arrange
 
     def tables(self) -> list[Table]:
         """Return the declarations of all tables, for the database's own target."""
@@ -105,7 +112,7 @@ class Hooks:
         self._dialect.make_schema(session, self.log.schema)
         self._change_log.create(session)
         self._shown.create(session)
-        self.shapes.clear()
+        shapes: dict[str, Shape] = {}
         self.layouts.clear()
         for declared in self._names.tables:
             name = table_name(declared)
@@ -120,20 +127,28 @@ class Hooks:
                     columns=", ".join(layout.columns),
                 )
             self.layouts[name] = layout
-            self.shapes[name] = agreed(tx.store.merger.shape(name, layout), declared)
+            shapes[name] = agreed(tx.store.merger.shape(name, layout), declared)
         tx.store.catalog.claim_cursors(self._cursors)
         if self._sink is not None:
             self._sink.take_over(tx, tx.store.sync.stream_id)
         self._dialect.check_change_log_tables(session, [one.name for one in self.layouts.values()])
-        self._rounds = Rounds(self.shapes)
+        self._arrange = tx.store.merger.arrange
+        self._rounds, self.shapes = Rounds(shapes), shapes
 
     def on_data(self, tx: Any, data: object, work: Work | None) -> None:
         """Apply the changes of a commit; again if its transaction has to be tried again."""
         if work is not None:
             merger = tx.store.merger
-            shapes = self.shapes.values()
-            rounds = merger.rounds(self._rounds, shapes, work.folded, work.floor)
+            rounds: Iterable[Sequence[TableChanges]] = [work.laid_out] if work.laid_out else []
+            if work.laid_out is None:
+                shapes = self.shapes.values()
+                rounds = merger.rounds(self._rounds, shapes, work.folded, work.floor)
             merger.apply(rounds, self.layouts, work.floor)
+
+    def lay_out(self, folded: pa.Table, last: int) -> list[TableChanges]:
+        """Return the frames of folded changes of final blocks up to `last`. In any thread."""
+        rounds = self._rounds.by_block(folded, last)
+        return [self._arrange(one) for changes in rounds for one in changes]
 
     def on_state(self, session: Session, stream_id: str, state: PipeState) -> None:
         """Show the cursor, and forget what became final. Called by every commit and rollback."""

@@ -34,6 +34,7 @@ from headwater.targets.sql.aggregates.declaration import Aggregate
 from headwater.targets.sql.change_log.sink import FinalOf
 from headwater.targets.sql.change_log.store import Hooks, Names, Work
 from headwater.targets.sql.flow import SqlTarget
+from headwater.targets.sql.merge.changes import Shape, TableChanges
 from headwater.targets.sql.state import CURSORS
 from headwater.targets.sql.undo import CHANGE_LOG
 
@@ -86,10 +87,15 @@ def history_target(
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The folded changes of a batch, and the blocks between which they lie."""
+    """The folded changes of a batch, and the blocks between which they lie.
+
+    Worked out ahead, they are laid out too, for the tables as `shapes` has them.
+    """
 
     rows: pa.Table
     blocks: tuple[int, int] | None
+    laid_out: Sequence[TableChanges] | None = None
+    shapes: Mapping[str, Shape] | None = None
 
 
 class HistoryTarget:
@@ -127,7 +133,12 @@ class HistoryTarget:
     @property
     def capabilities(self) -> Capabilities[Delivery]:
         """Those of the database's own target; changes are folded where they lie."""
-        return replace(self._inner.capabilities, prepare_batch=self.prepare_batch, history=self)
+        return replace(
+            self._inner.capabilities,
+            prepare_batch=self.prepare_batch,
+            prepare_rows=self.prepare_rows,
+            history=self,
+        )
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""
@@ -138,6 +149,21 @@ class HistoryTarget:
         self._state = self._inner.recover()
         return self._state
 
+    def prepare_rows(self, tables: Mapping[str, pa.Table]) -> Folded | None:
+        """Check, fold and lay out changes of final blocks ahead of their batch, in any thread.
+
+        Depends on the shapes of the tables alone, which only a start reads. None: nothing is
+        prepared ahead, since the target is not open or aggregates read the changes as well.
+        """
+        shapes = self._hooks.shapes
+        if not shapes or self._inner.aggregated:
+            return None
+        changes = _checked(tables, shapes)
+        blocks = _ends(changes)
+        last = blocks[1] if blocks else 0
+        rows = fold(changes, finalized=last)
+        return Folded(rows, blocks, self._hooks.lay_out(rows, last), shapes)
+
     def prepare_batch(self, batch: Batch[Delivery]) -> Batch[Delivery]:
         """Return a batch whose changes are checked; those of final blocks are folded by executors.
 
@@ -145,7 +171,9 @@ class HistoryTarget:
         """
         if not self._hooks.shapes:
             self.recover()
-        tables = [one.schema() for one in self._hooks.shapes.values()]
+        shapes, ahead = self._hooks.shapes, batch.data.ahead
+        if isinstance(ahead, Folded) and ahead.shapes is shapes and not batch.state.is_hot:
+            return batch.with_data(Delivery({}, ahead, batch.data.side))
         given, sources = batch.data.data, self._inner.aggregated
         frames = {
             name: frame
@@ -158,11 +186,10 @@ class HistoryTarget:
 
             for name, frame in frames.items():
                 _refuse_other_frames(name, frame)
-            changes = list(frames.values())
+            changes, tables = list(frames.values()), _schemas(shapes)
             held: Any = Folded(*fold_on_executors(changes, tables, batch.state.number))
         else:
-            arrow = [_to_arrow(name, frame) for name, frame in frames.items()]
-            held = check(pa.concat_tables(arrow) if arrow else CHANGES_SCHEMA.empty_table(), tables)
+            held = _checked(frames, shapes)
         summed = {name: frame for name, frame in given.items() if name in sources}
         return batch.with_data(Delivery(summed, held, batch.data.side))
 
@@ -259,7 +286,9 @@ def _works(held: Sequence[pa.Table | Folded], floor: int) -> list[Work | None]:
     """Return what each batch of a commit does; changes on the driver are folded all together."""
     if any(isinstance(one, Folded) for one in held):
         return [
-            Work(one.rows if isinstance(one, Folded) else fold(one, finalized=floor), floor)
+            Work(one.rows, floor, one.laid_out)
+            if isinstance(one, Folded)
+            else Work(fold(one, finalized=floor), floor)
             for one in held
         ]
     joined = Work(fold(pa.concat_tables(held), finalized=floor), floor)
@@ -287,15 +316,28 @@ def _to_arrow(name: str, frame: Any) -> pa.Table:
     return table.select(CHANGES_SCHEMA.names).cast(CHANGES_SCHEMA)
 
 
+def _schemas(shapes: Mapping[str, Shape]) -> list[TableSchema]:
+    return [one.schema() for one in shapes.values()]
+
+
+def _checked(frames: Mapping[str, Any], shapes: Mapping[str, Shape]) -> pa.Table:
+    """Return the changes of all frames together, compared with the tables."""
+    arrow = [_to_arrow(name, frame) for name, frame in frames.items()]
+    changes = pa.concat_tables(arrow) if arrow else CHANGES_SCHEMA.empty_table()
+    return check(changes, _schemas(shapes))
+
+
+def _ends(changes: pa.Table) -> tuple[int, int] | None:
+    """Return the lowest and the highest block of changes; None if there are none."""
+    ends = pc.min_max(changes["block_number"])
+    return (ends["min"].as_py(), ends["max"].as_py()) if changes.num_rows else None
+
+
 def _refuse_blocks(
     held: pa.Table | Folded, before: BlockCursor | None, cursor: BlockCursor | None
 ) -> None:
     """Refuse changes of blocks that the batch does not hold: a fork would undo them wrongly."""
-    if isinstance(held, Folded):
-        blocks = held.blocks
-    else:
-        ends = pc.min_max(held["block_number"])
-        blocks = (ends["min"].as_py(), ends["max"].as_py()) if held.num_rows else None
+    blocks = held.blocks if isinstance(held, Folded) else _ends(held)
     if blocks is None or cursor is None:
         return
     lowest, highest = blocks

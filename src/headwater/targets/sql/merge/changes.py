@@ -70,6 +70,7 @@ class TableChanges:
     """The changes of one table in one round.
 
     `steps` are those in use, by column; a column in `always` is set by every row that writes.
+    `sorted`: the rows lie in the order in which the database takes them best.
     """
 
     shape: Shape
@@ -77,6 +78,7 @@ class TableChanges:
     kinds: frozenset[str]
     steps: Steps
     always: frozenset[str]
+    sorted: bool = False
 
     @property
     def newest(self) -> int:
@@ -97,7 +99,7 @@ class TableChanges:
 
 class Rounds:
     """Splits folded changes into rounds. It remembers which steps a table ever needed, so that the
-    columns of its frames repeat.
+    columns of its frames repeat. It may be used in two threads at once.
     """
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
@@ -157,8 +159,8 @@ class Rounds:
         origin = np.concatenate([np.arange(size), twins])
         kinds = np.concatenate([kinds, np.full(len(twins), ABSENT)])
         columns = _scatter(shape, parts, len(origin))
-        known = self._steps.setdefault(shape.name, {})
-        known.update(dict.fromkeys(columns))
+        known = {**self._steps.get(shape.name, {}), **dict.fromkeys(columns)}
+        self._steps[shape.name] = known  # never changed, since another thread may read it
         codes = np.concatenate([operations, np.full(len(twins), len(KINDS))])
         codes[twins] = KINDS.index(UPDATE)
         frame = {

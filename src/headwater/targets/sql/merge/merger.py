@@ -115,7 +115,7 @@ class Merger(ABC, Generic[Held, Laid]):
         return rounds.by_block(folded, floor)
 
     def apply(
-        self, rounds: Iterable[list[TableChanges]], layouts: Mapping[str, Laid], floor: int
+        self, rounds: Iterable[Sequence[TableChanges]], layouts: Mapping[str, Laid], floor: int
     ) -> None:
         """Apply changes to tables, by the names that changes call them.
 
@@ -181,6 +181,11 @@ class Merger(ABC, Generic[Held, Laid]):
         return found
 
     # --- what each database does in its own way ---------------------------------------------------
+
+    @staticmethod
+    def arrange(changes: TableChanges) -> TableChanges:
+        """Put changes of final blocks in the order that is cheapest to write. In any thread."""
+        return changes
 
     @abstractmethod
     def _kind(self, column: catalog.Column) -> ColumnType:
