@@ -7,6 +7,8 @@ sessions of the user's, and on clusters.
 
 from __future__ import annotations
 
+import gc
+
 import pyspark.worker  # noqa: F401 - what a worker runs
 from pyspark.daemon import manager
 
@@ -14,4 +16,7 @@ import headwater.decode
 import headwater.spark.executors  # noqa: F401 - what tasks of spans use
 
 if __name__ == "__main__":
+    # Spark collects garbage after every task: what was imported is none, and stays shared memory
+    gc.collect()
+    gc.freeze()
     manager()
