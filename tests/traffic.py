@@ -12,7 +12,7 @@ from headwater.testing.portal import server
 
 
 class Traffic:
-    """When requests came, and how many were held at once; their answers' bytes, and refusals.
+    """When requests came, and how many were held at once, and refusals.
 
     A request is held for a while before it is answered. Only then is it counted as in flight: while
     an answer is sent, its client may have read it to the end and asked for the next.
@@ -20,7 +20,7 @@ class Traffic:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, hold_s: float) -> None:
         self._lock = Lock()
-        self._held = self.most = self.size = 0
+        self._held = self.most = 0
         self.begun: list[float] = []
         self.refused: list[float] = []
         deliver = server._Handler._deliver
@@ -38,7 +38,6 @@ class Traffic:
         with self._lock:
             self._held += 1
             self.most = max(self.most, self._held)
-            self.size += answer.size
             self.begun.append(time.monotonic())
             if answer.status == 429:
                 self.refused.append(time.monotonic())
