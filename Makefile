@@ -15,7 +15,7 @@ TARGET ?=
 REPLAY ?=
 VERSIONS ?=
 
-PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup
+PYTEST := $(BIN)/pytest --numprocesses $(JOBS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test fast cover sim soak walks fuzz reliability compat bench docs wheel lock sbom licences audit clean
@@ -39,6 +39,7 @@ check: setup ## Lint, types, layers, docs
 	@$(BIN)/python scripts/check_docs.py
 
 test: setup ## Run all tests; core must keep 100 % branch coverage
+	@bash scripts/browser.sh
 	@$(BIN)/python -m tests.jvm
 	@$(PYTEST) --cov=headwater.core --cov-branch --cov-report=term-missing:skip-covered \
 	  --cov-fail-under=100

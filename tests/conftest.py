@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from shutil import disk_usage
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 settings.register_profile(
-    "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "default",
+    max_examples=100 if sampling.is_whole() else 50,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -53,6 +57,7 @@ LONG = (
     "demo/*",
 )
 SHORT = ("unit", "property", "wire", "fuzz", "simulation", "test_tidy.py")
+TOGETHER = ("tests/demo/",)  # one worker runs all of a file: they share a run of the demo
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +68,22 @@ def spark() -> Iterator[SparkSession]:
     session = local_session("tests", **{"spark.master": "local[2,4]"})
     yield session
     session.stop()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Hand out tests one by one, in their order; those that share an expensive run, together.
+
+    The marker `xdist_group` says so too, but pytest-xdist 3.8 sets names of tests for it that
+    pytest 9.2 no longer reads.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid.split("::")[0] if nodeid.startswith(TOGETHER) else nodeid
+
+    return Scheduler(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -31,8 +31,6 @@ from headwater.testing import ChainSim, simulated_portal
 from headwater.testing.chain.content import contents
 from headwater.testing.chain.content.evm_scenes import APPROVAL, TRANSFER
 
-pytestmark = pytest.mark.xdist_group("demo")  # one whole run serves them all
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 BLOCKS, SECONDS, SEED = 300, 3, 3
 
