@@ -73,7 +73,7 @@ def test_a_crash_at_any_statement_or_delivery_loses_nothing_and_leaks_nothing(
     counted.run(script)
     assert counted.forks
     assert counted.receiver.unique
-    sample = WHOLE if "memory" in request.node.name else every(6)
+    sample = WHOLE if "memory" in request.node.name else every(12)
     repeats = 0
     for nth in sample.of(range(1, counted.ticks + 1)):
         walk = OutboxWalk(next(places), 6, crash_at=nth)
@@ -94,7 +94,7 @@ def more_places(request: pytest.FixtureRequest, tmp_path: Path) -> Places:
 def test_random_scenarios_with_forks_failures_and_crashes_agree_with_the_oracle(
     more_places: Places, request: pytest.FixtureRequest
 ) -> None:
-    sample = every(4) if "clickhouse" in request.node.name else WHOLE
+    sample = every(8) if "clickhouse" in request.node.name else WHOLE
     seen = {"forks": 0, "deaths": 0, "failures": 0, "messages": 0}
     for seed in sample.of(range(100, 104)):
         walk = OutboxWalk(next(more_places), seed, crashes=0.03)

@@ -211,7 +211,7 @@ def test_a_crash_before_any_statement_costs_nothing(target: Targets, tmp_path: P
         portal.sim.chain.extend(2)
         grown = stream(portal, after, renamed={"transfers": "moves"}, max_bytes=30_000)
         is_lake = isinstance(target(), LakeTarget)
-        sample = every(8 if is_lake else 4)
+        sample = every(16 if is_lake else 8)
         first = sample.offset % sample.every
         all_deaths, deaths = 0, first
         stored: object = None

@@ -366,7 +366,7 @@ def test_a_crash_at_every_step_leaves_no_orphan_and_loses_no_child(
             check(place, portal, PipeState(portal.chain.head.cursor))
         return None if crashed else target.effects
 
-    k = 6 if place_type is InMemory else 30
+    k = 12 if place_type is InMemory else 60
     assert len(visit(k, crash_at)) > (25 if is_whole() else 2)
 
 

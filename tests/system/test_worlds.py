@@ -9,9 +9,11 @@ from headwater.testing.system.script import Script
 from headwater.testing.system.situations import Tally
 from headwater.testing.system.soak import play, play_seeds
 from headwater.testing.system.world import World
+from tests.sampling import is_whole
 from tests.targets import clickhouse_places, postgres_places
 
-RARE = [240]  # a statement that waits for a lock of a paused writer
+SEEDS = range(1, 201 if is_whole() else 61)
+RARE = [64, 83, 84, 104, 123, 124, 146, 240]  # meet what few others do
 FOUND = [  # worlds that once differed
     3903,  # creations of factories, asked of a replica that was behind, every time of the same one
     4127,  # three empty answers in a row, taken for the end of a range that holds blocks
@@ -28,7 +30,7 @@ def engines() -> Engines:
 @pytest.mark.guarantee("FENCE-1")
 @pytest.mark.guarantee("STATE-2")
 def test_worlds_agree_with_their_chains_and_meet_every_rare_situation(engines: Engines) -> None:
-    outcome = play_seeds([*range(1, 201), *RARE, *FOUND], engines)
+    outcome = play_seeds({*SEEDS, *RARE, *FOUND}, engines)
     assert outcome.failures == {}
     assert outcome.tally.never_met() == []
 

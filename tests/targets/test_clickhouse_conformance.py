@@ -26,7 +26,7 @@ UNKNOWN_TABLE = 60
 
 @pytest.mark.guarantee("STATE-2")
 class TestClickHouseTarget(TargetConformance):
-    sample = every(6)
+    sample = every(12)
     upserts = False  # rows are appended
     deletes = False
     shares = False  # shown with a stream column, in test_clickhouse
@@ -74,7 +74,7 @@ class TestClickHouseTarget(TargetConformance):
 class TestClickHouseTargetReplacing(TestClickHouseTarget):
     """The same, undone by newer versions."""
 
-    sample = every(12)
+    sample = every(24)
     engine = "ReplacingMergeTree"
     side_tables = False
     first_seed = 1000
@@ -89,7 +89,7 @@ class TestClickHouseTargetReplacing(TestClickHouseTarget):
 class TestClickHouseTargetMergeTree(TestClickHouseTarget):
     """The same, undone by deletion; identical rows may occur."""
 
-    sample = every(12)
+    sample = every(24)
     engine = "MergeTree"
     side_tables = False
     watches_io = False

@@ -30,7 +30,7 @@ from tests.targets.clickhouse_places import Stream, database
 from tests.targets.zombies import WAIT_S, Zombie
 
 ENGINES = ["CollapsingMergeTree", "ReplacingMergeTree", "MergeTree"]
-EVERY = {"CollapsingMergeTree": 7, "ReplacingMergeTree": 14, "MergeTree": 14}
+EVERY = {"CollapsingMergeTree": 14, "ReplacingMergeTree": 28, "MergeTree": 28}
 _IDS = "'headwater-%#%'"
 
 

@@ -17,7 +17,7 @@ from tests.targets import points
 
 @pytest.mark.guarantee("STATE-2")
 class TestDeltaTarget(TargetConformance):
-    sample = every(6)
+    sample = every(12)
     side_tables = keeps_config = True
     shares = exclusive = False  # a table has one stream; a second writer takes over
     settings = DeltaSettings(maintain_every=0)
@@ -55,7 +55,7 @@ class TestDeltaTarget(TargetConformance):
 class TestDeltaTargetThatIsMaintained(TestDeltaTarget):
     """The same while every commit compacts, and deletes all that no rollback needs."""
 
-    sample = every(12)
+    sample = every(24)
     settings = DeltaSettings(maintain_every=1, compact_files=2, retention_hours=0)
     side_tables = False
     walks = 2

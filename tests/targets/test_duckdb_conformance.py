@@ -17,7 +17,7 @@ from tests.targets.places import has_effect
 
 @pytest.mark.guarantee("STATE-2")
 class TestDuckDBTarget(TargetConformance):
-    sample = every(5)
+    sample = every(10)
     side_tables = keeps_config = True
     types: dict[str, str] | None = None
 
@@ -58,7 +58,7 @@ class TestDuckDBTarget(TargetConformance):
 class TestDuckDBTargetWithBignum(TestDuckDBTarget):
     """The same with integers of 256 bits as numbers."""
 
-    sample = every(15)
+    sample = every(30)
     types = {"value": "BIGNUM"}  # noqa: RUF012
     side_tables = watches_io = False
     walks = 6

@@ -21,7 +21,7 @@ from tests.targets import points
 
 @pytest.mark.guarantee("STATE-2")
 class TestIcebergTarget(TargetConformance):
-    sample = every(8)
+    sample = every(16)
     side_tables = keeps_config = True
     shares = exclusive = False  # a table has one stream; the newest writer wins
     settings = IcebergSettings(maintain_every=4, final_snapshots=1, compact_files=3, grace_s=0)

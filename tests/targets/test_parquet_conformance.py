@@ -21,7 +21,7 @@ from tests.targets.replayed import Journal, Replayed
 class TestParquetTarget(TargetConformance):
     """Everything that is final is published at every commit."""
 
-    sample = every(4)
+    sample = every(8)
     upserts = deletes = shares = False
     keeps_config = True
     rollover = Rollover(bytes=None, seconds=None)
@@ -70,6 +70,6 @@ class TestParquetTarget(TargetConformance):
 class TestParquetTargetThatRollsOver(TestParquetTarget):
     """Final rows wait for others; windows of several blocks, and restarts that lose them."""
 
-    sample = every(8)
+    sample = every(16)
     rollover = Rollover(rows=4, bytes=None, seconds=None)
     first_seed = 500

@@ -17,7 +17,7 @@ from tests.targets.postgres_places import NEWEST, OTHER, database, empty
 
 @pytest.mark.guarantee("STATE-2")
 class TestPostgresTarget(TargetConformance):
-    sample = every(5)
+    sample = every(10)
     side_tables = keeps_config = True
     keyless = False  # a table without a primary key is refused at the start
     version: ClassVar[int] = NEWEST
@@ -62,7 +62,7 @@ class TestPostgresTarget(TargetConformance):
 class TestPostgresTargetWithNumeric(TestPostgresTarget):
     """The same with integers of 256 bits as numbers, on the oldest server that is at hand."""
 
-    sample = every(15)
+    sample = every(30)
     version = OTHER
     types: ClassVar[dict[str, str] | None] = {"value": "numeric(78,0)"}
     watches_io = False

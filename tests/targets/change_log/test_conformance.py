@@ -83,7 +83,7 @@ def _leaves_something(sql: str) -> bool:
 
 
 class HistoryConformance(TargetConformance):
-    sample = every(6)
+    sample = every(12)
     kind: ClassVar[str]
     keyless = False  # changes are of rows with a key
     walks: ClassVar[int] = 4
