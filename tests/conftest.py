@@ -77,13 +77,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     The marker `xdist_group` says so too, but pytest-xdist 3.8 sets names of tests for it that
     pytest 9.2 no longer reads.
     """
-    from xdist.scheduler import LoadScopeScheduling
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-    class Scheduler(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return nodeid.split("::")[0] if nodeid.startswith(TOGETHER) else nodeid
-
-    return Scheduler(config, log)
+    scheduler: Any = LoadScopeScheduling(config, log)
+    scheduler._split_scope = lambda nodeid: (
+        nodeid.split("::")[0] if nodeid.startswith(TOGETHER) else nodeid
+    )
+    return scheduler
 
 
 def pytest_collection_finish() -> None:
