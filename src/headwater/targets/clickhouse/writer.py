@@ -10,9 +10,10 @@ first, and the driver writes the batch again if it finds two.
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -89,13 +90,16 @@ class Writer:
         pieces, rows = 0, 0
         token = f"{self.token}/{part}"
         found = pieces_of(batches, self.transfer, self.piece_rows, self.client.compression)
-        first = list(islice(found, 2))
-        if len(first) > 1:
+        made = deque(islice(found, 2))
+        if len(made) > 1:
             self.attempts.note(token, self.condition)
         target = self.transfer.target(self.condition)
-        for body, count in chain(first, found):
+        while made:  # a piece that was sent is let go
+            body, count = made.popleft()
             self.client.insert_body(target, body, f"{token}/{pieces}")
             pieces, rows = pieces + 1, rows + count
+            del body
+            made.extend(islice(found, 1))
         self.client.close()
         facts = dict(zip(_NAMES, (part, pieces, rows), strict=True))
         yield pa.RecordBatch.from_pylist([facts], schema=_RECEIPT)
