@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,7 @@ def test_a_worker_of_spark_imports_headwater(
     code, found = examine(quick=False)
     assert code == 0, found
     assert found["executors' Python"][0][0] == "ok"
-    monkeypatch.setattr(sys.modules["headwater.cli.doctor"], "__version__", "another one")
+    monkeypatch.setattr(import_module("headwater.cli.doctor"), "__version__", "another one")
     code, found = examine(quick=False)
     assert code == 1
     assert "PYSPARK_PYTHON" in found["executors' Python"][0][2]

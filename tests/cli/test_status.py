@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,7 +87,7 @@ def test_a_watch_looks_again_until_ctrl_c(tmp_path: Path, monkeypatch: pytest.Mo
             raise KeyboardInterrupt
 
     clock = SimpleNamespace(sleep=pause, time=time.time)
-    monkeypatch.setattr(sys.modules["headwater.cli.status"], "time", clock)
+    monkeypatch.setattr(import_module("headwater.cli.status"), "time", clock)
     shown = run("status", place.address, "--watch", "--every", "7", "--json")
     assert shown.startswith("0 ")
     assert looks == [7, 7, 7]

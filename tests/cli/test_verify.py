@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +175,7 @@ def test_pieces_gaps_and_samples_are_compared_as_the_whole_is(
     file.write_text(RANGES.format(portal=portal.url, path=path), encoding="utf-8")
     ((stream, target),) = read_pipelines(file)
     stream.pipe_to(target, progress=False)
-    module = sys.modules["headwater.cli.verify"]
+    module = import_module("headwater.cli.verify")
     monkeypatch.setattr(module, "PIECE_BLOCKS", 7)
     code, shown = run(str(path), str(file))
     assert code == 0, shown
@@ -231,7 +231,7 @@ def test_children_of_factories_are_known_wherever_the_comparison_begins(
     file.touch()
     with pool_portal(3, blocks=40) as portal:
         stream = stream_of(portal, (10, 39))
-        module = sys.modules["headwater.cli.verify"]
+        module = import_module("headwater.cli.verify")
         monkeypatch.setattr(module, "read_pipelines", lambda file: [(stream, None)])
         stream.pipe_to(duckdb_target(path), progress=False)
         for words in ([], ["--from", "15", "--to", "25"], ["--from", "34"]):

@@ -22,8 +22,9 @@ TARGETS: dict[str, Any] = {
 }
 
 
-def test_an_import_of_the_package_loads_nothing_heavy() -> None:
-    code = f"import sys, headwater; print([one for one in {HEAVY} if one in sys.modules])"
+@pytest.mark.parametrize("name", ["headwater", "headwater.cli"])
+def test_an_import_of_the_package_or_its_commands_loads_nothing_heavy(name: str) -> None:
+    code = f"import sys, {name}; print([one for one in {HEAVY} if one in sys.modules])"
     made = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     )

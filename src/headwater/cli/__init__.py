@@ -6,31 +6,66 @@ what happened and what to do.
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 from headwater import __version__
-from headwater.cli.cursor import app as cursor
-from headwater.cli.cursor import rewind
-from headwater.cli.dashboard import dashboard
-from headwater.cli.demo import demo as show_demo
-from headwater.cli.doctor import doctor
-from headwater.cli.init import init
-from headwater.cli.maintain import maintain
-from headwater.cli.outbox import app as outbox
-from headwater.cli.run import run
-from headwater.cli.setup import setup
-from headwater.cli.simulate import simulate
-from headwater.cli.sink import app as sink
-from headwater.cli.status import status
-from headwater.cli.verify import verify
 from headwater.errors import HeadwaterError
+
+# name: module and what it holds, in the order of --help
+COMMANDS = {
+    "demo": ("demo", "demo"),
+    "init": ("init", "init"),
+    "run": ("run", "run"),
+    "dashboard": ("dashboard", "dashboard"),
+    "simulate": ("simulate", "simulate"),
+    "outbox": ("outbox", "app"),
+    "setup": ("setup", "setup"),
+    "sink": ("sink", "app"),
+    "cursor": ("cursor", "app"),
+    "rewind": ("cursor", "rewind"),
+    "verify": ("verify", "verify"),
+    "status": ("status", "status"),
+    "maintain": ("maintain", "maintain"),
+    "doctor": ("doctor", "doctor"),
+}
+
+
+def _typer() -> typer.Typer:
+    return typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+    )
+
+
+class Commands(TyperGroup):
+    """Imports a command when it is asked for: each takes libraries that the others do without."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names, for `--help`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or a group of them."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name]
+        found = getattr(import_module(f"headwater.cli.{module}"), name)
+        app = _typer()
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=cmd_name)
+            return typer.main.get_group(app).commands[cmd_name]
+        app.command(cmd_name)(found)
+        return typer.main.get_command(app)
+
 
 app = typer.Typer(
     name="headwater",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -55,22 +90,6 @@ def about(
     ] = False,
 ) -> None:
     """Blockchain data in Apache Spark that stays correct when the chain reorganizes."""
-
-
-app.command("demo")(show_demo)
-app.command()(init)
-app.command()(run)
-app.command()(dashboard)
-app.command()(simulate)
-app.add_typer(outbox, name="outbox")
-app.command()(setup)
-app.add_typer(sink, name="sink")
-app.add_typer(cursor, name="cursor")
-app.command()(rewind)
-app.command()(verify)
-app.command()(status)
-app.command()(maintain)
-app.command()(doctor)
 
 
 def main() -> None:
