@@ -313,21 +313,17 @@ def test_the_server_is_killed_again_and_again_while_a_stream_runs() -> None:
         server.remove()
 
 
-def test_a_full_disk_is_waited_for_and_then_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_waited_for_and_then_a_coded_error() -> None:
     """The server refuses with 243, which is what it says when it cannot reserve space."""
     url = database()
     client = ClickHouseClient(url, settings={"allow_custom_error_code_in_throwif": "1"})
     client.run("CREATE TABLE room (n UInt8) ENGINE = Memory")
     full = "SELECT throwIf(count() = 0, 'Cannot reserve 1.00 MiB', toInt16(243)) FROM room"
     waits: list[float] = []
-    monkeypatch.setattr("headwater.targets.patience.time.sleep", waits.append)
-    client.attempts = 3
+    client.attempts, client.pause = 3, lambda seconds, why: waits.append(seconds)
     with pytest.raises(ClickHouseDiskFullError, match=r"E2017.*Cannot reserve"):
         client.run(full)
     assert len(waits) == 2
-    monkeypatch.setattr(
-        "headwater.targets.patience.time.sleep",
-        lambda seconds: ClickHouseClient(url).run("INSERT INTO room VALUES (1)"),
-    )
+    client.pause = lambda seconds, why: ClickHouseClient(url).run("INSERT INTO room VALUES (1)")
     client.run(full)
     client.close()
