@@ -32,6 +32,7 @@ from headwater.targets.sql.settings import Table
 from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal, quote
 
 DEFAULT_SCHEMA = "main"
+Place = tuple[str, str, str]  # database, schema and table, spelled as DuckDB does
 _DECIMAL = re.compile(r"DECIMAL\(\d+,(\d+)\)")
 
 
@@ -114,30 +115,28 @@ class DuckDBDialect(Dialect[Session]):
     # --- what there is ----------------------------------------------------------------------------
 
     def read_table(self, session: Session, name: QualifiedName) -> Layout | None:
-        """Read a table from DuckDB's own tables."""
-        rows = session.rows(
-            "SELECT column_name, data_type, column_default, is_generated "
-            "FROM information_schema.columns WHERE table_catalog = current_database() "
-            "AND lower(table_schema) = $1 AND lower(table_name) = $2 ORDER BY ordinal_position",
-            name.folded,
-        )
-        if not rows:
+        """Read a table or a view from DuckDB's own tables."""
+        same = ("lower({name}) = $2", *name.folded)
+        found = _places(session, "table", *same) or _places(session, "view", *same)
+        if not found:
             return None
-        bound = session.rows(
-            "SELECT constraint_type, constraint_column_names FROM duckdb_constraints() "
-            "WHERE database_name = current_database() AND lower(schema_name) = $1 "
-            "AND lower(table_name) = $2 AND constraint_type IN ('PRIMARY KEY', 'UNIQUE')",
-            name.folded,
-        )
+        ((place, text),) = found
+        generated = _generated(session, place) if "GENERATED" in text else set()
+        bound = _bound(session, place) if "PRIMARY KEY" in text or "UNIQUE" in text else []
         keys = [tuple(names) for kind, names in bound if kind == "PRIMARY KEY"]
-        found = {
+        held = {
             column: Column(
-                column, kind, kind, scale=_scale(kind), generated=made == "ALWAYS", default=default
+                column,
+                kind,
+                kind,
+                scale=_scale(kind),
+                generated=column in generated,
+                default=default,
             )
-            for column, kind, default, made in rows
+            for column, kind, default in _columns(session, place)
         }
         key = keys[0] if keys else ()
-        return Layout(name, key, Undo.NONE, "", found, unique=len(bound) > len(keys))
+        return Layout(name, key, Undo.NONE, "", held, unique=len(bound) > len(keys))
 
     def make_schema(self, session: Session, name: str) -> None:
         """Create a schema if it is not there."""
@@ -145,12 +144,13 @@ class DuckDBDialect(Dialect[Session]):
 
     def columns_of(self, session: Session, schema: str, prefix: str) -> list[tuple[str, str, str]]:
         """Return table, column and type of all tables whose name begins with a prefix."""
-        return session.rows(
-            "SELECT table_name, column_name, data_type FROM duckdb_columns() "
-            "WHERE database_name = current_database() AND lower(schema_name) = $1 "
-            "AND starts_with(table_name, $2) ORDER BY table_name, column_index",
-            [schema.lower(), prefix],
-        )
+        wanted = ("starts_with({name}, $2)", schema.lower(), prefix)
+        found = sorted([*_places(session, "table", *wanted), *_places(session, "view", *wanted)])
+        return [
+            (place[-1], column, kind)
+            for place, _ in found
+            for column, kind, _ in _columns(session, place)
+        ]
 
     def read_images(
         self,
@@ -217,6 +217,52 @@ class DuckDBDialect(Dialect[Session]):
                 view=view,
                 conflict=Fragment("ON CONFLICT DO NOTHING" if only_new else ""),
             )
+
+
+# DuckDB's lists of columns describe each view of its own before they answer, so the columns of one
+# table are asked for by its name. It has to be there: an error ends the transaction.
+
+
+def _places(
+    session: Session, kind: str, condition: str, schema: str, name: str
+) -> list[tuple[Place, str]]:
+    """Return the tables, or the views, of a schema that meet a condition, and their definitions."""
+    rows = session.rows(
+        "SELECT database_name, schema_name, {name}, sql FROM {all}() "
+        "WHERE database_name = current_database() AND lower(schema_name) = $1 AND {condition}",
+        [schema, name],
+        name=Fragment(f"{kind}_name"),
+        all=Fragment(f"duckdb_{kind}s"),
+        condition=Fragment(condition.format(name=f"{kind}_name")),
+    )
+    return [((row[0], row[1], row[2]), row[3]) for row in rows]
+
+
+def _columns(session: Session, place: Place) -> list[tuple[str, str, str | None]]:
+    """Return name, type and default of the columns of a table that is there."""
+    sql = "SELECT cid, name, type, dflt_value FROM pragma_table_info($1)"
+    rows = session.rows(sql, [".".join(map(quote, place))])
+    return [(name, kind, default) for _, name, kind, default in sorted(rows)]
+
+
+def _generated(session: Session, place: Place) -> set[str]:
+    """Return the columns that a table computes itself."""
+    rows = session.rows(
+        "SELECT column_name FROM information_schema.columns WHERE table_catalog = $1 "
+        "AND table_schema = $2 AND table_name = $3 AND is_generated = 'ALWAYS'",
+        place,
+    )
+    return {name for (name,) in rows}
+
+
+def _bound(session: Session, place: Place) -> list[tuple[str, list[str]]]:
+    """Return the columns of a table's primary key, and of what else is unique."""
+    return session.rows(
+        "SELECT constraint_type, constraint_column_names FROM duckdb_constraints() "
+        "WHERE database_name = $1 AND schema_name = $2 AND table_name = $3 "
+        "AND constraint_type IN ('PRIMARY KEY', 'UNIQUE')",
+        place,
+    )
 
 
 def _scale(kind: str) -> int | None:
