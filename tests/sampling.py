@@ -8,11 +8,15 @@ of the run: HEADWATER_WALK=<start> repeats it, HEADWATER_WALK=all is the whole w
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
+from zlib import crc32
 
 from headwater.testing.conformance.sample import WHOLE, Sample
 
+Kind = TypeVar("Kind")
+Suite = TypeVar("Suite", bound=type)
 VARIABLE = "HEADWATER_WALK"
 BEYOND = 1 << 30  # a point that no walk has
 # workers of pytest-xdist inherit it: they agree at midnight, too
@@ -29,20 +33,48 @@ def every(k: int) -> Sample:
     return WHOLE if is_whole() else Sample(k, int(os.environ[VARIABLE]))
 
 
-def visit(k: int, stop_at: Callable[[int], int | None]) -> list[int]:
+def visit(k: int, stop_at: Callable[[int], int | None], *, ends: bool = True) -> list[int]:
     """Walk to every k-th point; return those that were visited.
 
     `stop_at` does everything with a stop at one point, counted from 0, and returns None; where
-    there is no such point, it returns how many there are.
+    there is no such point, it returns how many there are. Without `ends` a sample leaves the first
+    and the last point to another walk.
     """
     count = stop_at(BEYOND)
     assert count is not None
-    return [point for point in every(k).of(range(count)) if stop_at(point) is None]
+    points = every(k).of(range(count)) if ends else every(k).seeds(range(count))
+    return [point for point in points if stop_at(point) is None]
+
+
+def turn(kinds: Sequence[Kind], test: str) -> list[Kind]:
+    """Return the kinds that a test is given: all of them, or one; tests differ, and so do days."""
+    if is_whole():
+        return list(kinds)
+    return [kinds[(crc32(test.encode()) + int(os.environ[VARIABLE])) % len(kinds)]]
+
+
+def every_test(k: int, *always: str, shift: int = 0) -> Callable[[Suite], Suite]:
+    """Have a class that varies another one run every k-th of its tests, and those named.
+
+    Classes whose `shift` differs by less than k run different ones on one day.
+    """
+
+    def choose(suite: Suite) -> Suite:
+        names = [name for name in dir(suite) if name.startswith("test_") and getattr(suite, name)]
+        unknown = set(always) - set(names)
+        assert not unknown, f"there are no such tests: {unknown}"
+        for at, name in enumerate(names):
+            chosen = name in always or (at - every(k).offset - shift) % every(k).every == 0
+            if not chosen:
+                setattr(suite, name, None)
+        return suite
+
+    return choose
 
 
 def examples(count: int) -> int:
-    """Return how many random examples a property is given: all of these, or a third of them."""
-    return count if is_whole() else -(-count // 3)
+    """Return how many random examples a property is given: all of these, or a quarter of them."""
+    return count if is_whole() else -(-count // 4)
 
 
 def header() -> str:

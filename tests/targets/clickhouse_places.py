@@ -43,6 +43,10 @@ def admin(sql: str) -> None:
     client.close()
 
 
+def at_once(seconds: float, why: str) -> None:
+    """Pause for no time: where a test shows what is tried again, and another one when."""
+
+
 class Stream:
     """Commits blocks to a target."""
 

@@ -38,6 +38,8 @@ from headwater.targets.clickhouse import (
     table,
 )
 from headwater.targets.clickhouse.sql import TableName, parse_name, quote
+from headwater.targets.clickhouse.writer import Attempts
+from tests.sampling import every
 from tests.targets.clickhouse_places import Stream, database
 
 LARGEST = 2**256 - 1
@@ -299,6 +301,21 @@ def test_an_existing_table_keeps_its_form_and_any_name_works(make: Make) -> None
     assert "non_replicated_deduplication_window" in ddl
 
 
+def test_texts_of_a_list_arrive_as_they_are(url: str) -> None:
+    """Attempts are looked for by tokens, which hold the stream's id."""
+    client = ClickHouseClient(url)
+    texts = ["it's \\ `q`", "tab\t, line\n, nul\0", "\\'", "é"]
+    found = client.rows("SELECT {texts:Array(String)} AS texts", {"texts": texts})
+    assert found == [{"texts": texts}]
+    attempts = Attempts(client, TableName(client.database, "attempts"))
+    attempts.create()
+    for _ in range(2):
+        attempts.note("it's/1", "1")
+    assert attempts.are_single(["it's/2"])
+    assert not attempts.are_single(["it's/2", "it's/1"])
+    client.close()
+
+
 def test_tables_that_could_not_be_undone_are_refused(make: Make, url: str) -> None:
     client = ClickHouseClient(url)
     client.run("CREATE TABLE local (block_number UInt64) ENGINE = MergeTree ORDER BY tuple()")
@@ -471,7 +488,7 @@ def test_rows_that_were_written_twice_are_all_taken_back(make: Make) -> None:
 
 
 @pytest.mark.guarantee("ORACLE-1")
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", every(2).seeds(range(2)))
 def test_a_materialized_view_over_the_sign_equals_the_oracle_after_every_fork(
     make: Make, seed: int
 ) -> None:

@@ -30,7 +30,7 @@ from headwater.targets.clickhouse.transfer import plan_transfer
 from headwater.targets.contract import Scope
 from headwater.testing.servers.clickhouse import ClickHouseServer
 from tests.sampling import is_whole
-from tests.targets.clickhouse_places import Stream, database
+from tests.targets.clickhouse_places import Stream, at_once, database
 
 
 def frame(block: int, *values: int) -> pa.Table:
@@ -65,7 +65,7 @@ class LossyProxy(ThreadingHTTPServer):
         self.lose: Callable[[str], bool] = lambda sql: False
         self.lost = 0
         self.url = f"http://127.0.0.1:{self.server_port}{parts.path}?{parts.query}"
-        self._thread = threading.Thread(target=self.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -120,7 +120,7 @@ def proxy(url: str) -> Iterator[LossyProxy]:
 def test_what_is_applied_twice_counts_once(proxy: LossyProxy, url: str, engine: str) -> None:
     """CASE-10: the first answer to each statement is lost, after the server has done it."""
     s = started(proxy.url, table("t", engine=engine))
-    s.client = ClickHouseClient(url)
+    s.client, s.target.pause = ClickHouseClient(url), at_once
     seen: set[str] = set()
 
     def first_time(sql: str) -> bool:
@@ -242,8 +242,8 @@ def test_an_insert_of_a_dead_driver_is_ended_before_the_repair(url: str) -> None
     dead.prefix = s.target._client.prefix
     s.target.close()
     slow = (
-        "INSERT INTO t (block_number, log_index, value) SELECT 2, number, sleepEachRow(0.5) "
-        "FROM numbers(200) SETTINGS max_block_size = 1, min_insert_block_size_rows = 1, "
+        "INSERT INTO t (block_number, log_index, value) SELECT 2, number, sleepEachRow(0.1) "
+        "FROM numbers(1000) SETTINGS max_block_size = 1, min_insert_block_size_rows = 1, "
         "function_sleep_max_microseconds_per_block = 0"
     )
 

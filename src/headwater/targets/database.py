@@ -97,10 +97,12 @@ class DatabaseTarget(ABC):
         """Return committed rows of this stream in the order of their keys."""
         return self._look(lambda: self._side.read(name, after, up_to_block, limit))
 
-    def _adopt(self, adopt: Callable[[str], bool]) -> None:
-        """Take over, once, the state that was kept before streams had ids."""
-        if self._given_id is None and self._id != LEGACY_ID and adopt(LEGACY_ID):
-            logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
+    def _adopt(self, adopt: Callable[[str], bool]) -> bool:
+        """Take over, once, the state that was kept before streams had ids; tell whether it was."""
+        if self._given_id is not None or self._id == LEGACY_ID or not adopt(LEGACY_ID):
+            return False
+        logger.warning("state.adopted id=%s from=%s", self._id, LEGACY_ID)
+        return True
 
     def _announce(self, sql: str) -> None:
         if self.on_statement is not None:

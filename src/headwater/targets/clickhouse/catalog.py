@@ -27,6 +27,7 @@ from headwater.targets.clickhouse.layout import (
     drop_view,
     prepare_undo,
     read_layout,
+    read_layouts,
     readers_of,
     renew_view,
 )
@@ -103,8 +104,11 @@ class Catalog:
                     stream_column=one["stream_column"] or None,
                     live_view=not one["name"].startswith(PREFIX),
                 )
-        found = (self.admitted(name) for name in names)
-        return [one for one in found if one is not None]
+        missing = {name: self._declared[name] for name in names if name not in self._layouts}
+        described = read_layouts(self._client, missing)
+        for name, layout in described.items():
+            self._admit(name, layout)
+        return [self._layouts[name] for name in names if name in self._layouts]
 
     def prepare(self, name: TableName, schema: pa.Schema) -> Layout:
         """Return a table that is about to be written; create it if there is none."""
@@ -208,8 +212,8 @@ class Catalog:
         if any(one["id"] == self._id for one in self._registered()):
             return True
         declared = {name: one for name, one in self._declared.items() if one.stream_column}
-        layouts = [read_layout(self._client, name, one) for name, one in declared.items()]
-        return any(self.holds_rows(one) for one in layouts if one is not None)
+        layouts = read_layouts(self._client, declared)
+        return any(self.holds_rows(one) for one in layouts.values())
 
     def next_version(self, layout: Layout) -> int:
         """Return a version that is higher than all in a table of the Replacing family."""
@@ -246,20 +250,24 @@ class Catalog:
         """Return a table after making sure that its rows can be told from others', once."""
         if name in self._layouts:
             return self._layouts[name]
-        declared = self._declaration(name)
-        layout = read_layout(self._client, name, declared)
-        if layout is None:
-            return None
+        layout = read_layout(self._client, name, self._declaration(name))
+        if layout is not None:
+            self._admit(name, layout)
+        return self._layouts.get(name)
+
+    def _admit(self, name: TableName, found: Layout) -> None:
+        """Make sure that the rows of a table can be told from others', and keep its layout."""
+        declared = self._declared.get(name)
+        layout: Layout | None = found
         if declared is not None:
-            self._check_owner(name, layout)
+            self._check_owner(name, found)
             if declared.live_view:
-                create_view(self._client, layout)
-            if not (layout.indexed and layout.deduplicates):
-                prepare_undo(self._client, layout)
+                create_view(self._client, found)
+            if not (found.indexed and found.deduplicates):
+                prepare_undo(self._client, found)
                 layout = read_layout(self._client, name, declared)
         if layout is not None:
             self._layouts[name] = layout
-        return layout
 
     def _check_owner(self, name: TableName, layout: Layout) -> None:
         """Refuse a table in which rows of others could be removed; note it otherwise."""

@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
@@ -41,6 +41,7 @@ _FIRST_ATTEMPTS = 8  # until the server has answered once: the address may be wr
 logger = logging.getLogger("headwater.targets.clickhouse")
 _PORTS = {"http": 8123, "https": 8443}
 SMALL_BYTES = 1 << 20
+_ANYWHERE = {"database": "default"}  # also where the client's own database is not there yet
 _DEFAULTS = {"wait_end_of_query": "1", "http_response_buffer_size": "1048576"}
 
 
@@ -109,12 +110,18 @@ class ClickHouseClient:
         """Run a statement for its effect; one that may run twice without harm."""
         self._send(sql, None, params, settings, attempts=self.attempts, kill=True)
 
-    def rows(self, sql: str, params: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
+    def rows(
+        self,
+        sql: str,
+        params: Mapping[str, object] | None = None,
+        *,
+        settings: Mapping[str, str] | None = None,
+    ) -> list[dict[str, Any]]:
         """Return the rows of a query, for our own use: integers of 64 bits and texts.
 
         They come in one JSON document, so that no rows can be told from no answer.
         """
-        wanted = {"output_format_json_quote_64bit_integers": "0"}
+        wanted = {"output_format_json_quote_64bit_integers": "0", **(settings or {})}
         body = self._send(
             f"{sql} FORMAT JSON", None, params, wanted, attempts=self.attempts, kill=False
         )
@@ -191,24 +198,28 @@ class ClickHouseClient:
             kill=True,
         )
 
+    def existing(self, database: str, names: Collection[str]) -> set[str]:
+        """Return which of some tables there are; their database may be missing, too."""
+        found = self.rows(
+            "SELECT name FROM system.tables WHERE database = {database:String} "
+            "AND name IN {names:Array(String)}",
+            {"database": database, "names": sorted(names)},
+            settings=_ANYWHERE,
+        )
+        return {one["name"] for one in found}
+
     def create_database(self, name: str) -> None:
         """Create a database if it is not there; asking first needs no right to create one."""
-        there = self.copy()
-        there.database, there.on_statement = "default", self.on_statement
-        try:
-            sql = "SELECT count() AS n FROM system.databases WHERE name = {name:String}"
-            if not there.rows(sql, {"name": name})[0]["n"]:
-                there.run(f"CREATE DATABASE IF NOT EXISTS {quote(name)}")
-        finally:
-            there.close()
+        sql = "SELECT count() AS n FROM system.databases WHERE name = {name:String}"
+        if not self.rows(sql, {"name": name}, settings=_ANYWHERE)[0]["n"]:
+            self.run(f"CREATE DATABASE IF NOT EXISTS {quote(name)}", settings=_ANYWHERE)
 
     def end(self, which: str) -> None:
         """Have the server end the statements that meet a condition, and wait for their end.
 
         One whose rows are still being sent ends when the server's `http_receive_timeout` is over.
         """
-        anywhere = {"database": "default"}
-        self._send(_kill(which), None, None, anywhere, attempts=self.attempts, kill=False)
+        self._send(_kill(which), None, None, _ANYWHERE, attempts=self.attempts, kill=False)
 
     def _stream(self, frame: pa.Table) -> pa.Buffer:
         sink = pa.BufferOutputStream()
@@ -341,9 +352,7 @@ def _is_here(host: str) -> bool:
 def _escape(value: object) -> str:
     """Write a value as a parameter: the server reads backslashes as escapes."""
     if isinstance(value, list | tuple):
-        inner = (
-            f"'{_escape(_escape(one))}'" if isinstance(one, str) else str(one) for one in value
-        )
+        inner = (f"'{_escape(one)}'" if isinstance(one, str) else str(one) for one in value)
         return f"[{','.join(inner)}]"
     text = str(value).replace("\\", "\\\\")
     return text.replace("\t", "\\t").replace("\n", "\\n").replace("\0", "\\0").replace("'", "\\'")

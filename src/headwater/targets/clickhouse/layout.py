@@ -26,18 +26,17 @@ from headwater.targets.sql.text import Fragment
 _ENGINE = re.compile(r"(?:Shared)?(?:Replicated)?(\w*?)MergeTree")
 _INTEGERS = re.compile(r"U?Int(16|32|64)")
 _WINDOW = "non_replicated_deduplication_window"
-_QUERY = """
-SELECT engine, engine_full, sorting_key, create_table_query,
-  (SELECT arrayMap(one -> [one.2, one.3], arraySort(groupArray((position, name, type))))
-   FROM system.columns WHERE database = {database:String} AND table = {name:String}
-   AND default_kind IN ('', 'DEFAULT')) AS stored,
-  (SELECT any(value) FROM system.merge_tree_settings WHERE name = {window:String}) AS window,
-  (SELECT count() FROM system.tables
-   WHERE database = {database:String} AND name = concat({name:String}, '_live')) AS shown
-FROM system.tables WHERE database = {database:String} AND name = {name:String}
+_TABLES = """
+SELECT name, engine, engine_full, sorting_key, create_table_query FROM system.tables
+WHERE database = {database:String} AND name IN {names:Array(String)}
 """
-
-
+_COLUMNS = """
+SELECT table, name, type FROM system.columns
+WHERE database = {database:String} AND table IN {names:Array(String)}
+  AND default_kind IN ('', 'DEFAULT')
+ORDER BY table, position
+"""
+_DEFAULT_WINDOW = "SELECT value FROM system.merge_tree_settings WHERE name = {name:String}"
 WINDOW = 1000
 INDEX = "_sqd_rollback_idx"
 _IDENTITY = ("transaction_index", "trace_address", "instruction_address", "log_index")
@@ -89,10 +88,39 @@ def read_layout(client: ClickHouseClient, name: TableName, declared: Table | Non
         ClickHouseBlockColumnError: it does not say which block a row is of. Not asked of a table
             that was not declared.
     """
-    found = client.rows(_QUERY, {"database": name.database, "name": name.name, "window": _WINDOW})
-    if not found:
-        return None
-    engine, definition = found[0]["engine"], found[0]["engine_full"]
+    return read_layouts(client, {name: declared}).get(name)
+
+
+def read_layouts(
+    client: ClickHouseClient, declared: Mapping[TableName, Table | None]
+) -> dict[TableName, Layout]:
+    """Read tables as `read_layout` does, those of one database together; without missing ones."""
+    found = {}
+    for database in dict.fromkeys(name.database for name in declared):
+        wanted = {name.name: name for name in declared if name.database == database}
+        shown = [*wanted, *(f"{one}_live" for one in wanted)]
+        rows = client.rows(_TABLES, {"database": database, "names": shown})
+        there = {row["name"]: row for row in rows}
+        names = [one for one in wanted if one in there]
+        kinds: dict[str, dict[str, str]] = {one: {} for one in names}
+        if names:
+            for row in client.rows(_COLUMNS, {"database": database, "names": names}):
+                kinds[row["table"]][row["name"]] = row["type"]
+        for one in names:
+            name, has_view = wanted[one], f"{one}_live" in there
+            found[name] = _layout(client, name, declared[name], there[one], kinds[one], has_view)
+    return found
+
+
+def _layout(
+    client: ClickHouseClient,
+    name: TableName,
+    declared: Table | None,
+    described: Mapping[str, str],
+    kinds: Mapping[str, str],
+    has_view: bool,
+) -> Layout:
+    engine, definition = described["engine"], described["engine_full"]
     if engine == "Distributed":
         raise DistributedTableError("rows of a Distributed table cannot be undone", table=name)
     kind = _ENGINE.fullmatch(engine)
@@ -104,16 +132,16 @@ def read_layout(client: ClickHouseClient, name: TableName, declared: Table | Non
     layout = Layout(
         name,
         family,
-        dict(found[0]["stored"]),
-        _sorting_key(found[0]["sorting_key"]),
+        kinds,
+        _sorting_key(described["sorting_key"]),
         sign,
         version,
         deleted,
         declared.block_column if declared else BLOCK_COLUMN,
         declared.stream_column if declared else None,
-        _deduplicates(engine, definition, found[0]["window"]),
-        INDEX in found[0]["create_table_query"],
-        bool(found[0]["shown"]),
+        _deduplicates(client, engine, definition),
+        INDEX in described["create_table_query"],
+        has_view,
     )
     if declared is not None:
         _check(layout)
@@ -164,13 +192,15 @@ def _sorting_key(text: str) -> tuple[str, ...]:
     return tuple(one.strip().strip("`") for one in parts)
 
 
-def _deduplicates(engine: str, definition: str, default: str) -> bool:
-    """Tell whether the table remembers which inserts it has stored."""
+def _deduplicates(client: ClickHouseClient, engine: str, definition: str) -> bool:
+    """Tell whether a table remembers which inserts it has stored, by itself or by default."""
     if "Replicated" in engine or "Shared" in engine:
         match = re.search(r"\breplicated_deduplication_window = (\d+)", definition)
         return match is None or int(match[1]) > 0
     match = re.search(rf"\b{_WINDOW} = (\d+)", definition)
-    return int(match[1] if match else default) > 0
+    if match is not None:
+        return int(match[1]) > 0
+    return any(int(one["value"]) > 0 for one in client.rows(_DEFAULT_WINDOW, {"name": _WINDOW}))
 
 
 # --- creating -------------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ class SyncTable:
         )
 
     def adopt_legacy(self, legacy_id: str) -> bool:
-        """Take over the rows that were kept before streams had ids, once: if there are no own."""
-        if self._count(self.stream_id) or not self._count(legacy_id):
+        """Take over the rows that were kept before streams had ids. Called if there are no own."""
+        if not self._count(legacy_id):
             return False
         self._client.run(
             compose(

@@ -281,8 +281,9 @@ class ClickHouseTarget(DatabaseTarget):
 
     def _load(self) -> PipeState:
         """Read the state, and make the tables agree with it. The lease was just begun."""
-        self._adopt(self._sync.adopt_legacy)
         state = self._sync.load()
+        if state.cursor is None and self._adopt(self._sync.adopt_legacy):
+            state = self._sync.load()
         if state.cursor is None and not self._lease.is_new:
             raise StateMissingError(
                 "the stream has committed before, but no state is stored", stream=self._id
@@ -311,7 +312,9 @@ class ClickHouseTarget(DatabaseTarget):
         client.on_statement = self._announce
         client.pause = lambda seconds, why: self.pause(seconds, why)
         sync = self._sync_name
-        self._lease = lease = Lease(client, sync.suffixed("__epochs"), sync, self._id)
+        tables, epochs = sync.suffixed("__tables"), sync.suffixed("__epochs")
+        settlements = sync.suffixed("__settlements")
+        self._lease = lease = Lease(client, epochs, sync, self._id)
         self._sync = SyncTable(client, sync, lease, settings.max_rows, self.clock)
         attempts = Attempts(client, sync.suffixed("__attempts"))
         self._inserts = Inserts(client, attempts, lease, settings.insert_rows)
@@ -320,19 +323,26 @@ class ClickHouseTarget(DatabaseTarget):
         self._catalog = Catalog(
             client,
             lease,
-            sync.suffixed("__tables"),
+            tables,
             self._tables or (),
             automatic=self._callbacks.on_data is None,
             managed=self._callbacks.on_data is None or self._tables is not None,
         )
         self._history = History(client, self._catalog, self._undo, self._store)
-        self._own_rows = SideTables(client, self._catalog, sync.suffixed("__settlements"), lease)
-        client.create_database(sync.database)
-        self._sync.create()
-        self._catalog.create()
-        self._lease.create()
-        attempts.create()
-        self._own_rows.create(())
+        self._own_rows = SideTables(client, self._catalog, settlements, lease)
+        creates: dict[str, Callable[[], None]] = {
+            sync.name: self._sync.create,
+            tables.name: self._catalog.create,
+            epochs.name: lease.create,
+            attempts.name.name: attempts.create,
+            settlements.name: lambda: self._own_rows.create(()),
+        }
+        there = client.existing(sync.database, creates)
+        if not there:
+            client.create_database(sync.database)
+        for name, create in creates.items():
+            if name not in there:
+                create()
         self._is_open = True
 
     @property

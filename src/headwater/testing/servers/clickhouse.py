@@ -34,7 +34,8 @@ _CONFIG = """<clickhouse>
     <host>127.0.0.1</host><port>9000</port>
   </replica></shard></default></remote_servers>
   <database_atomic_delay_before_drop_table_sec>0</database_atomic_delay_before_drop_table_sec>
-  <logger><level>error</level><console>1</console></logger>
+  <log-level>error</log-level>
+  <logger><console>1</console></logger>
 </clickhouse>
 """
 # The library is loaded by itself: the package around it would import far more than is needed.
