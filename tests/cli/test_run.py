@@ -35,6 +35,15 @@ target = duckdb_target("{id}.duckdb")
 if __name__ == "__main__":
     raise SystemExit("not when headwater runs it")
 """
+BLOCKED = """
+import time
+
+def on_data(tx, data, ctx):
+    print("busy", flush=True)
+    time.sleep(600)
+
+target = duckdb_target("slow.duckdb", on_data=on_data, tables=["transfers"])
+"""
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -48,9 +57,9 @@ def portal() -> Iterator[PortalServer]:
 def start(tmp_path: Path) -> Iterator[Start]:
     started = []
 
-    def begin(*words: str) -> subprocess.Popen[str]:
+    def begin(*words: str, program: str = MAIN) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, *words], cwd=tmp_path, text=True,
+            [sys.executable, "-c", program, *words], cwd=tmp_path, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"},
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
@@ -149,6 +158,24 @@ def test_ctrl_c_stops_all_of_them_and_the_page_shows_all_of_them(
     assert count(tmp_path / "one.duckdb") == count(tmp_path / "two.duckdb") > 0
 
 
+def test_a_second_ctrl_c_does_not_wait_for_the_batch(
+    portal: PortalServer, start: Start, tmp_path: Path
+) -> None:
+    write(tmp_path, portal, "slow")
+    with (tmp_path / "slow.py").open("a", encoding="utf-8") as file:
+        file.write(BLOCKED)
+    process = start("run", "slow.py", "--no-progress")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "busy\n"
+    process.send_signal(signal.SIGINT)
+    assert "press again to stop now" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate(timeout=SOON_S)
+    assert process.returncode == 130, shown
+    assert "Traceback" not in shown
+    assert "the next start recovers" in shown
+
+
 def test_a_pipeline_that_fails_is_started_again_and_others_go_on(
     portal: PortalServer, start: Start, tmp_path: Path
 ) -> None:
@@ -156,9 +183,10 @@ def test_a_pipeline_that_fails_is_started_again_and_others_go_on(
     broken = (tmp_path / text).read_text(encoding="utf-8").replace('"one"', '"flaky"')
     broken += (
         "\nfrom pathlib import Path\nfrom headwater.errors import PortalUnreachableError\n"
-        "def once(data):\n    mark = Path('failed')\n    if not mark.exists():\n"
-        "        mark.touch()\n        raise PortalUnreachableError('away')\n    return data\n"
-        "stream = stream.pipe(once)\ntarget = duckdb_target('flaky.duckdb')\n"
+        "def once(tx, data):\n    mark = Path('failed')\n    if not mark.exists():\n"
+        "        mark.touch()\n        raise PortalUnreachableError('away')\n"
+        "    tx.insert('transfers', data['transfers'])\n"
+        "target = duckdb_target('flaky.duckdb', tables=['transfers'], on_data=once)\n"
     )
     (tmp_path / "flaky.py").write_text(broken, encoding="utf-8")
     process = start("run", "one.py", "flaky.py")
@@ -189,28 +217,42 @@ stream = portal_stream(id="own", portal="http://127.0.0.1:9/datasets/x",
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("x = 1", "[E0031] the file defines no pipeline"),
-        ("pipelines = [1]", "[E0031] the file defines no pipeline"),
-        ("\n1 / 0", "[E0031] the file cannot be run"),
-        ("\n1 / 0", "line=2, reason=ZeroDivisionError"),
-        ("from headwater import portal_stream\nportal_stream(id='', portal='', outputs={})",
-         "[E0001]"),
-        (f"{RUNS_ITSELF}stream.pipe_to(duckdb_target('own.duckdb'))",
-         "[E0031] the file runs its stream by itself: nothing was run"),
-        (f"{RUNS_ITSELF}stream.start(duckdb_target('own.duckdb'))",
-         "[E0031] the file runs its stream by itself: nothing was run"),
-    ],
-)  # fmt: skip
-def test_a_file_without_a_pipeline_is_refused(
-    text: str, says: str, start: Start, tmp_path: Path
-) -> None:
-    (tmp_path / "bad.py").write_text(text, encoding="utf-8")
-    shown, _ = (process := start("run", "bad.py")).communicate(timeout=SOON_S)
-    assert process.returncode == 1
-    assert says in shown
+REFUSED = [
+    ("x = 1", "[E0031] the file defines no pipeline"),
+    ("pipelines = [1]", "[E0031] the file defines no pipeline"),
+    ("\n1 / 0", "[E0031] the file cannot be run"),
+    ("\n1 / 0", "line=2, reason=ZeroDivisionError"),
+    ("from headwater import portal_stream\nportal_stream(id='', portal='', outputs={})",
+     "[E0001]"),
+    (f"{RUNS_ITSELF}stream.pipe_to(duckdb_target('own.duckdb'))",
+     "[E0031] the file runs its stream by itself: nothing was run"),
+    (f"{RUNS_ITSELF}stream.start(duckdb_target('own.duckdb'))",
+     "[E0031] the file runs its stream by itself: nothing was run"),
+]  # fmt: skip
+EACH = """
+import sys
+from headwater.cli import main
+
+files = sys.argv[1:]
+for file in files:
+    sys.argv[1:] = ["run", file]
+    try:
+        main()
+    except SystemExit as ended:
+        print("ended with", ended.code, flush=True)
+"""
+
+
+def test_a_file_without_a_pipeline_is_refused(start: Start, tmp_path: Path) -> None:
+    """One process runs one after the other: imports cost more than most of them do."""
+    files = [f"bad_{number}.py" for number in range(len(REFUSED))]
+    for file, (text, _) in zip(files, REFUSED, strict=True):
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    shown, _ = start(*files, program=EACH).communicate(timeout=SOON_S)
+    *answers, rest = shown.split("ended with 1\n")
+    assert rest == ""
+    for answer, (_, says) in zip(answers, REFUSED, strict=True):
+        assert says in answer
     assert "Traceback" not in shown
     assert not (tmp_path / "own.duckdb").exists()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,21 +25,6 @@ def test_an_existing_session_is_used_as_it_is(spark: SparkSession) -> None:
     assert found.sparkContext is spark.sparkContext
     assert found.conf.get("spark.sql.shuffle.partitions") == before
     assert active_session() is not None
-
-
-def test_a_session_made_in_the_middle_of_a_run_leaves_the_handler_of_signals() -> None:
-    """Spark puts its own in place, and Ctrl-C in a backfill ended in a trace."""
-    program = (
-        "import signal\n"
-        "from headwater.spark import local_session\n"
-        "own = lambda number, frame: None\n"
-        "signal.signal(signal.SIGINT, own)\n"
-        "session = local_session('signals')\n"
-        "assert signal.getsignal(signal.SIGINT) is own\n"
-        "session.stop()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_workers_of_a_local_session_are_forked_with_all_that_tasks_import(

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from headwater.testing import PortalServer, simulated_portal
+from headwater.testing.faults.kinds import StallBeforeHeaders
 from tests.stream.test_signals import STOPPING, Program, is_whole, run
 
 __all__ = ["run"]
 
 PROGRAM = """
-import sys
+import signal, sys
 from headwater import duckdb_target, evm, portal_stream
 
 url, path, session = sys.argv[1:4]
@@ -28,7 +29,11 @@ if session == "own":
     spark.sparkContext.setLogLevel("OFF")
 if session == "ours":
     from headwater.spark import local_session
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    handler = signal.getsignal(signal.SIGINT)
     local_session()
+    print("handler is", "left" if signal.getsignal(signal.SIGINT) is handler else "replaced")
+    signal.signal(signal.SIGINT, before)
 
 def on_event(event):
     print(type(event).__name__, flush=True)
@@ -89,7 +94,11 @@ def test_a_signal_to_all_processes_while_executors_read_ends_the_program(
     session: str, number: signal.Signals, code: int, run: Callable[..., Program],
     portal: PortalServer, tmp_path: Path,
 ) -> None:  # fmt: skip
-    """The JVM and Python workers get the signal as well; no row is lost or doubled."""
+    """The JVM and Python workers get the signal as well; no row is lost or doubled.
+
+    A session of ours leaves a handler of signals that the program has set: Spark puts its own in
+    place, and Ctrl-C in a backfill ended in a trace.
+    """
     program = run(session, program=PROGRAM)
     program.wait_for("Committed")
     program.wait_idle_for(lambda: any("finalized-stream" in one.route for one in portal.ledger))
@@ -97,5 +106,33 @@ def test_a_signal_to_all_processes_while_executors_read_ends_the_program(
     os.killpg(program.process.pid, number)
     assert program.end() == code
     assert STOPPING in "".join(program.err)
+    assert [one.strip() for one in program.out if "handler" in one] == (
+        ["handler is left"] if session == "ours" else []
+    )
     wait_until_gone(processes)
+    assert is_whole(portal, tmp_path / "a.duckdb")
+
+
+@pytest.mark.guarantee("STOP-1")
+def test_a_stop_does_not_wait_for_executors_whose_portal_is_silent(
+    run: Callable[..., Program], portal: PortalServer, tmp_path: Path
+) -> None:
+    """One signal, to the driver alone: jobs are cancelled, and so is the planning of what follows.
+
+    The thread that plans has to end as well: what outlives the interpreter is listed by DuckDB.
+    """
+    stall = StallBeforeHeaders()
+    portal.sim.faults.add(stall, times=None, from_block=(200, 200))  # what a task asks for
+    portal.sim.faults.add(stall, times=None, from_block=(300, None))  # what is planned meanwhile
+    program = run("ours", program=PROGRAM)
+
+    def both_wait() -> bool:
+        return len({one.from_block for one in portal.ledger if one.fault}) > 1
+
+    program.wait_idle_for(both_wait)
+    program.process.send_signal(signal.SIGINT)
+    assert program.end() == 130
+    text = "".join(program.err)
+    assert STOPPING in text
+    assert "the batch in hand is dropped" in text
     assert is_whole(portal, tmp_path / "a.duckdb")

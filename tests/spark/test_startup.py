@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
+from headwater.spark.startup import SparkOfRun
 from headwater.targets import duckdb_target
 from headwater.testing import simulated_portal
 from tests.spark.conftest import LAST
@@ -55,6 +57,16 @@ print(json.dumps({
     "handler": signal.getsignal(signal.SIGINT) is before,
 }), flush=True)
 """
+
+
+def test_a_run_tells_that_it_waits_for_spark_once(spark: SparkSession) -> None:
+    told: list[bool] = []
+    ours = SparkOfRun(None, on_wait=told.append)
+    assert ours.session is spark
+    assert told == [True, False]
+    assert ours.context is spark.sparkContext
+    assert told == [True, False], "it is there since"
+    ours.close()
 
 
 def rows_of(path: Path) -> list[tuple[Any, ...]]:

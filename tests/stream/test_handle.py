@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from headwater import create_target, evm
 from headwater.errors import InvalidOptionError, NetworkError
+from headwater.metrics import StreamRecord
 from headwater.pipeline import Committed, Event, Settled
 from headwater.stream import PortalStream, Progress, StreamHandle, portal_stream
+from headwater.stream.portal_run import PortalRun
+from headwater.stream.run import Opening
 from headwater.targets import MemoryTarget, duckdb_target
 from headwater.testing import Network, PortalServer, simulated_portal
 from headwater.testing.faults.kinds import StallBeforeHeaders, Status
@@ -171,3 +175,16 @@ def test_what_is_no_target_is_refused_at_once(portal: PortalServer, target: Any)
         with pytest.raises(InvalidOptionError, match=r"E0007.*duckdb_target.*create_target"):
             run(target)
     assert not len(portal.ledger)
+
+
+def test_a_stop_cancels_jobs_of_the_run_that_goes_on_after_another_has_filled_a_part(
+    portal: PortalServer,
+) -> None:
+    stream = stream_of(portal)
+    target: MemoryTarget[Any] = MemoryTarget()
+    opening = Opening(target, StreamRecord("one", registry=CollectorRegistry()))
+    with stream._opened(opening) as run:
+        assert isinstance(run, PortalRun)
+        cancel = opening.interrupt.cancel
+        run.to_fill(stream, target, {}).stop()
+        assert opening.interrupt.cancel == cancel

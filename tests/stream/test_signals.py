@@ -75,12 +75,16 @@ class Program:
         text = "".join(self.err)
         assert "Traceback" not in text, text
         assert "KeyboardInterrupt" not in text, text
+        assert "nanobind" not in text, f"a thread has outlived the interpreter: {text}"
         return code
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + SOON_S
         while not condition():
-            assert time.monotonic() < end, f"waited for {what}: {self.out} {self.err}"
+            said = f"waited for {what}: {self.out} {self.err}"
+            assert time.monotonic() < end, said
+            over = self.process.poll() is not None and not any(r.is_alive() for r in self.readers)
+            assert not over or condition(), said
             time.sleep(0.01)
 
 
@@ -108,7 +112,7 @@ def run(portal: PortalServer, tmp_path: Path) -> Iterator[Callable[..., Program]
         command = [sys.executable, "-c", program, portal.url, str(tmp_path / "a.duckdb"), block]
         process = subprocess.Popen(
             command, stdout=prints, stderr=theirs, start_new_session=True,
-            env={**os.environ, "TERM": "xterm"},
+            env={**os.environ, "TERM": "xterm", "PYSPARK_PYTHON": sys.executable},
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
         os.close(theirs)
@@ -210,3 +214,41 @@ def test_a_plain_line_now_and_then_says_how_far_a_stream_is(run: Callable[..., P
     program.process.send_signal(signal.SIGTERM)
     assert program.end() == 143
     assert not any("\x1b" in line for line in program.err)
+
+
+STARTED = """
+import sys
+from threading import Event
+from headwater import Settled, duckdb_target, evm, portal_stream
+
+url, path, mode = sys.argv[1:4]
+stream = portal_stream(
+    id="transfers", portal=url, outputs={"transfers": evm.events("erc20.Transfer")},
+    far=10**9, poll_interval_s=0.02)
+reached = Event()
+handle = stream.start(
+    duckdb_target(path), on_event=lambda event: isinstance(event, Settled) and reached.set())
+reached.wait()
+print("Settled", flush=True)
+if mode == "waits":
+    try:
+        handle.await_termination()
+    except KeyboardInterrupt:
+        print(handle.is_active, flush=True)
+        handle.stop()
+        print(handle.is_active, flush=True)
+"""
+
+
+@pytest.mark.parametrize("mode", ["waits", "leaves"])
+def test_a_program_that_started_its_stream_ends_quietly(
+    mode: str, run: Callable[..., Program], portal: PortalServer, tmp_path: Path
+) -> None:
+    """Whether it waits, hears Ctrl-C and stops its stream, or ends without a word to it."""
+    program = run(mode, program=STARTED)
+    program.wait_for("Settled")
+    if mode == "waits":
+        program.process.send_signal(signal.SIGINT)
+    assert program.end() == 0
+    assert program.out[1:] == (["True\n", "False\n"] if mode == "waits" else [])
+    assert held(tmp_path / "a.duckdb") == sorted(transfers(portal.chain, portal.chain.canonical()))

@@ -28,6 +28,12 @@ def test_a_stream_at_the_head_says_so(record: StreamRecord) -> None:
     assert describe(record) == "usdc: block 9, at the head, 3 not final, no forks"
 
 
+def test_what_a_stream_at_the_head_waits_for_is_said(record: StreamRecord) -> None:
+    follow(record)
+    record.activity = "Spark is starting"
+    assert describe(record).endswith("3 not final, no forks, Spark is starting")
+
+
 @pytest.mark.parametrize(
     ("facts", "says"), [({}, "does not answer"), ({"status": 503}, "answers 503")]
 )

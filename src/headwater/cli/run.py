@@ -6,6 +6,7 @@ import runpy
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from headwater.errors import HeadwaterError, PipelineFileError
 from headwater.logs import setup_logging
 from headwater.metrics import StreamRecord
 from headwater.stream import StopRequested, Stream, StreamHandle
-from headwater.stream.handle import Interrupt
+from headwater.stream.handle import Interrupt, StopNow
 from headwater.stream.stream import reading_definitions
 from headwater.stream.view import ProgressView
 
@@ -78,15 +79,9 @@ def run(
     with ProgressView(records, shown=progress, always_ends=True) as view:
         interrupt.say = view.say
         with interrupt.handling():
-            try:
+            with suppress(StopRequested):
                 _supervise(jobs, interrupt, view, restarts)
-            except StopRequested:
-                for job in jobs:
-                    if job.handle is not None:
-                        job.handle.interrupt.request()
-            for job in jobs:
-                if job.handle is not None:
-                    job.handle.stop()
+            _stop([job.handle for job in jobs if job.handle is not None])
     failed = [job for job in jobs if job.error is not None]
     for job in failed:
         say(f"{job.id}: {job.error}", "red")
@@ -121,6 +116,26 @@ class _Job:
         stream, target = self.pipeline
         self.began, self.not_before = time.monotonic(), 0.0
         self.handle = stream.start(target)
+
+
+def _stop(handles: list[StreamHandle]) -> None:
+    """Stop every run, and wait until all have ended; at a second signal, break them off.
+
+    What is not broken off in a moment then ends with the process, which `Interrupt` sees to.
+    """
+    broken_off = False
+    while True:
+        try:
+            for one in handles:
+                one.interrupt.request()
+                if broken_off:
+                    one.interrupt.break_off()
+            for one in handles:
+                one.stop()
+        except StopNow:
+            broken_off = True
+        else:
+            return
 
 
 def _supervise(jobs: list[_Job], interrupt: Interrupt, view: ProgressView, restarts: int) -> None:

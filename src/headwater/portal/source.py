@@ -39,6 +39,7 @@ from headwater.portal.outage import Clock, NoticeKind, SystemClock
 from headwater.portal.reading import StreamQuery
 
 STAY_S = 4.0  # what the driver will have read within this time is not left to executors
+CLOSE_S = 1.0  # what the end of a run waits for a plan that was begun ahead
 LOOK_BACK = 1000  # slots to search for the last block before a skipped one
 _CLOSE = 1.25  # by this factor a plan made ahead may differ from one that is made now
 
@@ -87,6 +88,7 @@ class PortalSource:
         self._executors_ready = executors_ready
         self._size = SpanSize(first_span, limits)
         self._estimates: dict[int, float] = {}
+        self._planning: list[Thread] = []
         self._checked: BlockCursor | None = None
         self._exhausted: set[tuple[BlockCursor | None, int | None]] = set()
 
@@ -294,8 +296,19 @@ class PortalSource:
             except Exception as error:  # noqa: BLE001 - its reader decides
                 made.set_exception(error)
 
-        Thread(target=plan, args=(self._planner,), name="headwater-plan", daemon=True).start()
+        thread = Thread(target=plan, args=(self._planner,), name="headwater-plan", daemon=True)
+        thread.start()
+        self._planning = [*(one for one in self._planning if one.is_alive()), thread]
         return made
+
+    def close(self) -> None:
+        """Wait a moment for threads that plan ahead, whose clients were told to end.
+
+        A thread that outlives the interpreter keeps objects from being freed, which some libraries
+        then list.
+        """
+        for thread in self._planning:
+            thread.join(CLOSE_S)
 
     def _made_ahead(self, ahead: Future[_Plan] | None, end: int) -> _Plan | None:
         """Return the plan that was made ahead, if it is as good as one that is made now.

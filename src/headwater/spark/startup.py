@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
-from threading import Event, Lock, Thread
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from threading import Event, Lock, Thread, get_ident
+from uuid import uuid4
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -40,20 +42,40 @@ APP = "headwater"
 EXIT_S = 2.0  # what the end of the program waits for a Spark that it has not used
 
 
+@contextmanager
+def ignoring_interrupts() -> Iterator[None]:
+    """Let Ctrl-C do nothing: the program is ending, which takes a moment. Called at its exit."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class SparkOfRun:
     """Where a run gets its session and its context from. `given` is the user's session.
 
-    `narrow` says that no row of the run is expected to enter the JVM.
+    `narrow` says that no row of the run is expected to enter the JVM. `on_wait` is told when the
+    run begins to wait for Spark, and when it goes on.
     """
 
-    def __init__(self, given: SparkSession | None, *, narrow: bool = False) -> None:
+    def __init__(
+        self,
+        given: SparkSession | None,
+        *,
+        narrow: bool = False,
+        on_wait: Callable[[bool], None] = lambda waits: None,
+    ) -> None:
         if given is not None:
             check_session(given)
         self._given = given
         self._narrow = narrow
+        self._on_wait = on_wait
         self._start: _Start | None = None
         self._budget: PortalBudget | None = None
         self._office: PermitOffice | None = None
+        self._tag = f"headwater-{uuid4().hex}"
+        self._tagged: set[int] = set()  # threads whose jobs carry the tag
 
     def limit(self, budget: PortalBudget) -> None:
         """Have executors keep within a budget. Called once, before the first span."""
@@ -101,10 +123,11 @@ class SparkOfRun:
             HeadwaterError: Spark does not start.
         """
         if self._given is not None:
-            return self._given.sparkContext
-        self._wait()
-        active = SparkContext._active_spark_context
-        return self.session.sparkContext if active is None else active
+            return self._marked(self._given.sparkContext)
+        with self._waiting():
+            self._wait()
+            active = SparkContext._active_spark_context
+            return self._marked(local_session(APP).sparkContext if active is None else active)
 
     @property
     def session(self) -> SparkSession:
@@ -114,15 +137,34 @@ class SparkOfRun:
             HeadwaterError: Spark does not start.
         """
         if self._given is not None:
+            self._marked(self._given.sparkContext)
             return self._given
-        self._wait()
-        return active_session() or local_session(APP)
+        with self._waiting():
+            self._wait()
+            session = active_session() or local_session(APP)
+            self._marked(session.sparkContext)
+            return session
+
+    def cancel(self) -> bool:
+        """End the jobs of this run, if there are any: what waits for them fails.
+
+        Called from another thread.
+        """
+        context = SparkContext._active_spark_context
+        if not self._tagged or context is None or not context.statusTracker().getActiveJobsIds():
+            return False
+        context.cancelJobsWithTag(self._tag)
+        return True
 
     def close(self) -> None:
         """End a Spark that was started here and never used. Does not wait for it.
 
         Where it was slow to start, an archive of its classes is made for the next time.
         """
+        context = SparkContext._active_spark_context
+        if get_ident() in self._tagged and context is not None:
+            with suppress(Exception):  # Spark may be gone, and its tags with it
+                context.removeJobTag(self._tag)
         if self._office is not None:
             self._office.__exit__()
             self._office = None
@@ -131,6 +173,25 @@ class SparkOfRun:
             if self._start.came_up:
                 make_later()
             self._start = None
+
+    def _marked(self, context: SparkContext) -> SparkContext:
+        """Tag the jobs of this thread from now on, so that `cancel` finds them."""
+        if get_ident() not in self._tagged:
+            context.addJobTag(self._tag)
+            self._tagged.add(get_ident())
+        return context
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Tell that the run waits, if Spark is not there yet."""
+        if self._tagged:
+            yield
+            return
+        self._on_wait(True)
+        try:
+            yield
+        finally:
+            self._on_wait(False)
 
     def _wait(self) -> None:
         """Wait for the start that was begun here, or by another run of this process."""
@@ -198,7 +259,8 @@ class _Start:
         """
         self.give_up()
         if not self._wanted:
-            self._thread.join(EXIT_S)
+            with ignoring_interrupts():
+                self._thread.join(EXIT_S)
 
     def _run(self) -> None:
         with making:

@@ -2,13 +2,16 @@
 
 While the loop waits for the portal, a stop ends it at once: a pause is cut short, and so is a
 request that waits for its answer. While the target is being changed the stop waits until the change
-is whole, so the batch in hand commits or vanishes. A second signal does not wait: the run breaks
-off where it is, and if that takes longer than a moment, the process ends. Either is a crash to the
-target, from which the next start recovers.
+is whole, so the batch in hand commits or vanishes. Executors that take long over their part of it,
+because the portal is away for example, are not waited for: their jobs are cancelled after some
+seconds. A second signal does not wait at all: the run breaks off where it is, and if that takes
+longer than a moment, the process ends. Each of these is a crash to the target, from which the next
+start recovers.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -27,6 +30,7 @@ from headwater.core.messages import Committed, Event, Listener
 from headwater.errors import TransportError
 from headwater.metrics import StreamRecord, announce
 from headwater.portal import HttpTransport, Request, Response, SystemClock
+from headwater.spark.startup import ignoring_interrupts
 from headwater.stream.context import Progress
 
 if TYPE_CHECKING:
@@ -35,7 +39,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headwater.stream")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PATIENCE_S = 5.0  # what a stop leaves executors to end their part of a batch
 BREAK_OFF_S = 1.5  # what a second signal leaves the run to end by itself
+LEAVE_S = 2.0  # what a program that ends leaves a stream that it has not stopped
 RECENT = 100  # how many entries `recent_progress` has at most
 
 
@@ -54,16 +60,20 @@ class Interrupt:
     """Turns signals and calls of `request` into `StopRequested`, at moments when that is harmless.
 
     Handlers are installed on the main thread only, and put back when the run is over. `abort` is
-    called to break off a request that waits for its answer, `say` with what a person should know.
-    `signal` is the signal that came first.
+    called to break off a request that waits for its answer, `cancel` to end what executors do (it
+    tells whether they did anything), `say` with what a person should know. `signal` is the signal
+    that came first, `gave_up` whether executors were not waited for.
     """
 
     def __init__(self, say: Callable[[str], None] = logger.warning) -> None:
         self.abort: Callable[[], None] = lambda: None
+        self.cancel: Callable[[], bool] = lambda: False
         self.say = say
         self.signal: int | None = None
+        self.gave_up = False
         self._requested = Flag()
         self._over = Flag()
+        self._answered = False
         self._busy = False
 
     @contextmanager
@@ -81,7 +91,8 @@ class Interrupt:
         told.setblocking(False)
         before: dict[int, Any] = {one: signal.signal(one, self._handle) for one in SIGNALS}
         fd = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
-        Thread(target=self._listen, args=(heard,), name="headwater-signals", daemon=True).start()
+        listener = Thread(target=self._listen, args=(heard,), name="headwater-signals", daemon=True)
+        listener.start()
         try:
             yield
         finally:
@@ -90,6 +101,9 @@ class Interrupt:
             for one, handler in before.items():
                 signal.signal(one, handler)
             told.close()
+            listener.join(BREAK_OFF_S)
+            if self.signal is not None:
+                self._answer()  # the listener may have missed it
 
     def exit_code(self) -> int | None:
         """Return what a program that was ended by a signal exits with; None if there was none."""
@@ -130,6 +144,15 @@ class Interrupt:
         if not self._busy:
             self.abort()
 
+    def break_off(self) -> None:
+        """End what executors do: what the run waits for fails. Called from another thread.
+
+        Where no executor works, for example while a database commits, nothing changes.
+        """
+        if self.cancel() and not self.gave_up:
+            self.gave_up = True
+            self.say("the batch in hand is dropped, and read again next time")
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Run in the main thread, between two of its steps."""
         if self.signal is not None:
@@ -143,13 +166,27 @@ class Interrupt:
         """Run in a thread of its own until the run is over."""
         signals = 0
         with heard:
-            while number := heard.recv(1):
+            while True:
+                try:
+                    number = heard.recv(1)
+                except TimeoutError:
+                    self.break_off()
+                    continue
+                if not number:
+                    return
                 signals += number[0] in SIGNALS
                 if signals == 1:
-                    self.say("stopping after this batch; press again to stop now")
+                    self._answer()
+                    heard.settimeout(PATIENCE_S)
                 elif signals > 1 and not self._over.wait(BREAK_OFF_S):
                     self.say("stopped in the middle of a batch; the next start recovers")
                     os._exit(128 + number[0])
+
+    def _answer(self) -> None:
+        """Answer the first signal, once."""
+        if not self._answered:
+            self._answered = True
+            self.say("stopping after this batch; press again to stop now")
 
 
 class StoppableClock(SystemClock):
@@ -211,11 +248,12 @@ class StreamHandle:
         self._recent: deque[Progress] = deque(maxlen=RECENT)
         self._error: BaseException | None = None
         self._thread: Thread | None = None
+        self._finished = Flag()
 
     @property
     def is_active(self) -> bool:
         """Whether the stream is running."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and not self._finished.is_set()
 
     @property
     def last_progress(self) -> Progress | None:
@@ -238,8 +276,9 @@ class StreamHandle:
         has ended already stays as it is. An error of the stream is not raised here.
         """
         self.interrupt.request()
-        if self._thread is not None and self._thread is not current_thread():
-            self._thread.join()
+        if self._thread is not current_thread():
+            while not self._wait(PATIENCE_S):
+                self.interrupt.break_off()
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the stream has ended, for `timeout` seconds at most; tell whether it has.
@@ -247,12 +286,22 @@ class StreamHandle:
         Raises:
             BaseException: what the stream ended with.
         """
-        if self._thread is not None:
-            self._thread.join(timeout)
-        if self.is_active:
+        if not self._wait(timeout):
             return False
         if self._error is not None:
             raise self._error
+        return True
+
+    def _wait(self, timeout: float | None = None) -> bool:
+        """Wait until the thread has ended; tell whether it has. A signal may end the wait.
+
+        Python 3.11 takes a thread for ended if an exception ends `join`, so a flag is waited for.
+        """
+        if self._thread is None:
+            return True
+        if not self._finished.wait(timeout):
+            return False
+        self._thread.join()
         return True
 
     # --- what the stream calls --------------------------------------------------------------------
@@ -265,11 +314,12 @@ class StreamHandle:
         except StopRequested:
             self._stopped()
         except Exception as error:
-            if self.interrupt.signal is None:
+            if self.interrupt.signal is None and not self.interrupt.gave_up:
                 self.record.ended(error)
                 raise
             # signals reach executors, too, and what they worked at then fails
-            logger.warning("stream.broken_off id=%s error=%s", self.id, error)
+            reason = "jobs were cancelled" if self.interrupt.gave_up else error
+            logger.warning("stream.broken_off id=%s error=%s", self.id, reason)
             self._stopped()
         except BaseException as error:
             self.record.ended(error)
@@ -286,7 +336,17 @@ class StreamHandle:
         name = f"headwater-{self.id}"
         self._thread = Thread(target=self._run_and_keep_error, name=name, daemon=True)
         self._thread.start()
+        atexit.register(self._leave)
         return self
+
+    def _leave(self) -> None:
+        """Let a stream that still runs when the program ends come to a clean end, if it is quick.
+
+        A thread that outlives the interpreter is frozen where it is, and extensions report leaks.
+        """
+        self.interrupt.request()
+        with ignoring_interrupts():
+            self._wait(LEAVE_S)
 
     def on_event(self, event: Event, run: Run) -> None:
         """Note how far the run is, and tell the listener."""
@@ -301,3 +361,6 @@ class StreamHandle:
         except BaseException as error:  # noqa: BLE001 - `await_termination` raises it
             self._error = error
             logger.error("stream.failed id=%s error=%s", self.id, error)  # noqa: TRY400
+        finally:
+            self._finished.set()
+            atexit.unregister(self._leave)

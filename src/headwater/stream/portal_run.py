@@ -6,19 +6,20 @@ again continues from what the target recovers.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry
 
 from headwater.core import BlockCursor, BlockRange, Blocks, PipeState, RangeSpec
 from headwater.core.ranges import At, Latest
 from headwater.decode import Output
-from headwater.errors import NetworkError, PortalHttpError, SkippedBlocksError
+from headwater.errors import NetworkError, PortalHttpError, SkippedBlocksError, TransportError
 from headwater.metrics import StreamRecord
 from headwater.pipeline import Answers, Source
 from headwater.portal import (
@@ -30,6 +31,8 @@ from headwater.portal import (
     PortalBudget,
     PortalClient,
     PortalSource,
+    Request,
+    Response,
     RetryPolicy,
 )
 from headwater.query import Query, merge_queries, plan_requests
@@ -75,6 +78,8 @@ class PortalRun(Run):
         self._given_ranges = ranges
         self._factories = self._optional = self._make_factories()
         self._spans: PortalSource | None = None
+        self._over = Event()
+        self._planning: WeakSet[_PlanningTransport] = WeakSet()
         self._given_up = 0  # readings in a row
 
     def before_recover(self) -> None:
@@ -114,6 +119,7 @@ class PortalRun(Run):
 
     def read(self, state: PipeState) -> Answers | None:
         """Read what follows this state, once factories know the creations up to it."""
+        self._record.activity = None  # near the head it does not matter whether Spark has started
         factories = self._factories
         knows = factories is None or factories.catch_up(state)
         self._given_up = 0 if knows else self._given_up
@@ -141,6 +147,15 @@ class PortalRun(Run):
     def _forget(self, state: PipeState) -> None:
         if self._factories is not None:
             self._factories.forget(state)
+
+    def stop(self) -> None:
+        """End the requests of threads that plan ahead, and release what is held."""
+        self._over.set()
+        for one in list(self._planning):
+            one.abort()
+        super().stop()
+        if self._spans is not None:
+            self._spans.close()
 
     def pause(self) -> None:
         """Wait for a replica that is stale; a new connection may lead to another one."""
@@ -171,9 +186,12 @@ class PortalRun(Run):
     def _planning_client(self, dataset: Dataset | None) -> PortalClient:
         """Return a client that tries once and tells nobody: what it fails to do is done again."""
         stream = self._portal_stream
-        transport = HttpTransport(stream.portal, stream.reading.timeouts)
+        transport = _PlanningTransport(
+            HttpTransport(stream.portal, stream.reading.timeouts), self._over
+        )
+        self._planning.add(transport)
         return PortalClient(
-            LimitedTransport(transport, DriverPermits(self._budget, time.sleep)),
+            LimitedTransport(transport, DriverPermits(self._budget, transport.sleep)),
             retry=RetryPolicy(attempts=1),
             on_notice=lambda notice: None,
             dataset=dataset,
@@ -182,7 +200,7 @@ class PortalRun(Run):
     def _executors_ready(self) -> bool:
         """Tell whether executors could begin; a person is told of what is waited for."""
         ready = self._spark.is_ready()
-        self._record.activity = None if ready else "Spark is starting"
+        self._waits_for_spark(not ready)
         return ready
 
     def _plan(self, cursor: BlockCursor | None) -> Plan:
@@ -324,3 +342,26 @@ class PortalRun(Run):
             for name, frame in span.frames.items():
                 for rows in bounded_tables(frame):
                     yield name, rows.cast(outputs[name].schema)
+
+
+class _PlanningTransport:
+    """Requests of a thread that plans ahead: none begins, and none goes on, once the run is over.
+
+    `sleep` and `send` are called in that thread, `abort` by the loop's.
+    """
+
+    def __init__(self, transport: HttpTransport, over: Event) -> None:
+        self._transport = transport
+        self._over = over
+        self.abort = transport.abort
+        self.close = transport.close
+
+    def send(self, request: Request) -> Response:
+        """Send one request, unless the run is over."""
+        self.sleep(0)
+        return self._transport.send(request)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, until the end of the run at most."""
+        if self._over.wait(seconds):
+            raise TransportError("the run is over", phase="plan")

@@ -89,7 +89,9 @@ class Run(Host[Delivery]):
         self._optional: Extension | None = None
         self._shared = bool(stream.extensions) or target.capabilities.rereads
         narrow = stream.is_single and not stream.steps and not self._shared
-        self._spark = SparkOfRun(stream.spark, narrow=narrow)
+        self._spark = SparkOfRun(stream.spark, narrow=narrow, on_wait=self._waits_for_spark)
+        self._cancel_outer = self._interrupt.cancel  # of a run that this one fills a part for
+        self._interrupt.cancel = self._spark.cancel
         self._source: Source | None = None
         self._assembler: Assembler | None = None
 
@@ -206,6 +208,10 @@ class Run(Host[Delivery]):
         self._record.waits_for_target(why)
         self._interrupt.wait(seconds)
 
+    def _waits_for_spark(self, waits: bool) -> None:
+        """Show a person what the run waits for."""
+        self._record.activity = "Spark is starting" if waits else None
+
     def uninterrupted(self) -> AbstractContextManager[object]:
         """Let signals wait while the target is changed."""
         return self._interrupt.uninterrupted()
@@ -214,6 +220,7 @@ class Run(Host[Delivery]):
         """Tell the transformers that the run is over, all of them, and release what is held."""
         if self._assembler is not None:
             self._assembler.release()
+        self._interrupt.cancel = self._cancel_outer
         self._spark.close()
         steps, self._started = list(self._stream.steps) if self._started else [], False
         stop_all([self._extensions, *steps])

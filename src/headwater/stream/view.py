@@ -22,6 +22,7 @@ from rich.text import Text
 from headwater.metrics import StreamRecord
 from headwater.metrics.facts import in_words
 
+CLOSE_S = 1.0  # what the end waits for the thread that draws
 LINE_S = 5.0
 FIRST_LINE_S = 1.0
 BAR = 32
@@ -70,7 +71,10 @@ class ProgressView:
     def __exit__(self, *error: object) -> None:
         self._over.set()
         if self._live is not None:
+            drawing = self._live._refresh_thread  # which rich does not wait for
             self._live.stop()
+            if drawing is not None:
+                drawing.join(CLOSE_S)
             self._write_all()
         if self._thread is not None:
             self._thread.join()
@@ -167,6 +171,8 @@ def _near(record: StreamRecord) -> str:
         parts.append("waiting for a replica that is behind")
     elif record.status == "stalled" and not record.trouble:
         parts.append("the portal sends nothing")
+    if record.activity:
+        parts.append(record.activity)
     return ", ".join(parts)
 
 
