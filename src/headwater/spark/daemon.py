@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 
+import pyarrow as pa
 import pyspark.worker  # noqa: F401 - what a worker runs
 from pyspark.daemon import manager
 
@@ -16,6 +17,7 @@ import headwater.decode
 import headwater.spark.executors  # noqa: F401 - what tasks of spans use
 
 if __name__ == "__main__":
+    pa.scalar(0)  # with the first value it is given Arrow imports pandas, if that is there
     # Spark collects garbage after every task: what was imported is none, and stays shared memory
     gc.collect()
     gc.freeze()

@@ -101,6 +101,7 @@ class JvmProcess:
                 command += ["--conf", f"{key}={value}"]
         self._folder = Path(tempfile.mkdtemp())
         environment = {
+            "ARROW_DEFAULT_MEMORY_POOL": "system",  # Arrow's own keeps what workers have freed
             **os.environ,
             "SPARK_HOME": home,
             "PYTHONHASHSEED": "0",
