@@ -15,6 +15,9 @@ TARGET ?=
 REPLAY ?=
 VERSIONS ?=
 
+# Workers, and the processes that tests start, read what others have compiled.
+export PYTHONDONTWRITEBYTECODE :=
+
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS)
 
 .DEFAULT_GOAL := help

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 settings.register_profile(
     "default",
-    max_examples=100 if sampling.is_whole() else 50,
+    max_examples=sampling.examples(100),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
@@ -57,7 +57,12 @@ LONG = (
     "demo/*",
 )
 SHORT = ("unit", "property", "wire", "fuzz", "simulation", "test_tidy.py")
-TOGETHER = ("tests/demo/",)  # one worker runs all of a file: they share a run of the demo
+TOGETHER = (  # one worker runs all of such a file: its tests share an expensive run
+    "tests/demo/",
+    "tests/dashboard/test_page.py",
+    "tests/spark/streaming/test_connect.py",
+    "tests/spark/test_executor_python.py",
+)
 
 
 @pytest.fixture(scope="session")

@@ -101,7 +101,11 @@ def archive() -> Path | None:
 
 
 def set_options() -> None:
-    """Have every JVM that the tests start take these options; what is set already stays."""
+    """Have every JVM that the tests start take these options; what is set already stays.
+
+    Spark's Python is that of the tests, also where a test starts Spark in a process of its own.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if spark_home().exists():
         os.environ.setdefault("SPARK_HOME", str(spark_home()))
     classes = archive()

@@ -27,16 +27,15 @@ BANNED_NAMES = {"utils.py", "helpers.py", "common.py", "manager.py", "misc.py"}
 def test_a_source_file_is_short_explained_and_well_named(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MOST_LINES, "split it: a file holds one idea"
-    assert ast.get_docstring(ast.parse(text)), "a module says why it exists"
+    assert ast.get_docstring(_parsed(path)), "a module says why it exists"
     assert path.name not in BANNED_NAMES
     assert not re.search(r"\b(TODO|FIXME|XXX)\b", text)
 
 
-@pytest.mark.parametrize("folder", JOINED)
-def test_a_short_module_with_one_importer_joins_it(folder: str) -> None:
+def test_a_short_module_with_one_importer_joins_it() -> None:
     """Data tables (all capitals, no function), public modules and `__init__` are excepted."""
-    importers = _importers()
-    found = [path for path in sorted((ROOT / "src" / "headwater" / folder).rglob("*.py"))
+    importers, package = _importers(), ROOT / "src" / "headwater"
+    found = [path for folder in JOINED for path in sorted((package / folder).rglob("*.py"))
              if path.name != "__init__.py" and len(importers[_module(path)]) == 1
              and len(path.read_text(encoding="utf-8").splitlines()) < FEWEST_LINES
              and not _stands_alone(path)]  # fmt: skip
@@ -90,11 +89,16 @@ def _module(path: Path) -> str:
 
 
 @cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def _importers() -> dict[str, set[str]]:
     """Return who imports each module of src, at whatever depth of its code."""
     found: dict[str, set[str]] = {_module(path): set() for path in SOURCES}
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_parsed(path)):
             names = []
             if isinstance(node, ast.Import):
                 names = [one.name for one in node.names]
@@ -108,7 +112,7 @@ def _importers() -> dict[str, set[str]]:
 
 def _stands_alone(path: Path) -> bool:
     """Whether a module is a table of data or says itself what it exports."""
-    body = ast.parse(path.read_text(encoding="utf-8")).body
+    body = _parsed(path).body
     named = {target.id for node in body if isinstance(node, ast.Assign | ast.AnnAssign)
              for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
              if isinstance(target, ast.Name)}  # fmt: skip

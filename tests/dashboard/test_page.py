@@ -31,10 +31,10 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium: the page w
 class Told:
     """A record that is told what a run would tell it, block by block."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self.now = 1_800_000_000.0
         self.record = StreamRecord(
-            "usdc", portal="https://portal/x", target="DuckDBTarget",
+            name, portal="https://portal/x", target="DuckDBTarget",
             registry=CollectorRegistry(), wall=lambda: self.now,
         )  # fmt: skip
         self.chain: list[BlockCursor] = []
@@ -96,15 +96,33 @@ def stopped(told: Told) -> None:
     told.record.ended(stopped=True)
 
 
-def opened(told: Told, folder: Path, *more: str) -> str:
+def opened(streams: dict[str, StreamRecord], folder: Path) -> str:
     """Return the page as the browser has built it."""
     assert BROWSER is not None
-    with Dashboard(0, streams=lambda: {"usdc": told.record}) as dashboard:
+    with Dashboard(0, streams=lambda: streams) as dashboard:
         found = subprocess.run(
-            [BROWSER, *FLAGS, *more, f"--user-data-dir={folder}", "--dump-dom", dashboard.url],
+            [BROWSER, *FLAGS, f"--user-data-dir={folder}", "--dump-dom", dashboard.url],
             capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
     return found.stdout
+
+
+STATES = [empty, backfilling, following, forked, stalled, failed, stopped]
+
+
+@pytest.fixture(scope="module")
+def sections(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what one page shows of streams in every state, by their ids."""
+    streams = {}
+    for tell in STATES:
+        told = Told(tell.__name__)
+        tell(told)
+        streams[told.record.id] = told.record
+    page = opened(streams, tmp_path_factory.mktemp("browser"))
+    assert f">{len(STATES)} streams" in page
+    body = page.split("<main", 1)[1].split("<script", 1)[0]
+    found = body.split('<section class="stream" aria-labelledby="h-')[1:]
+    return {section.partition('"')[0]: section for section in found}
 
 
 @pytest.mark.parametrize(
@@ -128,24 +146,23 @@ def opened(told: Told, folder: Path, *more: str) -> str:
     ],
 )
 def test_the_page_shows_each_state(
-    tell: Callable[[Told], None], status: str, shows: list[str], tmp_path: Path
+    tell: Callable[[Told], None], status: str, shows: list[str], sections: dict[str, str]
 ) -> None:
-    told = Told()
-    tell(told)
-    page = opened(told, tmp_path)
-    body = page.split("<main", 1)[1].split("<script", 1)[0]
-    assert re.search(f'data-status="{status}"', body)
-    assert ">1 stream" in page
+    assert list(sections) == [one.__name__ for one in STATES]
+    section = sections[tell.__name__]
+    assert re.search(f'data-status="{status}"', section)
     for text in shows:
-        assert text in unescape(body)
-    assert "<b>no" not in body, "text of an error is text"
+        assert text in unescape(section)
+    assert "<b>no" not in section, "text of an error is text"
+
+
+def test_the_page_counts_its_streams(tmp_path: Path) -> None:
+    told = Told("usdc")
+    failed(told)
+    page = opened({"usdc": told.record}, tmp_path)
+    assert ">1 stream, 1 failed<" in page
+    assert page.count("<section") == 1
 
 
 def test_the_page_says_that_no_stream_runs(tmp_path: Path) -> None:
-    assert BROWSER is not None
-    with Dashboard(0, streams=dict) as dashboard:
-        found = subprocess.run(
-            [BROWSER, *FLAGS, f"--user-data-dir={tmp_path}", "--dump-dom", dashboard.url],
-            capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
-    assert "No stream runs in this process yet." in found.stdout
+    assert "No stream runs in this process yet." in opened({}, tmp_path)

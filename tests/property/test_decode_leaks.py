@@ -29,6 +29,7 @@ from headwater.query import plan_requests
 from headwater.testing import ChainSim, Network, Selection
 from headwater.testing.chain.population import Population
 from headwater.testing.chain.tree import SimBlock
+from tests.sampling import examples
 
 BLOCKS = 24
 
@@ -251,7 +252,7 @@ def ranges_of(draw: st.DrawFn, network: Network) -> list[BlockRange]:
 
 @pytest.mark.guarantee("DECODE-2")
 @pytest.mark.parametrize("network", list(Network))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_an_output_gives_beside_others_what_it_gives_alone(
     network: Network, data: st.DataObject

@@ -23,6 +23,7 @@ from headwater.testing import ChainSim, Network, Selection
 from headwater.testing.chain.content import content_of
 from headwater.testing.chain.content.evm_scenes import SWAP
 from headwater.testing.chain.tree import SimBlock
+from tests.sampling import examples
 from tests.stream import pool_truth as truth
 
 BLOCKS = 60
@@ -112,7 +113,7 @@ def rows_of(table: pa.Table, *names: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.guarantee("FACTORY-1")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     seed=st.integers(0, 3),
     start=st.sampled_from([0, 0, 7]),
@@ -165,7 +166,7 @@ def test_the_rare_cases_do_occur(seed: int) -> None:
     assert len(truth.Model(chain, nested=True).swaps(blocks)) > 10
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 3), first=st.integers(0, 30), size=st.integers(1, 20))
 def test_asking_by_address_gives_what_asking_by_topic_gives(
     seed: int, first: int, size: int
@@ -248,7 +249,7 @@ ADDRESS = st.one_of(ALIKE, st.binary(min_size=20, max_size=20).map(lambda one: f
 NO_ADDRESS = st.sampled_from([None, "", "0x", "0x" + "g" * 40, "0X" + "ab" * 21, "0x" + "ab" * 19])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     batches=st.lists(st.lists(st.tuples(ADDRESS, st.integers(0, 3)), max_size=8), max_size=5),
     asked=st.lists(st.one_of(ADDRESS, NO_ADDRESS), max_size=12),

@@ -43,6 +43,7 @@ def main(given: dict[str, Any]) -> None:
             "spark.master": given["master"],
             "spark.executor.memory": "512m",
             "spark.executor.cores": 1,
+            "spark.cores.max": 1 if given["dies"] else 2,  # who dies needs no second executor
             "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
             "spark.speculation": True,
             "spark.speculation.interval": "100ms",

@@ -33,7 +33,7 @@ from headwater.targets.lake.paths import Place
 from headwater.targets.postgres import postgres_target
 from headwater.targets.postgres import table as postgres_table
 
-OPTIONS = {"event": "erc20.Transfer", "from_block": "0", "to_block": "150", "partitions": "2"}
+OPTIONS = {"event": "erc20.Transfer", "from_block": "0", "to_block": "60", "partitions": "2"}
 
 
 class Receiver(BaseHTTPRequestHandler):
@@ -64,10 +64,10 @@ def write_lakes(
     portal: str, spark: Any, uri: str, options: dict[str, str], folder: Path, seen: IO[str]
 ) -> None:
     """Have executors write files to S3, with credentials; show targets, logs and all files."""
-    outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 150))}
+    outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 60))}
     for kind in ("iceberg", "delta", "parquet"):
         target = lake_target(kind, f"{uri}/{kind}", options, folder / kind)
-        stream = portal_stream(id="s", portal=portal, outputs=outputs, spark=spark, far=50)
+        stream = portal_stream(id="s", portal=portal, outputs=outputs, spark=spark, far=20)
         stream.pipe_to(target, on_event=lambda event: print(repr(event)[:2000], file=seen))
         print(repr(target), vars(target), file=seen)
     place = Place.of(uri, options)
@@ -117,8 +117,8 @@ def main(folder: Path, places: dict[str, str]) -> None:
          "message.timeout.ms": 300},
         timeout_s=2,
     )  # fmt: skip
-    outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 150))}
-    stream = portal_stream(id="s", portal=portal, outputs=outputs, spark=spark, far=50)
+    outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 60))}
+    stream = portal_stream(id="s", portal=portal, outputs=outputs, spark=spark, far=20)
     stream = stream.on_finalized("transfers", hook)
     click = clickhouse_target(places["clickhouse"], tables=[table("transfers")])
     post = postgres_target(

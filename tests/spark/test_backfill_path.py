@@ -114,7 +114,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.fixture(params=every(3).seeds(KINDS))
 def any_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """A target of one kind, by turns: what is tested does not depend on it."""
+    """A target of one kind, by turns: how each of them takes rows is tested with one output."""
     return Place(request.param, tmp_path)
 
 
@@ -151,30 +151,30 @@ def test_rows_of_one_output_never_reach_the_driver(
 
 
 def test_rows_of_several_outputs_never_reach_the_driver(
-    spark: SparkSession, portal: PortalServer, place: Place, driver: Driver
+    spark: SparkSession, portal: PortalServer, any_place: Place, driver: Driver
 ) -> None:
     outputs = {
         "transfers": evm.events("erc20.Transfer", range=(0, LAST)),
         "later": evm.events("erc20.Transfer", range=(100, LAST)),
     }
-    backfill(portal, spark, **outputs).pipe_to(place.target(None, *outputs))
-    assert place.rows() == everything(portal)
-    assert place.rows("later") == [row for row in everything(portal) if row[0] >= 100]
+    backfill(portal, spark, **outputs).pipe_to(any_place.target(None, *outputs))
+    assert any_place.rows() == everything(portal)
+    assert any_place.rows("later") == [row for row in everything(portal) if row[0] >= 100]
     assert driver.size < RECEIPTS
 
 
 def test_rows_that_a_transform_or_a_callback_makes_never_reach_the_driver(
-    spark: SparkSession, portal: PortalServer, place: Place, driver: Driver
+    spark: SparkSession, portal: PortalServer, any_place: Place, driver: Driver
 ) -> None:
     def write(tx: Any, data: Frames) -> None:
         tx.insert("transfers", data["transfers"].where("block_number % 2 = 0"))
 
     stream = backfill(portal, spark)
     stream.pipe(lambda data: {"transfers": data["transfers"].where("block_number >= 50")}).pipe_to(
-        place.target(write, "transfers")
+        any_place.target(write, "transfers")
     )
     expected = [row for row in everything(portal) if row[0] >= 50 and row[0] % 2 == 0]
-    assert place.rows() == expected
+    assert any_place.rows() == expected
     assert driver.size < RECEIPTS
 
 

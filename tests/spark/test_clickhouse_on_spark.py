@@ -171,8 +171,9 @@ def test_an_error_of_a_task_keeps_its_code_and_leaves_nothing(
     spark: SparkSession, url: str
 ) -> None:
     s = started(url)
+    wrong = numbers(spark, 100).withColumn("value", F.lit("1.5")).coalesce(1)
     with pytest.raises(ClickHouseTableError, match="no integer"):
-        s.block(9, {"rows": numbers(spark, 100).withColumn("value", F.lit("1.5"))}, final=9)
+        s.block(9, {"rows": wrong}, final=9)
     s.block(9, {"rows": numbers(spark)}, final=9)
     check(s)
     s.target.close()

@@ -22,10 +22,11 @@ from tests.spark.conftest import ALL, TRANSFER
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
-import sys
-from pathlib import Path
+import sys, traceback
 from pyspark.sql import SparkSession
 from headwater import duckdb_target, evm, portal_stream
+from headwater.errors import ExecutorPythonError
+from headwater.spark import ship
 from headwater.testing import simulated_portal
 
 session = (
@@ -33,16 +34,18 @@ session = (
     .config("spark.ui.enabled", "false")
     .getOrCreate()
 )
-if "ship" in sys.argv[2:]:
-    from headwater.spark import ship
-
-    ship(session)
 with simulated_portal(seed=5, blocks=200, finality_depth=10) as portal:
     events = evm.events("erc20.Transfer", range=(0, 150))
     stream = portal_stream(
         id="a", portal=portal.url, outputs={"t": events}, spark=session, far=20, first_span=100
     )
-    stream.pipe_to(duckdb_target(sys.argv[1]), progress=False)
+    without, shipped = sys.argv[1:]
+    try:
+        stream.pipe_to(duckdb_target(without), progress=False)
+    except ExecutorPythonError:
+        traceback.print_exc()
+    ship(session)
+    stream.pipe_to(duckdb_target(shipped), progress=False)
 """
 
 
@@ -59,33 +62,18 @@ def bare_python(folder: Path, *options: str, path: str = "") -> Path:
     return bare
 
 
-def run_program(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder / "a.duckdb"), *words],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env={**os.environ, "PYSPARK_PYTHON": str(python)},
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("executors")
 
 
-def test_executors_whose_python_lacks_headwater_are_named(tmp_path: Path) -> None:
-    """In a session of the user's own; nothing is written."""
-    python = bare_python(tmp_path, "-S", path=sysconfig.get_paths()["purelib"])
-    done = run_program(python, tmp_path)
-    assert done.returncode == 1, done.stderr[-3000:]
-    coded = [one for one in done.stderr.splitlines() if "ExecutorPythonError: [E5014]" in one]
-    assert coded, done.stderr[-3000:]
-    last = coded[-1]  # the JVM may still write to the same stream afterwards
-    assert "No module named 'headwater'" in last
-    assert "PYSPARK_PYTHON or spark.pyspark.python" in last
-    assert duckdb_target(tmp_path / "a.duckdb").query("FROM sync").num_rows == 0
+@pytest.fixture(scope="module")
+def ran(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program whose executors get the package only when they have failed without it.
 
-
-def test_a_package_that_was_shipped_is_enough(tmp_path: Path) -> None:
-    """Executors have pyspark, pyarrow and so on, and not headwater: no `.pth` file is read."""
-    python = bare_python(tmp_path, "-S", path=sysconfig.get_paths()["purelib"])
+    They have pyspark, pyarrow and so on, and not headwater: no `.pth` file is read.
+    """
+    python = bare_python(folder, "-S", path=sysconfig.get_paths()["purelib"])
     looked = subprocess.run(
         [str(python), "-c", "import pyarrow, msgspec, headwater"],
         capture_output=True,
@@ -94,9 +82,33 @@ def test_a_package_that_was_shipped_is_enough(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": ""},
     )
     assert "No module named 'headwater'" in looked.stderr
-    done = run_program(python, tmp_path, "ship")
-    assert done.returncode == 0, done.stderr[-3000:]
-    target = duckdb_target(tmp_path / "a.duckdb")
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *(str(folder / f"{name}.duckdb") for name in "ab")],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "PYSPARK_PYTHON": str(python)},
+        check=False,
+    )
+
+
+def test_executors_whose_python_lacks_headwater_are_named(
+    ran: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    """In a session of the user's own; nothing is written."""
+    coded = [one for one in ran.stderr.splitlines() if "ExecutorPythonError: [E5014]" in one]
+    assert coded, ran.stderr[-3000:]
+    last = coded[-1]  # the JVM may still write to the same stream afterwards
+    assert "No module named 'headwater'" in last
+    assert "PYSPARK_PYTHON or spark.pyspark.python" in last
+    assert duckdb_target(folder / "a.duckdb").query("FROM sync").num_rows == 0
+
+
+def test_a_package_that_was_shipped_is_enough(
+    ran: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    target = duckdb_target(folder / "b.duckdb")
     assert target.query("SELECT max(block_number) AS last FROM t").to_pylist() == [{"last": 150}]
 
 

@@ -94,39 +94,44 @@ def rows_of(path: Path, name: str, columns: str = "*") -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.guarantee("FACTORY-1")
-@pytest.mark.parametrize("limit", [factory_index.MAX_ADDRESSES, 20])
 def test_history_and_head_give_the_same_rows_and_both_equal_the_model(
     pools: PortalServer,
     bodies: Bodies,
     spark: SparkSession,
     tmp_path: Path,
-    limit: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Children are asked for by address while they are few, and by topic beyond that."""
-    monkeypatch.setattr(factory_index, "MAX_ADDRESSES", limit)
-    events = run(pools, tmp_path / "spans.duckdb", spark, far=50)
-    asked = bodies.addresses()
-    assert (max(asked) > 20) == (limit > 20), "by address where there is room for all"
-    assert max(one.blocks for one in events if isinstance(one, Committed)) >= 100
-    bodies.seen.clear()
     run(pools, tmp_path / "blocks.duckdb", spark, far=10**9)
     assert set(bodies.addresses()) == {0}
+    for limit in (factory_index.MAX_ADDRESSES, 20):
+        monkeypatch.setattr(factory_index, "MAX_ADDRESSES", limit)
+        bodies.seen.clear()
+        spans = tmp_path / f"spans_{limit}.duckdb"
+        events = run(pools, spans, spark, far=50)
+        asked = bodies.addresses()
+        assert (max(asked) > 20) == (limit > 20), "by address where there is room for all"
+        assert max(one.blocks for one in events if isinstance(one, Committed)) >= 100
+        compare(pools, spans, tmp_path / "blocks.duckdb")
+
+
+def compare(pools: PortalServer, spans: Path, blocks: Path) -> None:
+    """Compare what spans and single blocks have given with each other, and with the model."""
     for name, nested in (("swaps", False), ("launched", True)):
         wanted = truth.swaps_of(pools.chain, pools.chain.canonical(), nested=nested)
-        assert rows_of(tmp_path / "spans.duckdb", name, truth.COLUMNS) == wanted
-        assert rows_of(tmp_path / "blocks.duckdb", name) == rows_of(tmp_path / "spans.duckdb", name)
-    united = rows_of(tmp_path / "spans.duckdb", "united")
-    assert rows_of(tmp_path / "blocks.duckdb", "united") == united
+        assert rows_of(spans, name, truth.COLUMNS) == wanted
+        assert rows_of(blocks, name) == rows_of(spans, name)
+    united = rows_of(spans, "united")
+    assert rows_of(blocks, "united") == united
     model = truth.Model(pools.chain, nested=True)
     model.swaps(pools.chain.canonical())
-    swaps = rows_of(tmp_path / "spans.duckdb", "swaps", truth.COLUMNS)
+    swaps = rows_of(spans, "swaps", truth.COLUMNS)
     children = "united WHERE event NOT LIKE 'Approval%'"
-    found = [row[:4] for row in rows_of(tmp_path / "spans.duckdb", children, truth.COLUMNS)]
+    found = [row[:4] for row in rows_of(spans, children, truth.COLUMNS)]
     assert found == sorted([*(row[:4] for row in swaps), *model.creations])
     assert len(united) > len(found) > len(swaps), "approvals are anyone's"
     stored = "factory, address, block_number, log_index"
-    assert rows_of(tmp_path / "spans.duckdb", "headwater_factory_children", stored)[1:]
+    assert rows_of(spans, "headwater_factory_children", stored)[1:]
 
 
 def test_a_stream_that_begins_late_reads_the_creations_before_it_in_parallel(

@@ -23,7 +23,7 @@ def run(portal: PortalServer, path: Path, spark: SparkSession, **options: Any) -
     portal_stream(
         id="transfers",
         portal=portal.url,
-        outputs={"transfers": evm.events("erc20.Transfer", range=(0, 399))},
+        outputs={"transfers": evm.events("erc20.Transfer", range=(0, 279))},
         spark=spark,
         far=50,
         first_span=60,
@@ -43,16 +43,16 @@ def persisted(spark: SparkSession) -> int:
 def test_spans_of_history_are_committed_together(
     spark: SparkSession, tmp_path: Path, rule: Flush | None
 ) -> None:
-    with simulated_portal(seed=5, blocks=420, finality_depth=12) as portal:
+    with simulated_portal(seed=5, blocks=300, finality_depth=12) as portal:
         events = run(portal, tmp_path / "a.duckdb", spark, flush_backfill=rule)
         assert rows_of(tmp_path / "a.duckdb") == transfers(
-            portal.chain, portal.chain.canonical(0, 399)
+            portal.chain, portal.chain.canonical(0, 279)
         )
     commits = [event.blocks for event in events if isinstance(event, Committed)]
     buffered = sum(isinstance(event, Buffered) for event in events)
     if rule is None:
         assert buffered == 0
-        assert commits[:6] == [60] * 6
+        assert commits[:4] == [60] * 4
     else:
         assert buffered > 0
         assert commits[0] == 60, "the first batch of all is committed at once"

@@ -217,8 +217,9 @@ def test_a_value_that_does_not_fit_is_a_coded_error_and_leaves_nothing(
     spark: SparkSession, dsn: str
 ) -> None:
     s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
+    wrong = numbers(spark, 100).withColumn("value", F.lit("1.5")).coalesce(1)
     with pytest.raises(PostgresTableError, match="not an integer"):
-        s.block(9, {"rows": numbers(spark, 100).withColumn("value", F.lit("1.5"))}, final=9)
+        s.block(9, {"rows": wrong}, final=9)
     s.block(9, {"rows": numbers(spark)}, final=9)
     check(s)
     s.target.close()
@@ -294,7 +295,7 @@ def test_a_port_that_is_taken_or_closed_is_a_coded_error(
     monkeypatch.setattr(Relay, "port", closed)
     s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
     with pytest.raises(RelayError, match="cannot reach the driver"):
-        s.block(9, {"rows": numbers(spark, 10)}, final=9)
+        s.block(9, {"rows": numbers(spark, 10).coalesce(1)}, final=9)
     s.target.close()
 
 

@@ -13,16 +13,17 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from headwater import PortalLimits, evm, portal_stream
+from headwater import PortalLimits, StopRequested, evm, portal_stream
 from headwater.errors import MalformedLineError
-from headwater.pipeline import Committed, RolledBack
+from headwater.pipeline import Committed, Event, RolledBack, Settled
 from headwater.targets import duckdb_target
-from headwater.testing import Asked, DropAfter, GarbageLine, PortalServer, simulated_portal
+from headwater.testing import Asked, DropAfter, GarbageLine, simulated_portal
 from tests.sampling import every
 from tests.spark.whole_stream import run_to_head
 from tests.stream.truth import COLUMNS, transfers
 from tests.traffic import Traffic
 
+ROOT = Path(__file__).parents[2]
 Frames = Mapping[str, DataFrame]
 
 
@@ -106,27 +107,31 @@ def test_an_error_of_a_task_is_the_coded_error_it_was_and_nothing_is_committed(
 
 CHILD = """
 import sys
-from headwater import StopRequested, evm, portal_stream
-from headwater.pipeline import Settled
 from headwater.spark import local_session
-from headwater.targets import duckdb_target
+from tests.spark.test_stream_on_spark import follow
 
 url, path, far, head = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-
-def on_event(event):
-    if isinstance(event, Settled) and event.state.cursor.number == head:
-        raise StopRequested
-
-portal_stream(
-    id="transfers", portal=url, outputs={"transfers": evm.events("erc20.Transfer", range=0)},
-    far=far, first_span=60, poll_interval_s=0.01, spark=local_session() if far < head else None,
-).pipe_to(duckdb_target(path), on_event=on_event)
+follow(url, path, far, head, local_session() if far < head else None)
 """
 
 
-def child(portal: PortalServer, path: Path, far: int) -> subprocess.Popen[bytes]:
-    head = str(portal.chain.head.number)
-    return subprocess.Popen([sys.executable, "-c", CHILD, portal.url, str(path), str(far), head])
+def follow(url: str, path: Path | str, far: int, head: int, spark: SparkSession | None) -> None:
+    """Fill `transfers` to a block, and stop there."""
+
+    def on_event(event: Event) -> None:
+        cursor = event.state.cursor
+        if isinstance(event, Settled) and cursor is not None and cursor.number == head:
+            raise StopRequested
+
+    portal_stream(
+        id="transfers",
+        portal=url,
+        outputs={"transfers": evm.events("erc20.Transfer", range=0)},
+        spark=spark,
+        far=far,
+        first_span=60,
+        poll_interval_s=0.01,
+    ).pipe_to(duckdb_target(path), on_event=on_event)
 
 
 @pytest.mark.guarantee("STATE-2")
@@ -134,14 +139,17 @@ def child(portal: PortalServer, path: Path, far: int) -> subprocess.Popen[bytes]
     ("far", "kill_at"), [(30, 12), *((10**9, at) for at in every(3).of([4, 11, 19, 27]))]
 )
 def test_a_driver_that_is_killed_goes_on_as_if_nothing_had_happened(
-    far: int, kill_at: int, tmp_path: Path
+    far: int, kill_at: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """kill -9 when its n-th request arrives: at the head, and in the middle of history on Spark."""
     path = tmp_path / "a.duckdb"
     with simulated_portal(
         seed=8, blocks=150, finality_depth=10, blocks_per_answer=(3, 6)
     ) as portal:
-        driver = child(portal, path, far)
+        head = portal.chain.head.number
+        driver = subprocess.Popen(
+            [sys.executable, "-c", CHILD, portal.url, str(path), str(far), str(head)], cwd=ROOT
+        )
 
         def strike(asked: Asked) -> bool:
             if asked.sequence == kill_at:
@@ -153,7 +161,9 @@ def test_a_driver_that_is_killed_goes_on_as_if_nothing_had_happened(
         portal.sim.faults.clear()
         if far > 150:
             portal.fork(4)  # what the killed driver had committed near the head may be orphaned
-        assert child(portal, path, far).wait(300) == 0
+        head = portal.chain.head.number
+        spark = request.getfixturevalue("spark") if far < head else None
+        follow(portal.url, path, far, head, spark)
         assert rows_of(path) == transfers(portal.chain, portal.chain.canonical())
 
 

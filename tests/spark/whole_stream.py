@@ -51,7 +51,7 @@ def run_to_head(
 
 def fill_through_forks(spark: SparkSession, target: Any) -> ChainSim:
     """Fill `transfers` through two forks; the stream is seen to do all of it. Return the chain."""
-    with simulated_portal(seed=5, blocks=420, finality_depth=12) as portal:
+    with simulated_portal(seed=5, blocks=280, finality_depth=12) as portal:
         events = run_to_head(portal, target, spark, forks=2)
         assert max(event.blocks for event in events if isinstance(event, Committed)) > 100
         assert sum(isinstance(event, RolledBack) for event in events) == 2

@@ -72,6 +72,11 @@ def portal() -> Iterator[PortalServer]:
 KINDS = ("duckdb", "postgres", "clickhouse", "iceberg", "delta")
 
 
+def one_of(first: str, *others: str) -> list[Any]:
+    """Return parameters of a test: `make test` takes the first, `make walks` all."""
+    return [first, *(pytest.param(one, marks=pytest.mark.walk) for one in others)]
+
+
 @pytest.fixture(params=KINDS)
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Targets:
     return targets(request.param, tmp_path)
@@ -349,10 +354,14 @@ def test_a_column_is_filled_in_a_table_with_a_key(
 
 
 @pytest.mark.guarantee("EVOLVE-1")
+@pytest.mark.parametrize("target", one_of(*KINDS), indirect=True)
 def test_what_transforms_make_is_made_again_for_another_version(
     portal: PortalServer, target: Targets, tmp_path: Path
 ) -> None:
-    """A column that only a transform adds is no part of the definition: the version is."""
+    """A column that only a transform adds is no part of the definition: the version is.
+
+    How a target replaces rows with wider ones is shown by a column that is added, for all kinds.
+    """
 
     def doubled(data: Any) -> Any:
         rows = data["sent"].toArrow()
@@ -378,7 +387,7 @@ def test_what_transforms_make_is_made_again_for_another_version(
 
 
 @pytest.mark.guarantee("EVOLVE-1")
-@pytest.mark.parametrize("kind", ["duckdb", "postgres"])
+@pytest.mark.parametrize("kind", one_of("duckdb", "postgres"))
 def test_a_change_log_is_given_outputs_that_write_tables_of_their_own(
     portal: PortalServer, tmp_path: Path, kind: str
 ) -> None:

@@ -14,6 +14,7 @@ from headwater.substreams.descriptors import TypeSet
 from headwater.testing.chain.tree import SimBlock
 from headwater.testing.substreams import SimModule, simulated_endpoint
 from headwater.testing.substreams.modules import build_file
+from tests.sampling import every
 from tests.substreams.scripted import CrashError, Weather, chain_of, run, stream_of
 from tests.targets.clickhouse_places import database
 
@@ -41,7 +42,7 @@ def make(block: SimBlock) -> bytes:
 
 
 @pytest.mark.guarantee("UNDO-1")
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", every(2).seeds(range(2)))
 def test_random_histories_in_clickhouse_equal_the_oracle(seed: int) -> None:
     url, chain = database(), chain_of(12, 4, seed)
     weather = Weather(chain, Random(seed), 40)

@@ -58,7 +58,7 @@ def ordered(rows: Rows) -> Rows:
 
 
 @pytest.fixture(params=["duckdb", "postgres", "clickhouse"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Callable[[str], Rows]]:
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Callable[[str], Rows]]:
     """An empty database, and how to read a table of it."""
     if request.param == "clickhouse":
         address = clickhouse_places.database()
@@ -77,9 +77,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Callable
 
 
 def test_every_table_equals_the_chain_after_forks(
-    place: tuple[Any, Callable[[str], Rows]],
+    database: tuple[Any, Callable[[str], Rows]],
 ) -> None:
-    address, read = place
+    address, read = database
     chain = ChainSim(11)
     chain.extend(12)
     chain.finalize(8)

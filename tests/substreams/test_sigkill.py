@@ -27,7 +27,7 @@ from tests.substreams.test_clickhouse import FILES, make, rows_of
 from tests.targets import clickhouse_places, postgres_places
 
 ROWS = SimModule("map_rows", "test.rows.v1.Rows", make, FILES)
-SEEDS, LIVES = (40, 14) if is_whole() else (1, 10)
+SEEDS, LIVES = (40, 14) if is_whole() else (1, 6)
 STATEMENTS = {"postgres": 90, "duckdb": 90, "clickhouse": 60}  # of a life, about
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import re
 import resource
-import signal
 import subprocess
 import sys
 import weakref
@@ -37,6 +36,7 @@ from headwater.errors import (
 )
 from headwater.targets import Delivery
 from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, Tx, duckdb_target, session, table
+from tests.targets.killed import writers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LARGEST = 2**256 - 1
@@ -703,39 +703,32 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
 
 
 WRITER = """
-import sys
-import weakref
 from tests.targets.test_duckdb import *
-target = duckdb_target(sys.argv[1], tables=["plain", table("keyed", key=["who"])],
-    on_data=lambda tx, data: (tx.insert("plain", data["f"]), tx.upsert("keyed", data["f"])))
-s = Stream(target)
-while True:
-    number = 1 if s.state.cursor is None else s.state.cursor.number + 1
-    s.block(number, {"f": balances(a=number)})
-    print(number, flush=True)
-    if number % 5 == 0:
-        s.fork(number - 2)
+def write(path):
+    target = duckdb_target(path, tables=["plain", table("keyed", key=["who"])],
+        on_data=lambda tx, data: (tx.insert("plain", data["f"]), tx.upsert("keyed", data["f"])))
+    s = Stream(target)
+    while True:
+        number = 1 if s.state.cursor is None else s.state.cursor.number + 1
+        s.block(number, {"f": balances(a=number)})
+        print(number, flush=True)
+        if number % 5 == 0:
+            s.fork(number - 2)
 """
 
 
 def test_a_process_that_is_killed_leaves_data_and_cursor_equal(path: Path) -> None:
     """Killed without warning, over and over, while it commits and rolls back."""
-    for attempt in range(4):
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-        ) as process:
-            assert process.stdout is not None
-            for _ in range(3 + attempt * 2):
-                assert process.stdout.readline(), "the writer failed"
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        s = Stream(duckdb_target(path))
-        number = s.state.cursor.number if s.state.cursor else 0
-        assert number > 0
-        values = [int(one["value"]) for one in s.rows("FROM plain")]
-        assert sorted(values) == list(range(1, number + 1))
-        assert s.rows("FROM keyed") == [{"who": "a", "value": str(number)}]
-        s.target.close()
+    with writers(WRITER, str(path)) as mortal:
+        for attempt in range(4):
+            mortal.kill_one_after(3 + attempt * 2)
+            s = Stream(duckdb_target(path))
+            number = s.state.cursor.number if s.state.cursor else 0
+            assert number > 0
+            values = [int(one["value"]) for one in s.rows("FROM plain")]
+            assert sorted(values) == list(range(1, number + 1))
+            assert s.rows("FROM keyed") == [{"who": "a", "value": str(number)}]
+            s.target.close()
 
 
 def test_the_example_of_the_page_runs_and_prints_what_it_says(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_every_target_waits_for_its_server_as_the_stream_says() -> None:
 class TestFanOut(TargetConformance):
     """CASE-19: two DuckDB files. While they differ, what is read is the one that is behind."""
 
-    sample = every(12)
+    sample = every(24)
     exclusive = shares = False
     side_tables = True
     walks = side_walks = 3

@@ -58,7 +58,7 @@ def made(catalog: Mapping[str, str]) -> IcebergTarget:
     return target
 
 
-@pytest.mark.parametrize("kind", every(2).seeds([rest, hive, glue]), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", every(3).seeds([rest, hive, glue]), ids=lambda kind: kind.__name__)
 def test_a_stream_is_written_undone_maintained_and_fenced(kind: Any, tmp_path: Path) -> None:
     with kind(tmp_path) as catalog:
         target = made(catalog)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io.pyarrow import PyArrowFile
 
@@ -29,11 +29,14 @@ class TestIcebergTarget(TargetConformance):
     walks = 3
 
     @pytest.fixture(autouse=True)
-    def _place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         self.places = (tmp_path / str(number) for number in itertools.count())
         self.hook: Callable[[], None] = lambda: None
+        self.reader: Catalog | None = None
         self._watch_files(monkeypatch)
         self.fresh()
+        yield
+        self.close_reader()
 
     def _watch_files(self, monkeypatch: pytest.MonkeyPatch) -> None:
         create = PyArrowFile.create
@@ -44,7 +47,13 @@ class TestIcebergTarget(TargetConformance):
 
         monkeypatch.setattr(PyArrowFile, "create", watched_create)
 
+    def close_reader(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+        self.reader = None
+
     def fresh(self) -> None:
+        self.close_reader()
         self.path = next(self.places)
         self.hook = lambda: None
 
@@ -61,20 +70,19 @@ class TestIcebergTarget(TargetConformance):
         return target
 
     def read_rows(self, name: str) -> list[dict[str, Any]]:
-        catalog = load_catalog(
-            "headwater",
-            type="sql",
-            uri=f"sqlite:///{self.path}/catalog.db",
-            warehouse=str(self.path),
-        )
+        if self.reader is None:
+            self.reader = load_catalog(
+                "headwater",
+                type="sql",
+                uri=f"sqlite:///{self.path}/catalog.db",
+                warehouse=str(self.path),
+            )
         try:
             found: list[dict[str, Any]] = (
-                catalog.load_table(f"default.{name}").scan().to_arrow().to_pylist()
+                self.reader.load_table(f"default.{name}").scan().to_arrow().to_pylist()
             )
         except NoSuchTableError:
             return []
-        finally:
-            catalog.close()
         return found
 
     def watch_io(self, target: IcebergTarget, hook: Callable[[], None]) -> None:

@@ -36,7 +36,7 @@ from tests.targets.zombies import Zombie
 
 KINDS = {"postgres": "PostgreSQL", "duckdb": "DuckDB"}
 ACTIONS = ["first", "commit", "rollback", "recover"]
-EVERY = 5
+EVERY = 12
 
 
 def changes(number: int) -> list[Change]:

@@ -116,7 +116,7 @@ def test_bytes_of_all_processes_together_stay_within_the_rate(
     portal: PortalServer, lines: list[list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = sum(len(line) for one in lines for line in one)
-    traffic, rate = Traffic(monkeypatch, hold_s=0), size // 5
+    traffic, rate = Traffic(monkeypatch, hold_s=0), size // 4
     budget = PortalBudget(PortalLimits(bytes_per_second=rate))
     with PermitOffice(budget, "127.0.0.1", "127.0.0.1", 0) as office:
         assert read_by_two_processes(portal, office.office) == [len(one) for one in lines]

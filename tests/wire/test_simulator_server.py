@@ -559,23 +559,30 @@ def _as_in_the_foreground() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("network", ["evm", "solana"])
-def test_simulate_serves_what_it_says_and_stops_by_itself(network: str) -> None:
+def test_simulate_serves_what_it_says_and_stops_by_itself() -> None:
     options = ["--for", "2", "--interval", "0.05", "--blocks", "60", "--fork-rate", "0.4"]
-    with headwater("simulate", *options, "--replicas", "2", "--network", network) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().split()[1]
-        process.stdout.readline()
-        curl = process.stdout.readline()
-        query = re.search(r"-d '(.*)' \|", curl)
-        assert query is not None
-        with urllib.request.urlopen(f"{url}/stream", query[1].encode(), timeout=120) as answer:
-            assert answer.status == HTTPStatus.OK
-            assert len(answer.read().splitlines()) > 50
-        out, err = process.communicate(timeout=300)
-    assert process.returncode == 0
-    assert err == ""
-    assert re.search(r"stopped: head \d+, finalized \d+, forks \d+ .*, requests 200:1", out)
+    with contextlib.ExitStack() as open_until_the_end:
+        processes = [
+            open_until_the_end.enter_context(
+                headwater("simulate", *options, "--replicas", "2", "--network", network)
+            )
+            for network in ("evm", "solana")
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[1]
+            process.stdout.readline()
+            curl = process.stdout.readline()
+            query = re.search(r"-d '(.*)' \|", curl)
+            assert query is not None
+            with urllib.request.urlopen(f"{url}/stream", query[1].encode(), timeout=120) as answer:
+                assert answer.status == HTTPStatus.OK
+                assert len(answer.read().splitlines()) > 50
+        for process in processes:
+            out, err = process.communicate(timeout=300)
+            assert process.returncode == 0
+            assert err == ""
+            assert re.search(r"stopped: head \d+, finalized \d+, forks \d+ .*, requests 200:1", out)
 
 
 @pytest.mark.parametrize("terminal", [False, True])

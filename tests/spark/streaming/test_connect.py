@@ -1,4 +1,4 @@
-"""The project of examples/pipelines, by Spark Connect, on a standalone cluster, on a forking chain.
+"""Spark Connect on a standalone cluster, on a forking chain: examples/pipelines, and a program.
 
 The server is the driver of a cluster whose master, worker and executor are processes of their own.
 So one run shows the changelog and its helpers on all three. The journal is a folder that the driver
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def settings(jar: str | None) -> dict[str, str]:
     cheap = {
         "spark.sql.shuffle.partitions": "1",
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
         "spark.executorEnv.PYTHONPATH": str(ROOT / "src"),
     }
     if jar is None:
@@ -73,49 +74,64 @@ for name in ("transfers_now", "transfers_history"):
 Run = Callable[[], Path]
 
 
+@dataclass(frozen=True)
+class Server:
+    """A Spark Connect server. With a jar its catalog `lake` has tables that Spark can merge."""
+
+    address: str
+    folder: Path
+    jar: str | None
+
+
+@pytest.fixture(scope="module")
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    jar: str | None = request.param
+    folder = tmp_path_factory.mktemp("connect")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT / "src"))
+        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        with (
+            spark_cluster(folder, workers=1, cores=1) as master,
+            spark_connect_server(folder, master=master, settings=settings(jar)) as address,
+        ):
+            yield Server(address, folder, jar)
+
+
 @pytest.fixture
 def run(
-    portal: PortalServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> Iterator[Run]:
+    server: Server, portal: PortalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Run:
     """Return what runs the project once, and returns the folder of its tables.
 
     With a jar AUTO CDC keeps tables, too: in memory, and copied into the folder afterwards.
     """
-    jar: str | None = request.param
     project = tmp_path / "project"
     shutil.copytree(ROOT / "examples" / "pipelines", project)
     spec = (project / SPEC).read_text()
     spec = spec.replace("file:///tmp/headwater-pipelines/storage", (project / "storage").as_uri())
-    if jar is not None:
+    if server.jar is not None:
         monkeypatch.setenv("HEADWATER_AUTO_CDC", "lake.main")
     (project / SPEC).write_text(spec)
     monkeypatch.setenv("HEADWATER_PORTAL", portal.url)
     monkeypatch.setenv("HEADWATER_JOURNAL", str(project / "journal"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     command = str(Path(sys.executable).parent / "spark-pipelines")
-    with (
-        spark_cluster(tmp_path, workers=1, cores=1) as master,
-        spark_connect_server(tmp_path, master=master, settings=settings(jar)) as remote,
-    ):
+    tables = server.folder / "tables"
 
-        def call(*words: str) -> None:
-            done = subprocess.run(words, cwd=project, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    def call(*words: str) -> None:
+        done = subprocess.run(words, cwd=project, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
-        def run() -> Path:
-            call(command, "--remote", remote, "run", "--spec", SPEC)
-            if jar is not None:
-                call(sys.executable, "-c", COPY, remote, str(tmp_path / "tables"))
-            return tmp_path / "tables"
+    def run() -> Path:
+        call(command, "--remote", server.address, "run", "--spec", SPEC)
+        if server.jar is not None:
+            call(sys.executable, "-c", COPY, server.address, str(tables))
+        return tables
 
-        if jar is not None:
-            call(sys.executable, "-c", MAKE, remote)
-        yield run
+    if server.jar is not None:
+        call(sys.executable, "-c", MAKE, server.address)
+    return run
 
 
 def rows_of(table: Path) -> pa.Table:
@@ -144,7 +160,7 @@ def follow(run: Run, portal: PortalServer) -> Iterator[tuple[Path, Keys]]:
 
 
 @pytest.mark.guarantee("STREAM-6")
-@pytest.mark.parametrize("run", [None], indirect=True)
+@pytest.mark.parametrize("server", [None], indirect=True)
 def test_the_tables_of_the_example_equal_the_chain(run: Run, portal: PortalServer) -> None:
     for tables, _ in follow(run, portal):
         assert keys(rows_of(tables / "transfers").to_pylist()) == canonical(portal)
@@ -156,7 +172,7 @@ def test_the_tables_of_the_example_equal_the_chain(run: Run, portal: PortalServe
 
 
 @pytest.mark.skipif(JAR is None, reason="HEADWATER_AUTO_CDC_JAR names no catalog that can merge")
-@pytest.mark.parametrize("run", [JAR], indirect=True)
+@pytest.mark.parametrize("server", [JAR], indirect=True)
 def test_auto_cdc_keeps_the_rows_of_now_and_those_that_were(run: Run, portal: PortalServer) -> None:
     for tables, orphaned in follow(run, portal):
         check_auto_cdc(tables, portal, orphaned)
@@ -173,3 +189,62 @@ def check_auto_cdc(tables: Path, portal: PortalServer, orphaned: Keys) -> None:
     ended = [one for one in history if one["__END_AT"] is not None]
     assert keys(ended) == orphaned
     assert all(one["__START_AT"] < one["__END_AT"] for one in ended)
+
+
+PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+from headwater import duckdb_target, evm, portal_stream
+from headwater.errors import ConnectSessionError
+from headwater.spark import register, ship
+from headwater.spark.streaming import collapse
+from headwater.testing import simulated_portal
+
+address, folder = sys.argv[1:]
+spark = SparkSession.builder.remote(address).getOrCreate()
+ship(spark)
+register(spark)
+with simulated_portal(seed=5, blocks=200, finality_depth=10) as portal:
+    options = {"portal": portal.url, "event": "erc20.Transfer", "from_block": 0, "to_block": 150}
+    rows = spark.read.format("headwater").options(**options).load()
+    table = rows.where("block_number >= 100").select("block_number", "value").toArrow()
+    print("read", table.num_rows, max(table["block_number"].to_pylist()))
+    for depth in (3, 0):
+        changes = spark.readStream.format("headwater").options(portal=portal.url, far=50,
+            event="erc20.Transfer", journal=f"{folder}/journal").load()
+        changes.writeStream.format("parquet").trigger(availableNow=True).option(
+            "checkpointLocation", f"{folder}/checkpoint").start(f"{folder}/rows").awaitTermination()
+        if depth:
+            portal.fork(depth)
+    stored = spark.read.parquet(f"{folder}/rows")
+    orphaned = {row[0] for row in stored.where("_sign < 0").select("block_hash").collect()}
+    left = {row[0] for row in collapse(stored).select("block_hash").collect()}
+    known = {block.hash for block in portal.chain.canonical()}
+    print("changelog", len(orphaned) > 0, len(left) > 50, left <= known)
+    events = evm.events("erc20.Transfer", range=(0, 150))
+    stream = portal_stream(id="a", portal=portal.url, outputs={"t": events}, spark=spark)
+    before = sum(portal.ledger.statuses().values())
+    try:
+        stream.pipe_to(duckdb_target(f"{folder}/a.duckdb"), progress=False)
+    except ConnectSessionError as error:
+        print("refused", error.code, sum(portal.ledger.statuses().values()) - before)
+spark.stop()
+"""
+
+
+@pytest.mark.parametrize("server", [None], indirect=True)
+def test_the_data_source_works_and_a_stream_is_refused(server: Server, tmp_path: Path) -> None:
+    """A program: data source and changelog work, `pipe_to` is refused, a package can be shipped."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, server.address, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stdout.split()
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert said[0] == "read"
+    assert int(said[1]) > 50
+    assert said[2:7] == ["150", "changelog", "True", "True", "True"]
+    assert said[7:] == ["refused", "E5019", "0"]
+    assert not (tmp_path / "a.duckdb").exists()

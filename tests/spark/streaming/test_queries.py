@@ -379,14 +379,14 @@ import sys, threading
 from pathlib import Path
 from headwater import duckdb_target, foreach_batch
 from headwater.spark import local_session, register
-portal, folder, dies = sys.argv[1:]
+portal, folder, dies, most = sys.argv[1:]
 spark = local_session("driver", **{"spark.master": "local[2]"})
 register(spark)
 
 def begin(name, write):
     frame = (spark.readStream.format("headwater")
         .options(portal=portal, event="erc20.Transfer", journal=f"{folder}/{name}/journal",
-                 far="10", maxBlocksPerTrigger="3").load())
+                 far="10", maxBlocksPerTrigger=most).load())
     return write(frame.writeStream.option("checkpointLocation", f"{folder}/{name}/checkpoint"))
 
 into_target = foreach_batch(duckdb_target(f"{folder}/chain.duckdb", tables=["transfers"],
@@ -405,14 +405,15 @@ begin("target", lambda writer: writer.foreachBatch(each).start()).awaitTerminati
 class Driver:
     """A driver in a process of its own, with a query into files and one into a target.
 
-    `dies` is the micro-batch of the latter that it is to be killed in.
+    `dies` is the micro-batch of the latter that it is to be killed in, `most` how many blocks one
+    has.
     """
 
-    def __init__(self, portal: PortalServer, folder: Path, dies: int = -1) -> None:
+    def __init__(self, portal: PortalServer, folder: Path, dies: int, most: int) -> None:
         self._log, self._dies = folder / "driver.log", folder / "dies"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", DRIVER, portal.url, str(folder), str(dies)],
+                [sys.executable, "-c", DRIVER, portal.url, str(folder), str(dies), str(most)],
                 cwd=ROOT,
                 env={
                     **os.environ,
@@ -482,15 +483,17 @@ def test_a_killed_driver_loses_nothing_and_writes_nothing_twice(
     spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:
     """kill -9 between the target's commit and Spark's, of another query anywhere; then a fork."""
-    driver = Driver(portal, tmp_path, dies=10)
+    driver = Driver(portal, tmp_path, dies=4, most=8)
     try:
         while driver.goes_on():
             pass
     finally:
         driver.kill()
     logs = tmp_path / "target" / "checkpoint"
-    assert (logs / "offsets" / "10").exists()
-    assert not (logs / "commits" / "10").exists()
+    assert (logs / "offsets" / "4").exists()
+    assert not (logs / "commits" / "4").exists()
+    offset = json.loads((logs / "offsets" / "4").read_text().splitlines()[-1])
+    assert offset["number"] > final_number(portal), "hot blocks, which the fork takes back"
     portal.fork(3)
     check_after_kills(spark, portal, tmp_path)
 
@@ -525,7 +528,7 @@ def test_drivers_killed_at_random_points(
         point = dice.choice([f"{name}/{one}" for name in ("files", "target") for one in POINTS])
         reached, number = Watch(tmp_path, point), dice.randint(1, 6)
         planned, lived = Watch(tmp_path, "files/checkpoint/offsets/[0-9]*"), 0
-        driver = Driver(portal, tmp_path, dies=dice.choice([-1, -1, dice.randrange(40)]))
+        driver = Driver(portal, tmp_path, dice.choice([-1, -1, dice.randrange(40)]), most=3)
         try:
             while reached.count() < number and driver.goes_on():
                 if planned.count() > lived:  # the chain goes on as the driver does

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -22,6 +22,7 @@ from headwater.targets.sql.change_log import HistoryTarget
 from tests.targets.postgres_places import database
 
 Row = dict[str, Any]
+KINDS = ["postgres", "duckdb"]
 _NUMBERS = itertools.count(1)
 
 
@@ -146,10 +147,17 @@ def _plain(value: Any) -> Any:
     return format(value, "f") if isinstance(value, Decimal) else value
 
 
-@pytest.fixture(params=["postgres", "duckdb"])
+@pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """Yield an empty database of each kind; whatever was opened on it is closed."""
-    made = Place(request.param, tmp_path)
+    with open_place(request.param, tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def open_place(kind: str, folder: Path) -> Iterator[Place]:
+    """Yield an empty database of a kind; whatever was opened on it is closed."""
+    made = Place(kind, folder)
     yield made
     for target in made.targets:
         target.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -51,6 +52,12 @@ NOTHING = {
 KEYS = {Network.EVM: EVM_FIELDS, Network.SOLANA: SOLANA_FIELDS}
 
 
+@cache
+def whole(network: Network, block: SimBlock) -> Row:
+    """Return the complete contents of a block; no test changes them."""
+    return contents(CHAINS[network], block)
+
+
 def select(network: Network, fields: Row | None = None, **filters: Any) -> Selection:
     return Selection(network, {"type": network.value, "fields": fields or {}, **filters})
 
@@ -73,7 +80,7 @@ def expected(
     network: Network, block: SimBlock, wanted: dict[str, Callable[[Row], bool]]
 ) -> dict[str, list[Row]]:
     """Return the same from a naive reading of the complete contents."""
-    full = contents(CHAINS[network], block)
+    full = whole(network, block)
     surface = SURFACES[network]
     return {
         family: [
@@ -103,7 +110,7 @@ def test_asking_for_everything_gives_the_complete_contents(network: Network) -> 
         asked["calls"] = [{"extrinsic": True}]
     selection = select(network, everything(network), **asked)
     for block in CHAINS[network].canonical():
-        full = contents(CHAINS[network], block)
+        full = whole(network, block)
         line = read(selection, block, boundary=True)
         assert line == {key: value for key, value in full.items() if value}
 
@@ -129,7 +136,7 @@ def test_a_block_without_a_match_is_left_out_unless_it_must_be_sent(network: Net
 
 def test_a_match_without_selected_fields_still_gives_the_header() -> None:
     chain = CHAINS[Network.EVM]
-    block = next(b for b in chain.canonical() if contents(chain, b)["logs"])
+    block = next(b for b in chain.canonical() if whole(Network.EVM, b)["logs"])
     assert read(select(Network.EVM, logs=[{}]), block).keys() == {"header"}
 
 
@@ -140,7 +147,7 @@ def test_fields_set_to_false_are_not_sent() -> None:
         {"block": {"timestamp": False}, "log": {"data": False, "logIndex": True}},
         logs=[{}],
     )
-    block = next(b for b in chain.canonical() if contents(chain, b)["logs"])
+    block = next(b for b in chain.canonical() if whole(Network.EVM, b)["logs"])
     line = read(selection, block)
     assert line["header"].keys() == {"number", "hash"}
     assert all(row.keys() == {"logIndex"} for row in line["logs"])
@@ -288,9 +295,7 @@ def test_a_filter_matches_what_it_says(
         assert got == expected(network, block, {family: holds})
         found += len(got[family])
     assert bool(found) == any(
-        holds(row)
-        for block in CHAINS[network].canonical()
-        for row in contents(CHAINS[network], block)[family]
+        holds(row) for block in CHAINS[network].canonical() for row in whole(network, block)[family]
     )
 
 
@@ -298,7 +303,7 @@ def test_discriminators_are_those_of_the_known_vectors() -> None:
     rows = [
         row
         for block in CHAINS[Network.SOLANA].canonical()
-        for row in contents(CHAINS[Network.SOLANA], block)["instructions"]
+        for row in whole(Network.SOLANA, block)["instructions"]
     ]
     for row in rows:
         if row["programId"] == SYSTEM_PROGRAM:
@@ -360,7 +365,7 @@ def test_a_relation_pulls_in_what_is_of_the_same_transaction(
     network = Network.SOLANA if solana else Network.EVM
     pulled = 0
     for block in CHAINS[network].canonical():
-        full = contents(CHAINS[network], block)
+        full = whole(network, block)
         plain = sent(network, block, **{family: [wanted]})
         matched = plain[family]
         if family == "logs" and network is Network.EVM:
@@ -420,7 +425,7 @@ def test_inner_instructions_are_those_below() -> None:
 
 def test_solana_logs_and_instructions_find_each_other() -> None:
     for block in CHAINS[Network.SOLANA].canonical():
-        full = contents(CHAINS[Network.SOLANA], block)
+        full = whole(Network.SOLANA, block)
         swaps = {place(row) for row in full["instructions"] if row["d8"] == "0xf8c69e91e17587c8"}
         filters = [{"d8": ["0xf8c69e91e17587c8"], "logs": True}]
         got = sent(Network.SOLANA, block, instructions=filters)
@@ -438,7 +443,7 @@ def test_a_relation_belongs_to_its_own_filter_alone() -> None:
             block,
             logs=[{"topic0": [SWAP], "transaction": True}, {"topic0": [APPROVAL]}],
         )
-        full = contents(CHAINS[Network.EVM], block)
+        full = whole(Network.EVM, block)
         owners = {r["transactionIndex"] for r in full["logs"] if r["topics"][0] == SWAP}
         assert {row["transactionIndex"] for row in got["transactions"]} == owners
 

@@ -111,9 +111,7 @@ class PortalServer:
 
     def start(self) -> PortalServer:
         """Start serving, and the live chain if there is one."""
-        self._thread = Thread(
-            target=self._server.serve_forever, args=(0.02,), name="headwater-portal", daemon=True
-        )
+        self._thread = Thread(target=self._server.serve, name="headwater-portal", daemon=True)
         self._thread.start()
         if self.live is not None:
             self.live.start()
@@ -125,7 +123,7 @@ class PortalServer:
             self.live.stop()
         self._server.stopping.set()
         if self._thread is not None:
-            self._server.shutdown()
+            self._server.wake()
             self._thread.join()
             self._thread = None
         self._server.cut_connections()
@@ -222,6 +220,20 @@ class _Server(ThreadingHTTPServer):
         """Bind without asking for the name of the host, which can take seconds."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = HOST, self.server_address[1]
+
+    def serve(self) -> None:
+        """Take connections until the server stops."""
+        while not self.stopping.is_set():
+            self.handle_request()
+
+    def wake(self) -> None:
+        """Let the thread that waits for a connection see that the server stops."""
+        with suppress(OSError):
+            socket.create_connection((HOST, self.server_port)).close()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Take no connection once the server stops."""
+        return not self.stopping.is_set()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Remember the connection and hand it to a thread."""

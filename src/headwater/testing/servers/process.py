@@ -24,7 +24,10 @@ while os.getppid() == parent:
     time.sleep(0.2)
 try:
     os.kill(server, signal.SIGQUIT)
-    time.sleep(1)
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        time.sleep(0.02)
+        os.kill(server, 0)
     os.kill(server, signal.SIGKILL)
 except ProcessLookupError:
     pass
