@@ -98,7 +98,6 @@ wheel: setup ## Build the wheel, install it into an environment of its own, and 
 	@bash scripts/try_wheel.sh $(BIN)/python
 
 lock: setup ## Resolve pyproject.toml again into requirements.lock
-	@$(BIN)/pip install --quiet uv
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	  --all-extras --group dev pyproject.toml --output-file requirements.lock
 
