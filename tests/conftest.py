@@ -6,6 +6,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from shutil import disk_usage
@@ -58,11 +59,17 @@ LONG = (
 )
 SHORT = ("unit", "property", "wire", "fuzz", "simulation", "test_tidy.py")
 TOGETHER = (  # one worker runs all of such a file: its tests share an expensive run
-    "tests/demo/",
     "tests/dashboard/test_page.py",
     "tests/spark/streaming/test_connect.py",
     "tests/spark/test_executor_python.py",
 )
+
+
+@cache
+def _uses_spark(file: str) -> bool:
+    """Tell whether tests of a file share the session of their process."""
+    text = (ROOT.parent / file).read_text("utf-8")
+    return "spark: SparkSession" in text or 'usefixtures("spark")' in text
 
 
 @pytest.fixture(scope="session")
@@ -79,16 +86,23 @@ def spark() -> Iterator[SparkSession]:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """Hand out tests one by one, in their order; those that share an expensive run, together.
 
+    All that use the session of their process go to one worker: it is started and warmed up once.
     The marker `xdist_group` says so too, but pytest-xdist 3.8 sets names of tests for it that
     pytest 9.2 no longer reads.
     """
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
     scheduler: Any = LoadScopeScheduling(config, log)
-    scheduler._split_scope = lambda nodeid: (
-        nodeid.split("::")[0] if nodeid.startswith(TOGETHER) else nodeid
-    )
+    scheduler._split_scope = _unit
     return scheduler
+
+
+def _unit(nodeid: str) -> str:
+    """Return the name of what a worker runs in one go."""
+    file = nodeid.split("::")[0]
+    if file.startswith(TOGETHER):
+        return file
+    return "spark" if _uses_spark(file) else nodeid
 
 
 def pytest_collection_finish() -> None:
@@ -110,7 +124,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     What is left to `make walks` is taken out. The coverage of the core is that of its own tests,
     where nothing but the core is measured.
     """
-    left = [] if sampling.is_whole() else [one for one in items if one.get_closest_marker("walk")]
+    left = [] if sampling.is_whole() else [*_walks(items), *_other_turns(items)]
     if left:
         items[:] = [one for one in items if one not in left]
         config.hook.pytest_deselected(items=left)
@@ -120,6 +134,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not _is_of(item, CORE):
             item.add_marker("no_cover")
+
+
+def _walks(items: list[pytest.Item]) -> list[pytest.Item]:
+    return [one for one in items if one.get_closest_marker("walk")]
+
+
+def _other_turns(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the variants of tests that take turns whose turn it is not."""
+    turns: dict[str, dict[str, pytest.Item]] = {}
+    counts = {}
+    for item in items:
+        marker = item.get_closest_marker("turns")
+        if marker is not None and "[" in item.name and not item.get_closest_marker("walk"):
+            test = item.nodeid.split("[")[0]
+            turns.setdefault(test, {})[item.nodeid] = item
+            counts[test] = marker.args[0] if marker.args else 1
+    return [
+        variants[name]
+        for test, variants in turns.items()
+        for name in sampling.variants_left(list(variants), counts[test])
+    ]
 
 
 def _turn(item: pytest.Item) -> int:

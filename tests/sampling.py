@@ -53,6 +53,18 @@ def turn(kinds: Sequence[Kind], test: str) -> list[Kind]:
     return [kinds[(crc32(test.encode()) + int(os.environ[VARIABLE])) % len(kinds)]]
 
 
+def variants_left(names: Sequence[str], count: int) -> set[str]:
+    """Return which variants of one test, by their names, are left to other days.
+
+    A run takes `count` of them; days in a row take one after the other.
+    """
+    if is_whole():
+        return set()
+    first = crc32(names[0].split("[")[0].encode()) + int(os.environ[VARIABLE])
+    ordered = sorted(names)
+    return set(ordered) - {ordered[(first + at) % len(ordered)] for at in range(count)}
+
+
 def every_test(k: int, *always: str, shift: int = 0) -> Callable[[Suite], Suite]:
     """Have a class that varies another one run every k-th of its tests, and those named.
 

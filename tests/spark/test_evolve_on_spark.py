@@ -30,6 +30,7 @@ from tests.stream.test_evolve import (
 
 @pytest.mark.guarantee("EVOLVE-1")
 @pytest.mark.parametrize("kind", every(3).seeds(KINDS))
+@pytest.mark.turns
 def test_executors_fill_outputs_and_columns(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """With a transform of DataFrames in between, and with factories' children to be found."""
     target = targets(kind, tmp_path)

@@ -90,6 +90,7 @@ def test_a_signal_while_spark_starts_ends_the_program(run: Callable[..., Program
 @pytest.mark.parametrize(
     ("session", "number", "code"), [("ours", signal.SIGTERM, 143), ("own", signal.SIGINT, 130)]
 )
+@pytest.mark.turns
 def test_a_signal_to_all_processes_while_executors_read_ends_the_program(
     session: str, number: signal.Signals, code: int, run: Callable[..., Program],
     portal: PortalServer, tmp_path: Path,

@@ -311,6 +311,7 @@ def _or_die(real: Any, lives: str) -> Any:
 
 
 @pytest.mark.parametrize("lives", [3, 99])
+@pytest.mark.turns
 def test_a_worker_that_is_killed_while_spark_plans_is_replaced(
     spark: SparkSession, portal: PortalServer, tmp_path: Path, lives: int
 ) -> None:

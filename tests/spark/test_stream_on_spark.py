@@ -138,6 +138,7 @@ def follow(url: str, path: Path | str, far: int, head: int, spark: SparkSession 
 @pytest.mark.parametrize(
     ("far", "kill_at"), [(30, 12), *((10**9, at) for at in every(3).of([4, 11, 19, 27]))]
 )
+@pytest.mark.turns
 def test_a_driver_that_is_killed_goes_on_as_if_nothing_had_happened(
     far: int, kill_at: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -552,6 +552,7 @@ def test_without_the_extra_the_error_says_what_to_install() -> None:
 @pytest.mark.guarantee("UNDO-1")
 @pytest.mark.guarantee("CURSOR-1")
 @pytest.mark.parametrize("seed", every(6).seeds(range(6)))
+@pytest.mark.turns
 def test_random_histories_with_faults_and_restarts_equal_the_oracle(
     place: Place, seed: int
 ) -> None:

@@ -12,7 +12,7 @@ from headwater.testing.system.world import World
 from tests.sampling import every
 from tests.targets import clickhouse_places, postgres_places
 
-SEEDS = every(20).seeds(range(1, 241))
+SEEDS = every(60).seeds(range(1, 241))
 RARE = [  # together they meet every rare situation, every fault and every coded error
     2, 3, 6, 9, 27, 30, 50, 54, 92, 146, 153, 164, 175, 178, 181, 184, 204, 229, 235, 240, 244, 261,
     281, 283, 308, 309, 313,

@@ -442,6 +442,7 @@ ENGINES = [
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.turns(3)
 def test_every_engine_takes_rows_back_again_and_again(
     make: Make, engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:

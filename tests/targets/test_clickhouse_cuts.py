@@ -139,6 +139,7 @@ def test_an_empty_answer_to_the_question_for_the_state_removes_nothing(
         for place, engine in enumerate(ENGINES)
     ],
 )
+@pytest.mark.turns
 def test_every_statement_of_start_commit_and_rollback_survives_a_cut_answer(
     proxy: CuttingProxy, url: str, engine: str, seed: int
 ) -> None:

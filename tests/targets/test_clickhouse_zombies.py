@@ -103,6 +103,7 @@ def walks() -> list[Any]:
 
 @pytest.mark.guarantee("FENCE-1")
 @pytest.mark.parametrize(("engine", "action", "forked"), walks())
+@pytest.mark.turns(4)
 def test_a_writer_that_was_paused_at_any_statement_changes_nothing_after_its_successor(
     engine: str, action: str, forked: bool
 ) -> None:

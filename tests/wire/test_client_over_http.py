@@ -323,6 +323,7 @@ def test_every_fault_of_the_catalogue_has_an_expectation() -> None:
 @pytest.mark.parametrize("seed", every(2).seeds([1, 2]))
 @pytest.mark.parametrize("forked", [False, True], ids=["grown", "forked"])
 @pytest.mark.parametrize(("name", "fault"), FAULTS)
+@pytest.mark.turns(62)
 def test_a_fault_is_survived_or_stops_the_stream_with_its_code(
     name: str, fault: Fault, forked: bool, seed: int
 ) -> None:
