@@ -121,7 +121,7 @@ def main() -> int:
         found[name] = {key: dict(sorted(one.items())) for key, one in recorder.points.items()}
         path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     if names is TESTS:
-        failed += bool(pytest.main(["-q", "-p", "no:xdist", *map(str, _other_tests())]))
+        failed += bool(pytest.main(["-q", "--numprocesses", "2", *map(str, _other_tests())]))
     return failed
 
 
@@ -133,7 +133,7 @@ def _other_tests() -> list[Path]:
     noted = {TESTS_FOLDER / f"{name}.py" for name in TESTS}
     return [path for path in sorted(TESTS_FOLDER.rglob("test_*.py")) if path not in noted
             and (path.parent.name == "property" or re.search(
-                r"from tests\.sampling import|mark\.walk", path.read_text()))]  # fmt: skip
+                r"from tests\.sampling import|mark\.(walk|turns)", path.read_text()))]  # fmt: skip
 
 
 if __name__ == "__main__":
