@@ -141,19 +141,20 @@ def _walks(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _other_turns(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the variants of tests that take turns whose turn it is not."""
+    """Return the variants of tests, and the tests of groups, whose turn it is not."""
     turns: dict[str, dict[str, pytest.Item]] = {}
     counts = {}
     for item in items:
         marker = item.get_closest_marker("turns")
-        if marker is not None and "[" in item.name and not item.get_closest_marker("walk"):
-            test = item.nodeid.split("[")[0]
-            turns.setdefault(test, {})[item.nodeid] = item
-            counts[test] = marker.args[0] if marker.args else 1
+        if marker is None or item.get_closest_marker("walk"):
+            continue
+        members = marker.kwargs.get("group") or item.nodeid.split("[")[0]
+        turns.setdefault(members, {})[item.nodeid] = item
+        counts[members] = marker.args[0] if marker.args else 1
     return [
-        variants[name]
-        for test, variants in turns.items()
-        for name in sampling.variants_left(list(variants), counts[test])
+        tests[name]
+        for members, tests in turns.items()
+        for name in sampling.left_to_other_days(members, list(tests), counts[members])
     ]
 
 

@@ -53,14 +53,15 @@ def turn(kinds: Sequence[Kind], test: str) -> list[Kind]:
     return [kinds[(crc32(test.encode()) + int(os.environ[VARIABLE])) % len(kinds)]]
 
 
-def variants_left(names: Sequence[str], count: int) -> set[str]:
-    """Return which variants of one test, by their names, are left to other days.
+def left_to_other_days(members: str, names: Sequence[str], count: int) -> set[str]:
+    """Return which tests, of some that take turns, are left to other days.
 
-    A run takes `count` of them; days in a row take one after the other.
+    A run takes `count` of them; days in a row take one after the other. `members` says what they
+    are: all that take turns do not begin with the first on the same day.
     """
     if is_whole():
         return set()
-    first = crc32(names[0].split("[")[0].encode()) + int(os.environ[VARIABLE])
+    first = (crc32(members.encode()) + int(os.environ[VARIABLE])) * count
     ordered = sorted(names)
     return set(ordered) - {ordered[(first + at) % len(ordered)] for at in range(count)}
 

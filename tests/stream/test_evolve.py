@@ -333,6 +333,7 @@ def test_a_table_that_holds_rows_is_not_filled_a_second_time(
 
 
 @pytest.mark.parametrize("kind", ["duckdb", "postgres"])
+@pytest.mark.turns
 def test_a_column_is_filled_in_a_table_with_a_key(
     portal: PortalServer, tmp_path: Path, kind: str
 ) -> None:
@@ -452,6 +453,7 @@ def test_a_change_log_is_given_outputs_that_write_tables_of_their_own(
 
 
 @pytest.mark.parametrize("kind", ["iceberg", "delta"])
+@pytest.mark.turns
 def test_lakes_say_what_they_cannot_fill_and_do_not_tear_files_that_hold_other_blocks(
     portal: PortalServer, tmp_path: Path, kind: str
 ) -> None:
@@ -586,6 +588,7 @@ def test_the_earlier_definition_can_go_on_in_between(portal: PortalServer, tmp_p
 
 
 @pytest.mark.parametrize("target", ["duckdb", "postgres"], indirect=True)
+@pytest.mark.turns
 def test_code_of_the_user_sees_all_outputs_and_adds_up_what_is_filled(
     portal: PortalServer, target: Targets, tmp_path: Path
 ) -> None:

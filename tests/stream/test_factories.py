@@ -388,6 +388,7 @@ def stop_at(portal: PortalServer) -> Callable[[Event], None]:
 
 
 @pytest.mark.parametrize("block_range", [20, "latest"])
+@pytest.mark.turns
 def test_children_from_before_the_first_block_are_known(block_range: Any, tmp_path: Path) -> None:
     """Read apart where they are final; the stream begins earlier where they are not."""
     place = InDuckDB(tmp_path)

@@ -147,6 +147,7 @@ def test_the_walkthrough_of_the_seed_sentence_by_sentence(place: Place) -> None:
     [{}, {"flush": Flush(blocks=4)}, {"undo_buffer": 2}, {"undo_buffer": 8}],
     ids=["at once", "flush", "shallow buffer", "deep buffer"],
 )
+@pytest.mark.turns
 def test_an_undo_while_it_runs_leaves_what_the_chain_says(
     place: Place, options: dict[str, Any]
 ) -> None:
@@ -170,6 +171,7 @@ def test_an_undo_while_it_runs_leaves_what_the_chain_says(
 
 @pytest.mark.guarantee("UNDO-1")
 @pytest.mark.parametrize("depth", [1, 5, 9])
+@pytest.mark.turns
 def test_an_undo_comes_first_after_a_resume_and_again_after_another(
     place: Place, depth: int
 ) -> None:

@@ -781,6 +781,7 @@ def test_a_fork_is_stored_when_it_completes(make: Make) -> None:
 
 
 @pytest.mark.parametrize("max_rows", [1, 30])
+@pytest.mark.turns
 def test_state_is_kept_to_max_rows_and_a_legal_fork_is_still_possible(
     make: Make, max_rows: int
 ) -> None:

@@ -17,7 +17,7 @@ from headwater.targets.clickhouse import (
 from headwater.targets.clickhouse.client import refused_as
 from headwater.testing.conformance import TargetConformance, apply_changes
 from headwater.testing.conformance.crash import Script
-from tests.sampling import every
+from tests.sampling import every, every_test
 from tests.targets import points
 from tests.targets.clickhouse_places import admin, database
 from tests.targets.places import has_effect
@@ -36,6 +36,10 @@ BESIDE_UNDO = (  # state, definitions and frames: what no engine does in its own
     "test_finality_that_moves_while_batches_wait_is_stored_with_them",
     "test_rollbacks_in_a_row_converge_and_finality_never_falls",
     "test_a_stream_can_lose_all_batches_of_its_first_commit",
+)
+UNDO = (  # what each of them does in its own way
+    "test_a_crash_at_any_step_of_io_leaves_a_committed_state",
+    "test_random_scenarios_agree_with_the_model_after_every_step",
 )
 
 
@@ -103,6 +107,7 @@ def only_in_walks(*names: str) -> Callable[[Suite], Suite]:
     return mark
 
 
+@every_test(2, *UNDO)
 @only_in_walks(*BESIDE_UNDO)
 class TestClickHouseTargetReplacing(TestClickHouseTarget):
     """The same, undone by newer versions."""
@@ -119,6 +124,7 @@ class TestClickHouseTargetReplacing(TestClickHouseTarget):
         return [*steps[:3], *steps[4:]]
 
 
+@every_test(2, *UNDO[1:], shift=1)  # it is not watched at every step
 @only_in_walks(*BESIDE_UNDO)
 class TestClickHouseTargetMergeTree(TestClickHouseTarget):
     """The same, undone by deletion; identical rows may occur."""

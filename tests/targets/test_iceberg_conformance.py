@@ -15,7 +15,7 @@ from pyiceberg.io.pyarrow import PyArrowFile
 from headwater.targets.iceberg import IcebergSettings, IcebergTarget, iceberg_target, table
 from headwater.targets.lake.target import SWEEP_S
 from headwater.testing.conformance import TargetConformance, apply_changes
-from tests.sampling import every
+from tests.sampling import every, is_whole
 from tests.targets import points
 
 
@@ -27,6 +27,7 @@ class TestIcebergTarget(TargetConformance):
     settings = IcebergSettings(maintain_every=4, final_snapshots=1, compact_files=3, grace_s=0)
     keyless = False  # rows without a key are those of any append: `log` has them
     walks = 3
+    walk_steps = 40 if is_whole() else 16
 
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -702,6 +702,7 @@ def test_each_encoding_is_used_and_understood(offered: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("offered", ENCODINGS, ids=str)
 @pytest.mark.parametrize("cuts", [(1, 1), (1, 50)], ids=str)
+@pytest.mark.turns(2)
 def test_bodies_may_be_cut_into_the_smallest_pieces(
     offered: tuple[str, ...], cuts: tuple[int, int]
 ) -> None:
@@ -727,6 +728,7 @@ def numbers(answers: Sequence[object]) -> list[int]:
 @pytest.mark.guarantee("WIRE-2")
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
 @pytest.mark.parametrize("offered", ENCODINGS, ids=str)
+@pytest.mark.turns(3)
 def test_however_often_a_connection_breaks_each_block_comes_once(
     offered: tuple[str, ...], reset: bool
 ) -> None:

@@ -313,6 +313,7 @@ def expected_pairs(portal: PortalServer) -> set[tuple[str, int, str, int]]:
     return found
 
 
+@pytest.mark.walk  # what it shows is how Spark joins: our part is in the test before it
 def test_an_outer_join_of_two_changelogs_is_exact_only_once_the_sides_are_netted(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -479,6 +480,7 @@ def final_number(portal: PortalServer) -> int:
 
 @pytest.mark.guarantee("STREAM-4")
 @pytest.mark.guarantee("STREAM-5")
+@pytest.mark.turns(2, group="programs on Spark")
 def test_a_killed_driver_loses_nothing_and_writes_nothing_twice(
     spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ class TargetConformance(SideTablePromises):
     watches_io: ClassVar[bool] = True  # `watch_io` works
     keeps_config: ClassVar[bool] = False  # capabilities.config is there
     walks: ClassVar[int] = 12  # how many random scenarios
+    walk_steps: ClassVar[int] = 40  # how long each of them is
     first_seed: ClassVar[int] = 1
 
     def __init_subclass__(cls) -> None:
@@ -469,7 +470,7 @@ class TargetConformance(SideTablePromises):
         """A seed that fails is named in the error."""
         for seed in self.sample.seeds(range(self.first_seed, self.first_seed + self.walks)):
             try:
-                RandomWalk(self, seed).run()
+                RandomWalk(self, seed, steps=self.walk_steps).run()
             except Exception as error:
                 error.add_note(f"conformance seed {seed}")
                 raise

@@ -34,7 +34,7 @@ TOKENS = ["t", "d|t"]
 class RandomWalk:
     """One scenario, drawn from a seed."""
 
-    def __init__(self, suite: TargetConformance, seed: int, *, steps: int = 40) -> None:
+    def __init__(self, suite: TargetConformance, seed: int, *, steps: int) -> None:
         self._suite = suite
         self._dice = Random(f"conformance {seed}")
         self._steps = steps
