@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,28 @@ def test_a_run_tells_that_it_waits_for_spark_once(spark: SparkSession) -> None:
     assert ours.context is spark.sparkContext
     assert told == [True, False], "it is there since"
     ours.close()
+
+
+def test_a_run_cancels_its_own_jobs_and_no_others(spark: SparkSession, tmp_path: Path) -> None:
+    """Streams of one program share a session: what one of them does is not another's batch."""
+    idle, busy = SparkOfRun(None), SparkOfRun(None)
+    assert idle.context is spark.sparkContext
+    begun = tmp_path / "begun"
+
+    def stay(number: int) -> None:
+        begun.touch()
+        signal.pause()
+
+    with ThreadPoolExecutor(1) as threads:
+        job = threads.submit(lambda: busy.context.parallelize([0], 1).foreach(stay))
+        while not begun.exists():
+            assert not job.done(), job.exception()
+        assert not idle.cancel()
+        assert not job.done()
+        assert busy.cancel()
+        assert "cancelled" in str(job.exception())
+    assert not busy.cancel(), "it is over"
+    idle.close()
 
 
 def rows_of(path: Path) -> list[tuple[Any, ...]]:

@@ -146,12 +146,15 @@ class SparkOfRun:
             return session
 
     def cancel(self) -> bool:
-        """End the jobs of this run, if there are any: what waits for them fails.
+        """End the jobs of this run that are under way; tell whether there are any.
 
-        Called from another thread.
+        What waits for them fails. Called from another thread.
         """
         context = SparkContext._active_spark_context
-        if not self._tagged or context is None or not context.statusTracker().getActiveJobsIds():
+        if not self._tagged or context is None:
+            return False
+        tracker = context._jsc.sc().statusTracker()  # Python's own does not know tags
+        if set(tracker.getActiveJobIds()).isdisjoint(tracker.getJobIdsForTag(self._tag)):
             return False
         context.cancelJobsWithTag(self._tag)
         return True
