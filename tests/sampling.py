@@ -85,9 +85,9 @@ def every_test(k: int, *always: str, shift: int = 0) -> Callable[[Suite], Suite]
     return choose
 
 
-def examples(count: int) -> int:
-    """Return how many random examples a property is given: all of these, or a quarter of them."""
-    return count if is_whole() else -(-count // 4)
+def examples(count: int, *, part: int = 4) -> int:
+    """Return how many random examples a property is given: all of these, or a part of them."""
+    return count if is_whole() else -(-count // part)
 
 
 def header() -> str:

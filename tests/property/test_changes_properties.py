@@ -111,7 +111,7 @@ beginnings = st.one_of(
 
 
 @given(scenarios(), beginnings, st.integers(-1, 25), st.lists(st.integers(0, 24), max_size=4))
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400, part=10), deadline=None)
 def test_folded_changes_do_what_the_changes_do_however_they_are_cut(
     changes: list[Change], row: dict[str, str] | None, finalized: int, cuts: list[int]
 ) -> None:
@@ -127,7 +127,7 @@ def test_folded_changes_do_what_the_changes_do_however_they_are_cut(
 
 
 @given(scenarios(), beginnings, st.integers(-1, 25))
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400, part=10), deadline=None)
 def test_undo_to_any_hot_block_gives_the_rows_of_that_block(
     changes: list[Change], row: dict[str, str] | None, finalized: int
 ) -> None:
@@ -141,7 +141,7 @@ def test_undo_to_any_hot_block_gives_the_rows_of_that_block(
 
 
 @given(scenarios(), st.integers(-1, 25))
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300, part=10), deadline=None)
 def test_the_rows_are_those_of_the_plain_fold_in_the_order_of_the_first_touch(
     changes: list[Change], finalized: int
 ) -> None:
@@ -165,7 +165,7 @@ def _held(fresh: list[dict[str, Any]] | None) -> dict[str, Any] | None:
 
 
 @given(scenarios(legal=False), st.integers(-1, 25))
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300, part=10), deadline=None)
 def test_an_insert_of_a_row_that_is_there_is_refused_in_one_batch_and_in_many(
     changes: list[Change], finalized: int
 ) -> None:
@@ -182,7 +182,7 @@ def test_an_insert_of_a_row_that_is_there_is_refused_in_one_batch_and_in_many(
 
 
 @given(scenarios(), st.randoms(use_true_random=False), st.integers(-1, 25))
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100, part=10), deadline=None)
 def test_the_order_of_the_rows_of_a_table_of_changes_does_not_matter(
     changes: list[Change], chance: Any, finalized: int
 ) -> None:
@@ -202,7 +202,7 @@ def test_the_order_of_the_rows_of_a_table_of_changes_does_not_matter(
     ),
     st.one_of(st.none(), numbers),
 )
-@settings(max_examples=examples(600), deadline=None)
+@settings(max_examples=examples(600, part=10), deadline=None)
 @example([("min", "3"), ("add", "5")], None)
 @example([("min", "-3")], None)
 @example([("max", "-3")], None)

@@ -36,7 +36,7 @@ PASSWORD = "portal-password-of-this-test"
 
 
 @pytest.mark.guarantee("STATE-2")
-@pytest.mark.turns(2, group="programs on Spark")
+@pytest.mark.turns(group="programs on Spark")
 def test_what_is_lost_on_a_cluster_leaves_what_the_chain_says_in_every_target(
     tmp_path: Path,
 ) -> None:

@@ -21,7 +21,7 @@ PASSWORDS = {
 }
 
 
-@pytest.mark.turns(2, group="programs on Spark")
+@pytest.mark.turns(group="programs on Spark")
 def test_a_run_shows_no_planted_secret_anywhere(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     user, password, key = PASSWORDS["user"], PASSWORDS["portal"], PASSWORDS["key"]

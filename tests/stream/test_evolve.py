@@ -159,7 +159,7 @@ def grow(portal: PortalServer, fork: int = 3, blocks: int = 5) -> None:
 
 
 @pytest.mark.guarantee("EVOLVE-1")
-@pytest.mark.turns(2)
+@pytest.mark.turns
 def test_an_output_that_is_added_is_filled_and_the_others_go_on(
     portal: PortalServer, target: Targets, tmp_path: Path
 ) -> None:
@@ -175,7 +175,7 @@ def test_an_output_that_is_added_is_filled_and_the_others_go_on(
 
 
 @pytest.mark.guarantee("EVOLVE-1")
-@pytest.mark.turns(2)
+@pytest.mark.turns
 def test_a_column_that_is_added_is_filled_in_rows_that_were_there(
     portal: PortalServer, target: Targets, tmp_path: Path
 ) -> None:
@@ -187,7 +187,7 @@ def test_a_column_that_is_added_is_filled_in_rows_that_were_there(
     assert texts(held(target(), "sent")) == texts(held(truth, "sent"))
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns
 def test_an_output_that_is_renamed_keeps_its_rows(
     portal: PortalServer, target: Targets, tmp_path: Path
 ) -> None:
