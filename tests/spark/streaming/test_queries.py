@@ -84,7 +84,6 @@ Held = dict[str, tuple[int, int, float, int]]
 
 
 @pytest.mark.guarantee("STREAM-5")
-@pytest.mark.turns(2, group="streaming queries")
 def test_streaming_aggregates_equal_the_chain_through_forks_and_restarts(
     spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:
@@ -176,7 +175,7 @@ def check_aggregates(held: Held, portal: PortalServer) -> None:
     assert all(one[0] == 0 and one[3] == 0 for one in held.values() if not one[1])
 
 
-@pytest.mark.turns(2, group="streaming queries")
+@pytest.mark.turns(group="streaming queries")
 def test_available_now_ends_at_the_head_of_its_start_and_collapse_nets_what_was_stored(
     spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:
@@ -240,7 +239,7 @@ def netted(frame: DataFrame) -> list[tuple[int, str, int]]:
     )
 
 
-@pytest.mark.turns(2, group="streaming queries")
+@pytest.mark.turns(group="streaming queries")
 def test_joins_net_to_the_join_of_what_is_left(
     spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:
