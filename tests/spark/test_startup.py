@@ -113,8 +113,9 @@ def run(
         timeout=500,
     )
     assert done.returncode == 0, done.stderr
+    assert "incubator" not in done.stderr, "Java warns of a module that Spark's script adds"
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    return {**told, "shown": done.stderr}
 
 
 def fake_java(folder: Path, otherwise: str) -> Path:
@@ -197,5 +198,6 @@ def test_a_spark_that_does_not_start_is_named_and_what_was_committed_stays(
         assert told["error"] == code
         assert told["reached"] == [9]
         assert told["gone"]
+        assert otherwise is None or "no memory" in told["shown"], "what else Java says is handed on"
         truth = transfers(portal.chain, portal.chain.canonical(0, 9))
         assert rows_of(tmp_path / "a.duckdb") == truth

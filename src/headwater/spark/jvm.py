@@ -31,6 +31,7 @@ MINIMUM = 17
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _PATIENCE_S = 30
 _LOOK_S = 0.02
+_INCUBATOR = "^WARNING: Using incubator modules: jdk.incubator.vector$"
 _environment = Lock()
 
 
@@ -96,7 +97,7 @@ class JvmProcess:
     def __init__(self, settings: Mapping[str, str], command: Sequence[str] | None = None) -> None:
         home = _find_spark_home()
         if command is None:
-            command = [str(Path(home, "bin", "spark-submit"))]
+            command = [*_quiet(), str(Path(home, "bin", "spark-submit"))]
             for key, value in settings.items():
                 command += ["--conf", f"{key}={value}"]
         self._folder = Path(tempfile.mkdtemp())
@@ -163,6 +164,17 @@ class JvmProcess:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+def _quiet() -> list[str]:
+    """Return what runs Spark's script without the warning that Java prints of a module it adds.
+
+    Java has no option against it. The script replaces the shell, so the process stays the same.
+    """
+    if shutil.which("bash") is None or shutil.which("grep") is None:
+        return []
+    hand_on = f"grep --line-buffered --invert-match '{_INCUBATOR}' >&2"
+    return ["bash", "-c", f'exec "$@" 2> >(exec {hand_on})', "spark"]
 
 
 def _connect(port: int, secret: str) -> Any:
