@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import pickle
 import pprint
@@ -195,21 +194,6 @@ def test_a_secret_travels_and_compares_but_is_shown_only_when_asked() -> None:
     assert secret != "s3cr3t"
     assert len({secret, Secret("s3cr3t"), Secret(b"s3cr3t")}) == 2
     assert secret.reveal() == "s3cr3t"
-
-
-def test_a_plan_in_sparks_options_shows_nothing_and_cannot_be_forged() -> None:
-    """Options stand in plans and event logs, whatever the session hides."""
-    from headwater.spark.spans import OPTION, _seal, _unseal
-
-    key, plan = b"k" * 32, pickle.dumps((SECRETS, ["part"]))
-    sealed = _seal(plan, key)
-    assert not [one for one in SECRETS if one.encode() in base64.b64decode(sealed)]
-    found: object = _unseal({OPTION: sealed}, key)
-    assert found == (SECRETS, ["part"])
-    forged = sealed[:-8] + ("AAAA" if sealed[-8:-4] != "AAAA" else "BBBB") + sealed[-4:]
-    for text, used in ((forged, key), (sealed, b"o" * 32), ("", key), (sealed, b"")):
-        with pytest.raises(SourceOptionError, match="own use"):
-            _unseal({OPTION: text}, used)
 
 
 def test_the_data_source_takes_an_address_from_the_environment_and_warns_otherwise(

@@ -12,14 +12,13 @@ count its first attempt.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -54,10 +53,7 @@ _OTHER_PYTHON = re.compile(
 )
 _WORKER_LOST = "Python worker exited unexpectedly"
 _TASK_FAILED = "Job aborted due to stage failure"
-_PLANS = 4  # as often as Spark tries a task
 _lock = Lock()
-logger = logging.getLogger("headwater.spark")
-Made = TypeVar("Made")
 _counting: dict[Any, tuple[int, dict[str, str | None]]] = {}
 
 
@@ -262,9 +258,7 @@ def map_in_arrow(frame: DataFrame, function: Any, schema: pa.Schema) -> DataFram
     Spark's `mapInArrow` asks for pandas on the driver, in a version that it likes, although neither
     it nor the workers use it for Arrow: the same plan is made from the parts that it is made of.
     """
-    columns = ", ".join(
-        f"`{one.name}` {one.dataType.simpleString()}" for one in spark_schema(schema)
-    )
+    columns = spark_schema(schema)
     if is_connect(frame):
         return frame.mapInArrow(function, columns)
     any_frame: Any = frame
@@ -309,22 +303,6 @@ def coded_failures() -> Iterator[None]:
         if found is None:
             raise
         raise found from error
-
-
-def replan(action: Callable[[], Made]) -> Made:
-    """Do what makes Spark plan a scan; do it again if the worker that plans is lost meanwhile.
-
-    Spark tries tasks again, but not its planner. No task has begun by then, so nothing is done
-    twice. The action has to make its DataFrame anew: Spark remembers that a plan has failed.
-    """
-    for _ in range(_PLANS - 1):
-        try:
-            with coded_failures():
-                return action()
-        except WorkerLostError as error:
-            logger.warning("planner.lost: planning again after %s", error)
-    with coded_failures():
-        return action()
 
 
 # --- settings while a job of ours runs ------------------------------------------------------------

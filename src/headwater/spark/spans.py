@@ -7,36 +7,36 @@ that no block is asked for twice.
 
 from __future__ import annotations
 
-import base64
-import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, ClassVar, Self
-from weakref import WeakSet
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import pyarrow as pa
-from Crypto.Cipher import AES
-from pyspark import StorageLevel, cloudpickle
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.datasource import DataSource, DataSourceReader
-from pyspark.sql.types import StructType
 
 from headwater.address import HttpAddress
 from headwater.core import BlockRange, Density, block_count
 from headwater.decode import Output
-from headwater.errors import HeadwaterError, SourceOptionError
+from headwater.errors import HeadwaterError, coded_line_first
 from headwater.portal import SAMPLES, Dataset, RetryPolicy, StreamQuery, Timeouts, portal_address
-from headwater.spark.executors import DataFrameRows, ExecutorRows, SpanRows, replan
-from headwater.spark.frames import SpanFrame, spark_schema
+from headwater.spark.executors import (
+    DataFrameRows,
+    ExecutorRows,
+    SpanRows,
+    coded_failures,
+    map_in_arrow,
+)
+from headwater.spark.frames import SpanFrame
 from headwater.spark.partitions import plan_parts
 from headwater.spark.parts import (
     RECEIPT_COLUMN,
     CombinedRows,
+    Part,
     PartReader,
-    PartsReader,
     RowMaker,
     SpanReader,
     SpanReport,
@@ -101,7 +101,8 @@ class Span(ABC):
     def keep(self) -> DataFrame:
         """Have executors read the range, unless they did, and keep its rows. Runs a Spark job."""
         if self._kept is None:
-            self._kept = replan(self._read)
+            with coded_failures():
+                self._kept = self._read()
         return self._kept
 
     def _read(self) -> DataFrame:
@@ -232,68 +233,29 @@ def _row_maker(
     return TableRows(name, output, tuple(ranges[name]))
 
 
-NAME = "headwater_span"
-OPTION = "secret.plan"  # "secret" is what spark.redaction.regex looks for
-_NONCE_BYTES, _SIGNATURE_BYTES = 12, 16
-
-_KEY = secrets.token_bytes(32)
-_registered: WeakSet[SparkSession] = WeakSet()
-
-
-class SpanSource(DataSource):
-    """A data source whose whole configuration is one sealed option. Not for users.
-
-    Made on the driver when a span is loaded, pickled from there to executors. The key is a part of
-    the class, which travels as code; it stands in no option, plan or log.
-    """
-
-    key: ClassVar[bytes] = b""
-
-    @classmethod
-    def name(cls) -> str:
-        """The name of the format."""
-        return NAME
-
-    def schema(self) -> StructType:
-        """Return the columns of the planned rows."""
-        reader, _ = _unseal(self.options, self.key)
-        return spark_schema(reader.schema)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the planned reading. Called on the driver whenever a scan is planned."""
-        reader, parts = _unseal(self.options, self.key)
-        return PartsReader(reader, parts)
-
-
 def load_parts(
     spark: SparkSession, reader: SpanReader[Any], parts: Sequence[BlockRange]
 ) -> DataFrame:
-    """Return the DataFrame that reads these parts, one task each. Runs no job."""
-    schema = spark_schema(reader.schema)
-    if spark not in _registered:
-        spark.dataSource.register(type("KeyedSpanSource", (SpanSource,), {"key": _KEY}))
-        _registered.add(spark)
-    plan: bytes = cloudpickle.dumps((reader, tuple(parts)))  # type: ignore[no-untyped-call]
-    sealed = _seal(plan, _KEY)
-    return spark.read.format(NAME).schema(schema).option(OPTION, sealed).load()
+    """Return the DataFrame that reads these parts, one task each. Runs no job.
+
+    Spark is given the numbers of the parts, one to a partition, and a function that knows the rest.
+    A data source in Python would start three more Python processes before the first task, and its
+    options, credentials among them, stand in plans.
+    """
+    numbers = spark.range(0, len(parts), 1, len(parts))
+    return map_in_arrow(numbers, _ReadParts(reader, tuple(parts)), reader.schema)
 
 
-def _seal(plan: bytes, key: bytes) -> str:
-    """Encrypt and sign a plan, which has credentials: Spark may show options in plans and logs."""
-    cipher = AES.new(key, AES.MODE_GCM, nonce=secrets.token_bytes(_NONCE_BYTES))
-    content, signature = cipher.encrypt_and_digest(plan)
-    return base64.b64encode(cipher.nonce + signature + content).decode()
+@dataclass(frozen=True, slots=True)
+class _ReadParts:
+    """Reads the parts whose numbers it is given. It pickles, and runs on executors."""
 
+    reader: SpanReader[Any]
+    parts: tuple[BlockRange, ...]
 
-def _unseal(options: MutableMapping[str, str], key: bytes) -> tuple[PartReader, list[BlockRange]]:
-    sealed = base64.b64decode(options.get(OPTION, ""))
-    nonce, rest = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
-    try:
-        cipher = AES.new(key, AES.MODE_GCM, nonce=nonce)
-        plan = cipher.decrypt_and_verify(rest[_SIGNATURE_BYTES:], rest[:_SIGNATURE_BYTES])
-    except ValueError:
-        raise SourceOptionError(
-            f"the format {NAME} is for Headwater's own use", use="headwater"
-        ) from None
-    reader, parts = cloudpickle.loads(plan)
-    return reader, parts
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the parts of one partition."""
+        with coded_line_first():
+            for batch in batches:
+                for index in batch.column(0).to_pylist():
+                    yield from self.reader.read(Part(index, self.parts[index]))
