@@ -42,6 +42,8 @@ SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # Spark sets it for functions over DataFrames: so tasks without one share their Python processes
+    "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
     # what Spark hides in plans and event logs: options that hold an address, URLs with credentials
     "spark.sql.redaction.options.regex": "(?i)url|portal",
     "spark.redaction.string.regex": r"(?i)https?://[^\s/?'\"]*@[^\s'\",)\]]*"
