@@ -11,6 +11,7 @@ after some commits, starts it again, and tells when the next commit came.
     python benchmarks/path/bench_path.py noop --logs 2000000
     python benchmarks/path/bench_path.py postgres --logs 1000000 --passes 2
     python benchmarks/path/bench_path.py postgres --logs 1000000 --kill 3
+    python benchmarks/path/bench_path.py duckdb --logs 200000 --transform
 """
 
 from __future__ import annotations
@@ -248,8 +249,11 @@ def main() -> None:
     parser.add_argument("kind", choices=TARGETS, nargs="?", help="left out: all of them")
     parser.add_argument("--logs", type=int, default=2_000_000)
     parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument("--transform", action="store_true", help="rows pass a Spark transform")
     parser.add_argument("--kill", type=int, default=0, metavar="N", help="after N commits")
     options = parser.parse_args()
+    if options.transform:
+        os.environ["BENCH_TRANSFORM"] = "1"
     for kind in [options.kind] if options.kind else TARGETS:
         run(kind, options.logs, options.passes, options.kill)
 
