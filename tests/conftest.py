@@ -1,4 +1,4 @@
-"""Settings shared by all tests: hypothesis profiles, cheap JVMs, and which tests cover the core."""
+"""Settings shared by all tests: hypothesis profiles, cheap JVMs, and the order of tests."""
 
 from __future__ import annotations
 
@@ -41,14 +41,6 @@ if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and disk_usage(MEMORY).free > 
 jvm.set_options()
 
 ROOT = Path(__file__).parent
-CORE = (
-    "unit/core/*",
-    "unit/test_*.py",
-    "unit/portal/test_source.py",
-    "property/test_core_properties.py",
-    "property/test_span_properties.py",
-    "spark/test_partitions.py",
-)
 LONG = (
     "system/test_worlds.py",
     "simulation/test_campaign.py",
@@ -119,21 +111,15 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the longest first, so that no worker waits for another at the end; choose the coverage.
+    """Run the longest first, so that no worker waits for another at the end.
 
-    What is left to `make walks` is taken out. The coverage of the core is that of its own tests,
-    where nothing but the core is measured.
+    What is left to `make walks` is taken out.
     """
-    left = [] if sampling.is_whole() else [*_walks(items), *_other_turns(items)]
+    left = set() if sampling.is_whole() else {*_walks(items), *_other_turns(items)}
     if left:
         items[:] = [one for one in items if one not in left]
-        config.hook.pytest_deselected(items=left)
+        config.hook.pytest_deselected(items=list(left))
     items.sort(key=_turn)
-    if config.getoption("cov_source", None) != ["headwater.core"]:
-        return
-    for item in items:
-        if not _is_of(item, CORE):
-            item.add_marker("no_cover")
 
 
 def _walks(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -161,18 +147,10 @@ def _other_turns(items: list[pytest.Item]) -> list[pytest.Item]:
 def _turn(item: pytest.Item) -> int:
     """Return when a test runs: long ones in this order, then others, short ones at the end."""
     for turn, pattern in enumerate(LONG):
-        if _is_of(item, (pattern,)):
+        if item.path.match(f"tests/{pattern}"):
             return turn
     top = item.nodeid.removeprefix("tests/").split("/")[0].split("::")[0]
     return len(LONG) + (top in SHORT)
-
-
-def _is_of(item: pytest.Item, patterns: tuple[str, ...]) -> bool:
-    """Tell whether a test is in one of some files."""
-    path = Path(item.path)
-    if not path.is_relative_to(ROOT):
-        return False
-    return any(path.relative_to(ROOT).match(pattern) for pattern in patterns)
 
 
 def pytest_report_header() -> list[str]:
