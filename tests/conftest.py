@@ -115,7 +115,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     What is left to `make walks` is taken out.
     """
-    left = set() if sampling.is_whole() else {*_walks(items), *_other_turns(items)}
+    left = set()
+    if not sampling.is_whole():
+        left = {*_walks(items), *_other_turns(items), *_other_thirds(items)}
     if left:
         items[:] = [one for one in items if one not in left]
         config.hook.pytest_deselected(items=list(left))
@@ -142,6 +144,21 @@ def _other_turns(items: list[pytest.Item]) -> list[pytest.Item]:
         for members, tests in turns.items()
         for name in sampling.left_to_other_days(members, list(tests), counts[members])
     ]
+
+
+def _other_thirds(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the slow tests that another day runs: none that shows a guarantee or a known defect.
+
+    Those that take turns by a marker of their own are not counted among them.
+    """
+    slow = sampling.slow_tests()
+    found = {
+        item.nodeid: item
+        for item in items
+        if item.nodeid.split("[")[0] in slow
+        and not any(map(item.get_closest_marker, ("guarantee", "sink_defect", "turns", "walk")))
+    }
+    return [found[name] for name in sampling.left_to_other_thirds(list(found))]
 
 
 def _turn(item: pytest.Item) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeVar
 from zlib import crc32
 
@@ -18,6 +19,7 @@ from headwater.testing.conformance.sample import WHOLE, Sample
 Kind = TypeVar("Kind")
 Suite = TypeVar("Suite", bound=type)
 VARIABLE = "HEADWATER_WALK"
+SLOW = Path(__file__).with_name("slow.txt")
 BEYOND = 1 << 30  # a point that no walk has
 # workers of pytest-xdist inherit it: they agree at midnight, too
 os.environ.setdefault(VARIABLE, str(datetime.now(UTC).toordinal()))
@@ -64,6 +66,19 @@ def left_to_other_days(members: str, names: Sequence[str], count: int) -> set[st
     first = (crc32(members.encode()) + int(os.environ[VARIABLE])) * count
     ordered = sorted(names)
     return set(ordered) - {ordered[(first + at) % len(ordered)] for at in range(count)}
+
+
+def slow_tests() -> frozenset[str]:
+    """Return the names, without variants, of tests that took more than a second (`slow.txt`)."""
+    lines = SLOW.read_text("utf-8").splitlines()
+    return frozenset(one for one in lines if one and not one.startswith("#"))
+
+
+def left_to_other_thirds(names: Sequence[str]) -> set[str]:
+    """Return which slow tests are left to other days: a run takes every third of them."""
+    if is_whole():
+        return set()
+    return set(names) - set(sorted(names)[int(os.environ[VARIABLE]) % 3 :: 3])
 
 
 def every_test(k: int, *always: str, shift: int = 0) -> Callable[[Suite], Suite]:

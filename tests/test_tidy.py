@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import headwater
+from tests import sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -72,6 +73,14 @@ def test_ci_runs_what_a_contributor_runs() -> None:
     for target in re.findall(r"run: make ([a-z]+)", hosted):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     assert {"check", "test", "wheel"} <= set(re.findall(r"run: make ([a-z]+)", hosted))
+
+
+def test_every_slow_test_exists() -> None:
+    """A name that is left behind would let its successor run every day, unnoticed."""
+    for name in sampling.slow_tests():
+        file, *_, test = name.split("::")
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert f"def {test}(" in text or "onformance" in text, f"{name}: python -m tests.slow"
 
 
 def test_each_guarantee_keeps_a_test_in_every_run() -> None:
