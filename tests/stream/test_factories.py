@@ -235,7 +235,7 @@ def test_blocks_of_a_branch_whose_creations_are_gone_are_not_taken(
         *(pytest.param(2, one, marks=[pytest.mark.walk][one is InMemory :]) for one in PLACES),
     ],
 )
-@pytest.mark.turns(2)
+@pytest.mark.turns
 def test_forks_and_restarts_leave_what_the_model_says(
     seed: int, place_type: Callable[[Path], Any], tmp_path: Path
 ) -> None:
@@ -344,13 +344,13 @@ def script(portal: PortalServer) -> Callable[[Event], None]:
 
 @pytest.mark.guarantee("FACTORY-2")
 @pytest.mark.parametrize("place_type", PLACES)
-@pytest.mark.turns(2)
+@pytest.mark.turns
 def test_a_crash_at_every_step_leaves_no_orphan_and_loses_no_child(
     place_type: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     """CASE-25. It dies before and after each effect; the chain forks while it is down.
 
-    `make test` samples the walk in memory, and takes a step of it in each database.
+    `make test` takes one of the places a day, and samples its walk.
     """
 
     def crash_at(at: int) -> int | None:
