@@ -45,9 +45,9 @@ check: setup ## Lint, types, layers, docs
 	@$(BIN)/python scripts/check_docs.py
 
 test: setup ## Run all tests; core must keep 100 % branch coverage
-	@bash scripts/browser.sh
-	@$(BIN)/python -m tests.jvm & $(BIN)/pytest --cov=headwater.core --cov-branch \
-	  --cov-report=term-missing:skip-covered --cov-fail-under=100 $(CORE); passed=$$?; wait; exit $$passed
+	@bash scripts/browser.sh & $(BIN)/python -m tests.jvm & \
+	  $(BIN)/pytest --cov=headwater.core --cov-branch --cov-report=term-missing:skip-covered \
+	  --cov-fail-under=100 $(CORE); passed=$$?; wait; exit $$passed
 	@$(PYTEST) $(CORE:%=--ignore=%)
 
 fast: setup ## Run the tests that need no Spark and no database server: while you write code
