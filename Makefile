@@ -44,7 +44,7 @@ check: setup ## Lint, types, layers, docs
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python scripts/check_docs.py
 
-test: setup ## Run all tests; core must keep 100 % branch coverage
+test: setup ## Run the tests, slow ones by turns; core must keep 100 % branch coverage
 	@bash scripts/browser.sh & $(BIN)/python -m tests.jvm & \
 	  $(BIN)/pytest --cov=headwater.core --cov-branch --cov-report=term-missing:skip-covered \
 	  --cov-fail-under=100 $(CORE); passed=$$?; wait; exit $$passed

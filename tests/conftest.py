@@ -66,10 +66,18 @@ def _uses_spark(file: str) -> bool:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The one Spark session of this process; streams that are given none use it, too."""
+    """The one Spark session of this process; streams that are given none use it, too.
+
+    It interprets plans: to compile them for a few rows took a fifth of the time of its tests.
+    Programs that tests start in processes of their own compile them, as Spark does by itself.
+    """
     from headwater.spark import local_session  # where no test asks for it, Spark is not imported
 
-    session = local_session("tests", **{"spark.master": "local[2,4]"})
+    interpreted = {
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
+    session = local_session("tests", **{"spark.master": "local[2,4]"}, **interpreted)
     yield session
     session.stop()
 
