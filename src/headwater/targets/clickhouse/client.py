@@ -35,7 +35,7 @@ FENCED = "headwater"  # what a refusal says that comes from a condition of ours
 _THROWN, _DISK_FULL = 395, 243  # the numbers of such a refusal, and of a disk without room
 TIMEOUT_S = 3600.0  # of a statement; a dead connection is noticed earlier
 _TRANSIENT = frozenset(
-    {3, 159, 164, 202, 203, 209, 210, 225, 236, 241, 242, 252, 285, 319, 394, 999}
+    {3, 159, 164, 202, 203, 209, 210, 216, 225, 236, 241, 242, 252, 285, 319, 394, 999}
 )
 _FIRST_ATTEMPTS = 8  # until the server has answered once: the address may be wrong
 logger = logging.getLogger("headwater.targets.clickhouse")
