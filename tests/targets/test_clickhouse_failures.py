@@ -149,6 +149,25 @@ def test_what_is_applied_twice_counts_once(proxy: LossyProxy, url: str, engine: 
     s.target.close()
 
 
+def test_a_try_that_still_runs_on_the_server_is_waited_for(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement is sent again with the id of its first try, which may not have ended yet."""
+    monkeypatch.setattr("secrets.token_hex", lambda size: "the-same")
+    first, second, watch = (ClickHouseClient(url) for _ in range(3))
+    second.prefix, watch.prefix = first.prefix, "watch"
+    slow = threading.Thread(target=first.rows, args=("SELECT sleep(1)",))
+    slow.start()
+    while not watch.rows(
+        f"SELECT 1 FROM system.processes WHERE query_id = '{first.prefix}the-same'"
+    ):
+        assert slow.is_alive()
+    assert second.rows("SELECT 7 AS n") == [{"n": 7}]
+    slow.join()
+    for client in (first, second, watch):
+        client.close()
+
+
 def test_a_server_that_stays_away_stops_the_stream_and_a_restart_repairs(
     proxy: LossyProxy, url: str
 ) -> None:
