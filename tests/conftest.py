@@ -121,11 +121,12 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the longest first, so that no worker waits for another at the end.
 
-    What is left to `make walks` is taken out.
+    What is left to `make walks` or to other days is taken out.
     """
-    left = set()
+    left: set[pytest.Item] = set()
     if not sampling.is_whole():
-        left = {*_walks(items), *_other_turns(items), *_other_thirds(items)}
+        left = {*_walks(items), *_other_turns(items)}
+        left |= _slow(config, [one for one in items if one not in left])
     if left:
         items[:] = [one for one in items if one not in left]
         config.hook.pytest_deselected(items=list(left))
@@ -154,19 +155,41 @@ def _other_turns(items: list[pytest.Item]) -> list[pytest.Item]:
     ]
 
 
-def _other_thirds(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the slow tests that another day runs: none that shows a guarantee or a known defect.
+def _slow(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the slow tests that another day runs; each guarantee keeps a test in this run.
 
-    Those that take turns by a marker of their own are not counted among them.
+    All tests of a file that was named on the command line run, and groups take turns by themselves.
     """
     slow = sampling.slow_tests()
+    named = {
+        Path(config.invocation_params.dir, file).resolve()
+        for file in (one.split("::")[0] for one in config.args)
+        if file.endswith(".py")
+    }
     found = {
         item.nodeid: item
         for item in items
-        if item.nodeid.split("[")[0] in slow
-        and not any(map(item.get_closest_marker, ("guarantee", "sink_defect", "turns", "walk")))
+        if item.nodeid.split("[")[0] in slow and item.path not in named and not _in_group(item)
     }
-    return [found[name] for name in sampling.left_to_other_thirds(list(found))]
+    shown = {name: _shown(item) for name, item in found.items()}
+    left = sampling.slow_left_to_other_days(shown)
+    kept = {one for item in items if item.nodeid not in left for one in _shown(item)}
+    for name in sorted(left):
+        if shown[name] - kept:
+            left.remove(name)
+            kept |= shown[name]
+    return {found[name] for name in left}
+
+
+def _in_group(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("turns")
+    return marker is not None and "group" in marker.kwargs
+
+
+def _shown(item: pytest.Item) -> set[str]:
+    """Return the guarantees that a test shows, and the defects of the sink that are none here."""
+    marks = [*item.iter_markers("guarantee"), *item.iter_markers("sink_defect")]
+    return {f"{mark.name} {one}" for mark in marks for one in mark.args}
 
 
 def _turn(item: pytest.Item) -> int:

@@ -1,14 +1,14 @@
-"""Which points of a long walk a run of the tests visits.
+"""Which points of a long walk, and which slow tests, a run of the tests takes.
 
-`make walks` visits all. `make test` visits the first, the last and every k-th point between; where
-it begins moves on by one every day, so that k days visit all. The start is printed with the header
-of the run: HEADWATER_WALK=<start> repeats it, HEADWATER_WALK=all is the whole walk.
+`make walks` takes all. `make test` visits the first, the last and every k-th point of a walk, and
+runs a part of the slow tests; other days take others. The day is printed with the header of the
+run: HEADWATER_WALK=<day> repeats it, HEADWATER_WALK=all leaves nothing out.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +21,7 @@ Suite = TypeVar("Suite", bound=type)
 VARIABLE = "HEADWATER_WALK"
 SLOW = Path(__file__).with_name("slow.txt")
 BEYOND = 1 << 30  # a point that no walk has
+SHOWING, OTHERS = 2, 4  # a run takes every second slow test that shows a guarantee, else the fourth
 # workers of pytest-xdist inherit it: they agree at midnight, too
 os.environ.setdefault(VARIABLE, str(datetime.now(UTC).toordinal()))
 
@@ -30,9 +31,19 @@ def is_whole() -> bool:
     return os.environ[VARIABLE] == "all"
 
 
+def start() -> int:
+    """Return where the walks of this run begin, and which variants of a test have their turn.
+
+    It moves on by one every day, and by 101 in four days. No walk has a multiple of 101 points, so
+    a test that runs every second or fourth day gets to all of them, too.
+    """
+    day = int(os.environ[VARIABLE])
+    return day + day // OTHERS * (101 - OTHERS)
+
+
 def every(k: int) -> Sample:
     """Return the sample of every k-th point that this run takes."""
-    return WHOLE if is_whole() else Sample(k, int(os.environ[VARIABLE]))
+    return WHOLE if is_whole() else Sample(k, start())
 
 
 def visit(k: int, stop_at: Callable[[int], int | None], *, ends: bool = True) -> list[int]:
@@ -52,7 +63,7 @@ def turn(kinds: Sequence[Kind], test: str) -> list[Kind]:
     """Return the kinds that a test is given: all of them, or one; tests differ, and so do days."""
     if is_whole():
         return list(kinds)
-    return [kinds[(crc32(test.encode()) + int(os.environ[VARIABLE])) % len(kinds)]]
+    return [kinds[(crc32(test.encode()) + start()) % len(kinds)]]
 
 
 def left_to_other_days(members: str, names: Sequence[str], count: int) -> set[str]:
@@ -63,22 +74,25 @@ def left_to_other_days(members: str, names: Sequence[str], count: int) -> set[st
     """
     if is_whole():
         return set()
-    first = (crc32(members.encode()) + int(os.environ[VARIABLE])) * count
+    first = (crc32(members.encode()) + start()) * count
     ordered = sorted(names)
     return set(ordered) - {ordered[(first + at) % len(ordered)] for at in range(count)}
 
 
 def slow_tests() -> frozenset[str]:
-    """Return the names, without variants, of tests that took more than a second (`slow.txt`)."""
+    """Return the names, without variants, of the tests that `slow.txt` lists."""
     lines = SLOW.read_text("utf-8").splitlines()
     return frozenset(one for one in lines if one and not one.startswith("#"))
 
 
-def left_to_other_thirds(names: Sequence[str]) -> set[str]:
-    """Return which slow tests are left to other days: a run takes every third of them."""
+def slow_left_to_other_days(shown: Mapping[str, Collection[str]]) -> set[str]:
+    """Return which slow tests are left to other days; `shown` says which guarantees each shows."""
     if is_whole():
         return set()
-    return set(names) - set(sorted(names)[int(os.environ[VARIABLE]) % 3 :: 3])
+    day = int(os.environ[VARIABLE])
+    showing = sorted(name for name, guarantees in shown.items() if guarantees)
+    others = sorted(name for name, guarantees in shown.items() if not guarantees)
+    return set(shown) - {*showing[day % SHOWING :: SHOWING], *others[day % OTHERS :: OTHERS]}
 
 
 def every_test(k: int, *always: str, shift: int = 0) -> Callable[[Suite], Suite]:

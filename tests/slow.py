@@ -4,7 +4,7 @@
     .venv/bin/python -m tests.slow build/times-*.xml
 
 A test is slow if it was in every run that had it: the first that uses a server starts it, and the
-order of tests is random. `make test` runs every third slow test, other ones the next day
+order of tests is random. `make test` runs a part of the slow tests, other ones the next day
 (`tests/sampling.py`).
 """
 
@@ -18,19 +18,23 @@ from xml.etree import ElementTree
 
 from tests.sampling import SLOW
 
-LIMIT_S = 1.0  # with two workers on two cores
+LIMIT_S = 0.3  # with two workers on two cores
 DAILY = (
     "tests/dashboard/",  # one run serves all tests of a file
     "tests/demo/",
     "tests/spark/test_backfill_path.py",  # history never passes through the driver
     "tests/spark/test_stream_on_spark.py",
+    "tests/system/",
     "tests/test_tidy.py",
 )
 """Files whose tests run every day, however long they take."""
 
+CENTRAL = ("::test_random_scenarios_agree_with", "::test_a_crash_at_any_step_of_io_leaves")
+"""Tests that run on every target every day: random scenarios, and walks of crashes."""
+
 HEAD = """\
-# Tests that took more than a second; `python -m tests.slow` writes this list.
-# A run of `make test` takes every third, unless they show a guarantee; `make walks` takes all.
+# Tests that took more than 0.3 s; `python -m tests.slow` writes this list. A run of `make test`
+# takes every second that shows a guarantee, and every fourth of the others; `make walks` takes all.
 """
 
 
@@ -42,7 +46,10 @@ def slow_tests(reports: Sequence[Path]) -> list[str]:
             test = case.attrib["classname"], case.attrib["name"]
             times[test] = min(float(case.attrib["time"]), times.get(test, inf))
     slow = {_node(*test) for test, seconds in times.items() if seconds >= LIMIT_S}
-    return sorted(one for one in slow if not one.startswith(DAILY))
+    every_day = {
+        one for one in slow if one.startswith(DAILY) or any(part in one for part in CENTRAL)
+    }
+    return sorted(slow - every_day)
 
 
 def _node(classname: str, test: str) -> str:
