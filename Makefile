@@ -45,10 +45,10 @@ check: setup ## Lint, types, layers, docs
 	@$(BIN)/python scripts/check_docs.py
 
 test: setup ## Run the tests, slow ones by turns; core must keep 100 % branch coverage
-	@bash scripts/browser.sh & $(BIN)/python -m tests.jvm & \
+	@$(BIN)/python -m tests.jvm & bash scripts/browser.sh & browser=$$!; \
 	  $(BIN)/pytest --cov=headwater.core --cov-branch --cov-report=term-missing:skip-covered \
-	  --cov-fail-under=100 $(CORE); passed=$$?; wait; exit $$passed
-	@$(PYTEST) $(CORE:%=--ignore=%)
+	  --cov-fail-under=100 $(CORE) || { wait; exit 1; }; wait $$browser; \
+	  $(PYTEST) $(CORE:%=--ignore=%); passed=$$?; wait; exit $$passed
 
 fast: setup ## Run the tests that need no Spark and no database server: while you write code
 	@$(PYTEST) tests/test_tidy.py tests/unit tests/property tests/wire tests/simulation
