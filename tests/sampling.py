@@ -21,7 +21,7 @@ Suite = TypeVar("Suite", bound=type)
 VARIABLE = "HEADWATER_WALK"
 SLOW = Path(__file__).with_name("slow.txt")
 BEYOND = 1 << 30  # a point that no walk has
-SHOWING, OTHERS = 2, 4  # a run takes every second slow test that shows a guarantee, else the fourth
+SHOWING, OTHERS = 3, 6  # a run takes every third slow test that shows a guarantee, else the sixth
 # workers of pytest-xdist inherit it: they agree at midnight, too
 os.environ.setdefault(VARIABLE, str(datetime.now(UTC).toordinal()))
 
@@ -34,8 +34,8 @@ def is_whole() -> bool:
 def start() -> int:
     """Return where the walks of this run begin, and which variants of a test have their turn.
 
-    It moves on by one every day, and by 101 in four days. No walk has a multiple of 101 points, so
-    a test that runs every second or fourth day gets to all of them, too.
+    It moves on by one every day, and by 101 in six days. No walk has a multiple of 101 points, so
+    a test that runs every third or sixth day gets to all of them, too.
     """
     day = int(os.environ[VARIABLE])
     return day + day // OTHERS * (101 - OTHERS)

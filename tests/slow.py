@@ -34,7 +34,7 @@ CENTRAL = ("::test_random_scenarios_agree_with", "::test_a_crash_at_any_step_of_
 
 HEAD = """\
 # Tests that took more than 0.3 s; `python -m tests.slow` writes this list. A run of `make test`
-# takes every second that shows a guarantee, and every fourth of the others; `make walks` takes all.
+# takes every third that shows a guarantee, and every sixth of the others; `make walks` takes all.
 """
 
 

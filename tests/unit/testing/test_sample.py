@@ -74,10 +74,10 @@ def test_a_test_gets_to_every_point_however_often_it_runs(
 def test_slow_tests_take_turns_and_those_of_guarantees_come_twice_as_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shown = {f"showing {at}": {"STATE-1"} for at in range(5)}
-    shown |= {f"other {at}": set[str]() for at in range(9)}
+    shown = {f"showing {at}": {"STATE-1"} for at in range(7)}
+    shown |= {f"other {at}": set[str]() for at in range(13)}
     taken: list[set[str]] = []
-    for day in range(739_001, 739_005):
+    for day in range(739_001, 739_001 + sampling.OTHERS):
         monkeypatch.setenv(sampling.VARIABLE, str(day))
         taken.append(set(shown) - sampling.slow_left_to_other_days(shown))
     days = {name: sum(name in one for one in taken) for name in shown}
