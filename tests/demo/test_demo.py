@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -91,6 +92,15 @@ def test_output_that_goes_elsewhere_than_a_terminal_is_plain(
     ran: subprocess.CompletedProcess[str],
 ) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", ran.stdout)
+
+
+def test_a_second_run_takes_the_place_of_the_first(
+    ran: subprocess.CompletedProcess[str], folder: Path, tmp_path: Path
+) -> None:
+    again = Places(tmp_path)
+    shutil.copy(folder / "chain.duckdb", again.database)
+    make_room(again)
+    assert not again.database.exists()
 
 
 def test_the_picture_is_a_png_to_look_at(

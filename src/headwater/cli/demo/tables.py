@@ -16,6 +16,7 @@ from headwater.core import BlockCursor
 from headwater.errors import InvalidOptionError
 from headwater.targets.duckdb import DuckDBTarget, duckdb_target
 from headwater.targets.duckdb.dialect import TableName
+from headwater.targets.sql.side_tables import CONFIG
 from headwater.targets.sql.text import compose
 from headwater.testing import ChainSim
 from headwater.testing.chain.content.evm_scenes import APPROVAL, TRANSFER
@@ -132,7 +133,7 @@ def _is_ours(target: DuckDBTarget) -> bool:
         .column("table_name")
         .to_pylist()
     )
-    known = {"sync", "sync__tables", *claimed, *(f"{name}__snapshots" for name in claimed)}
+    known = {"sync", "sync__tables", CONFIG, *claimed, *(f"{name}__snapshots" for name in claimed)}
     return streams <= {STREAM_ID} and names <= known
 
 

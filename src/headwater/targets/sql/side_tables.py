@@ -24,6 +24,9 @@ from headwater.targets.side_rows import (
 from headwater.targets.sql.dialect import Dialect, Lookup, Session
 from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, quote
 
+CONFIG = "headwater_config"
+"""The table that holds the definitions of streams."""
+
 
 class ConfigTable:
     """Stores what one stream asked for, in table `headwater_config`.
@@ -44,7 +47,7 @@ class ConfigTable:
     def __init__(self, session: Session, lookup: Lookup, schema: str, stream_id: str) -> None:
         self._session = session
         self._lookup = lookup
-        self._name = lookup.name_type(schema, "headwater_config")
+        self._name = lookup.name_type(schema, CONFIG)
         self._id = stream_id
 
     def create(self) -> None:
