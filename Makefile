@@ -14,17 +14,18 @@ SECONDS ?= 120
 TARGET ?=
 REPLAY ?=
 VERSIONS ?=
+SINCE  ?= main
 
 # Workers, and the processes that tests start, read what others have compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-PYTEST := $(BIN)/pytest --numprocesses $(JOBS)
+PYTEST := $(BIN)/pytest --randomly-seed=1 --numprocesses $(JOBS)
 # The tests of the core, whose branches are counted. Counting them among all others cost a fifth.
 CORE   := tests/unit/core $(wildcard tests/unit/test_*.py) tests/unit/portal/test_source.py \
   tests/property/test_core_properties.py tests/property/test_span_properties.py tests/spark/test_partitions.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test fast cover sim soak walks fuzz reliability compat bench docs wheel lock sbom licences audit clean
+.PHONY: help setup demo check test fast affected cover sim soak walks fuzz reliability compat bench docs wheel lock sbom licences audit clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +45,7 @@ check: setup ## Lint, types, layers, docs
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python scripts/check_docs.py
 
-test: setup ## Run the tests, slow ones by turns; core must keep 100 % branch coverage
+test: setup ## Run all tests; walks of crashes take a fixed sample; core must keep 100 % branch coverage
 	@$(BIN)/python -m tests.jvm & bash scripts/browser.sh & browser=$$!; \
 	  $(BIN)/pytest --cov=headwater.core --cov-branch --cov-report=term-missing:skip-covered \
 	  --cov-fail-under=100 $(CORE) || { wait; exit 1; }; wait $$browser; \
@@ -52,6 +53,9 @@ test: setup ## Run the tests, slow ones by turns; core must keep 100 % branch co
 
 fast: setup ## Run the tests that need no Spark and no database server: while you write code
 	@$(PYTEST) tests/test_tidy.py tests/unit tests/property tests/wire tests/simulation
+
+affected: setup ## Run the tests that reach what has changed SINCE a commit (by imports)
+	@files=$$($(BIN)/python -m tests.affected $(SINCE)) && if [ -n "$$files" ]; then $(PYTEST) $$files; fi
 
 cover: setup ## Run all tests under branch coverage; every module is listed
 	@$(BIN)/python -m tests.jvm

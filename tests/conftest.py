@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 settings.register_profile(
     "default",
     max_examples=sampling.examples(100),
+    derandomize=not sampling.is_whole(),  # `make test` gives a property the same examples each time
+    database=None,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("thorough", settings.get_profile("default"), max_examples=5_000)
+settings.register_profile(
+    "thorough", settings.get_profile("default"), max_examples=5_000, derandomize=False
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 MEMORY = Path("/dev/shm")
@@ -121,78 +125,9 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the longest first, so that no worker waits for another at the end.
-
-    What is left to `make walks` or to other days is taken out.
-    """
-    left: set[pytest.Item] = set()
-    if not sampling.is_whole():
-        left = {*_walks(items), *_other_turns(items)}
-        left |= _slow(config, [one for one in items if one not in left])
-    if left:
-        items[:] = [one for one in items if one not in left]
-        config.hook.pytest_deselected(items=list(left))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the longest first, so that no worker waits for another at the end."""
     items.sort(key=_turn)
-
-
-def _walks(items: list[pytest.Item]) -> list[pytest.Item]:
-    return [one for one in items if one.get_closest_marker("walk")]
-
-
-def _other_turns(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the variants of tests, and the tests of groups, whose turn it is not."""
-    turns: dict[str, dict[str, pytest.Item]] = {}
-    counts = {}
-    for item in items:
-        marker = item.get_closest_marker("turns")
-        if marker is None or item.get_closest_marker("walk"):
-            continue
-        members = marker.kwargs.get("group") or item.nodeid.split("[")[0]
-        turns.setdefault(members, {})[item.nodeid] = item
-        counts[members] = marker.args[0] if marker.args else 1
-    return [
-        tests[name]
-        for members, tests in turns.items()
-        for name in sampling.left_to_other_days(members, list(tests), counts[members])
-    ]
-
-
-def _slow(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the slow tests that another day runs; each guarantee keeps a test in this run.
-
-    All tests of a file that was named on the command line run, and groups take turns by themselves.
-    """
-    slow = sampling.slow_tests()
-    named = {
-        Path(config.invocation_params.dir, file).resolve()
-        for file in (one.split("::")[0] for one in config.args)
-        if file.endswith(".py")
-    }
-    found = {
-        item.nodeid: item
-        for item in items
-        if item.nodeid.split("[")[0] in slow and item.path not in named and not _in_group(item)
-    }
-    shown = {name: _shown(item) for name, item in found.items()}
-    left = sampling.slow_left_to_other_days(shown)
-    kept = {one for item in items if item.nodeid not in left for one in _shown(item)}
-    for name in sorted(left):
-        if shown[name] - kept:
-            left.remove(name)
-            kept |= shown[name]
-    return {found[name] for name in left}
-
-
-def _in_group(item: pytest.Item) -> bool:
-    marker = item.get_closest_marker("turns")
-    return marker is not None and "group" in marker.kwargs
-
-
-def _shown(item: pytest.Item) -> set[str]:
-    """Return the guarantees that a test shows, and the defects of the sink that are none here."""
-    marks = [*item.iter_markers("guarantee"), *item.iter_markers("sink_defect")]
-    return {f"{mark.name} {one}" for mark in marks for one in mark.args}
 
 
 def _turn(item: pytest.Item) -> int:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import headwater
-from tests import sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -21,7 +20,6 @@ JOINED = ("changes", "cli", "core", "decode", "effects", "portal", "query", "spa
           "targets", "testing")  # fmt: skip
 """Folders of headwater in which a short module with one importer has joined that importer."""
 
-SHOWN_BY_TURNS = {"STREAM-6"}  # what it needs takes minutes: a cluster, Spark Connect, pipelines
 BANNED_NAMES = {"utils.py", "helpers.py", "common.py", "manager.py", "misc.py"}
 
 
@@ -73,28 +71,6 @@ def test_ci_runs_what_a_contributor_runs() -> None:
     for target in re.findall(r"run: make ([a-z]+)", hosted):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     assert {"check", "test", "wheel"} <= set(re.findall(r"run: make ([a-z]+)", hosted))
-
-
-def test_every_slow_test_exists() -> None:
-    """A name that is left behind would let its successor run every day, unnoticed."""
-    for name in sampling.slow_tests():
-        file, *suite, test = name.split("::")
-        text = (ROOT / file).read_text(encoding="utf-8")  # a suite may inherit its tests
-        wanted = f"class {suite[0]}" if suite else f"def {test}("
-        assert wanted in text, f"{name}: python -m tests.slow"
-
-
-def test_each_guarantee_keeps_a_test_in_every_run() -> None:
-    """One that only tests of a group name, or those of `make walks`, is not shown every day."""
-    kept: dict[str, bool] = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for node in ast.walk(_parsed(path)):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                marks = "\n".join(map(ast.unparse, node.decorator_list))
-                stays = not re.search(r"mark\.walk$|mark\.turns\(.*group=", marks, re.MULTILINE)
-                for one in re.findall(r"[A-Z]+-\d+", " ".join(re.findall(r"guarantee\(.*", marks))):
-                    kept[one] = kept.get(one, False) or stays
-    assert {one for one, stays in kept.items() if not stays} == SHOWN_BY_TURNS
 
 
 def test_the_version_is_written_once_and_the_changelog_knows_it() -> None:

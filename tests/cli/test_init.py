@@ -113,7 +113,6 @@ def test_a_pipeline_file_that_is_run_again_finds_the_chain_it_has_read() -> None
         portal.stop()
 
 
-@pytest.mark.turns(group="first programs")
 def test_from_an_empty_folder_to_a_pipeline_of_ones_own_by_the_built_wheel() -> None:
     """In an environment that has the wheel and, in place of a download, our dependencies."""
     ran = subprocess.run(

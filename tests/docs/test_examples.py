@@ -76,7 +76,6 @@ def run_example(page: str, index: int, capsys: pytest.CaptureFixture[str]) -> No
         assert line in said, f"the page does not mention {line!r}"
 
 
-@pytest.mark.turns(group="first programs")
 def test_a_first_program_needs_no_session_of_its_own(tmp_path: Path) -> None:
     """The README's, in a process of its own, where nothing is prepared."""
     ran = subprocess.run(

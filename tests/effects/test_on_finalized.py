@@ -193,7 +193,6 @@ def test_two_subscriptions_go_their_own_ways(portal: PortalServer, place: str) -
 
 @pytest.mark.guarantee("OUTBOX-4")
 @pytest.mark.parametrize("place", ["duckdb", "postgres", "clickhouse"], indirect=True)
-@pytest.mark.turns
 def test_dead_letters_are_shown_and_replayed_by_command(portal: PortalServer, place: str) -> None:
     healthy = False
     inbox = Inbox(

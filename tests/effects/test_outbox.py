@@ -65,7 +65,6 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Places:
 @pytest.mark.guarantee("OUTBOX-1")
 @pytest.mark.guarantee("OUTBOX-2")
 @pytest.mark.guarantee("OUTBOX-3")
-@pytest.mark.turns
 def test_a_crash_at_any_statement_or_delivery_loses_nothing_and_leaks_nothing(
     places: Places, request: pytest.FixtureRequest
 ) -> None:
@@ -92,7 +91,6 @@ def more_places(request: pytest.FixtureRequest, tmp_path: Path) -> Places:
 @pytest.mark.guarantee("OUTBOX-1")
 @pytest.mark.guarantee("OUTBOX-2")
 @pytest.mark.guarantee("OUTBOX-3")
-@pytest.mark.turns(2)
 def test_random_scenarios_with_forks_failures_and_crashes_agree_with_the_oracle(
     more_places: Places, request: pytest.FixtureRequest
 ) -> None:
@@ -111,7 +109,6 @@ def test_random_scenarios_with_forks_failures_and_crashes_agree_with_the_oracle(
 
 
 @pytest.mark.guarantee("OUTBOX-4")
-@pytest.mark.turns(2)
 def test_refused_messages_become_dead_letters_and_can_be_replayed(more_places: Places) -> None:
     place = next(more_places)
     walk = OutboxWalk(place, 7, crashes=0.01)

@@ -25,7 +25,6 @@ from headwater.targets.duckdb import table as duckdb_table
 from headwater.targets.frames import bounded_tables
 from headwater.targets.postgres import table as postgres_table
 from headwater.testing import PortalServer
-from tests.sampling import every
 from tests.spark.conftest import LAST, decoded, requested
 from tests.stream.truth import COLUMNS, transfers
 from tests.targets import clickhouse_places, postgres_places
@@ -112,12 +111,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(request.param, tmp_path)
 
 
-@pytest.fixture(params=every(3).seeds(KINDS))
-def any_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """A target of one kind, by turns: how each of them takes rows is tested with one output."""
-    return Place(request.param, tmp_path)
-
-
 def backfill(portal: PortalServer, spark: SparkSession, **outputs: Any) -> Any:
     return portal_stream(
         id="backfill",
@@ -151,47 +144,47 @@ def test_rows_of_one_output_never_reach_the_driver(
 
 
 def test_rows_of_several_outputs_never_reach_the_driver(
-    spark: SparkSession, portal: PortalServer, any_place: Place, driver: Driver
+    spark: SparkSession, portal: PortalServer, place: Place, driver: Driver
 ) -> None:
     outputs = {
         "transfers": evm.events("erc20.Transfer", range=(0, LAST)),
         "later": evm.events("erc20.Transfer", range=(100, LAST)),
     }
-    backfill(portal, spark, **outputs).pipe_to(any_place.target(None, *outputs))
-    assert any_place.rows() == everything(portal)
-    assert any_place.rows("later") == [row for row in everything(portal) if row[0] >= 100]
+    backfill(portal, spark, **outputs).pipe_to(place.target(None, *outputs))
+    assert place.rows() == everything(portal)
+    assert place.rows("later") == [row for row in everything(portal) if row[0] >= 100]
     assert driver.size < RECEIPTS
 
 
 def test_rows_that_a_transform_or_a_callback_makes_never_reach_the_driver(
-    spark: SparkSession, portal: PortalServer, any_place: Place, driver: Driver
+    spark: SparkSession, portal: PortalServer, place: Place, driver: Driver
 ) -> None:
     def write(tx: Any, data: Frames) -> None:
         tx.insert("transfers", data["transfers"].where("block_number % 2 = 0"))
 
     stream = backfill(portal, spark)
     stream.pipe(lambda data: {"transfers": data["transfers"].where("block_number >= 50")}).pipe_to(
-        any_place.target(write, "transfers")
+        place.target(write, "transfers")
     )
     expected = [row for row in everything(portal) if row[0] >= 50 and row[0] % 2 == 0]
-    assert any_place.rows() == expected
+    assert place.rows() == expected
     assert driver.size < RECEIPTS
 
 
 def test_a_callback_that_makes_a_dataframe_of_a_plain_output_gets_checked_rows(
-    spark: SparkSession, portal: PortalServer, any_place: Place, driver: Driver
+    spark: SparkSession, portal: PortalServer, place: Place, driver: Driver
 ) -> None:
     def write(tx: Any, data: Frames) -> None:
         tx.insert("transfers", data["transfers"].where("block_number % 2 = 0"))
 
-    backfill(portal, spark).pipe_to(any_place.target(write, "transfers"))
-    assert any_place.rows() == [row for row in everything(portal) if row[0] % 2 == 0]
+    backfill(portal, spark).pipe_to(place.target(write, "transfers"))
+    assert place.rows() == [row for row in everything(portal) if row[0] % 2 == 0]
     assert driver.size < RECEIPTS
 
 
 @pytest.mark.parametrize("looks_early", [False, True])
 def test_rows_that_cannot_be_decoded_are_counted(
-    spark: SparkSession, portal: PortalServer, any_place: Place, looks_early: bool
+    spark: SparkSession, portal: PortalServer, place: Place, looks_early: bool
 ) -> None:
     """Known once the rows are written; a callback that looks before sees the same."""
     skipping = evm.events("erc20.Transfer", range=(0, LAST), decimals=["value"], on_error="skip")
@@ -204,9 +197,9 @@ def test_rows_that_cannot_be_decoded_are_counted(
         tx.insert("transfers", data["transfers"])
         late.append((ctx.batch.skipped["transfers"], ctx.batch.rows_count, ctx.batch.bytes_size))
 
-    target = any_place.target(write, "transfers")
+    target = place.target(write, "transfers")
     backfill(portal, spark, transfers=skipping).pipe_to(target)
-    kept = len(any_place.rows())
+    kept = len(place.rows())
     lost = len(everything(portal)) - kept
     assert lost > 0
     assert sum(one for one, _, _ in late) == lost
@@ -216,17 +209,17 @@ def test_rows_that_cannot_be_decoded_are_counted(
 
 
 def test_parts_of_two_chains_are_never_committed(
-    spark: SparkSession, portal: PortalServer, any_place: Place, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, portal: PortalServer, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise BlockLinkError("block 10 is not a descendant of block 9")
 
     monkeypatch.setattr(parts, "_check_seam", refuse)
     with pytest.raises(BlockLinkError, match="not a descendant"):
-        backfill(portal, spark).pipe_to(any_place.target(None, "transfers"))
+        backfill(portal, spark).pipe_to(place.target(None, "transfers"))
     monkeypatch.undo()
-    backfill(portal, spark).pipe_to(any_place.target(None, "transfers"))
-    assert any_place.rows() == everything(portal)
+    backfill(portal, spark).pipe_to(place.target(None, "transfers"))
+    assert place.rows() == everything(portal)
 
 
 def test_duckdb_takes_rows_in_tables_of_bounded_size(

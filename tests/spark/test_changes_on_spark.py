@@ -57,7 +57,6 @@ def commit(stream: Stream, frame: Any) -> None:
 
 @pytest.mark.guarantee("CHANGE-1")
 @pytest.mark.parametrize("kind", ["postgres", "duckdb"])
-@pytest.mark.turns
 def test_executors_fold_what_the_driver_would(
     spark: SparkSession, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,6 @@ PASSWORD = "portal-password-of-this-test"
 
 
 @pytest.mark.guarantee("STATE-2")
-@pytest.mark.turns(group="programs on Spark")
 def test_what_is_lost_on_a_cluster_leaves_what_the_chain_says_in_every_target(
     tmp_path: Path,
 ) -> None:
@@ -173,7 +172,6 @@ def text(file: Path) -> str:
     return file.read_text(errors="replace")
 
 
-@pytest.mark.walk  # tests/spark/test_backfill_path.py counts the bytes that reach the driver
 def test_the_driver_stays_small_on_a_cluster_of_two_workers() -> None:
     """A span of half a million rows, which takes 160 MB and more where it is collected."""
     command = ["benchmarks/bench_cluster.py", "--rows", "500000", "--targets", "clickhouse"]

@@ -12,7 +12,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from headwater import evm
 from headwater.targets import duckdb_target
 from headwater.testing import simulated_portal
-from tests.sampling import every
 from tests.stream.pool_truth import SWAP_EVENT, pools_of
 from tests.stream.test_evolve import (
     APPROVALS,
@@ -29,8 +28,7 @@ from tests.stream.test_evolve import (
 
 
 @pytest.mark.guarantee("EVOLVE-1")
-@pytest.mark.parametrize("kind", every(3).seeds(KINDS))
-@pytest.mark.turns
+@pytest.mark.parametrize("kind", KINDS)
 def test_executors_fill_outputs_and_columns(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """With a transform of DataFrames in between, and with factories' children to be found."""
     target = targets(kind, tmp_path)

@@ -40,7 +40,6 @@ def persisted(spark: SparkSession) -> int:
 
 @pytest.mark.guarantee("FLUSH-2")
 @pytest.mark.parametrize("rule", [Flush(blocks=120), Flush(rows=400), None])
-@pytest.mark.turns
 def test_spans_of_history_are_committed_together(
     spark: SparkSession, tmp_path: Path, rule: Flush | None
 ) -> None:

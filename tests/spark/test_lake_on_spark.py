@@ -106,7 +106,6 @@ def plain_files(place: Bucket, folder: Path) -> tuple[Any, Read]:
     [(iceberg, tx), (delta, tx), (plain_files, parquet)],
     ids=lambda one: one.__name__,
 )
-@pytest.mark.turns
 def test_a_backfill_and_forks_leave_what_the_chain_says(
     make: Callable[[Bucket, Path], tuple[Any, Read]],
     module: ModuleType,

@@ -13,7 +13,6 @@ from headwater import StopRequested, portal_stream
 from headwater.pipeline import Event, RolledBack, Settled
 from headwater.targets import duckdb_target
 from headwater.testing import Network, simulated_portal
-from tests.sampling import every
 from tests.stream.networks import SAMPLES, truth
 from tests.stream.test_networks import held
 
@@ -26,7 +25,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("network", every(4).seeds(OTHERS))
+@pytest.mark.parametrize("network", OTHERS)
 def test_history_on_executors_and_the_head_give_one_table(
     spark: SparkSession, network: Network, tmp_path: Path
 ) -> None:
@@ -55,7 +54,7 @@ def test_history_on_executors_and_the_head_give_one_table(
         assert held(path, network) == truth(portal.chain)
 
 
-@pytest.mark.parametrize("network", every(2).seeds(OTHERS))
+@pytest.mark.parametrize("network", OTHERS)
 def test_the_data_source_reads_the_tables_of_every_network(
     spark: SparkSession, network: Network
 ) -> None:

@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
-import pytest
-
 from headwater.testing import simulated_portal
 from tests.targets import clickhouse_places, lake_places, postgres_places
 
@@ -21,7 +19,6 @@ PASSWORDS = {
 }
 
 
-@pytest.mark.turns(group="programs on Spark")
 def test_a_run_shows_no_planted_secret_anywhere(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     user, password, key = PASSWORDS["user"], PASSWORDS["portal"], PASSWORDS["key"]

@@ -90,7 +90,6 @@ def test_a_signal_while_spark_starts_ends_the_program(run: Callable[..., Program
 @pytest.mark.parametrize(
     ("session", "number", "code"), [("ours", signal.SIGTERM, 143), ("own", signal.SIGINT, 130)]
 )
-@pytest.mark.turns
 def test_a_signal_to_all_processes_while_executors_read_ends_the_program(
     session: str, number: signal.Signals, code: int, run: Callable[..., Program],
     portal: PortalServer, tmp_path: Path,
@@ -115,7 +114,6 @@ def test_a_signal_to_all_processes_while_executors_read_ends_the_program(
 
 
 @pytest.mark.guarantee("STOP-1")
-@pytest.mark.turns(group="programs on Spark")
 def test_a_stop_does_not_wait_for_executors_whose_portal_is_silent(
     run: Callable[..., Program], portal: PortalServer, tmp_path: Path
 ) -> None:

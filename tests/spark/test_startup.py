@@ -186,7 +186,6 @@ def test_a_program_that_ends_while_spark_starts_waits_for_the_thread_that_starts
 @pytest.mark.parametrize(
     ("otherwise", "code"), [("echo no memory >&2; exit 3", "E5007"), (None, "E5001")]
 )
-@pytest.mark.turns
 def test_a_spark_that_does_not_start_is_named_and_what_was_committed_stays(
     otherwise: str | None, code: str, tmp_path: Path
 ) -> None:

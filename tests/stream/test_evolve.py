@@ -72,11 +72,6 @@ def portal() -> Iterator[PortalServer]:
 KINDS = ("duckdb", "postgres", "clickhouse", "iceberg", "delta")
 
 
-def one_of(first: str, *others: str) -> list[Any]:
-    """Return parameters of a test: `make test` takes the first, `make walks` all."""
-    return [first, *(pytest.param(one, marks=pytest.mark.walk) for one in others)]
-
-
 @pytest.fixture(params=KINDS)
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Targets:
     return targets(request.param, tmp_path)
@@ -159,7 +154,6 @@ def grow(portal: PortalServer, fork: int = 3, blocks: int = 5) -> None:
 
 
 @pytest.mark.guarantee("EVOLVE-1")
-@pytest.mark.turns
 def test_an_output_that_is_added_is_filled_and_the_others_go_on(
     portal: PortalServer, target: Targets, tmp_path: Path
 ) -> None:
@@ -175,7 +169,6 @@ def test_an_output_that_is_added_is_filled_and_the_others_go_on(
 
 
 @pytest.mark.guarantee("EVOLVE-1")
-@pytest.mark.turns
 def test_a_column_that_is_added_is_filled_in_rows_that_were_there(
     portal: PortalServer, target: Targets, tmp_path: Path
 ) -> None:
@@ -187,7 +180,6 @@ def test_a_column_that_is_added_is_filled_in_rows_that_were_there(
     assert texts(held(target(), "sent")) == texts(held(truth, "sent"))
 
 
-@pytest.mark.turns
 def test_an_output_that_is_renamed_keeps_its_rows(
     portal: PortalServer, target: Targets, tmp_path: Path
 ) -> None:
@@ -206,7 +198,6 @@ def test_an_output_that_is_renamed_keeps_its_rows(
 
 
 @pytest.mark.guarantee("EVOLVE-2")
-@pytest.mark.turns
 def test_a_crash_before_any_statement_costs_nothing(target: Targets, tmp_path: Path) -> None:
     """Each run dies one change of the target later, counted from what was committed last.
 
@@ -221,8 +212,7 @@ def test_a_crash_before_any_statement_costs_nothing(target: Targets, tmp_path: P
         grown = stream(portal, after, renamed={"transfers": "moves"}, max_bytes=30_000)
         is_lake = isinstance(target(), LakeTarget)
         sample = every(16 if is_lake else 8)
-        first = sample.offset % sample.every
-        all_deaths, deaths = 0, first
+        all_deaths, deaths = 0, 0
         stored: object = None
         while True:
             one, left = target(), [deaths]
@@ -238,10 +228,8 @@ def test_a_crash_before_any_statement_costs_nothing(target: Targets, tmp_path: P
                 follow(grown, one, until=Recovered)
                 break
             before_it, stored = stored, _stored(target())
-            deaths, all_deaths = (
-                (deaths + sample.every if stored == before_it else first),
-                all_deaths + 1,
-            )
+            deaths = deaths + sample.every if stored == before_it else 0
+            all_deaths += 1
         follow(grown, target())
         truth = fresh(tmp_path, stream(portal, after))
         for name in after:
@@ -333,7 +321,6 @@ def test_a_table_that_holds_rows_is_not_filled_a_second_time(
 
 
 @pytest.mark.parametrize("kind", ["duckdb", "postgres"])
-@pytest.mark.turns
 def test_a_column_is_filled_in_a_table_with_a_key(
     portal: PortalServer, tmp_path: Path, kind: str
 ) -> None:
@@ -359,7 +346,7 @@ def test_a_column_is_filled_in_a_table_with_a_key(
 
 
 @pytest.mark.guarantee("EVOLVE-1")
-@pytest.mark.parametrize("target", one_of(*KINDS), indirect=True)
+@pytest.mark.parametrize("target", KINDS, indirect=True)
 def test_what_transforms_make_is_made_again_for_another_version(
     portal: PortalServer, target: Targets, tmp_path: Path
 ) -> None:
@@ -392,7 +379,7 @@ def test_what_transforms_make_is_made_again_for_another_version(
 
 
 @pytest.mark.guarantee("EVOLVE-1")
-@pytest.mark.parametrize("kind", one_of("duckdb", "postgres"))
+@pytest.mark.parametrize("kind", ["duckdb", "postgres"])
 def test_a_change_log_is_given_outputs_that_write_tables_of_their_own(
     portal: PortalServer, tmp_path: Path, kind: str
 ) -> None:
@@ -453,7 +440,6 @@ def test_a_change_log_is_given_outputs_that_write_tables_of_their_own(
 
 
 @pytest.mark.parametrize("kind", ["iceberg", "delta"])
-@pytest.mark.turns
 def test_lakes_say_what_they_cannot_fill_and_do_not_tear_files_that_hold_other_blocks(
     portal: PortalServer, tmp_path: Path, kind: str
 ) -> None:
@@ -588,7 +574,6 @@ def test_the_earlier_definition_can_go_on_in_between(portal: PortalServer, tmp_p
 
 
 @pytest.mark.parametrize("target", ["duckdb", "postgres"], indirect=True)
-@pytest.mark.turns
 def test_code_of_the_user_sees_all_outputs_and_adds_up_what_is_filled(
     portal: PortalServer, target: Targets, tmp_path: Path
 ) -> None:

@@ -62,7 +62,6 @@ def test_rows_are_a_limit_too(portal: PortalServer, tmp_path: Path) -> None:
 
 @pytest.mark.guarantee("FLUSH-1")
 @pytest.mark.parametrize("seed", every(2).seeds(range(4)))
-@pytest.mark.turns
 def test_forks_stops_and_flushes_leave_what_the_canonical_chain_says(
     seed: int, tmp_path: Path
 ) -> None:

@@ -148,7 +148,6 @@ def is_whole(portal: PortalServer, path: Path) -> bool:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.turns
 def test_a_signal_at_the_head_ends_the_program(
     number: signal.Signals, code: int, run: Callable[..., Program], portal: PortalServer,
     tmp_path: Path,
@@ -176,7 +175,6 @@ def test_ctrl_c_on_a_terminal_is_answered_at_once(
 
 
 @pytest.mark.parametrize("fault", [Status(503), StallBeforeHeaders()], ids=["refuses", "silent"])
-@pytest.mark.turns
 def test_a_signal_while_the_portal_is_away_ends_the_program(
     fault: Status | StallBeforeHeaders, run: Callable[..., Program], portal: PortalServer,
     tmp_path: Path,
@@ -192,7 +190,6 @@ def test_a_signal_while_the_portal_is_away_ends_the_program(
 
 @pytest.mark.guarantee("STOP-1")
 @pytest.mark.parametrize("block", ["python", "c"])
-@pytest.mark.turns
 def test_a_second_signal_does_not_wait_for_the_batch(
     block: str, run: Callable[..., Program], portal: PortalServer, tmp_path: Path
 ) -> None:
@@ -244,7 +241,6 @@ if mode == "waits":
 
 
 @pytest.mark.parametrize("mode", ["waits", "leaves"])
-@pytest.mark.turns
 def test_a_program_that_started_its_stream_ends_quietly(
     mode: str, run: Callable[..., Program], portal: PortalServer, tmp_path: Path
 ) -> None:

@@ -177,7 +177,6 @@ def test_latest_loses_nothing_to_a_fork_behind_the_cursor_it_was_restarted_at(
 
 @pytest.mark.guarantee("ORACLE-2")
 @pytest.mark.parametrize("seed", every(3).seeds(range(8)))
-@pytest.mark.turns
 def test_random_forks_and_restarts_leave_what_the_canonical_chain_says(
     seed: int, tmp_path: Path
 ) -> None:

@@ -7,29 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.sampling import turn
 from tests.targets.change_log.places import KINDS, Place, open_place
 
-ON_BOTH = (
-    "test_the_walkthrough_of_the_seed_sentence_by_sentence",
-    "test_random_histories_with_faults_and_restarts_equal_the_oracle",
-    "test_a_crash_at_any_statement_leaves_what_the_endpoint_said",
-)
 
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Have each test write to both databases, by turns.
-
-    What a database makes of changes is shown on each by tests/targets/change_log.
-    """
-    if "place" in metafunc.fixturenames:
-        name = metafunc.function.__name__
-        metafunc.parametrize(
-            "place", KINDS if name in ON_BOTH else turn(KINDS, name), indirect=True
-        )
-
-
-@pytest.fixture
+@pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """Yield an empty database; whatever was opened on it is closed."""
     with open_place(request.param, tmp_path) as made:

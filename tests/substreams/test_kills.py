@@ -43,7 +43,6 @@ class Death:
 
 @pytest.mark.guarantee("UNDO-1")
 @pytest.mark.guarantee("CURSOR-1")
-@pytest.mark.turns
 def test_a_crash_at_any_statement_leaves_what_the_endpoint_said(place: Place) -> None:
     """Undo signals, faults of the endpoint, and a cursor that must agree with the rows."""
     random = Random("kills")

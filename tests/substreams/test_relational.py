@@ -76,7 +76,6 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Calla
     return address, lambda table: make(address).query(f"SELECT * FROM {table}").to_pylist()
 
 
-@pytest.mark.turns
 def test_every_table_equals_the_chain_after_forks(
     database: tuple[Any, Callable[[str], Rows]],
 ) -> None:

@@ -83,7 +83,6 @@ def change(chain: ChainSim, random: Random) -> None:
 @pytest.mark.guarantee("CURSOR-1")
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("kind", ["postgres", "duckdb", "clickhouse"])
-@pytest.mark.turns
 def test_a_process_that_is_killed_at_any_statement_leaves_what_the_chain_says(
     mother: subprocess.Popen[str], tmp_path: Path, kind: str, seed: int
 ) -> None:

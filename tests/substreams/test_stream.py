@@ -147,7 +147,6 @@ def test_the_walkthrough_of_the_seed_sentence_by_sentence(place: Place) -> None:
     [{}, {"flush": Flush(blocks=4)}, {"undo_buffer": 2}, {"undo_buffer": 8}],
     ids=["at once", "flush", "shallow buffer", "deep buffer"],
 )
-@pytest.mark.turns
 def test_an_undo_while_it_runs_leaves_what_the_chain_says(
     place: Place, options: dict[str, Any]
 ) -> None:
@@ -171,7 +170,6 @@ def test_an_undo_while_it_runs_leaves_what_the_chain_says(
 
 @pytest.mark.guarantee("UNDO-1")
 @pytest.mark.parametrize("depth", [1, 5, 9])
-@pytest.mark.turns
 def test_an_undo_comes_first_after_a_resume_and_again_after_another(
     place: Place, depth: int
 ) -> None:
@@ -554,7 +552,6 @@ def test_without_the_extra_the_error_says_what_to_install() -> None:
 @pytest.mark.guarantee("UNDO-1")
 @pytest.mark.guarantee("CURSOR-1")
 @pytest.mark.parametrize("seed", every(6).seeds(range(6)))
-@pytest.mark.turns
 def test_random_histories_with_faults_and_restarts_equal_the_oracle(
     place: Place, seed: int
 ) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -126,14 +125,14 @@ def main() -> int:
 
 
 def _other_tests() -> list[Path]:
-    """Return the files whose tests take samples, or are left to this run, and note no points.
-
-    Properties are among them: the profile of hypothesis gives them more examples in this run.
-    """
+    """Return the other files whose tests take samples; this run gives properties more examples."""
     noted = {TESTS_FOLDER / f"{name}.py" for name in TESTS}
-    return [path for path in sorted(TESTS_FOLDER.rglob("test_*.py")) if path not in noted
-            and (path.parent.name == "property" or re.search(
-                r"from tests\.sampling import|mark\.(walk|turns)", path.read_text()))]  # fmt: skip
+    return [
+        path
+        for path in sorted(TESTS_FOLDER.rglob("test_*.py"))
+        if path not in noted
+        and (path.parent.name == "property" or "from tests.sampling import" in path.read_text())
+    ]
 
 
 if __name__ == "__main__":

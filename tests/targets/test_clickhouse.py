@@ -442,7 +442,6 @@ ENGINES = [
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.turns(3)
 def test_every_engine_takes_rows_back_again_and_again(
     make: Make, engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -781,7 +780,6 @@ def test_a_fork_is_stored_when_it_completes(make: Make) -> None:
 
 
 @pytest.mark.parametrize("max_rows", [1, 30])
-@pytest.mark.turns
 def test_state_is_kept_to_max_rows_and_a_legal_fork_is_still_possible(
     make: Make, max_rows: int
 ) -> None:

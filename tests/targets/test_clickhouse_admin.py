@@ -154,7 +154,6 @@ def test_a_move_ahead_does_not_make_rows_of_a_crash_count() -> None:
 
 @pytest.mark.guarantee("OPERATE-1")
 @pytest.mark.parametrize(("what", "kept"), [("move", 3), ("reset", -1)])
-@pytest.mark.turns
 def test_a_crash_anywhere_is_repaired_by_a_start_or_by_the_same_command(
     what: str, kept: int
 ) -> None:

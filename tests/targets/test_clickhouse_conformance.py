@@ -1,8 +1,7 @@
 """ClickHouse keeps the promises of every target, at every statement."""
 
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -17,30 +16,12 @@ from headwater.targets.clickhouse import (
 from headwater.targets.clickhouse.client import refused_as
 from headwater.testing.conformance import TargetConformance, apply_changes
 from headwater.testing.conformance.crash import Script
-from tests.sampling import every, every_test
+from tests.sampling import every
 from tests.targets import points
 from tests.targets.clickhouse_places import admin, database
 from tests.targets.places import has_effect
 
-Suite = TypeVar("Suite", bound=type)
 UNKNOWN_TABLE = 60
-BESIDE_UNDO = (  # state, definitions and frames: what no engine does in its own way
-    "test_nothing_is_recovered_from_an_empty_place",
-    "test_the_target_has_the_contract_and_declares_what_it_can_do",
-    "test_a_frame_is_read_once_unless_the_target_rereads",
-    "test_what_is_prepared_is_not_visible_and_may_be_prepared_again",
-    "test_the_definition_of_a_stream_is_kept_and_replaced",
-    "test_a_settled_state_is_stored_without_data",
-    "test_data_and_state_become_visible_together_and_survive_a_restart",
-    "test_finality_at_block_zero_unknown_and_reported_late",
-    "test_finality_that_moves_while_batches_wait_is_stored_with_them",
-    "test_rollbacks_in_a_row_converge_and_finality_never_falls",
-    "test_a_stream_can_lose_all_batches_of_its_first_commit",
-)
-UNDO = (  # what each of them does in its own way
-    "test_a_crash_at_any_step_of_io_leaves_a_committed_state",
-    "test_random_scenarios_agree_with_the_model_after_every_step",
-)
 
 
 @pytest.mark.guarantee("STATE-2")
@@ -90,25 +71,6 @@ class TestClickHouseTarget(TargetConformance):
         points.watch("ClickHouse", target, hook, has_effect)
 
 
-def only_in_walks(*names: str) -> Callable[[Suite], Suite]:
-    """Leave tests that a class inherits to `make walks`: another class shows the same."""
-
-    def mark(suite: Suite) -> Suite:
-        for name in names:
-            inherited = getattr(suite, name)
-
-            @wraps(inherited)
-            def test(self: object, inherited: Callable[[object], None] = inherited) -> None:
-                inherited(self)
-
-            setattr(suite, name, pytest.mark.walk(test))
-        return suite
-
-    return mark
-
-
-@every_test(2, *UNDO)
-@only_in_walks(*BESIDE_UNDO)
 class TestClickHouseTargetReplacing(TestClickHouseTarget):
     """The same, undone by newer versions."""
 
@@ -124,8 +86,6 @@ class TestClickHouseTargetReplacing(TestClickHouseTarget):
         return [*steps[:3], *steps[4:]]
 
 
-@every_test(2, *UNDO[1:], shift=1)  # it is not watched at every step
-@only_in_walks(*BESIDE_UNDO)
 class TestClickHouseTargetMergeTree(TestClickHouseTarget):
     """The same, undone by deletion; identical rows may occur."""
 

@@ -131,15 +131,8 @@ def test_an_empty_answer_to_the_question_for_the_state_removes_nothing(
 
 @pytest.mark.guarantee("WIRE-6")
 @pytest.mark.guarantee("STATE-3")
-@pytest.mark.parametrize(
-    ("seed", "engine"),
-    [
-        pytest.param(seed, engine, marks=[pytest.mark.walk][place % 2 == seed :])
-        for seed in range(2)
-        for place, engine in enumerate(ENGINES)
-    ],
-)
-@pytest.mark.turns
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("seed", every(2).seeds(range(2)))
 def test_every_statement_of_start_commit_and_rollback_survives_a_cut_answer(
     proxy: CuttingProxy, url: str, engine: str, seed: int
 ) -> None:

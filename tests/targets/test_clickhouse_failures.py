@@ -117,7 +117,6 @@ def proxy(url: str) -> Iterator[LossyProxy]:
 @pytest.mark.guarantee("STATE-3")
 @pytest.mark.guarantee("STATE-2")
 @pytest.mark.parametrize("engine", ["CollapsingMergeTree", "ReplacingMergeTree", "MergeTree"])
-@pytest.mark.turns
 def test_what_is_applied_twice_counts_once(proxy: LossyProxy, url: str, engine: str) -> None:
     """CASE-10: the first answer to each statement is lost, after the server has done it."""
     s = started(proxy.url, table("t", engine=engine))

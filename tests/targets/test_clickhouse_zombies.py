@@ -88,22 +88,12 @@ def is_write(sql: str) -> bool:
     return sql.startswith(("INSERT", "DELETE", "ALTER", "KILL"))
 
 
-def walks() -> list[Any]:
-    """Return every walk; `make test` has all of a successor that forks, and some of the other.
-
-    A successor that forks and then writes does all that one without a fork does.
-    """
-    actions = [(ENGINES[0], "first"), *product(ENGINES, ["commit", "rollback", "recover"])]
-    others = [(ENGINES[0], "commit"), (ENGINES[0], "recover")]
-    return [
-        pytest.param(*one, forked, marks=[pytest.mark.walk][forked or one in others :])
-        for forked, one in product([False, True], actions)
-    ]
-
-
 @pytest.mark.guarantee("FENCE-1")
-@pytest.mark.parametrize(("engine", "action", "forked"), walks())
-@pytest.mark.turns(4)
+@pytest.mark.parametrize("forked", [False, True])
+@pytest.mark.parametrize(
+    ("engine", "action"),
+    [(ENGINES[0], "first"), *product(ENGINES, ["commit", "rollback", "recover"])],
+)
 def test_a_writer_that_was_paused_at_any_statement_changes_nothing_after_its_successor(
     engine: str, action: str, forked: bool
 ) -> None:

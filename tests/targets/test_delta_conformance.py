@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from headwater.targets.delta import DeltaSettings, DeltaTarget, delta_target, table
 from headwater.targets.lake.target import SWEEP_S
 from headwater.testing.conformance import TargetConformance, apply_changes
-from tests.sampling import every, every_test
+from tests.sampling import every
 from tests.targets import points
 
 
@@ -52,11 +52,6 @@ class TestDeltaTarget(TargetConformance):
         target.on_step = points.watching("Delta", hook)
 
 
-@every_test(
-    5,
-    "test_a_crash_at_any_step_of_io_leaves_a_committed_state",
-    "test_random_scenarios_agree_with_the_model_after_every_step",
-)
 class TestDeltaTargetThatIsMaintained(TestDeltaTarget):
     """The same while every commit compacts, and deletes all that no rollback needs."""
 

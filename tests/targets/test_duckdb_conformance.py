@@ -10,7 +10,7 @@ import pytest
 
 from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target, table
 from headwater.testing.conformance import TargetConformance, apply_changes
-from tests.sampling import every, every_test
+from tests.sampling import every
 from tests.targets import points
 from tests.targets.places import has_effect
 
@@ -55,11 +55,6 @@ class TestDuckDBTarget(TargetConformance):
         points.watch("DuckDB", target, hook, has_effect)
 
 
-@every_test(
-    5,
-    "test_keys_with_separators_and_values_at_the_limits",
-    "test_random_scenarios_agree_with_the_model_after_every_step",
-)
 class TestDuckDBTargetWithBignum(TestDuckDBTarget):
     """The same with integers of 256 bits as numbers."""
 

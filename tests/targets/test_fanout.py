@@ -36,7 +36,7 @@ from headwater.targets.patience import WaitsForServer
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.conformance import TargetConformance, apply_changes
 from headwater.testing.conformance.model import Change, Rig, in_order, log
-from tests.sampling import every, every_test
+from tests.sampling import every
 from tests.stream.truth import COLUMNS, transfers
 from tests.targets import points
 
@@ -58,11 +58,6 @@ def test_every_target_waits_for_its_server_as_the_stream_says() -> None:
 
 
 @pytest.mark.guarantee("FANOUT-1")
-@every_test(
-    3,
-    "test_a_crash_at_any_step_of_io_leaves_a_committed_state",
-    "test_random_scenarios_agree_with_the_model_after_every_step",
-)
 class TestFanOut(TargetConformance):
     """CASE-19: two DuckDB files. While they differ, what is read is the one that is behind."""
 

@@ -9,7 +9,7 @@ from psycopg.rows import dict_row
 
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target, table
 from headwater.testing.conformance import TargetConformance, apply_changes
-from tests.sampling import every, every_test
+from tests.sampling import every
 from tests.targets import points
 from tests.targets.places import has_effect
 from tests.targets.postgres_places import NEWEST, OTHER, database, empty
@@ -59,11 +59,6 @@ class TestPostgresTarget(TargetConformance):
         points.watch("PostgreSQL", target, hook, has_effect)
 
 
-@every_test(
-    5,
-    "test_keys_with_separators_and_values_at_the_limits",
-    "test_random_scenarios_agree_with_the_model_after_every_step",
-)
 class TestPostgresTargetWithNumeric(TestPostgresTarget):
     """The same with integers of 256 bits as numbers, on the oldest server that is at hand."""
 

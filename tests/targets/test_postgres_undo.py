@@ -9,17 +9,16 @@ import pytest
 
 from headwater.errors import PostgresStatementError
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, Tx, postgres_target
-from tests.sampling import every, turn
+from tests.sampling import every
 from tests.targets.postgres_places import NEWEST, OTHER, Stream, database
 
 Start = Callable[..., Stream]
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Have each test run on both versions of the server, by turns."""
-    if "version" in metafunc.fixturenames:
-        versions = turn(sorted({NEWEST, OTHER}), metafunc.function.__name__)
-        metafunc.parametrize("version", versions)
+@pytest.fixture(params=sorted({NEWEST, OTHER}))
+def version(request: pytest.FixtureRequest) -> int:
+    """Return a version of the server: each test runs on both."""
+    return int(request.param)
 
 
 @pytest.fixture

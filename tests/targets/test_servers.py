@@ -36,7 +36,6 @@ def place() -> Iterator[Path]:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])
 @pytest.mark.parametrize("kind", STARTS)
-@pytest.mark.turns(2)
 def test_a_server_ends_with_the_process_that_started_it(
     kind: str, end: signal.Signals, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

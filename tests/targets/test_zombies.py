@@ -146,7 +146,6 @@ def go_on(rig: Rig, *, forked: bool) -> None:
 
 @pytest.mark.guarantee("FENCE-2")
 @pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.turns(2)
 def test_a_paused_writer_whose_session_the_server_ended_changes_nothing_after_its_successor(
     action: str, tmp_path: Path
 ) -> None:
@@ -175,7 +174,6 @@ def test_a_paused_writer_whose_session_the_server_ended_changes_nothing_after_it
 @pytest.mark.guarantee("FENCE-2")
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.turns(3)
 def test_while_a_paused_writer_holds_the_stream_a_second_one_is_refused(
     kind: str, action: str, tmp_path: Path
 ) -> None:

@@ -323,7 +323,6 @@ def test_every_fault_of_the_catalogue_has_an_expectation() -> None:
 @pytest.mark.parametrize("seed", every(2).seeds([1, 2]))
 @pytest.mark.parametrize("forked", [False, True], ids=["grown", "forked"])
 @pytest.mark.parametrize(("name", "fault"), FAULTS)
-@pytest.mark.turns(62)
 def test_a_fault_is_survived_or_stops_the_stream_with_its_code(
     name: str, fault: Fault, forked: bool, seed: int
 ) -> None:
@@ -702,7 +701,6 @@ def test_each_encoding_is_used_and_understood(offered: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("offered", ENCODINGS, ids=str)
 @pytest.mark.parametrize("cuts", [(1, 1), (1, 50)], ids=str)
-@pytest.mark.turns(2)
 def test_bodies_may_be_cut_into_the_smallest_pieces(
     offered: tuple[str, ...], cuts: tuple[int, int]
 ) -> None:
@@ -728,7 +726,6 @@ def numbers(answers: Sequence[object]) -> list[int]:
 @pytest.mark.guarantee("WIRE-2")
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
 @pytest.mark.parametrize("offered", ENCODINGS, ids=str)
-@pytest.mark.turns(3)
 def test_however_often_a_connection_breaks_each_block_comes_once(
     offered: tuple[str, ...], reset: bool
 ) -> None:

@@ -161,7 +161,6 @@ def follow(run: Run, portal: PortalServer) -> Iterator[tuple[Path, Keys]]:
 
 @pytest.mark.guarantee("STREAM-6")
 @pytest.mark.parametrize("server", [None], indirect=True)
-@pytest.mark.turns(group="programs on Spark")
 def test_the_tables_of_the_example_equal_the_chain(run: Run, portal: PortalServer) -> None:
     for tables, _ in follow(run, portal):
         assert keys(rows_of(tables / "transfers").to_pylist()) == canonical(portal)
@@ -234,7 +233,6 @@ spark.stop()
 
 
 @pytest.mark.parametrize("server", [None], indirect=True)
-@pytest.mark.turns(group="programs on Spark")
 def test_the_data_source_works_and_a_stream_is_refused(server: Server, tmp_path: Path) -> None:
     """A program: data source and changelog work, `pipe_to` is refused, a package can be shipped."""
     done = subprocess.run(

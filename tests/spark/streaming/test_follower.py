@@ -68,7 +68,6 @@ NAMES = ("block_number", "block_hash", "log_index", "address", "from", "to", "va
 
 @pytest.mark.guarantee("STREAM-1")
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.turns(6)
 def test_the_netted_changelog_is_the_canonical_chain_whatever_is_killed(
     seed: int, tmp_path: Path
 ) -> None:

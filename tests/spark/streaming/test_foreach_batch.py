@@ -56,7 +56,6 @@ class Forgetful(MemoryTarget[Delivery]):
 @pytest.mark.guarantee("STREAM-4")
 @pytest.mark.parametrize("kind", [MemoryTarget, Forgetful])
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.turns(4)
 def test_a_target_holds_each_micro_batch_once(
     seed: int, kind: type[MemoryTarget[Delivery]], tmp_path: Path
 ) -> None:

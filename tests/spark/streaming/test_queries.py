@@ -33,6 +33,7 @@ from headwater.spark import register
 from headwater.spark.streaming import collapse, retractable
 from headwater.testing import ContentSettings, PortalServer, simulated_portal
 from headwater.testing.chain.content import content_of
+from tests.sampling import every
 from tests.spark.streaming.micro_batches import canonical
 from tests.spark.test_signals_on_spark import descendants
 from tests.stream.truth import transfers
@@ -175,7 +176,6 @@ def check_aggregates(held: Held, portal: PortalServer) -> None:
     assert all(one[0] == 0 and one[3] == 0 for one in held.values() if not one[1])
 
 
-@pytest.mark.turns(group="streaming queries")
 def test_available_now_ends_at_the_head_of_its_start_and_collapse_nets_what_was_stored(
     spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:
@@ -239,7 +239,6 @@ def netted(frame: DataFrame) -> list[tuple[int, str, int]]:
     )
 
 
-@pytest.mark.turns(group="streaming queries")
 def test_joins_net_to_the_join_of_what_is_left(
     spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:
@@ -315,7 +314,6 @@ def expected_pairs(portal: PortalServer) -> set[tuple[str, int, str, int]]:
     return found
 
 
-@pytest.mark.walk  # what it shows is how Spark joins: our part is in the test before it
 def test_an_outer_join_of_two_changelogs_is_exact_only_once_the_sides_are_netted(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -482,7 +480,6 @@ def final_number(portal: PortalServer) -> int:
 
 @pytest.mark.guarantee("STREAM-4")
 @pytest.mark.guarantee("STREAM-5")
-@pytest.mark.turns(group="programs on Spark")
 def test_a_killed_driver_loses_nothing_and_writes_nothing_twice(
     spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:
@@ -502,7 +499,7 @@ def test_a_killed_driver_loses_nothing_and_writes_nothing_twice(
     check_after_kills(spark, portal, tmp_path)
 
 
-KILL_SEEDS = range(*map(int, os.environ.get("HEADWATER_KILL_SEEDS", "0 4").split()))
+KILL_SEEDS = every(4).seeds(range(4))
 POINTS = ("journal/*.arrow", "checkpoint/offsets/[0-9]*", "checkpoint/commits/[0-9]*")
 """What a query writes: hot blocks before it plans them, what it plans, what it has done."""
 
@@ -520,7 +517,6 @@ class Watch:
         return len(self._seen - self._before)
 
 
-@pytest.mark.walk
 @pytest.mark.guarantee("STREAM-5")
 @pytest.mark.parametrize("seed", KILL_SEEDS)
 def test_drivers_killed_at_random_points(

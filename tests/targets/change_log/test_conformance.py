@@ -19,7 +19,7 @@ from headwater.targets.sql.change_log import HistoryTarget
 from headwater.testing.conformance import TargetConformance
 from headwater.testing.conformance.crash import Script
 from headwater.testing.conformance.model import BALANCES, Change, Rig
-from tests.sampling import every, every_test
+from tests.sampling import every
 from tests.targets import points
 from tests.targets.postgres_places import database, empty
 
@@ -106,14 +106,7 @@ class HistoryConformance(TargetConformance):
         points.watch(self.kind, target.inner, hook, _leaves_something)
 
 
-ON_BOTH = (
-    "test_a_crash_at_any_step_of_io_leaves_a_committed_state",
-    "test_random_scenarios_agree_with_the_model_after_every_step",
-)
-
-
 @pytest.mark.guarantee("STATE-2")
-@every_test(2, *ON_BOTH)
 class TestHistoryOnPostgres(HistoryConformance):
     kind = "PostgreSQL change log"
 
@@ -140,7 +133,6 @@ class TestHistoryOnPostgres(HistoryConformance):
 
 
 @pytest.mark.guarantee("STATE-2")
-@every_test(2, *ON_BOTH, shift=1)
 class TestHistoryOnDuckDB(HistoryConformance):
     kind = "DuckDB change log"
 

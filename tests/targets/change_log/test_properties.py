@@ -173,7 +173,6 @@ def canonical(name: str, value: str) -> str:
 @pytest.mark.guarantee("CHANGE-2")
 @given(steps=steps)
 @settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
-@pytest.mark.turns
 def test_operations_with_forks_leave_what_the_model_says(place: Place, steps: list[Any]) -> None:
     place.sql(
         'DROP TABLE IF EXISTS one; DROP TABLE IF EXISTS "Two"; '

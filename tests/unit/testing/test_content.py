@@ -415,7 +415,6 @@ def test_blocks_may_be_empty(network: Network) -> None:
 
 
 @EACH
-@pytest.mark.turns(2)
 def test_the_average_number_of_transactions_is_kept(network: Network) -> None:
     own = {Network.BITCOIN: 1, Network.SUBSTRATE: 1}.get(network, 0)  # coinbase, time
     per_trade = 2 if network is Network.HYPERLIQUID else 1

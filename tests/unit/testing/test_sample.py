@@ -5,7 +5,6 @@ import pytest
 from headwater.testing.conformance.crash import Clock, crash_everywhere
 from headwater.testing.conformance.sample import WHOLE, Sample
 from headwater.testing.scenarios.crash import Crash
-from tests import sampling
 
 CALLS = [(3, 3), (7, 4), (1, 1), (5, 2)]
 """Calls of a script: how many steps of I/O each has, and behind which of them it is committed."""
@@ -57,31 +56,3 @@ def test_a_process_dies_at_the_points_of_the_sample(sample: Sample) -> None:
     points = [(call, step + 1) for call, (steps, _) in enumerate(CALLS) for step in range(steps)]
     assert crash_everywhere(run, sample) == len(points)
     assert died == set(sample.of(points))
-
-
-@pytest.mark.parametrize("days_between", [1, sampling.SHOWING, sampling.OTHERS])
-@pytest.mark.parametrize("points", [2, 3, 4, 7, 10, 24, 60, 97])
-def test_a_test_gets_to_every_point_however_often_it_runs(
-    monkeypatch: pytest.MonkeyPatch, days_between: int, points: int
-) -> None:
-    begun = set()
-    for day in range(739_001, 739_001 + sampling.OTHERS * points, days_between):
-        monkeypatch.setenv(sampling.VARIABLE, str(day))
-        begun.add(sampling.start() % points)
-    assert begun == set(range(points))
-
-
-def test_slow_tests_take_turns_and_those_of_guarantees_come_twice_as_often(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shown = {f"showing {at}": {"STATE-1"} for at in range(7)}
-    shown |= {f"other {at}": set[str]() for at in range(13)}
-    taken: list[set[str]] = []
-    for day in range(739_001, 739_001 + sampling.OTHERS):
-        monkeypatch.setenv(sampling.VARIABLE, str(day))
-        taken.append(set(shown) - sampling.slow_left_to_other_days(shown))
-    days = {name: sum(name in one for one in taken) for name in shown}
-    assert days == {name: 2 if guarantees else 1 for name, guarantees in shown.items()}
-    assert all(len(one) in (4, 5, 6) for one in taken)
-    monkeypatch.setenv(sampling.VARIABLE, "all")
-    assert not sampling.slow_left_to_other_days(shown)
