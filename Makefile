@@ -19,7 +19,7 @@ SINCE  ?= main
 # Workers, and the processes that tests start, read what others have compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-PYTEST := $(BIN)/pytest --randomly-seed=1 --numprocesses $(JOBS)
+PYTEST := $(BIN)/pytest --numprocesses $(JOBS)
 # The tests of the core, whose branches are counted. Counting them among all others cost a fifth.
 CORE   := tests/unit/core $(wildcard tests/unit/test_*.py) tests/unit/portal/test_source.py \
   tests/property/test_core_properties.py tests/property/test_span_properties.py tests/spark/test_partitions.py

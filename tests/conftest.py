@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from headwater.testing.servers.clickhouse import VARIABLE
 from headwater.testing.servers.postgres import postgres_versions
 from tests import jvm, sampling
+from tests.shared import skip_without, starting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,9 +82,16 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
-    session = local_session("tests", **{"spark.master": "local[2,4]"}, **interpreted)
+    with starting("Spark"):
+        session = local_session("tests", **{"spark.master": "local[2,4]"}, **interpreted)
     yield session
     session.stop()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Report once that Spark does not start: pytest would repeat the error for every test."""
+    if "spark" in getattr(item, "fixturenames", ()):
+        skip_without("Spark")
 
 
 @pytest.hookimpl(optionalhook=True)

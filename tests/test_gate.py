@@ -1,11 +1,14 @@
 """The gate is the same set of tests on every day and machine."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import shared
 from tests.affected import affected
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,3 +76,30 @@ def test_what_configures_the_tests_reaches_all_of_them() -> None:
     files = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/test_*.py"))
     for changed in ("pyproject.toml", "requirements.lock", "tests/conftest.py"):
         assert affected([changed]) == files
+
+
+def test_a_server_that_does_not_start_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared, "_FAILED", set[str]())
+    with pytest.raises(RuntimeError, match="port in use"), shared.starting("a server"):
+        raise RuntimeError("port in use")
+    with pytest.raises(pytest.skip.Exception, match="the first test"), shared.starting("a server"):
+        raise AssertionError("it was started again")
+    with shared.starting("another server"):
+        pass
+
+
+def test_a_session_that_does_not_start_is_reported_once(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-pno:cacheprovider", "tests/spark/test_numbers.py"],
+        cwd=ROOT,
+        env={**os.environ, "JAVA_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert 1 <= ran.stdout.count("JavaMissingError: [E5001]") <= 2  # the summary repeats it
+    assert re.search(r"\b1 error\b", ran.stdout)
+    assert re.search(r"SKIPPED \[\d+\].*: Spark did not start", ran.stdout)

@@ -17,6 +17,7 @@ from headwater.core.messages import Committed, RolledBack
 from headwater.dashboard import Dashboard
 from headwater.metrics import BatchFacts, Counts, StreamRecord
 from headwater.portal import Notice, NoticeKind
+from tests.shared import starting
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 FLAGS = [
@@ -100,11 +101,13 @@ def opened(streams: dict[str, StreamRecord], folder: Path) -> str:
     """Return the page as the browser has built it."""
     assert BROWSER is not None
     with Dashboard(0, streams=lambda: streams) as dashboard:
-        found = subprocess.run(
+        ran = subprocess.run(
             [BROWSER, *FLAGS, f"--user-data-dir={folder}", "--dump-dom", dashboard.url],
-            capture_output=True, text=True, timeout=120, check=True,
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
-    return found.stdout
+    with starting("Chromium"):
+        assert ran.returncode == 0, ran.stderr
+    return ran.stdout
 
 
 STATES = [empty, backfilling, following, forked, stalled, failed, stopped]

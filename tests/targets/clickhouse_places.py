@@ -13,6 +13,7 @@ from headwater.core import Batch, BlockCursor, BlockHeader, Head
 from headwater.targets import Delivery
 from headwater.targets.clickhouse import ClickHouseClient, ClickHouseTarget
 from headwater.testing.servers.clickhouse import VARIABLE, clickhouse_server
+from tests.shared import starting
 
 Rows = list[dict[str, Any]]
 
@@ -25,7 +26,8 @@ _MADE: dict[str, str] = {}  # databases that are there, and the test that asked 
 @cache
 def server() -> str:
     """Return the address of a server that runs as long as this process."""
-    return _SERVERS.enter_context(clickhouse_server()).rstrip("/")
+    with starting("ClickHouse"):
+        return _SERVERS.enter_context(clickhouse_server()).rstrip("/")
 
 
 def database() -> str:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from pyarrow import fs
 
 from headwater.testing.servers.process import ServerProcess, free_port
+from tests.shared import starting
 
 ACCESS_KEY, SECRET_KEY = "an-access-key-id", "a-secret-of-tests-0123456789"
 _numbers = count()
@@ -38,6 +39,11 @@ def s3_server() -> str:
     It has a process of its own: delta-rs waits for answers without letting other threads of Python
     run.
     """
+    with starting("the S3 server"):
+        return _started()
+
+
+def _started() -> str:
     port = free_port()
     folder = Path(mkdtemp(prefix="headwater-s3-"))
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]

@@ -14,6 +14,7 @@ from headwater.core import Batch, BlockCursor, BlockHeader, Head
 from headwater.targets import Delivery
 from headwater.targets.postgres import PostgresTarget
 from headwater.testing.servers.postgres import postgres_server, postgres_versions
+from tests.shared import starting
 
 NEWEST = postgres_versions()[0]
 OTHER = postgres_versions()[-1]
@@ -27,7 +28,8 @@ _NUMBERS = itertools.count(1)
 @cache
 def server(version: int = NEWEST) -> str:
     """Return the address of a server that runs as long as this process."""
-    return _SERVERS.enter_context(postgres_server(version))
+    with starting(f"PostgreSQL {version}"):
+        return _SERVERS.enter_context(postgres_server(version))
 
 
 @cache

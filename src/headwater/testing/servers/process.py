@@ -15,8 +15,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
+_CHANCE = SystemRandom()
 _GUARD = """
 import os, shutil, signal, sys, time
 parent, server, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -99,11 +101,16 @@ def run_as(user: tuple[int, int] | None) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port of 127.0.0.1 that nothing listens on now.
+
+    It is none of those that the system gives to connections: one could take it before the server
+    does, or while a server is down that is to come back at the same address.
+    """
+    while True:
+        port = _CHANCE.randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def remove(folder: Path) -> None:

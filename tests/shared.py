@@ -1,0 +1,31 @@
+"""What many tests need is started once, and a start that fails is reported once.
+
+The first test that needs it fails, with what the server has said, so the run is red. The others are
+skipped, with one line for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+_FAILED: set[str] = set()
+
+
+@contextmanager
+def starting(name: str) -> Iterator[None]:
+    """Start something in this block, unless its start has failed before in this process."""
+    skip_without(name)
+    try:
+        yield
+    except Exception:
+        _FAILED.add(name)
+        raise
+
+
+def skip_without(name: str) -> None:
+    """Skip the test that runs if the start of what it needs has failed."""
+    if name in _FAILED:
+        pytest.skip(f"{name} did not start: the first test that needed it says why")
