@@ -11,13 +11,9 @@ Point = TypeVar("Point")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Takes the first point, the last, and every `every`-th between them, beginning at `offset`.
-
-    The samples of `every` offsets in a row hold all points together.
-    """
+    """Takes the first point, the last, and every `every`-th between them."""
 
     every: int = 1
-    offset: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -26,14 +22,14 @@ class Sample:
 
     def of(self, points: Sequence[Point]) -> list[Point]:
         """Return the points to visit, in their order."""
-        ends = (0, len(points) - 1)
-        return [point for index, point in enumerate(points)
-                if index in ends or (index - self.offset) % self.every == 0]  # fmt: skip
+        last = len(points) - 1
+        return [
+            point for index, point in enumerate(points) if index == last or index % self.every == 0
+        ]
 
     def seeds(self, points: Sequence[Point]) -> list[Point]:
-        """Return every `every`-th point, at least one: for points that have no ends, as seeds."""
-        step = max(1, min(self.every, len(points)))
-        return list(points[self.offset % step :: step])
+        """Return the first point and every `every`-th after it: for points without an end."""
+        return list(points[:: self.every])
 
 
 WHOLE = Sample()
