@@ -13,9 +13,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from headwater import PortalLimits, StopRequested, evm, portal_stream
+from headwater import PortalLimits, StopRequested, create_target, evm, portal_stream
 from headwater.errors import MalformedLineError
 from headwater.pipeline import Committed, Event, RolledBack, Settled
+from headwater.stream.owned import Read
+from headwater.stream.view import describe
 from headwater.targets import duckdb_target
 from headwater.testing import Asked, DropAfter, GarbageLine, simulated_portal
 from tests.spark.whole_stream import run_to_head
@@ -81,6 +83,27 @@ def test_several_outputs_are_fetched_once_and_keep_their_own_ranges(
         assert [tuple(row.values()) for row in picked.to_pylist()] == [
             row for row in every if row[3] == token and 100 <= row[0] <= 200
         ]
+
+
+def test_rows_that_a_caller_reads_after_the_commit_are_counted(spark: SparkSession) -> None:
+    """Who owns the target reads a span when it is handed out: after its commit."""
+    delivered: list[int] = []
+
+    def write(read: Read) -> None:
+        delivered.extend(batch.data["transfers"].toArrow().num_rows for batch in read())
+
+    with simulated_portal(seed=6, blocks=300, finality_depth=10) as portal:
+        stream = portal_stream(
+            id="counted",
+            portal=portal.url,
+            outputs={"transfers": evm.events("erc20.Transfer", range=(0, 280))},
+            spark=spark,
+            far=20,
+        )
+        handle = stream.start(create_target(write=write))
+        assert handle.await_termination()
+        assert sum(delivered) == len(transfers(portal.chain, portal.chain.canonical(0, 280)))
+        assert f"{sum(delivered):,} rows in this run" in describe(handle.record)
 
 
 def test_an_error_of_a_task_is_the_coded_error_it_was_and_nothing_is_committed(

@@ -60,6 +60,7 @@ SAMPLE_S = 1.0
 STALL_S = 60.0  # that a database is away
 CONNECTION, DATABASE = "connection", "database"
 MANY = 10  # logs of another form, without a single row, that are told of
+UNREAD = 4  # committed batches whose rows may still be read, and counted
 NEAR = 20  # blocks behind the head up to which a stream counts as following it
 
 
@@ -94,6 +95,7 @@ class StreamRecord:
         self._clock = clock
         self._lock = Lock()
         self._pending: list[BatchFacts] = []
+        self._uncounted: list[BatchFacts] = []  # committed, and read by nobody yet
         self._blocks: deque[BlockSeen] = deque(maxlen=RECENT_BLOCKS)
         self._forks: deque[ForkSeen] = deque(maxlen=RECENT_FORKS)
         self._messages: deque[tuple[float, str]] = deque(maxlen=RECENT_MESSAGES)
@@ -135,6 +137,7 @@ class StreamRecord:
         with self._lock:
             self.state = event.state
             self._away_since = None
+            self._count_late()
             match event:
                 case Recovered():
                     self._say(f"resumed after block {event.state.number}" if event.state.cursor
@@ -226,6 +229,7 @@ class StreamRecord:
     def ended(self, error: BaseException | None = None, *, stopped: bool = False) -> None:
         """Note the end of a run."""
         with self._lock:
+            self._count_late()
             self._meters.running.labels(self.id).set(0)
             self.status = "failed" if error else "stopped" if stopped else "done"
             if error is not None:
@@ -339,36 +343,55 @@ class StreamRecord:
                 logger.warning("event.unlike id=%s %s", self.id, text)
 
     def _commit(self, event: Committed) -> None:
-        meters, held = self._meters, self._pending
-        self._pending = []
-        rows_of_all = 0
-        for facts in held:
-            counts = facts.counts() or Counts()
-            rows, size, skipped = counts.rows, counts.bytes, counts.skipped
-            self._note_unlike(counts)
-            rows_of_all += rows
-            meters.rows.labels(self.id).inc(rows)
-            meters.bytes.labels(self.id).inc(size)
-            meters.skipped.labels(self.id).inc(skipped)
-            meters.sqd_bytes.labels(self.id).inc(size)
-            meters.sqd_skipped.labels(self.id).inc(skipped)
-            meters.sqd_batch_blocks.labels(self.id).observe(facts.blocks)
-            meters.sqd_batch_bytes.labels(self.id).observe(size)
-            last = facts.last
+        meters = self._meters
+        for facts in self._pending:
+            counts = facts.counts()
+            if counts is None:
+                self._uncounted.append(facts)
+            else:
+                self._count(facts, counts)
+            last, rows = facts.last, None if counts is None else counts.rows
             self._blocks.append(
                 BlockSeen(last.number, last.hash, last.timestamp, rows, self._wall())
             )
             self.facts = facts
+        self._pending = []
         meters.blocks.labels(self.id).inc(event.blocks)
         meters.sqd_blocks.labels(self.id).inc(event.blocks)
         meters.commits.labels(self.id).inc()
         self._total_blocks += event.blocks
-        self._total_rows += rows_of_all
         self._profiles.append((self._wall(), self._spent))
         self._spent = {}
         lag = self.lag_blocks
         self.status = "following" if lag is not None and lag <= NEAR else "backfilling"
         self._heal(event.state.number)
+
+    def _count(self, facts: BatchFacts, counts: Counts) -> None:
+        """Count the rows of a committed batch."""
+        meters, rows, size, skipped = self._meters, counts.rows, counts.bytes, counts.skipped
+        self._note_unlike(counts)
+        self._total_rows += rows
+        meters.rows.labels(self.id).inc(rows)
+        meters.bytes.labels(self.id).inc(size)
+        meters.skipped.labels(self.id).inc(skipped)
+        meters.sqd_bytes.labels(self.id).inc(size)
+        meters.sqd_skipped.labels(self.id).inc(skipped)
+        meters.sqd_batch_blocks.labels(self.id).observe(facts.blocks)
+        meters.sqd_batch_bytes.labels(self.id).observe(size)
+
+    def _count_late(self) -> None:
+        """Count batches that were read after their commit: whoever iterates reads them then.
+
+        Of those that nobody reads the last few are remembered.
+        """
+        unread = []
+        for facts in self._uncounted:
+            counts = facts.counts()
+            if counts is None:
+                unread.append(facts)
+            else:
+                self._count(facts, counts)
+        self._uncounted = unread[-UNREAD:]
 
     def _heal(self, number: int) -> None:
         """Note that the stream is as far again as before its last forks."""
