@@ -429,13 +429,18 @@ def test_a_fork_callback_that_insists_on_the_present_cursor_is_asked_slowly_and_
 
 
 def test_a_fork_without_a_callback_is_a_coded_error(portal: PortalServer) -> None:
+    orphaned = portal.chain.head.cursor
+
     def write(read: Any) -> None:
         for batch in read(None):
-            if batch.ctx.stream.state.current == portal.chain.head.cursor:
+            if batch.ctx.stream.state.current == orphaned:
                 portal.fork(2)
 
-    with pytest.raises(ForkHandlerMissingError, match="E1001"):
+    with pytest.raises(ForkHandlerMissingError, match="E1001") as raised:
         stream_of(portal).pipe_to(create_target(write=write))
+    assert f"delivered={orphaned}" in str(raised.value)
+    canonical = {block.cursor for block in portal.chain.canonical()}
+    assert raised.value.facts["portal_has"] in canonical
 
 
 def test_plain_iteration_reads_final_blocks_from_the_beginning_every_time(
@@ -471,8 +476,8 @@ def test_the_context_tells_where_the_stream_stands(portal: PortalServer) -> None
 # --- bad input ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stream_id", ["", "   ", None, 7])
-def test_a_stream_without_an_id_is_refused(stream_id: Any) -> None:
+@pytest.mark.parametrize("stream_id", ["", "   ", None, 7, ".", "..", "a\0b", "a\n"])
+def test_a_stream_without_a_usable_id_is_refused(stream_id: Any) -> None:
     with pytest.raises(StreamIdError, match="E0001"):
         portal_stream(
             id=stream_id, portal="http://x/y", outputs={"t": evm.events("erc20.Transfer")}

@@ -28,8 +28,9 @@ import pyarrow.compute as pc
 
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState, hot_cursors
 from headwater.core.state import newest_at_or_below
-from headwater.errors import ForkCursorMissingError, InvalidOptionError, MicroBatchOrderError
+from headwater.errors import ForkCursorMissingError, MicroBatchOrderError
 from headwater.spark.streaming.changelog_rows import CHANGE_COLUMNS, block_hash, number_column
+from headwater.stream.owned import check_id
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable, Target, prepared
 
 if TYPE_CHECKING:
@@ -243,10 +244,9 @@ def foreach_batch(target: Target[Delivery], *, id: str, output: str = "rows") ->
             source, without those of the changelog.
 
     Raises:
-        InvalidOptionError: the id is empty.
+        StreamIdError: the id is empty, or names no file or folder.
     """
-    if not id:
-        raise InvalidOptionError("a stream needs an id", got=id)
+    check_id(id)
     return ForeachBatch(target, id, output)
 
 

@@ -27,6 +27,7 @@ from headwater.errors import (
     ForkCursorMissingError,
     ForkHandlerMissingError,
     InvalidOptionError,
+    StreamIdError,
 )
 from headwater.stream.context import StreamBatch
 from headwater.targets.contract import Capabilities, Delivery
@@ -79,6 +80,17 @@ def check_target(target: object) -> None:
     for name in _CONTRACT:
         if name != "capabilities":  # a property, or a plain attribute
             check_callable(f"{type(target).__name__}.{name}", getattr(target, name), "a method")
+
+
+def check_id(stream_id: object) -> None:
+    """Refuse what cannot be the key of stored state, in any target."""
+    if not isinstance(stream_id, str) or not stream_id.strip():
+        raise StreamIdError("a stream needs an id", got=repr(stream_id))
+    if stream_id in (".", "..") or any(ord(character) < 32 for character in stream_id):
+        raise StreamIdError(
+            "an id names rows, files and folders: it has no control characters, and is not . or ..",
+            got=repr(stream_id),
+        )
 
 
 def check_cursor(cursor: object) -> None:
@@ -137,10 +149,15 @@ class AskUser:
         that names the present cursor waits for the portal to agree with it again; that
         is tried as often as a replica is waited for.
         """
-        if self._on_fork is None:
-            raise ForkHandlerMissingError("the chain forked", cursor=state.cursor)
         if not previous_blocks:
             raise EmptyForkSampleError("the portal sent a fork without previousBlocks")
+        if self._on_fork is None:
+            raise ForkHandlerMissingError(
+                "the chain forked: the stream has delivered a block that is not on the portal's "
+                "chain any more",
+                delivered=state.cursor,
+                portal_has=max(previous_blocks, key=lambda block: block.number),
+            )
         if patient and state.cursor and contradicting_block(state, previous_blocks):
             return ForkResolution(state.cursor, ForkRule.WAIT), state
         ordered = sorted(previous_blocks, key=lambda block: block.number)

@@ -27,7 +27,7 @@ from headwater.dashboard.note import leave_note
 from headwater.effects import Subscription
 from headwater.effects.courier import Deliver
 from headwater.effects.outbox import RETRY
-from headwater.errors import InvalidOptionError, PipelineFileError, StreamIdError
+from headwater.errors import InvalidOptionError, PipelineFileError
 from headwater.metrics import REGISTRY, StreamRecord, TimedTarget
 from headwater.pipeline import Committed, Event, Pipeline, Recovered
 from headwater.portal import RetryPolicy
@@ -42,6 +42,7 @@ from headwater.stream.owned import (
     OnFork,
     OwnedTarget,
     check_cursor,
+    check_id,
     check_target,
 )
 from headwater.stream.run import Opening, Run
@@ -243,8 +244,7 @@ def check_stream(
     id: object, flush: object, flush_backfill: object, undo_buffer: object, rollback_cap: object
 ) -> FlushRules:
     """Refuse options that no stream can have; return the rules of flushing."""
-    if not isinstance(id, str) or not id.strip():
-        raise StreamIdError("a stream needs an id", got=repr(id))
+    check_id(id)
     for rule in (flush, flush_backfill):
         if rule is not None and not isinstance(rule, Flush):
             raise InvalidOptionError("flush rules are Flush(blocks=…)", got=repr(rule))

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from headwater import foreach_batch
 from headwater.changes.model import FIELDS_TYPE
 from headwater.core import Batch, BlockCursor, BlockHeader, PipeState
-from headwater.errors import ForkCursorMissingError, InvalidOptionError, MicroBatchOrderError
+from headwater.errors import ForkCursorMissingError, MicroBatchOrderError, StreamIdError
 from headwater.spark.frames import spark_schema
 from headwater.spark.streaming.changelog_rows import changelog_schema
 from headwater.stream import micro_batches
@@ -278,5 +278,5 @@ def test_nested_columns_that_are_null_reach_the_target(spark: SparkSession, fina
 
 
 def test_an_id_is_needed() -> None:
-    with pytest.raises(InvalidOptionError):
+    with pytest.raises(StreamIdError):
         foreach_batch(MemoryTarget(), id="")
