@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+from psycopg.errors import DuplicateSchema, DuplicateTable, UniqueViolation
 
 from headwater.targets.postgres.dialect import POSTGRES
 from headwater.targets.postgres.layout import Layout, read_layout
 from headwater.targets.postgres.session import Session
+from headwater.targets.postgres.transactions import TryAgain
 from headwater.targets.postgres.triggers import Tracked, Triggers
 from headwater.targets.sql.catalog import Catalog, Undo
 from headwater.targets.sql.settings import Table
@@ -137,6 +139,15 @@ class PostgresCatalog(Catalog[Session, Layout]):
             self.build(layout)
 
     # --- what PostgreSQL does in its own way ------------------------------------------------------
+
+    def create_table(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> None:
+        """Create a table; where another stream has just done so, look at it instead."""
+        try:
+            super().create_table(declared, schema, key)
+        except (DuplicateTable, DuplicateSchema, UniqueViolation) as error:
+            if isinstance(error, UniqueViolation) and error.diag.schema_name != "pg_catalog":
+                raise
+            raise TryAgain(f"{declared.name} was created meanwhile") from error
 
     def _undo(self, declared: Table, key: Sequence[str], folded: Iterable[str]) -> Undo:
         """Keep images also of an append-only table that the Pipes SDK tracks: it knows no other."""

@@ -157,17 +157,19 @@ class Triggers:
             "WHERE p.pronargs = 0 AND p.proname = ANY($1)",
             [[name.name for name in wanted]],
         )
-        held: dict[QualifiedName, str] = {
+        bodies: dict[QualifiedName, str] = {
             TableName(schema, name): text for schema, name, text in rows
         }
+        changed = {name: body for name, body in wanted.items() if bodies.get(name) != body}
+        if self._refuse in changed:  # all streams share it, and the first ones may start together
+            self.take_turn()
         return [
             compose(
                 "CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS {body}",
                 name=name,
                 body=literal(body),
             )
-            for name, body in wanted.items()
-            if held.get(name) != body
+            for name, body in changed.items()
         ]
 
     def _replace_foreign(self, relation: QualifiedName) -> None:

@@ -1,0 +1,87 @@
+"""Several streams that start in an empty place at one moment: what they share is made once."""
+
+from collections.abc import Callable
+from threading import Barrier
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headwater import clickhouse_target, evm, portal_stream, postgres_target
+from headwater.targets import postgres
+from headwater.targets.postgres import PostgresSettings
+from headwater.testing import simulated_portal
+from tests.targets import clickhouse_places, postgres_places
+
+STREAMS = 8
+Make = Callable[[str, str], Any]
+
+
+def into_postgres(place: str, name: str) -> Any:
+    """Return a target whose table is tracked, with its state in a schema that is not there yet."""
+    keyed = postgres.table(name, key=("block_number", "log_index"), append_only=False)
+    return postgres_target(
+        place,
+        tables=[keyed],
+        on_data=lambda tx, data: tx.upsert(name, data[name]),
+        settings=PostgresSettings(schema="state"),
+    )
+
+
+def into_one_table(place: str, name: str) -> Any:
+    """Return a target that creates a table, in a schema of its own, which the others write too."""
+    key = ("stream", "block_number", "log_index")
+
+    def write(tx: Any, data: Any) -> None:
+        rows = data[name].toArrow()
+        rows = rows.append_column("stream", pa.array([name] * rows.num_rows, pa.string()))
+        tx.upsert("chain.all", rows)
+
+    return postgres_target(
+        place,
+        tables=[postgres.table("chain.all", key=key, append_only=False)],
+        on_data=write,
+    )
+
+
+def into_clickhouse(place: str, name: str) -> Any:
+    return clickhouse_target(place)
+
+
+@pytest.mark.parametrize(
+    ("database", "make"),
+    [
+        (postgres_places.database, into_postgres),
+        (postgres_places.database, into_one_table),
+        (clickhouse_places.database, into_clickhouse),
+    ],
+    ids=["postgres", "postgres-one-table", "clickhouse"],
+)
+def test_eight_first_starts_at_one_moment(database: Callable[[], str], make: Make) -> None:
+    place, together = database(), Barrier(STREAMS)
+    with simulated_portal(seed=3, blocks=12, finality_depth=6) as portal:
+        handles = []
+        for number in range(STREAMS):
+            target = make(place, f"t{number}")
+            target.recover = _after(together, target.recover)
+            target.commit = _after(together, target.commit)
+            transfers = evm.events("erc20.Transfer", range=(0, 11))
+            stream = portal_stream(
+                id=f"s{number}", portal=portal.url, outputs={f"t{number}": transfers}
+            )
+            handles.append(stream.start(target))
+        for handle in handles:
+            assert handle.await_termination()
+            assert handle.record.state.number == 11
+
+
+def _after(together: Barrier, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call that waits the first time until all streams are about to make it."""
+    first = iter([together.wait])
+
+    def wait_and_call(*arguments: Any) -> Any:
+        for wait in first:
+            wait(300)
+        return call(*arguments)
+
+    return wait_and_call
