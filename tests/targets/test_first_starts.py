@@ -1,6 +1,7 @@
 """Several streams that start in an empty place at one moment: what they share is made once."""
 
 from collections.abc import Callable
+from pathlib import Path
 from threading import Barrier
 from typing import Any
 
@@ -8,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headwater import clickhouse_target, evm, portal_stream, postgres_target
-from headwater.targets import postgres
+from headwater.targets import delta_target, iceberg_target, parquet_target, postgres
 from headwater.targets.postgres import PostgresSettings
 from headwater.testing import simulated_portal
 from tests.targets import clickhouse_places, postgres_places
@@ -48,17 +49,34 @@ def into_clickhouse(place: str, name: str) -> Any:
     return clickhouse_target(place)
 
 
+def into_iceberg(place: str, name: str) -> Any:
+    return iceberg_target(place, tables=[name])
+
+
+def into_delta(place: str, name: str) -> Any:
+    return delta_target(place, tables=[name])
+
+
+def into_parquet(place: str, name: str) -> Any:
+    return parquet_target(place)
+
+
 @pytest.mark.parametrize(
     ("database", "make"),
     [
         (postgres_places.database, into_postgres),
         (postgres_places.database, into_one_table),
         (clickhouse_places.database, into_clickhouse),
+        (None, into_iceberg),
+        (None, into_delta),
+        (None, into_parquet),
     ],
-    ids=["postgres", "postgres-one-table", "clickhouse"],
+    ids=["postgres", "postgres-one-table", "clickhouse", "iceberg", "delta", "parquet"],
 )
-def test_eight_first_starts_at_one_moment(database: Callable[[], str], make: Make) -> None:
-    place, together = database(), Barrier(STREAMS)
+def test_eight_first_starts_at_one_moment(
+    database: Callable[[], str] | None, make: Make, tmp_path: Path
+) -> None:
+    place, together = database() if database else str(tmp_path), Barrier(STREAMS)
     with simulated_portal(seed=3, blocks=12, finality_depth=6) as portal:
         handles = []
         for number in range(STREAMS):

@@ -181,15 +181,29 @@ class CatalogName:
                     "no Iceberg catalog and no Delta table is there", path=self.shown
                 )
         try:
-            return load_catalog(self.name, **properties)
+            try:
+                return load_catalog(self.name, **properties)
+            except Exception:
+                if properties.get("type") != "sql":
+                    raise
+                return load_catalog(self.name, **properties)  # another start has made its tables
         except Exception as error:  # noqa: BLE001 - of drivers, networks and pyiceberg itself
             raise LakePathError(
                 "the catalog cannot be loaded", catalog=self.shown, reason=type(error).__name__
             ) from None
 
 
+def create_namespace(catalog: Any, namespace: str) -> None:
+    """Create a namespace if it is not there; another stream may do so at the same moment."""
+    try:
+        catalog.create_namespace_if_not_exists(namespace)
+    except Exception:
+        if not catalog.namespace_exists(namespace):
+            raise
+
+
 def _catalog_file(directory: Path) -> str:
-    return f"sqlite:///{directory / 'catalog.db'}"
+    return f"sqlite:///{directory / 'catalog.db'}?timeout=60"  # seconds, while others write
 
 
 def _has_catalog(directory: Path) -> bool:

@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import NestedField, StringType
 
 from headwater.errors import LakeWriterError
+from headwater.targets.iceberg.settings import create_namespace
 from headwater.targets.iceberg.snapshots import TableChange, properties_of
 from headwater.targets.iceberg.tables import PROPERTIES, place_of
 from headwater.targets.lake.files import slug
@@ -106,7 +107,7 @@ class StateTable:
         return place_of(self.table)
 
     def _create(self) -> None:
-        self._catalog.create_namespace_if_not_exists(self._namespace)
+        create_namespace(self._catalog, self._namespace)
         try:
             self._table = self._catalog.create_table(
                 self.name,

@@ -39,7 +39,7 @@ from headwater.targets.iceberg.partitions import (
     partition_record,
     partition_spec,
 )
-from headwater.targets.iceberg.settings import Table
+from headwater.targets.iceberg.settings import Table, create_namespace
 from headwater.targets.iceberg.snapshots import (
     TableChange,
     ancestors,
@@ -300,7 +300,7 @@ class StreamTables:
             return  # it is not of this stream, which then has none of this name
         if self._catalog.table_exists(after):
             raise EvolveError("a table of the new name is there already", old=before, new=after)
-        self._catalog.create_namespace_if_not_exists(after.rpartition(".")[0])
+        create_namespace(self._catalog, after.rpartition(".")[0])
         try:
             self._catalog.rename_table(before, after)
         except NotImplementedError:
@@ -316,7 +316,7 @@ class StreamTables:
         declared = self.declared[name]
         schema = iceberg_schema(lake_schema(frame))
         identifier = self.identifier(name)
-        self._catalog.create_namespace_if_not_exists(identifier.rpartition(".")[0])
+        create_namespace(self._catalog, identifier.rpartition(".")[0])
         try:
             stored = self._catalog.create_table(
                 identifier,
