@@ -6,7 +6,6 @@ from headwater.metrics.record import (
     Stage,
     Status,
     StreamRecord,
-    TimedTarget,
     announce,
     records,
 )
@@ -19,7 +18,6 @@ __all__ = [
     "Stage",
     "Status",
     "StreamRecord",
-    "TimedTarget",
     "announce",
     "instruments",
     "records",

@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from threading import Lock
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 
-from headwater.core import AtHead, Batch, Blocks, Head, PipeState, RangeEnd, Span
+from headwater.core import AtHead, Blocks, Head, PipeState, RangeEnd, Span
 from headwater.core.messages import (
     Committed,
     Discarded,
@@ -42,10 +42,8 @@ from headwater.metrics.facts import (
 )
 from headwater.metrics.instruments import REGISTRY, instruments
 from headwater.portal import Notice, NoticeKind
-from headwater.targets.contract import Capabilities, Target
 
 logger = logging.getLogger("headwater.stream")
-Data = TypeVar("Data")
 Status = Literal[
     "starting", "backfilling", "following", "waiting", "stalled", "stopped", "failed", "done"
 ]
@@ -480,39 +478,3 @@ def announce(record: StreamRecord) -> None:
 def records() -> dict[str, StreamRecord]:
     """Return the records of the streams of this process, by their ids."""
     return dict(_records)
-
-
-class TimedTarget(Generic[Data]):
-    """A target whose calls are timed. The loop's own view of it: all else asks the target."""
-
-    def __init__(self, target: Target[Data], record: StreamRecord) -> None:
-        self._target = target
-        self._record = record
-
-    @property
-    def capabilities(self) -> Capabilities[Data]:
-        """What the target can do."""
-        return self._target.capabilities
-
-    def bind(self, stream_id: str) -> None:
-        """Give the target its stream's id."""
-        self._target.bind(stream_id)
-
-    def recover(self) -> PipeState:
-        """Return the last committed state."""
-        with self._record.stage("recover"):
-            return self._target.recover()
-
-    def commit(self, batches: Sequence[Batch[Data]], state: PipeState) -> None:
-        """Commit batches and state together."""
-        with self._record.stage("commit"):
-            self._target.commit(batches, state)
-
-    def roll_back(self, state: PipeState) -> None:
-        """Undo everything above a state."""
-        with self._record.stage("roll_back"):
-            self._target.roll_back(state)
-
-    def close(self) -> None:
-        """Close the target."""
-        self._target.close()

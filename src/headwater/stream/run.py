@@ -36,7 +36,7 @@ from headwater.stream.context import BatchContext, Progress, StartInfo
 from headwater.stream.extensions import Extension, Extensions, stop_all
 from headwater.stream.handle import Interrupt
 from headwater.stream.owned import AskUser
-from headwater.targets.contract import Delivery, Target
+from headwater.targets.contract import Capabilities, Delivery, Target
 from headwater.targets.patience import WaitsForServer
 
 if TYPE_CHECKING:
@@ -299,3 +299,39 @@ def _facts(batch: Batch[Delivery]) -> BatchFacts:
             if isinstance(frame, Frame)  # another frame would run a Spark job
         },
     )
+
+
+class TimedTarget:
+    """A target whose calls are timed. The loop's own view of it: all else asks the target."""
+
+    def __init__(self, target: Target[Delivery], record: StreamRecord) -> None:
+        self._target = target
+        self._record = record
+
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        """What the target can do."""
+        return self._target.capabilities
+
+    def bind(self, stream_id: str) -> None:
+        """Give the target its stream's id."""
+        self._target.bind(stream_id)
+
+    def recover(self) -> PipeState:
+        """Return the last committed state."""
+        with self._record.stage("recover"):
+            return self._target.recover()
+
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        """Commit batches and state together."""
+        with self._record.stage("commit"):
+            self._target.commit(batches, state)
+
+    def roll_back(self, state: PipeState) -> None:
+        """Undo everything above a state."""
+        with self._record.stage("roll_back"):
+            self._target.roll_back(state)
+
+    def close(self) -> None:
+        """Close the target."""
+        self._target.close()

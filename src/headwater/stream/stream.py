@@ -28,7 +28,7 @@ from headwater.effects import Subscription
 from headwater.effects.courier import Deliver
 from headwater.effects.outbox import RETRY
 from headwater.errors import InvalidOptionError, PipelineFileError
-from headwater.metrics import REGISTRY, StreamRecord, TimedTarget
+from headwater.metrics import REGISTRY, StreamRecord
 from headwater.pipeline import Committed, Event, Pipeline, Recovered
 from headwater.portal import RetryPolicy
 from headwater.spark.executors import coded_failures
@@ -45,7 +45,7 @@ from headwater.stream.owned import (
     check_id,
     check_target,
 )
-from headwater.stream.run import Opening, Run
+from headwater.stream.run import Opening, Run, TimedTarget
 from headwater.stream.transformer import Step, Transform, Transformer
 from headwater.stream.view import ProgressView
 from headwater.targets.contract import Delivery, Target
