@@ -16,6 +16,7 @@ from headwater.decode import evm
 from headwater.errors import (
     ClickHouseBlockColumnError,
     ClickHouseConnectionError,
+    ClickHouseDatabaseError,
     ClickHouseMaxRowsError,
     ClickHouseRowsError,
     ClickHouseServerError,
@@ -906,6 +907,72 @@ def test_two_streams_share_tables_and_state(make: Make) -> None:
     two.fork(3)
     one.block(3, {"t": frame(3, "one other")})
     assert sorted(values(one)) == sorted([*expected[:-1], "one other"])
+
+
+def test_a_running_stream_leaves_a_table_alone_that_another_has_made(make: Make) -> None:
+    """It has declared the table, too, but had no row for it yet."""
+    running = make("t", "u")
+    for number in (1, 2, 3):
+        running.block(number, {"t": frame(number, "a")})
+    other = make("u", id="other")
+    for number in (1, 2, 3):
+        other.block(number, {"u": frame(number, "b")})
+    with pytest.raises(ClickHouseSharedTableError, match="another stream"):
+        running.fork(2)
+    assert values(other, "u_live") == ["b"] * 3
+    other.target.close()
+    assert make("u", id="other").state.cursor == BlockCursor(3, "h3", 3)
+    running.target.close()
+    resumed = make("t")
+    assert resumed.state.cursor == BlockCursor(2, "h2", 2)
+    assert values(resumed) == ["a"] * 2
+
+
+def test_of_two_streams_that_take_a_table_at_one_moment_the_first_has_it(make: Make) -> None:
+    slow, quick = make("t", id="slow"), make("t", id="quick")
+
+    def overtake(sql: str) -> None:
+        if "INSERT INTO" in sql and "`sync__tables`" in sql:
+            slow.target.on_statement = None
+            quick.block(1, {"t": frame(1, "quick")})
+
+    slow.target.on_statement = overtake
+    with pytest.raises(ClickHouseSharedTableError, match="another stream"):
+        slow.block(1, {"t": frame(1, "slow")})
+    assert values(quick) == ["quick"]
+    quick.target.close()
+    assert make("t", id="quick").state.cursor == BlockCursor(1, "h1", 1)
+
+
+def test_a_database_that_is_not_there_is_refused(url: str) -> None:
+    mistyped = url.replace("/place_", "/palce_")
+    for target in (
+        clickhouse_target(mistyped),
+        clickhouse_target(url, settings=ClickHouseSettings(database="nowhere")),
+    ):
+        target.bind("s")
+        with pytest.raises(ClickHouseDatabaseError, match=r"^\[E2018\].*nothing was created"):
+            target.recover()
+    assert "nowhere" not in ClickHouseClient(url).databases()
+    assert not any(name.startswith("palce") for name in ClickHouseClient(url).databases())
+
+
+def test_an_order_that_names_the_block_is_taken_as_it_is(make: Make) -> None:
+    address_first = ["address", "block_number", "log_index"]
+    s = make(table("t", order_by=address_first), table("u", order_by=["address", "log_index"]))
+    rows = frame(1, "a").append_column("address", pa.array(["0x1"]))
+    s.block(1, {"t": rows, "u": rows})
+    s.block(2, {"t": rows.set_column(0, "block_number", pa.array([2], pa.int64()))})
+    s.fork(1)
+    assert values(s) == ["a"]
+    keys = s.rows(
+        "SELECT sorting_key AS key FROM system.tables "
+        "WHERE name IN ('t', 'u') AND database = currentDatabase() ORDER BY name"
+    )
+    assert [row["key"] for row in keys] == [
+        "address, block_number, log_index",
+        "block_number, address, log_index",
+    ]
 
 
 def test_tables_whose_rows_cannot_be_told_apart_are_refused(make: Make) -> None:

@@ -24,7 +24,7 @@ from headwater.targets.contract import SideTable
 from headwater.targets.schema_file import SchemaFile, TableSchema
 from headwater.targets.sql.tokens import CLICKHOUSE
 from tests.sampling import every
-from tests.targets.clickhouse_places import Stream, database
+from tests.targets.clickhouse_places import Stream, admin, database
 
 NOTES = SideTable("notes", pa.schema([("block_number", pa.int64()), ("ordinal", pa.int64())]))
 TABLES = [table("own"), table("both", stream_column="stream")]
@@ -378,6 +378,7 @@ def test_every_engine_is_named_and_undone_in_its_own_way() -> None:
 def test_the_state_may_be_kept_elsewhere() -> None:
     url = database()
     where = url.split("/")[-1].split("?")[0] + "_state"
+    admin(f"CREATE DATABASE {where}")
     settings = ClickHouseSettings(id="one", database=where, table="mine")
     s = Stream(
         clickhouse_target(url, tables=[table("own")], on_data=insert, settings=settings), url

@@ -234,6 +234,7 @@ def test_state_may_be_kept_elsewhere_and_without_finality(
     s = resume(url, targets, table="pipes sync")
     assert s.state == PipeState(cursor(7), None, (cursor(7),))
     elsewhere = f"{s.client.database}_other"
+    s.sql(f"CREATE DATABASE {elsewhere}")
     with_state = resume(url, targets, bind="new", database=elsewhere)
     assert with_state.state == PipeState()
     assert s.rows(f"SELECT count() AS n FROM {elsewhere}.sync") == [{"n": 0}]

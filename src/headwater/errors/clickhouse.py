@@ -119,3 +119,12 @@ class ClickHouseDiskFullError(
     retryable=True,
 ):
     """The server's disks stayed full for all attempts at a statement."""
+
+
+class ClickHouseDatabaseError(
+    TargetError,
+    code="E2018",
+    fix="correct the name in the address or in ClickHouseSettings(database=...); a new database is "
+    "created by CREATE DATABASE or by headwater setup",
+):
+    """The database that the stream is to write is not there: its name may be mistyped."""

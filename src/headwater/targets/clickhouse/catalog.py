@@ -156,16 +156,7 @@ class Catalog:
             self._lease.check()
             drop_view(self._client, before)
             self._client.run(compose("RENAME TABLE <old> TO <new>", old=old, new=new))
-        self._client.run(
-            compose(
-                "DELETE FROM <all> WHERE id = {id:String} AND database = {database:String} "
-                "AND name = {name:String} AND <condition>",
-                all=self._registry,
-                condition=self._lease.condition,
-            ),
-            {"id": self._id, "database": old.database, "name": old.name},
-            settings=DELETED,
-        )
+        self._withdraw(old)
         self._declared.pop(old, None)
         self.forget()
         self.admitted(new)
@@ -270,26 +261,41 @@ class Catalog:
             self._layouts[name] = layout
 
     def _check_owner(self, name: TableName, layout: Layout) -> None:
-        """Refuse a table in which rows of others could be removed; note it otherwise."""
-        owners = {
-            one["id"]: one["stream_column"]
-            for one in self._registered()
-            if (one["database"], one["name"]) == (name.database, name.name)
-        }
-        others = [one for one in owners if one != self._id]
-        own = layout.stream_column or ""
-        if others and (not own or any(owners[one] != own for one in others)):
-            raise ClickHouseSharedTableError(
-                "another stream writes this table too", table=name, streams=sorted(others)
-            )
-        if self._id in owners:
+        """Refuse a table in which rows of others could be removed; note it otherwise.
+
+        Another stream may note it at any time, so the list is read again, and once more after our
+        own note: of two that note a table at one moment both see the other.
+        """
+        if self._refuse_others(name, layout):
             return
+        own = layout.stream_column or ""
         if not self.resumed and not own and self.holds_rows(layout):
             self._lease.check()  # they may be those of a writer that has taken over
             raise ClickHouseSharedTableError(
                 "the table holds rows, but the stream has not committed any", table=name
             )
         self._note(name, layout)
+        try:
+            self._refuse_others(name, layout)
+        except ClickHouseSharedTableError:
+            self._withdraw(name)
+            raise
+
+    def _refuse_others(self, name: TableName, layout: Layout) -> bool:
+        """Refuse a table that another stream writes; tell whether this stream has noted it."""
+        self._written = None
+        owners = {
+            row["id"]: row["stream_column"]
+            for row in self._registered()
+            if (row["database"], row["name"]) == (name.database, name.name)
+        }
+        own = layout.stream_column or ""
+        others = sorted(owners.keys() - {self._id})
+        if others and (not own or any(owners[stream] != own for stream in others)):
+            raise ClickHouseSharedTableError(
+                "another stream writes this table too", table=name, streams=others
+            )
+        return self._id in owners
 
     def _note(self, name: TableName, layout: Layout) -> None:
         """Note that the stream writes a table."""
@@ -308,6 +314,20 @@ class Catalog:
                 "block": layout.block_column,
                 "stream": layout.stream_column or "",
             },
+        )
+        self._written = None
+
+    def _withdraw(self, name: TableName) -> None:
+        """Forget that the stream writes a table."""
+        self._client.run(
+            compose(
+                "DELETE FROM <all> WHERE id = {id:String} AND database = {database:String} "
+                "AND name = {name:String} AND <condition>",
+                all=self._registry,
+                condition=self._lease.condition,
+            ),
+            {"id": self._id, "database": name.database, "name": name.name},
+            settings=DELETED,
         )
         self._written = None
 

@@ -233,7 +233,7 @@ def create_table(
     lines = [f"{quote(column)} {kind}" for column, kind in kinds.items()]
     lines.append(f"INDEX {INDEX} {quote(declared.block_column)} TYPE minmax GRANULARITY 1")
     partition = f"PARTITION BY {declared.partition_by} " if declared.partition_by else ""
-    begin = order[: 1 + bool(declared.stream_column)]
+    begin = order[: order.index(declared.block_column) + 1]
     client.run(
         f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(lines)}) "
         f"ENGINE = {declared.engine}({columns(marks)}) {partition}"
@@ -337,9 +337,13 @@ def create_index(client: ClickHouseClient, layout: Layout) -> None:
 
 
 def _order(declared: Table, schema: pa.Schema) -> list[str]:
-    """Return the sorting key: the stream, the block, then what tells the rows of a block apart."""
+    """Return the sorting key: the stream, the block, then what tells the rows of a block apart.
+
+    An order that names the block itself is taken as it is.
+    """
     begin = [declared.stream_column] if declared.stream_column else []
-    begin.append(declared.block_column)
+    if declared.block_column not in declared.order_by:
+        begin.append(declared.block_column)
     if declared.order_by:
         rest = list(declared.order_by)
     elif _COMPLETE.intersection(schema.names):

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from headwater.core import Batch, BlockCursor, BlockRange, PipeState
 from headwater.core.callbacks import NamedCallback
 from headwater.errors import (
     ClickHouseConnectionError,
+    ClickHouseDatabaseError,
     EvolveError,
     RollbackHandlerMissingError,
     StateMissingError,
@@ -338,8 +340,13 @@ class ClickHouseTarget(DatabaseTarget):
             settlements.name: lambda: self._own_rows.create(()),
         }
         there = client.existing(sync.database, creates)
-        if not there:
-            client.create_database(sync.database)
+        for database in {} if there else {client.database, sync.database}:
+            if database not in (known := client.databases()):
+                raise ClickHouseDatabaseError(
+                    "there is no such database; nothing was created",
+                    database=database,
+                    nearest=", ".join(get_close_matches(database, known)) or "none",
+                )
         for name, create in creates.items():
             if name not in there:
                 create()
