@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headwater.targets import Capabilities
 from headwater.testing.conformance import OwnedTargetConformance, TargetConformance
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -31,6 +33,12 @@ def test_the_programs_of_the_guide_run_and_pass_the_suites(tmp_path: Path) -> No
         assert ran.returncode == 0, ran.stdout + ran.stderr
         assert "skipped" not in ran.stdout
     assert ran.stdout.strip() in PAGE
+
+
+def test_the_guide_says_what_every_capability_is() -> None:
+    table = PAGE.split("### What a target can do beyond that")[1].split("\n## ")[0]
+    named = re.findall(r"^\| `(\w+)` \| \S.+ \|$", table, re.MULTILINE)
+    assert named == [field.name for field in dataclasses.fields(Capabilities)]
 
 
 def test_the_guide_says_of_every_check_what_it_proves() -> None:
