@@ -228,7 +228,7 @@ class HeadWatch:
 
 
 def _table_name(event: str) -> str:
-    """Return `transfers` for `erc20.Transfer`, `swaps` for `Swap(…)`."""
+    """Return `transfers` for `erc20.Transfer`: the event's own name, as a plural."""
     name = parse_event(event).name
     return name[:1].lower() + name[1:] + "s"
 

@@ -108,7 +108,8 @@ def build_file(
     syntax: str = "proto3",
 ) -> bytes:
     """Return a file of types. Messages are written as `describe` reads them; types of the same
-    package begin with a dot. `options` are serialized options, by `Message` or `Message.field`.
+    package begin with a dot. `options` are serialized options, by the name of a message, or that
+    of a message and that of its field with a dot between.
     """
     file = descriptor_pb2.FileDescriptorProto(
         name=name, package=package, syntax=syntax, dependency=imports

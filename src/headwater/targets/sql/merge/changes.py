@@ -1,9 +1,9 @@
 """Folded changes as wide frames: one row per key, one column per table column and step.
 
 A frame has `place` (the order), `block`, `kind`, the key as `key_0`, `key_1`, …, and for column
-number i of the table up to six columns: `set_i` the value that is set, `given_i` whether it is set
-at all, `fill_i` the value that fills a null, `add_i` what is added, `raise_i` what it is raised to,
-`lower_i` what it is lowered to. One statement over such a frame applies any mixture of changes.
+number i of the table up to six columns: `set_<i>` the value that is set, `given_<i>` whether it is
+set at all, `fill_<i>` the value that fills a null, `add_<i>` what is added, `raise_<i>` what it is
+raised to, `lower_<i>` what it is lowered to. One statement over such a frame applies any mixture.
 """
 
 from __future__ import annotations
