@@ -957,6 +957,22 @@ def test_a_database_that_is_not_there_is_refused(url: str) -> None:
     assert not any(name.startswith("palce") for name in ClickHouseClient(url).databases())
 
 
+def test_an_insert_of_too_many_partitions_is_refused_at_once(make: Make, url: str) -> None:
+    s = make(table("t", partition_by="log_index"))
+    with pytest.raises(ClickHouseTableError, match="partition by larger ranges"):
+        s.block(1, {"t": frame(1, *"a" * 101)})
+    allowed = clickhouse_target(
+        f"{url}&max_partitions_per_insert_block=0",
+        tables=[table("t", partition_by="log_index")],
+        on_data=insert_all,
+        settings=ClickHouseSettings(id="s"),
+    )
+    again = Stream(allowed, url)
+    again.block(1, {"t": frame(1, *"a" * 101)})
+    assert len(values(again)) == 101
+    allowed.close()
+
+
 def test_an_order_that_names_the_block_is_taken_as_it_is(make: Make) -> None:
     address_first = ["address", "block_number", "log_index"]
     s = make(table("t", order_by=address_first), table("u", order_by=["address", "log_index"]))

@@ -25,6 +25,7 @@ from headwater.errors import (
     ClickHouseConnectionError,
     ClickHouseDiskFullError,
     ClickHouseServerError,
+    ClickHouseTableError,
     ClickHouseWriterError,
     InvalidOptionError,
 )
@@ -37,6 +38,7 @@ TIMEOUT_S = 3600.0  # of a statement; a dead connection is noticed earlier
 _TRANSIENT = frozenset(
     {3, 159, 164, 202, 203, 209, 210, 216, 225, 236, 241, 242, 252, 285, 319, 394, 999}
 )
+_TOO_MANY = 252  # parts, which will be merged; or partitions, which stay as many
 _FIRST_ATTEMPTS = 8  # until the server has answered once: the address may be wrong
 logger = logging.getLogger("headwater.targets.clickhouse")
 _PORTS = {"http": 8123, "https": 8443}
@@ -303,6 +305,12 @@ class ClickHouseClient:
         if code == _DISK_FULL:
             raise ClickHouseDiskFullError(
                 "the server's disk is full", server=self._server, reason=reason
+            )
+        if code == _TOO_MANY and "Too many partitions" in reason:
+            raise ClickHouseTableError(
+                "an insert has rows of more partitions than the server allows: partition by larger "
+                "ranges, or add ?max_partitions_per_insert_block=0 to the address",
+                reason=reason,
             )
         if code in _TRANSIENT or (not code and answer.status >= 500):
             raise ClickHouseConnectionError(
