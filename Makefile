@@ -62,10 +62,10 @@ cover: setup ## Run all tests under branch coverage; every module is listed
 	@$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 sim: setup ## Drive client, core and state through RUNS random scenarios (SEED=n replays one)
-	@$(BIN)/python -m headwater.testing.scenarios.campaign --runs $(RUNS) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.simulation.scenarios.campaign --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
 soak: setup ## Play whole-system worlds for MINUTES: databases, cuts, pauses, kills (SEED=n KEEP=1,2 replays; LONG=1)
-	@$(BIN)/python -m headwater.testing.system.$(if $(LONG),long,soak) --minutes $(MINUTES) \
+	@$(BIN)/python -m tests.simulation.$(if $(LONG),long,soak) --minutes $(MINUTES) \
 	  $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP))
 
 walks: setup ## Take every point of the walks that `make test` samples: crashes, pauses, cuts, seeds
@@ -79,11 +79,11 @@ fuzz: setup ## Throw mutated bytes at decoders and wire parser for SECONDS (TARG
 
 # About 45 minutes on two cores: scenarios 2, fuzzing 2, walks 5, worlds WORLDS, load LOAD.
 reliability: setup ## Measure docs/reliability.md again: scenarios, fuzzing, walks, WORLDS minutes of worlds, LOAD of load
-	@$(BIN)/python -m headwater.testing.scenarios.campaign --runs $(RUNS) --results docs/results/sim.json
+	@$(BIN)/python -m tests.simulation.scenarios.campaign --runs $(RUNS) --results docs/results/sim.json
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --results docs/results/fuzz.json
 	@$(BIN)/python -m tests.targets.points docs/results/walks.json
-	@$(BIN)/python -m headwater.testing.system.soak --minutes $(WORLDS) --results docs/results/soak.json
-	@$(BIN)/python -m headwater.testing.system.long --minutes $(LOAD) --results docs/results/long.json \
+	@$(BIN)/python -m tests.simulation.soak --minutes $(WORLDS) --results docs/results/soak.json
+	@$(BIN)/python -m tests.simulation.long --minutes $(LOAD) --results docs/results/long.json \
 	  --picture docs/results/long.png
 	@$(BIN)/python scripts/check_docs.py --write
 

@@ -1,7 +1,7 @@
 """How fast are a million mixed operations folded, beside a dictionary and one operation at a time?
 
 Both start from the same Arrow table and end with one row per key and hot block; their outlines are
-compared. The plain fold is `headwater.testing.scenarios.change_model`; its time is also given
+compared. The plain fold is `headwater.testing.change_model`; its time is also given
 without the conversion to dictionaries, which it needs and a columnar fold does not. Other load
 lowers all figures alike, so read the ratios. Exit code 1 below the limit.
 
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.changes import FieldOperation, add, fold, from_columns, max_, min_, set_if_null, sub
-from headwater.testing.scenarios.change_model import fold_one_by_one
+from headwater.testing.change_model import fold_one_by_one
 
 LIMIT = 20
 ROUNDS = 5

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headwater.testing.scenarios.campaign import Outcome, report, run_scenarios
-from headwater.testing.scenarios.scenario import Scenario
-from headwater.testing.scenarios.situations import Situation, Tally
 from tests.sampling import every
+from tests.simulation.scenarios.campaign import Outcome, report, run_scenarios
+from tests.simulation.scenarios.scenario import Scenario
+from tests.simulation.scenarios.situations import Situation, Tally
 
 NOTABLE = [
     int(line.split()[0])

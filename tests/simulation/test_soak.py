@@ -6,9 +6,9 @@ from io import StringIO
 
 from rich.console import Console
 
-from headwater.testing.system.script import Do, Script, Step
-from headwater.testing.system.situations import Met
-from headwater.testing.system.soak import Outcome, report, shrink
+from tests.simulation.script import Do, Script, Step
+from tests.simulation.situations import Met
+from tests.simulation.soak import Outcome, report, shrink
 
 
 def test_a_failing_script_is_cut_down_to_the_steps_that_it_needs() -> None:

@@ -14,9 +14,9 @@ from headwater.portal import PortalClient, PortalSource
 from headwater.stream.undo_buffer import UndoBuffer
 from headwater.targets import MemoryStore, MemoryTarget
 from headwater.testing import ChainSim, Network, PortalSim
+from headwater.testing.oracle import Rows
 from headwater.testing.portal.transport import SimTransport, VirtualClock
-from headwater.testing.scenarios.oracle import Rows
-from headwater.testing.scenarios.settings import Setting
+from tests.simulation.scenarios.settings import Setting
 
 DEPTH = 5
 

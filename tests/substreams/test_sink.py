@@ -21,7 +21,7 @@ from headwater.substreams.sink import sink_target, wide_inserts
 from headwater.substreams.sink_database import SinkDsn, run_schema, user_tables
 from headwater.targets.clickhouse import ClickHouseClient
 from headwater.testing.chain.tree import ChainSim, SimBlock
-from headwater.testing.scenarios.change_model import apply_one_by_one
+from headwater.testing.change_model import apply_one_by_one
 from headwater.testing.substreams.modules import (
     DB_OUT,
     SCHEMA_SQL,

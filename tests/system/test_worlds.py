@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.testing.system.places import Engines
-from headwater.testing.system.script import Script
-from headwater.testing.system.situations import Tally
-from headwater.testing.system.soak import play, play_seeds
-from headwater.testing.system.world import World
 from tests.sampling import every
+from tests.simulation.places import Engines
+from tests.simulation.script import Script
+from tests.simulation.situations import Tally
+from tests.simulation.soak import play, play_seeds
+from tests.simulation.world import World
 from tests.targets import clickhouse_places, postgres_places
 
 SEEDS = every(60).seeds(range(1, 241))

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from headwater.testing.scenarios.crash import Crash
-from headwater.testing.system.world import statement_kind
+from headwater.testing.crash import Crash
 from tests.sampling import VARIABLE
+from tests.simulation.world import statement_kind
 
 TESTS_FOLDER = Path(__file__).parent.parent
 

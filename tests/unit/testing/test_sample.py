@@ -4,7 +4,7 @@ import pytest
 
 from headwater.testing.conformance.crash import Clock, crash_everywhere
 from headwater.testing.conformance.sample import WHOLE, Sample
-from headwater.testing.scenarios.crash import Crash
+from headwater.testing.crash import Crash
 
 CALLS = [(3, 3), (7, 4), (1, 1), (5, 2)]
 """Calls of a script: how many steps of I/O each has, and behind which of them it is committed."""

@@ -20,7 +20,7 @@ from headwater.targets.sql.side_tables import CONFIG
 from headwater.targets.sql.text import compose
 from headwater.testing import ChainSim
 from headwater.testing.chain.content.evm_scenes import APPROVAL, TRANSFER
-from headwater.testing.scenarios.oracle import Oracle
+from headwater.testing.oracle import Oracle
 
 STREAM_ID = "headwater-demo"
 

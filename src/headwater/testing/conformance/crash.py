@@ -11,7 +11,7 @@ from headwater.core import Batch, PipeState
 from headwater.targets.contract import Capabilities, Delivery, Target, prepared
 from headwater.testing.conformance.model import Rig
 from headwater.testing.conformance.sample import WHOLE, Sample
-from headwater.testing.scenarios.crash import Crash
+from headwater.testing.crash import Crash
 
 if TYPE_CHECKING:
     from headwater.testing.conformance.suite import TargetConformance

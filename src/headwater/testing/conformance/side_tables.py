@@ -20,7 +20,7 @@ from headwater.targets.contract import Delivery, SideTable, prepared
 from headwater.testing.conformance.crash import Clock, crash_everywhere
 from headwater.testing.conformance.model import needs
 from headwater.testing.conformance.sample import WHOLE, Sample
-from headwater.testing.scenarios.crash import Crash
+from headwater.testing.crash import Crash
 
 Key = tuple[int, int]
 Rows = Mapping[Key, Mapping[str, Any]]

@@ -49,7 +49,7 @@ from headwater.testing.conformance.model import (
 )
 from headwater.testing.conformance.side_tables import SideTablePromises
 from headwater.testing.conformance.walk import RandomWalk
-from headwater.testing.scenarios.crash import Crash
+from headwater.testing.crash import Crash
 
 __all__ = ["Crash", "TargetConformance", "apply_changes"]
 

@@ -21,7 +21,7 @@ from headwater.pipeline import (
     Waited,
 )
 from headwater.testing.faults.plan import CATALOGUE
-from headwater.testing.scenarios.settings import Flow
+from tests.simulation.scenarios.settings import Flow
 
 
 class Situation(StrEnum):

@@ -1,4 +1,4 @@
-"""A process that dies at a chosen point: before or after an effect of the target."""
+"""A target whose process dies at a chosen point: before or after an effect."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 from headwater.core import Batch, PipeState
 from headwater.targets import MemoryStore, MemoryTarget
-from headwater.testing.scenarios.oracle import Rows
-from headwater.testing.scenarios.situations import Situation
-
-
-class Crash(BaseException):
-    """The process is gone; nothing may catch it."""
+from headwater.testing.crash import Crash
+from headwater.testing.oracle import Rows
+from tests.simulation.scenarios.situations import Situation
 
 
 class CrashingTarget(MemoryTarget[Rows]):

@@ -14,8 +14,8 @@ from headwater.effects.message import Message
 from headwater.effects.outbox import Outbox, Subscription
 from headwater.portal import Clock
 from headwater.testing.chain.tree import ChainSim
-from headwater.testing.system.situations import Met, Tally
-from headwater.testing.system.tables import COLUMNS, TRANSFERS, Row, transfers_of
+from tests.simulation.situations import Met, Tally
+from tests.simulation.tables import COLUMNS, TRANSFERS, Row, transfers_of
 
 _RETRY = RetryPolicy(schedule_s=(1, 2, 4), jitter=0, attempts=None)
 _BATCH = 3

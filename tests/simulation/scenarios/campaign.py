@@ -1,7 +1,7 @@
 """Thousands of random scenarios, each compared with the oracle after every step.
 
-    python -m headwater.testing.scenarios.campaign --runs 2000           # make sim
-    python -m headwater.testing.scenarios.campaign --seed 1234           # replay one
+    python -m tests.simulation.scenarios.campaign --runs 2000           # make sim
+    python -m tests.simulation.scenarios.campaign --seed 1234           # replay one
 
 A campaign fails if a scenario disagrees with the oracle (its seed is printed), or if one of the
 rare situations never occurred: then it would prove nothing about it.
@@ -25,9 +25,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from headwater.errors import HeadwaterError
-from headwater.testing.scenarios.oracle import DisagreementError
-from headwater.testing.scenarios.scenario import Scenario
-from headwater.testing.scenarios.situations import Situation, Tally
+from headwater.testing.oracle import DisagreementError
+from tests.simulation.scenarios.scenario import Scenario
+from tests.simulation.scenarios.situations import Situation, Tally
 
 CHUNK = 25
 

@@ -10,14 +10,14 @@ from random import Random
 
 from headwater.errors import HeadwaterError
 from headwater.testing.faults.proxy import Loss, LossyProxy
+from headwater.testing.oracle import DisagreementError
 from headwater.testing.portal.transport import VirtualClock
-from headwater.testing.scenarios.oracle import DisagreementError
-from headwater.testing.system.judge import Judge
-from headwater.testing.system.places import Engines, Place, make_place
-from headwater.testing.system.process import Call, Interruption, Line, Point, Process
-from headwater.testing.system.script import FOCUS, KINDS, Do, Script, Step
-from headwater.testing.system.situations import Met, Tally, interrupted
-from headwater.testing.system.upstream import LIMIT_S, Upstream
+from tests.simulation.judge import Judge
+from tests.simulation.places import Engines, Place, make_place
+from tests.simulation.process import Call, Interruption, Line, Point, Process
+from tests.simulation.script import FOCUS, KINDS, Do, Script, Step
+from tests.simulation.situations import Met, Tally, interrupted
+from tests.simulation.upstream import LIMIT_S, Upstream
 
 HOUR = 3600.0
 

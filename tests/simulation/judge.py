@@ -19,12 +19,12 @@ from headwater.pipeline import (
     Settled,
     Waited,
 )
-from headwater.testing.scenarios.crash import Crash
-from headwater.testing.scenarios.oracle import DisagreementError
-from headwater.testing.system.process import Line, Process
-from headwater.testing.system.situations import Met, Tally
-from headwater.testing.system.tables import difference, expected, pools_created, transfers_of
-from headwater.testing.system.upstream import Upstream
+from headwater.testing.crash import Crash
+from headwater.testing.oracle import DisagreementError
+from tests.simulation.process import Line, Process
+from tests.simulation.situations import Met, Tally
+from tests.simulation.tables import difference, expected, pools_created, transfers_of
+from tests.simulation.upstream import Upstream
 
 BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # the portal's fault
 LOST = {"E2101", "E2010"}

@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import product
 from random import Random
 
-from headwater.testing.system.process import Call
+from tests.simulation.process import Call
 
 
 class Do(StrEnum):

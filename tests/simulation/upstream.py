@@ -14,7 +14,7 @@ from headwater.testing.portal.replicas import Balance, Finality, Replica
 from headwater.testing.portal.server import PortalServer
 from headwater.testing.portal.stream_plan import Behind
 from headwater.testing.portal.transport import SimTransport, VirtualClock
-from headwater.testing.system.situations import Met, Tally
+from tests.simulation.situations import Met, Tally
 
 LIMIT_S = 120.0  # for what hangs
 _HARMLESS = tuple(

@@ -24,13 +24,13 @@ from headwater.stream.portal_run import PortalRun
 from headwater.stream.run import Opening
 from headwater.targets.contract import Capabilities, Delivery
 from headwater.testing.chain.tree import ChainSim
+from headwater.testing.crash import Crash
 from headwater.testing.portal.transport import VirtualClock
-from headwater.testing.scenarios.crash import Crash
-from headwater.testing.system.actor import Actor
-from headwater.testing.system.inbox import Inbox
-from headwater.testing.system.places import Place
-from headwater.testing.system.situations import Tally
-from headwater.testing.system.tables import Shape, outputs
+from tests.simulation.actor import Actor
+from tests.simulation.inbox import Inbox
+from tests.simulation.places import Place
+from tests.simulation.situations import Tally
+from tests.simulation.tables import Shape, outputs
 
 ADDRESS = "http://127.0.0.1:9/datasets/simulated"  # of the portal in memory; nothing connects
 

@@ -20,14 +20,15 @@ from headwater.query import plan_requests
 from headwater.targets import MemoryStore
 from headwater.testing.chain.population import ContentSettings
 from headwater.testing.chain.tree import ChainSim, Network
+from headwater.testing.crash import Crash
+from headwater.testing.oracle import DisagreementError, Row, Rows
 from headwater.testing.portal.dataset import PortalSim
 from headwater.testing.portal.replicas import Balance, Finality
 from headwater.testing.portal.stream_plan import Behind
 from headwater.testing.portal.transport import SimTransport, VirtualClock
-from headwater.testing.scenarios.crash import Crash, CrashingTarget
-from headwater.testing.scenarios.oracle import DisagreementError, Row, Rows
-from headwater.testing.scenarios.settings import Flow, Setting
-from headwater.testing.scenarios.situations import Situation, Tally
+from tests.simulation.scenarios.crash import CrashingTarget
+from tests.simulation.scenarios.settings import Flow, Setting
+from tests.simulation.scenarios.situations import Situation, Tally
 
 PATIENCE = 3
 BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # always the portal's fault

@@ -42,7 +42,7 @@ from headwater.targets.sql.undo import BLOCK, CHANGE_LOG
 from headwater.testing.faults.proxy import LossyProxy
 from headwater.testing.servers.clickhouse import clickhouse_server
 from headwater.testing.servers.postgres import postgres_server
-from headwater.testing.system.tables import (
+from tests.simulation.tables import (
     COLUMNS,
     LATEST,
     POOLS,

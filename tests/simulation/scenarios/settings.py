@@ -13,7 +13,7 @@ from headwater.stream.undo_buffer import UndoBuffer, WatchedSource
 from headwater.testing.chain.tree import ChainSim, Network
 from headwater.testing.faults.lines import ForeignBlock
 from headwater.testing.faults.plan import Asked, FaultPlan
-from headwater.testing.scenarios.oracle import Oracle
+from headwater.testing.oracle import Oracle
 
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 TOKEN_PROGRAM = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA"

@@ -1,6 +1,6 @@
 """A process of the long soak: one stream, made with the public interface, that follows the head.
 
-    python -m headwater.testing.system.follower KIND PORTAL PLACE FOLDER
+    python -m tests.simulation.follower KIND PORTAL PLACE FOLDER
 
 Every few seconds it writes a line of figures about itself to `FOLDER/samples`: memory, handles, and
 the rows and files that it keeps beside the data. While `FOLDER/slow` exists its target is slow.
@@ -29,7 +29,7 @@ from headwater.targets.duckdb import duckdb_target
 from headwater.targets.duckdb import table as duckdb_table
 from headwater.targets.postgres import postgres_target
 from headwater.targets.postgres import table as postgres_table
-from headwater.testing.system.tables import LATEST, TRANSFERS, Shape, outputs
+from tests.simulation.tables import LATEST, TRANSFERS, Shape, outputs
 
 EVERY_S = 5.0
 SLOW_S = 0.25  # what a batch costs more while the target is slow

@@ -1,9 +1,9 @@
 """Many worlds, one after the other, by the minute: `make soak`.
 
-    python -m headwater.testing.system.soak --minutes 5                  # make soak MINUTES=5
-    python -m headwater.testing.system.soak --seed 1234                  # make soak SEED=1234
-    python -m headwater.testing.system.soak --seed 1234 --keep 3,7,8     # some of its steps
-    python -m headwater.testing.system.soak --results FILE --go-on       # more seeds, added to FILE
+    python -m tests.simulation.soak --minutes 5                  # make soak MINUTES=5
+    python -m tests.simulation.soak --seed 1234                  # make soak SEED=1234
+    python -m tests.simulation.soak --seed 1234 --keep 3,7,8     # some of its steps
+    python -m tests.simulation.soak --results FILE --go-on       # more seeds, added to FILE
 
 A soak fails if a world differs from its chain, or if one of the rare situations never occurred:
 then it would prove nothing about it. A seed that fails is cut down to the steps that it needs, and
@@ -27,10 +27,10 @@ from random import Random
 from rich.console import Console
 from rich.table import Table
 
-from headwater.testing.system.places import Engines
-from headwater.testing.system.script import Script
-from headwater.testing.system.situations import Tally, expected
-from headwater.testing.system.world import World
+from tests.simulation.places import Engines
+from tests.simulation.script import Script
+from tests.simulation.situations import Tally, expected
+from tests.simulation.world import World
 
 CHUNK = 10
 SHRINK_S = 60.0

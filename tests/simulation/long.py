@@ -1,6 +1,6 @@
 """The long soak: real processes that follow a forking chain for half an hour and more.
 
-    python -m headwater.testing.system.long --minutes 30         # make soak LONG=1 MINUTES=30
+    python -m tests.simulation.long --minutes 30         # make soak LONG=1 MINUTES=30
 
 A process each writes PostgreSQL, ClickHouse and DuckDB, through a fork storm: one fork a second, 1
 to 64 blocks deep. Now and then a process is stopped until Spark has to catch up, a target is slow
@@ -34,12 +34,12 @@ from headwater.targets.clickhouse import ClickHouseClient
 from headwater.targets.duckdb import duckdb_target
 from headwater.targets.postgres import postgres_target
 from headwater.testing.chain.tree import ChainSim, ContentSettings
+from headwater.testing.oracle import DisagreementError
 from headwater.testing.portal.dataset import PortalSim
 from headwater.testing.portal.server import PortalServer
-from headwater.testing.scenarios.oracle import DisagreementError
 from headwater.testing.servers.clickhouse import clickhouse_server
 from headwater.testing.servers.postgres import postgres_server
-from headwater.testing.system.tables import Shape, difference, expected, in_order
+from tests.simulation.tables import Shape, difference, expected, in_order
 
 DEPTHS = (1, 1, 2, 3, 4, 8, 16, 32, 64)
 FINALITY = 70  # blocks behind the head: below the deepest fork
@@ -165,7 +165,7 @@ class LongSoak:
     def _follow(self, kind: str, place: str, folder: Path) -> Followed:
         own = folder / kind
         own.mkdir()
-        command = [sys.executable, "-m", "headwater.testing.system.follower", kind]
+        command = [sys.executable, "-m", "tests.simulation.follower", kind]
         command += [self.server.url, place, str(own), *self.tokens]
         return Followed(kind, place, own, command)
 

@@ -1,0 +1,1 @@
+"""Random scenarios of chain, portal and loop, in memory, compared with the oracle: `make sim`."""
