@@ -5,6 +5,7 @@ What a table must hold is what a stream of the new definition writes into an emp
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -15,11 +16,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
 
 from headwater import StopRequested, evm, portal_stream
 from headwater.changes import TableSchema, add, from_columns, max_
 from headwater.decode import Output
-from headwater.errors import ConfigChangedError, EvolveError, InvalidOptionError, TargetError
+from headwater.errors import (
+    ClickHouseServerError,
+    ConfigChangedError,
+    EvolveError,
+    InvalidOptionError,
+    TargetError,
+)
 from headwater.pipeline import Event, Recovered, Settled
 from headwater.stream import PortalStream
 from headwater.stream.config import Config
@@ -57,6 +67,7 @@ MORE: Output = evm.transactions(fields=["from", "to", "value"])
 
 
 BLOCKS, DEPTH = 30, 8
+OF_A_START = ("SELECT", "CREATE", "KILL", "claim", "put back", "sweep")
 
 
 class Crash(BaseException):
@@ -195,6 +206,53 @@ def test_an_output_that_is_renamed_keeps_its_rows(
     truth = fresh(tmp_path, stream(portal, renamed))
     for name in renamed:
         assert texts(held(target(), name)) == texts(held(truth, name))
+
+
+@pytest.mark.guarantee("EVOLVE-2")
+@pytest.mark.parametrize("kind", ["clickhouse", "iceberg", "delta"])
+def test_a_table_that_is_half_renamed_is_not_split_in_two(kind: str, tmp_path: Path) -> None:
+    """Each run dies one change later; then the earlier program is started, also with the option.
+
+    Changes of the start are left out: the program died before it wanted to rename anything.
+    """
+    moves, renamed = {"moves": TRANSFERS}, {"moves": "transfers"}
+    refused = 0
+    for deaths in itertools.count():
+        (folder := tmp_path / str(deaths)).mkdir()
+        target, left = targets(kind, folder), [deaths]
+
+        def die(sql: str, left: list[int] = left) -> None:
+            if not sql.lstrip().startswith(OF_A_START) and "__epochs" not in sql:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise Crash
+
+        with simulated_portal(seed=11, blocks=10, finality_depth=4) as portal:
+            follow(stream(portal, FIRST), target())
+            dying = target()
+            watch(dying, die)
+            is_over = False
+            with suppress(Crash):
+                follow(stream(portal, moves, renamed=renamed), dying, until=Recovered)
+                is_over = True
+            if is_over:
+                break
+            grow(portal, fork=2, blocks=3)
+            earlier = stream(portal, FIRST, on_config_change="error")
+            with suppress(ConfigChangedError):  # all was done
+                try:
+                    follow(earlier, target())
+                except EvolveError:
+                    refused += 1
+                    for how in ("ignore", "evolve"):
+                        with pytest.raises(EvolveError, match=r"half renamed.*transfers=moves"):
+                            follow(replace(earlier, on_config_change=how), target())
+            follow(stream(portal, moves, renamed=renamed), target())
+            truth = fresh(folder, stream(portal, moves))
+            assert texts(held(target(), "moves")) == texts(held(truth, "moves"))
+            with pytest.raises((ClickHouseServerError, NoSuchTableError, TableNotFoundError)):
+                held(target(), "transfers")
+    assert refused >= 2
 
 
 @pytest.mark.guarantee("EVOLVE-2")
@@ -497,6 +555,21 @@ def test_a_folder_of_an_object_store_is_not_renamed(portal: PortalServer) -> Non
         follow(stream(portal, {"moves": TRANSFERS}, renamed={"moves": "transfers"}), target())
 
 
+def test_a_catalog_that_renames_no_tables_leaves_the_earlier_program_as_it_is(
+    portal: PortalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = targets("iceberg", tmp_path)
+    follow(stream(portal, FIRST), make())
+
+    def rename_table(self: object, old: object, new: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(SqlCatalog, "rename_table", rename_table)
+    with pytest.raises(EvolveError, match=r"E0018.*renames no tables"):
+        follow(stream(portal, {"moves": TRANSFERS}, renamed={"moves": "transfers"}), make())
+    follow(stream(portal, FIRST, on_config_change="error"), make())
+
+
 def test_parquet_files_are_published_for_good(portal: PortalServer, tmp_path: Path) -> None:
     """Readers may have read them; so a second stream fills what is new, beside the first."""
     outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 15))}
@@ -698,3 +771,12 @@ def test_what_an_earlier_release_stored_tells_outputs_but_no_columns() -> None:
     assert plan_evolution(before, Config.of({"sent": SOME, "more": SOME}), {}).added == ("more",)
     with pytest.raises(EvolveError, match="earlier release"):
         plan_evolution(before, more, {})
+
+
+def test_a_renaming_that_has_begun_comes_before_any_other_change() -> None:
+    begun = replace(Config.of(FIRST), renaming={"moves": "transfers"})
+    assert Config.load(begun.dump()) == begun
+    assert plan_evolution(begun, Config.of({"moves": TRANSFERS}), {}).renamed == begun.renaming
+    for outputs, renamed in ((BOTH, {}), ({"swaps": TRANSFERS}, {"swaps": "transfers"})):
+        with pytest.raises(EvolveError, match=r"half renamed.*renamed=transfers=moves"):
+            plan_evolution(begun, Config.of(outputs), renamed)

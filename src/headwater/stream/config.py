@@ -35,7 +35,8 @@ from headwater.stream.factory_index import parts_of, scope_of
 from headwater.targets.contract import Delivery, StoredConfig, Target, branches
 
 OnConfigChange = Literal["error", "warn", "ignore", "evolve"]
-CONFIG_VERSION = 1
+CONFIG_VERSION = 2
+_WITHOUT_RENAMING = 1  # which earlier releases read, too
 _PARTS = ("firsts", "rows", "columns")
 logger = logging.getLogger("headwater.stream")
 
@@ -59,7 +60,8 @@ class Config:
     """What a stream asks for: a hash per output, and the block that it begins with.
 
     `rows` are hashes of which rows are asked for, and `columns` the types of their columns. What an
-    earlier version stored has neither. `filling` is what `stream/evolve.py` has begun.
+    earlier version stored has neither. `filling` and `renaming` (new names to old ones) are what
+    `stream/evolve.py` has begun.
     """
 
     outputs: Mapping[str, str]
@@ -67,6 +69,7 @@ class Config:
     rows: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     filling: Filling | None = None
+    renaming: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, outputs: Mapping[str, Output], versions: Mapping[str, str] | None = None) -> Config:
@@ -97,13 +100,13 @@ class Config:
                     must_end, tables = begun.get("must_end", False), begun.get("tables", ())
                     filling = Filling(begun["outputs"], cursor, must_end, tuple(tables))
                 firsts, rows, columns = (more.get(name, {}) for name in _PARTS)
-                return cls(outputs, firsts, rows, columns, filling)
+                return cls(outputs, firsts, rows, columns, filling, more.get("renaming", {}))
         raise StoredStateError("the stored configuration cannot be read", got=text[:80])
 
     def dump(self) -> str:
         """Return the text to store."""
         text: dict[str, Any] = {
-            "version": CONFIG_VERSION,
+            "version": CONFIG_VERSION if self.renaming else _WITHOUT_RENAMING,
             "outputs": dict(sorted(self.outputs.items())),
         }
         for name in _PARTS:
@@ -118,6 +121,8 @@ class Config:
                 text["filling"]["must_end"] = True
             if self.filling.tables:
                 text["filling"]["tables"] = list(self.filling.tables)
+        if self.renaming:
+            text["renaming"] = dict(sorted(self.renaming.items()))
         return json.dumps(text)
 
     def differences(self, before: Config) -> dict[str, str]:
@@ -155,7 +160,8 @@ def compare_config(
 
     Raises:
         ConfigChangedError: the outputs ask for something else, and `on_config_change` is "error".
-        EvolveError: an earlier run has begun to fill some of them, which has to be done first.
+        EvolveError: an earlier run has begun to fill or to rename some of them, which has to be
+            done first.
     """
     for one, reached in branches(target, state):
         keeps = one.capabilities.config
@@ -172,6 +178,13 @@ def _compare_config(
         before = Config.load(text)
         differences = now.differences(before)
         now = replace(now, firsts=before.firsts, filling=before.filling)
+        if before.renaming:
+            raise EvolveError(
+                "tables are half renamed; run with on_config_change='evolve' and the new names "
+                "until they are",
+                stream=stream_id,
+                renamed=", ".join(f"{old}={new}" for new, old in before.renaming.items()),
+            )
     if now.filling is not None and (differences or now.filling.must_end):
         raise EvolveError(
             "outputs are half filled; run with on_config_change='evolve' until they are",

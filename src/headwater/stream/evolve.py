@@ -71,11 +71,19 @@ def plan_evolution(before: Config, now: Config, renamed: Mapping[str, str]) -> E
     more was done before.
 
     Raises:
-        EvolveError: an output was removed, or asks for other rows, or lost or changed a column.
+        EvolveError: an output was removed, or asks for other rows, or lost or changed a column; or
+            another renaming has begun.
     """
     moved = {
-        new: old for new, old in renamed.items() if old in before.outputs and new in now.outputs
+        new: old
+        for new, old in {**renamed, **before.renaming}.items()
+        if old in before.outputs and new in now.outputs
     }
+    left = [f"{old}={new}" for new, old in before.renaming.items() if moved.get(new) != old]
+    if left:
+        raise EvolveError(
+            "tables are half renamed; finish it first, with the new names", renamed=", ".join(left)
+        )
     for new, old in moved.items():
         if old in now.outputs or new in before.outputs:
             raise EvolveError("both names of a renamed output are in use", new=new, old=old)
@@ -206,8 +214,9 @@ class _Evolving:
 
     def rename(self, renamed: Mapping[str, str]) -> None:
         """Give outputs their new names, in the target and in what is stored of them."""
-        config = rename(self._held(), renamed)
-        self.history.rename_outputs(renamed, config.dump())
+        held = self._held()
+        begun = replace(held, renaming=renamed)
+        self.history.rename_outputs(renamed, begun.dump(), rename(held, renamed).dump())
         shown = " ".join(f"{old}={new}" for new, old in renamed.items())
         logger.warning("config.renamed id=%s %s", self.stream.id, shown)
 

@@ -174,11 +174,14 @@ class FillsHistory(Protocol):
         """
         ...
 
-    def rename_outputs(self, renamed: Mapping[str, str], config: str) -> None:
-        """Rename tables that are called like an output: new names to old ones.
+    def rename_outputs(self, renamed: Mapping[str, str], begun: str, config: str) -> None:
+        """Rename tables that are called like an output: new names to old ones; store `config`.
+
+        A target that is not atomic stores `begun` before it renames the first table: a start that
+        reads it finishes the renaming, or refuses to go on.
 
         Raises:
-            EvolveError: a table cannot be renamed.
+            EvolveError: a table cannot be renamed. Then nothing is renamed or stored.
         """
         ...
 

@@ -141,17 +141,13 @@ class Catalog:
         """Give a table of this stream another name, with its view. Safe to repeat after a crash.
 
         The new name is noted first, the old one forgotten last: the stream finds its rows whenever
-        it is interrupted.
-
-        Raises:
-            EvolveError: other streams, or materialized views, use the table; or the name is taken.
+        it is interrupted. Called after `check_rename`.
         """
         ours = {one["name"] for one in self._registered() if one["id"] == self._id}
         before, after = self.described(old), self.described(new)
         if before is None and (after is None or new.name not in ours):
             return  # no row of it has come yet, or the transforms name it otherwise
         if before is not None:
-            self._check_rename(before, new, taken=after is not None)
             self._note(new, before)
             self._lease.check()
             drop_view(self._client, before)
@@ -161,19 +157,27 @@ class Catalog:
         self.forget()
         self.admitted(new)
 
-    def _check_rename(self, layout: Layout, new: TableName, *, taken: bool) -> None:
+    def check_rename(self, old: TableName, new: TableName) -> None:
+        """Make sure that a table can be given another name, if it is there. Nothing is changed.
+
+        Raises:
+            EvolveError: other streams, or materialized views, use the table; or the name is taken.
+        """
+        layout = self.described(old)
+        if layout is None:
+            return
+        self._written = None  # another stream may have noted the table since it was read
         others = [
             one["id"]
             for one in self._registered()
-            if (one["database"], one["name"]) == (layout.name.database, layout.name.name)
-            and one["id"] != self._id
+            if (one["database"], one["name"]) == (old.database, old.name) and one["id"] != self._id
         ]
         views = readers_of(self._client, layout)
-        if taken or others or views:
+        if others or views or self.described(new) is not None:
             raise EvolveError(
                 "a table can be renamed if its new name is free, and no other stream and no "
                 "materialized view uses it; rename it yourself, or keep the output's name",
-                table=layout.name,
+                table=old,
                 new=new,
                 streams=sorted(others),
                 views=views,

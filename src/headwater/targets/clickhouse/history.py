@@ -81,6 +81,11 @@ class History:
                     self._catalog.forget_versions()
                 self._store(scope).insert(table_of(output), rows)
 
+    def check_rename(self, renamed: Mapping[str, str]) -> None:
+        """Refuse tables that cannot be given their new names."""
+        for new, old in renamed.items():
+            self._catalog.check_rename(self._name(old), self._name(new))
+
     def rename(self, renamed: Mapping[str, str]) -> None:
         """Give tables new names; one that has it already was renamed before a crash."""
         for new, old in renamed.items():

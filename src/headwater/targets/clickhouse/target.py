@@ -252,12 +252,17 @@ class ClickHouseTarget(DatabaseTarget):
         self._config.write(config)
         self._dirty = False
 
-    def rename_outputs(self, renamed: Mapping[str, str], config: str) -> None:
-        """Rename tables, then store the configuration."""
+    def rename_outputs(self, renamed: Mapping[str, str], begun: str, config: str) -> None:
+        """Store that tables are being renamed, rename them, then store the configuration.
+
+        Tables of `on_data` have the names that the user's code gives them.
+        """
         self._ready()
         if self._config.read() == config:
             return
         if self._callbacks.on_data is None:
+            self._history.check_rename(renamed)
+            self._config.write(begun)
             self._history.rename(renamed)
         self._config.write(config)
 

@@ -415,8 +415,8 @@ class StreamTables:
         self.open[name] = made = StreamTable(declared, place, handle, self._app)
         return made
 
-    def rename(self, old: str, new: str) -> None:
-        """Give a table of the stream, which is a folder, a new name."""
+    def check_rename(self, old: str, new: str) -> None:
+        """Refuse a new name for a table of the stream that its folder cannot be given."""
         if self.owner(old) != self.stream_id:
             return  # it was renamed before, or there is none
         before, after = self.place.under(old), self.place.under(table(new).name)
@@ -429,7 +429,11 @@ class StreamTables:
             )
         if after.local_path.exists():
             raise EvolveError("a folder of the new name is there already", old=old, new=new)
-        before.local_path.rename(after.local_path)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a table of the stream, which is a folder, a new name."""
+        if self.owner(old) == self.stream_id:  # else it was renamed before, or there is none
+            self.place.under(old).local_path.rename(self.place.under(new).local_path)
 
     def make_lead(self, said: Mapping[str, str]) -> StreamTable:
         """Return the table that leads; make one of no rows if there is none."""

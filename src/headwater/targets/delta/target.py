@@ -170,6 +170,9 @@ class DeltaTarget(LakeTarget[DataFile]):
     def _table(self, name: str, schema: pa.Schema | None) -> StreamTable | None:
         return self._opened.get(name, schema, self._said(self._stored, lead=True))
 
+    def _check_rename(self, old: str, new: str) -> None:
+        self._opened.check_rename(old, new)
+
     def _rename(self, old: str, new: str) -> None:
         self._opened.rename(old, new)
 

@@ -289,17 +289,25 @@ class StreamTables:
         """Return a table as the catalog has it at this moment."""
         return self._catalog.load_table(self.identifier(table.name))
 
+    def _is_own(self, identifier: str) -> bool:
+        """Tell whether a table is there and belongs to this stream."""
+        try:
+            stored = self._catalog.load_table(identifier)
+        except NoSuchTableError:
+            return False
+        return bool(stored.properties.get(STREAM) == self._id)
+
+    def check_rename(self, old: str, new: str) -> None:
+        """Refuse a new name for a table of the stream that another table has."""
+        before, after = self.identifier(old), self.identifier(new)
+        if self._is_own(before) and self._catalog.table_exists(after):
+            raise EvolveError("a table of the new name is there already", old=before, new=after)
+
     def rename(self, old: str, new: str) -> None:
         """Give a table of the stream a new name; its files stay where they are."""
         before, after = self.identifier(old), self.identifier(new)
-        try:
-            stored = self._catalog.load_table(before)
-        except NoSuchTableError:
-            return  # it was renamed before
-        if stored.properties.get(STREAM) != self._id:
-            return  # it is not of this stream, which then has none of this name
-        if self._catalog.table_exists(after):
-            raise EvolveError("a table of the new name is there already", old=before, new=after)
+        if not self._is_own(before):
+            return  # it was renamed before, or this stream has none of this name
         create_namespace(self._catalog, after.rpartition(".")[0])
         try:
             self._catalog.rename_table(before, after)

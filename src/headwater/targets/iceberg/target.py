@@ -158,6 +158,9 @@ class IcebergTarget(LakeTarget[DataFile]):
             self._announce(f"create table {name}")
         return self._tables.get(name, schema, self._stored.epoch)
 
+    def _check_rename(self, old: str, new: str) -> None:
+        self._tables.check_rename(old, new)
+
     def _rename(self, old: str, new: str) -> None:
         self._tables.rename(old, new)
 

@@ -250,19 +250,27 @@ class LakeTarget(ABC, Generic[File]):
             self._store(dataclasses.replace(self._stored, config=config), changes)
         self._count_commit()
 
-    def rename_outputs(self, renamed: Mapping[str, str], config: str) -> None:
-        """Rename tables, then store the configuration.
+    def rename_outputs(self, renamed: Mapping[str, str], begun: str, config: str) -> None:
+        """Store that tables are being renamed, rename them, then store the configuration.
 
         Tables of `on_data` have the names that the user's code gives them.
         """
         self.recover()
-        if self._stored.config == config:
+        before = self._stored.config
+        if before == config:
             return
         with self._changing():
             if self._on_data is None:
                 for new, old in renamed.items():
-                    self._announce(f"rename {old}")
-                    self._rename(old, new)
+                    self._check_rename(old, new)
+                self._store(replace(self._stored, config=begun), {})
+                try:
+                    for new, old in renamed.items():
+                        self._announce(f"rename {old}")
+                        self._rename(old, new)
+                except EvolveError:  # of a catalog that renames no tables
+                    self._store(replace(self._stored, config=before), {})
+                    raise
                 self._open()
             self._store(replace(self._stored, config=config), {})
 
@@ -376,11 +384,19 @@ class LakeTarget(ABC, Generic[File]):
         """Return a declared table; it is created for columns, if some are given."""
 
     @abstractmethod
+    def _check_rename(self, old: str, new: str) -> None:
+        """Make sure that a table of the stream can be given a new name. Nothing is changed.
+
+        Raises:
+            EvolveError: it cannot.
+        """
+
+    @abstractmethod
     def _rename(self, old: str, new: str) -> None:
         """Give a table of the stream a new name, if there is one of the old name.
 
         Raises:
-            EvolveError: it cannot be renamed.
+            EvolveError: the place renames no tables at all.
         """
 
     @abstractmethod

@@ -322,7 +322,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
 
         self._change_whole(write, self._state, scopes[0])
 
-    def rename_outputs(self, renamed: Mapping[str, str], config: str) -> None:
+    def rename_outputs(self, renamed: Mapping[str, str], begun: str, config: str) -> None:
         """Rename tables and store the configuration, in one transaction.
 
         Tables of `on_data` have the names that the user's code gives them.

@@ -257,9 +257,9 @@ class HistoryTarget:
         ]
         self._inner.fill(given, config, replace=replace)
 
-    def rename_outputs(self, renamed: Mapping[str, str], config: str) -> None:
+    def rename_outputs(self, renamed: Mapping[str, str], begun: str, config: str) -> None:
         """Store the configuration: changes name their tables, whatever outputs are called."""
-        self._inner.rename_outputs(renamed, config)
+        self._inner.rename_outputs(renamed, begun, config)
 
     def _check_tables(self, held: Sequence[pa.Table | Folded]) -> None:
         """Refuse changes to tables that others have written."""
