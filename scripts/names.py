@@ -47,7 +47,7 @@ FOREIGN = {
     "the Pipes SDK": "contractFactory createTarget evmPortalStream pipeTo pipeToIterator"
     " rollbackChain solanaInstructionDecoder",
     "Substreams": "_blocks_ _cursor_ _sink_info_ old_value substreams.yaml",
-    "others": "prometheus_client.* pyarrow.* pytest.* Recreate",
+    "others": "prometheus_client.* ProxyCreation pyarrow.* pytest.* Recreate SafeSetup",
     "files that programs write": ".fuzz/<target>/ headwater-demo/ simulated/"
     " _headwater/<stream>/<epoch>-<change>-<writer>.json",
 }

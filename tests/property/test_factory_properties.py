@@ -20,8 +20,6 @@ from headwater.query import merge_queries
 from headwater.stream import factory_index
 from headwater.stream.factory_index import CHILDREN, FactoryIndex, factories_of, query_children
 from headwater.testing import ChainSim, Network, Selection
-from headwater.testing.chain.content import content_of
-from headwater.testing.chain.content.evm_scenes import SWAP
 from headwater.testing.chain.tree import SimBlock
 from tests.sampling import examples
 from tests.stream import pool_truth as truth
@@ -36,14 +34,14 @@ def chain_of(seed: int) -> tuple[ChainSim, list[SimBlock]]:
     return chain, list(chain.canonical())
 
 
-def outputs_of(chain: ChainSim, start: int) -> dict[str, Output]:
+def outputs_of(chain: ChainSim, start: int, since: Any = "transaction") -> dict[str, Output]:
+    pools = truth.pools_of(chain, start=start, since=since)
+    launched = truth.launched_of(chain, start=start, since=since)
     return {
-        "swaps": evm.events(truth.SWAP_EVENT, contracts=truth.pools_of(chain, start=start)),
-        "launched": evm.events(truth.SWAP_EVENT, contracts=truth.launched_of(chain, start=start)),
-        "calls": evm.calls(truth.SWAP_CALL, contracts=truth.pools_of(chain, start=start)),
-        "traces": evm.calls(
-            truth.SWAP_CALL, contracts=truth.pools_of(chain, start=start), source="traces"
-        ),
+        "swaps": evm.events(truth.SWAP_EVENT, contracts=pools),
+        "launched": evm.events(truth.SWAP_EVENT, contracts=launched),
+        "calls": evm.calls(truth.SWAP_CALL, contracts=pools),
+        "traces": evm.calls(truth.SWAP_CALL, contracts=pools, source="traces"),
     }
 
 
@@ -64,9 +62,9 @@ def lines_of(chain: ChainSim, blocks: list[SimBlock], query: Any) -> list[bytes]
 class Run:
     """What a stream does with lines, a target that keeps side rows, and nothing else."""
 
-    def __init__(self, chain: ChainSim, start: int) -> None:
+    def __init__(self, chain: ChainSim, start: int, since: str = "transaction") -> None:
         self.chain, self.start = chain, start
-        self.outputs = outputs_of(chain, start)
+        self.outputs = outputs_of(chain, start, since)
         self.stored = CHILDREN.columns.empty_table()
         self.tables: dict[str, pa.Table] = {}
         self.at = -1
@@ -117,16 +115,17 @@ def rows_of(table: pa.Table, *names: str) -> list[tuple[Any, ...]]:
 @given(
     seed=st.integers(0, 3),
     start=st.sampled_from([0, 0, 7]),
+    since=st.sampled_from(["transaction", "transaction", "block", "log"]),
     steps=st.lists(
         st.tuples(st.sampled_from(["take", "take", "back", "restart"]), st.integers(1, 9)),
         max_size=14,
     ),
 )
 def test_any_batches_rollbacks_and_restarts_give_what_the_model_gives(
-    seed: int, start: int, steps: list[tuple[str, int]]
+    seed: int, start: int, since: str, steps: list[tuple[str, int]]
 ) -> None:
     chain, blocks = chain_of(seed)
-    run = Run(chain, start)
+    run = Run(chain, start, since)
     for what, size in [*steps, ("take", BLOCKS)]:
         if what == "take" and run.at < BLOCKS:
             run.take(blocks[run.at + 1 : run.at + 1 + size])
@@ -136,34 +135,33 @@ def test_any_batches_rollbacks_and_restarts_give_what_the_model_gives(
             run.restart()
     taken = blocks[: run.at + 1]
     columns = truth.COLUMNS.split(", ")
-    swaps = truth.Model(chain, start=start).swaps(taken)
+    swaps = truth.Model(chain, start=start, since=since).swaps(taken)
     assert rows_of(run.tables["swaps"], *columns) == swaps
-    launched = truth.Model(chain, start=start, nested=True).swaps(taken)
+    launched = truth.Model(chain, start=start, since=since, nested=True).swaps(taken)
     assert rows_of(run.tables["launched"], *columns) == launched
     for name, source in (("calls", "transactions"), ("traces", "traces")):
-        expected = truth.Model(chain, start=start).calls(taken, source)
+        expected = truth.Model(chain, start=start, since=since).calls(taken, source)
         place = ("block_number", "transaction_index", "address")
         assert rows_of(run.tables[name], *place) == expected
     keys = run.stored.select(["block_number", "ordinal"]).to_pylist()
     assert len({tuple(key.values()) for key in keys}) == len(keys), "a key is stored twice"
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_rare_cases_do_occur(seed: int) -> None:
-    """Trades on both sides of the creation in its own transaction; pools of launchpads."""
-    chain, blocks = chain_of(seed)
-    model = truth.Model(chain)
-    taken = {row[:4] for row in model.swaps(blocks)}
-    every = [
-        (block.number, block.hash, log["logIndex"], log["address"], log["transactionIndex"])
-        for block in blocks
-        for log in content_of(chain, block).rows("logs")
-        if log["topics"][0] == SWAP and log["address"] in model.pools
-    ]
-    same = [one for one in every if (one[0], one[4]) == model.pools[one[3]][:2]]
-    assert any(one[:4] in taken for one in same)
-    assert any(one[:4] not in taken for one in same)
-    assert len(truth.Model(chain, nested=True).swaps(blocks)) > 10
+def test_the_rare_cases_do_occur() -> None:
+    """Trades before a creation in its transaction and in its block; pools of launchpads."""
+    in_transaction = in_block = 0
+    for seed in range(4):
+        chain, blocks = chain_of(seed)
+        of = {
+            since: set(truth.Model(chain, since=since).swaps(blocks))
+            for since in ("block", "transaction", "log")
+        }
+        assert of["log"] <= of["transaction"] <= of["block"]
+        in_transaction += len(of["transaction"] - of["log"])
+        in_block += len(of["block"] - of["transaction"])
+        assert len(truth.Model(chain, nested=True).swaps(blocks)) > 10
+    assert in_transaction
+    assert in_block
 
 
 @settings(max_examples=examples(15), deadline=None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -204,14 +205,21 @@ def expected(
 
 
 def _swaps_of(chain: ChainSim, block: SimBlock, pools: dict[str, str]) -> list[Row]:
-    """Return the swaps of known pools in a block, and learn of new ones, log by log."""
+    """Return the swaps of known pools in a block, and learn of new ones.
+
+    A pool counts from the start of the transaction that announces it.
+    """
     found: list[Row] = []
-    for log in content_of(chain, block).rows("logs"):
-        topic, address = log["topics"][0], log["address"]
-        if topic == PAIR_CREATED and address == chain.population.factory:
-            pools.setdefault("0x" + log["data"][26:66], str(int(log["data"][66:], 16)))
-        elif topic == SWAP and address in pools:
-            found.append((block.number, log["logIndex"], address, pools[address]))
+    logs = content_of(chain, block).rows("logs")
+    for _, several in groupby(logs, lambda log: log["transactionIndex"]):
+        together = list(several)
+        for log in together:
+            if log["topics"][0] == PAIR_CREATED and log["address"] == chain.population.factory:
+                pools.setdefault("0x" + log["data"][26:66], str(int(log["data"][66:], 16)))
+        for log in together:
+            address = log["address"]
+            if log["topics"][0] == SWAP and address in pools:
+                found.append((block.number, log["logIndex"], address, pools[address]))
     return found
 
 

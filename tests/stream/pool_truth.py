@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from headwater import evm
@@ -59,6 +60,7 @@ class Model:
     chain: ChainSim
     nested: bool = False
     start: int = 0
+    since: str = "transaction"
     token1: str | None = None
     launchpads: set[str] = field(default_factory=set)
     pools: dict[str, tuple[int, int, str, str]] = field(default_factory=dict)
@@ -68,13 +70,14 @@ class Model:
         """Return the swaps of known pools in these blocks, which begin with the chain's first."""
         rows: list[Row] = []
         for block in blocks:
-            for log in content_of(self.chain, block).rows("logs"):
-                self._learn(block, log)
-                pool = self.pools.get(log["address"])
-                if pool is not None and log["topics"][0] == SWAP and block.number >= first:
-                    rows.append(
-                        (block.number, block.hash, log["logIndex"], log["address"], *pool[2:])
-                    )
+            for logs in self._told_together(block):
+                self._learn(block, logs)
+                for log in logs:
+                    pool = self.pools.get(log["address"])
+                    if pool is not None and log["topics"][0] == SWAP and block.number >= first:
+                        rows.append(
+                            (block.number, block.hash, log["logIndex"], log["address"], *pool[2:])
+                        )
         return rows
 
     def calls(self, blocks: Iterable[SimBlock], source: str) -> list[Row]:
@@ -82,32 +85,51 @@ class Model:
         rows: list[Row] = []
         for block in blocks:
             content = content_of(self.chain, block)
-            for log in content.rows("logs"):
-                self._learn(block, log)
+            for logs in self._told_together(block):
+                self._learn(block, logs)
             for item in content.rows(source):
                 data = item if source == "transactions" else item.get("action", {})
                 pool = self.pools.get(data.get("to") or "")
                 if pool is None or data["sighash"] != SIGHASHES["swap"]:
                     continue
-                place, inclusive = item["transactionIndex"], source == "traces"
-                if (block.number, place + inclusive) > (pool[0], pool[1]):
+                place = item["transactionIndex"]
+                at, begins = (block.number, place), (pool[0], pool[1])
+                if self.since == "block":
+                    counts = at[0] >= begins[0]
+                elif self.since == "log" and source == "transactions":
+                    counts = at > begins
+                else:
+                    counts = at >= begins
+                if counts:
                     rows.append((block.number, place, data["to"]))
         return rows
 
-    def _learn(self, block: SimBlock, log: dict[str, Any]) -> None:
-        people, topics = self.chain.population, log["topics"]
+    def _told_together(self, block: SimBlock) -> list[list[dict[str, Any]]]:
+        """Return the logs of a block, those together whose children count for each other."""
+        logs = list(content_of(self.chain, block).rows("logs"))
+        keys = {"block": lambda log: 0, "log": lambda log: log["logIndex"],
+                "transaction": lambda log: log["transactionIndex"]}  # fmt: skip
+        return [list(several) for _, several in groupby(logs, keys[self.since])]
+
+    def _learn(self, block: SimBlock, logs: list[dict[str, Any]]) -> None:
         if block.number < self.start:
             return
-        if topics[0] == LAUNCHPAD_ADDED and log["address"] == people.registrar:
-            self.launchpads.add("0x" + topics[1][26:])
+        people = self.chain.population
+        for log in logs:
+            if log["topics"][0] == LAUNCHPAD_ADDED and log["address"] == people.registrar:
+                self.launchpads.add("0x" + log["topics"][1][26:])
         by_whom = self.launchpads if self.nested else {people.factory}
-        if topics[0] == PAIR_CREATED and log["address"] in by_whom:
-            self.creations.append((block.number, block.hash, log["logIndex"], log["address"]))
-            token1 = "0x" + topics[2][26:]
-            if self.token1 in (None, token1):
-                address, n = "0x" + log["data"][26:66], str(int(log["data"][66:], 16))
-                creation = (block.number, log["transactionIndex"], token1, n)
-                self.pools.setdefault(address, creation)
+        for log in logs:
+            if log["topics"][0] == PAIR_CREATED and log["address"] in by_whom:
+                self._learn_pool(block, log)
+
+    def _learn_pool(self, block: SimBlock, log: dict[str, Any]) -> None:
+        self.creations.append((block.number, block.hash, log["logIndex"], log["address"]))
+        token1 = "0x" + log["topics"][2][26:]
+        if self.token1 in (None, token1):
+            address, n = "0x" + log["data"][26:66], str(int(log["data"][66:], 16))
+            creation = (block.number, log["transactionIndex"], token1, n)
+            self.pools.setdefault(address, creation)
 
 
 def swaps_of(chain: ChainSim, blocks: Iterable[SimBlock], **options: Any) -> list[Row]:

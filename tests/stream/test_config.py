@@ -90,6 +90,31 @@ def test_another_factory_of_an_event_in_a_union_is_a_change() -> None:
     assert not config(made[0], None).differences(config(made[0], None))
 
 
+def test_rows_of_children_that_count_from_another_point_are_a_change() -> None:
+    """What release 0.2 has stored, which knew "log" alone, is what `since="log"` asks for now."""
+    address, created = "0x" + "11" * 20, "Made(address indexed by, address child)"
+
+    def config(**options: Any) -> Config:
+        above = evm.factory(address, created, child="child", **options)
+        below = evm.factory(above, created, child="child", columns=["by"], **options)
+        swaps = evm.events("Swap(uint256 amount)", contracts=above)
+        return Config.of({
+            "events": swaps, "calls": evm.calls("f(uint256 x)", contracts=below),
+            "union": evm.union(swaps, evm.events("erc20.Transfer")),
+        })  # fmt: skip
+
+    stored = {
+        "events": "d0e08a8d9d56874db187271e12e6113b",
+        "calls": "c98a5c405ddf9e2e73911a5c4158b027",
+        "union": "db91dc164d7a67a39ec7305ca8dde6f2",
+    }
+    assert config(since="log").outputs == stored
+    assert config().differences(config(since="log")) == {"changed": "calls, events, union"}
+    assert config().counts_from(config(since="log"))["events"] == "log -> transaction"
+    assert config().rows == config(since="block").rows == config(since="log").rows
+    assert not config().differences(config(since="transaction"))
+
+
 def test_what_an_event_of_a_union_does_with_bad_rows_is_part_of_the_question() -> None:
     def config(*on_error: Any) -> Config:
         events = (evm.events("erc20.Transfer", on_error=one) for one in on_error)

@@ -14,6 +14,7 @@ import pytest
 
 from headwater import BlockCursor, Flush, create_target, evm, pipe_to_iterator
 from headwater.core import Batch, PipeState
+from headwater.errors import ConfigChangedError
 from headwater.pipeline import Committed, Event, Recovered, RolledBack, Settled
 from headwater.stream import PortalStream, StopRequested, StreamBatch, portal_stream
 from headwater.stream.factories import FactoryScan
@@ -437,6 +438,77 @@ def test_parameters_of_the_creation_choose_the_children(tmp_path: Path) -> None:
         wanted = truth.swaps_of(chain, chain.canonical(0, 39), token1=token)
         assert place.rows("swaps") == wanted
         assert len(wanted) > 3
+
+
+@pytest.mark.guarantee("FACTORY-1")
+def test_rows_of_a_child_count_from_the_point_that_since_names(tmp_path: Path) -> None:
+    """Through forks and restarts, beside each other: what a child logs before its announcement."""
+    place, forks = InDuckDB(tmp_path), iter([3, 2])
+    sinces: tuple[Any, ...] = ("transaction", "block", "log")
+    with pool_portal(12, blocks=40) as portal:
+        chain = portal.chain
+        outputs = {
+            f"{kind}_{since}": evm.events(truth.SWAP_EVENT, contracts=make(chain, since=since))
+            for since in sinces
+            for kind, make in (("plain", truth.pools_of), ("nested", truth.launched_of))
+        }
+
+        def fork_at_head(event: Event) -> None:
+            if isinstance(event, Settled) and event.state.cursor == chain.head.cursor:
+                depth = next(forks, None)
+                if depth is None:
+                    raise StopRequested
+                portal.fork(depth)
+                portal.extend(2)
+                if depth == 2:
+                    raise StopRequested
+
+        for _ in range(2):
+            portal_stream(
+                id="pools", portal=portal.url, outputs=outputs, far=10**9, poll_interval_s=0.01
+            ).pipe_to(place.target(), on_event=fork_at_head)
+        assert len(chain.forks) == 2
+        counts = {}
+        for name in outputs:
+            kind, since = name.split("_")
+            model = truth.Model(chain, nested=kind == "nested", since=since)
+            assert place.rows(name) == sorted(model.swaps(chain.canonical()))
+            counts[name] = len(place.rows(name))
+        assert counts["plain_log"] < counts["plain_transaction"] < counts["plain_block"]
+
+
+@pytest.mark.parametrize("make", [truth.pools_of, truth.launched_of])
+def test_a_table_that_was_filled_behind_the_log_is_not_mixed_with_other_rows(
+    make: Callable[..., evm.Factory], tmp_path: Path
+) -> None:
+    """It goes on with `since="log"`, or `evolve` replaces its rows."""
+    place = InDuckDB(tmp_path)
+    with pool_portal(12, blocks=40) as portal:
+        chain = portal.chain
+
+        def run(end: int, on_config_change: Any = "error", **options: Any) -> None:
+            factory = make(chain, **options)
+            portal_stream(
+                id="pools",
+                portal=portal.url,
+                outputs={"swaps": evm.events(truth.SWAP_EVENT, contracts=factory, range=(0, end))},
+                far=10**9,
+                on_config_change=on_config_change,
+            ).pipe_to(place.target())
+
+        def wanted(end: int, **options: Any) -> list[Row]:
+            model = truth.Model(chain, nested=make is truth.launched_of, **options)
+            return sorted(model.swaps(chain.canonical(0, end)))
+
+        run(20, since="log")
+        with pytest.raises(ConfigChangedError, match=r"E0012.*since=swaps: log.* -> transaction"):
+            run(25)
+        assert place.rows("swaps") == wanted(20, since="log")
+        run(25, since="log")
+        assert place.rows("swaps") == wanted(25, since="log")
+        run(31, on_config_change="evolve")
+        assert place.rows("swaps") == wanted(31)
+        assert wanted(31) != wanted(31, since="log")
 
 
 # --- targets that keep nothing --------------------------------------------------------------------

@@ -6,6 +6,8 @@ seen. So what each output asks for is stored beside the cursor, as hashes, and c
 
 Part of it are the network, the query, the columns, and the version that the user gives an output.
 Ranges are not: they may be extended. Nor are the portal's address, options, transforms or targets.
+Behind its hash stands from where on rows of a factory's children count, unless that is "log", which
+is all that releases up to 0.2 knew: what they have stored is another definition than the default.
 Beside the hashes stands the first block of each output, so that one which is raised later leaves no
 hole in silence; and which rows it asks for, whatever their columns, so that
 `on_config_change="evolve"` knows what was added (`stream/evolve.py`).
@@ -22,7 +24,7 @@ from typing import Any, Literal, get_args
 
 from headwater.core import BlockCursor, BlockRange, PipeState
 from headwater.core.codec import dump_cursor, load_cursor
-from headwater.decode import Output
+from headwater.decode import Factory, Output
 from headwater.decode.columns.malformed import said_of
 from headwater.errors import (
     ConfigChangedError,
@@ -76,7 +78,10 @@ class Config:
         """Return what these outputs ask for. `versions` are the user's own, of some of them."""
         marks = {name: f"@{version}" for name, version in (versions or {}).items()}
         return cls(
-            {name: _fingerprint(one) + marks.get(name, "") for name, one in outputs.items()},
+            {
+                name: _fingerprint(one) + _since_mark(one) + marks.get(name, "")
+                for name, one in outputs.items()
+            },
             rows={name: _rows_fingerprint(output) for name, output in outputs.items()},
             columns={
                 name: {field.name: str(field.type) for field in output.schema}
@@ -125,11 +130,27 @@ class Config:
             text["renaming"] = dict(sorted(self.renaming.items()))
         return json.dumps(text)
 
+    def version(self, name: str) -> str:
+        """Return the version that the user has given what transforms make of an output."""
+        return self.outputs[name].partition("@")[2]
+
+    def since(self, name: str) -> str:
+        """Return from where on rows of children count in an output, of each event in turn."""
+        return self.outputs[name].partition("@")[0].partition("/")[2] or "log"
+
+    def counts_from(self, before: Config) -> dict[str, str]:
+        """Return what was and is `since`, of outputs that differ in it."""
+        found = {name: (before.since(name), self.since(name)) for name in self._in_both(before)}
+        return {name: f"{was} -> {now}" for name, (was, now) in found.items() if was != now}
+
+    def _in_both(self, before: Config) -> list[str]:
+        return [name for name in self.outputs if name in before.outputs]
+
     def differences(self, before: Config) -> dict[str, str]:
         """Return the names of outputs that are not as before, by what became of them."""
         was, now = before.outputs, self.outputs
         found = {
-            "changed": [name for name in now if name in was and now[name] != was[name]],
+            "changed": [name for name in self._in_both(before) if now[name] != was[name]],
             "added": [name for name in now if name not in was],
             "removed": [name for name in was if name not in now],
         }
@@ -173,10 +194,11 @@ def _compare_config(
     stored: StoredConfig, state: PipeState, now: Config, stream_id: str, how: OnConfigChange
 ) -> None:
     text = stored.read()
-    differences = {}
+    differences: dict[str, str] = {}
+    moved: dict[str, str] = {}
     if text is not None and state.cursor is not None:
         before = Config.load(text)
-        differences = now.differences(before)
+        differences, moved = now.differences(before), now.counts_from(before)
         now = replace(now, firsts=before.firsts, filling=before.filling)
         if before.renaming:
             raise EvolveError(
@@ -191,6 +213,15 @@ def _compare_config(
             stream=stream_id,
             outputs=", ".join(sorted(now.filling.outputs)),
             filled_to=now.filling.cursor,
+        )
+    if moved and how not in ("warn", "ignore"):
+        raise ConfigChangedError(
+            "rows of a factory's children were counted from another point than `since` says now, "
+            "and a table would hold both; evm.factory(since=…) of what was goes on as before, and "
+            "on_config_change='evolve' replaces the rows",
+            stream=stream_id,
+            **differences,
+            since=", ".join(f"{name}: {change}" for name, change in moved.items()),
         )
     if differences and how not in ("warn", "ignore"):
         raise ConfigChangedError(
@@ -258,14 +289,29 @@ def _fingerprint(output: Output) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
+def _since_mark(output: Output) -> str:
+    """Return from where on rows of children count; nothing where that is behind the log."""
+    scopes = [scope_of(part) for part in parts_of(output)]
+    begins = [since for one in scopes if one is not None for since in _sinces(one.factory)]
+    return "/" + ",".join(begins) if set(begins) - {"log"} else ""
+
+
+def _sinces(factory: Factory | None) -> list[str]:
+    """Return `since` of a factory and of those above it."""
+    return [] if factory is None else [factory.since, *_sinces(factory.parent)]
+
+
 def _rows_fingerprint(output: Output) -> str:
-    """Hash which rows an output asks for, whatever their columns: not what comes along."""
+    """Hash which rows an output asks for, whatever their columns: not what comes along.
+
+    Nor from where on rows of children count: `Config.since` tells that.
+    """
     query = output.query
     conditions = sorted(
         json.dumps([one.family, one.canonical().conditions]) for one in query.filters
     )
     scopes = [scope_of(part) for part in parts_of(output)]
-    children = [None if one is None else one.factory.key for one in scopes]
+    children = [None if one is None else one.factory.counting_from("log").key for one in scopes]
     on_error = [said_of(getattr(part, "on_error", None)) for part in parts_of(output)]
     parts = [query.network.type, query.include_all_blocks, conditions, on_error, children]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

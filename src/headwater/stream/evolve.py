@@ -56,7 +56,8 @@ logger = logging.getLogger("headwater.stream")
 class Evolution:
     """What a definition has more than the stored one: new names (to old ones), outputs, columns.
 
-    `remade` are outputs whose rows are replaced: they have more columns, or another version.
+    `remade` are outputs whose rows are replaced: they have more columns, another version, or rows
+    of children that count from another point.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -102,7 +103,9 @@ def plan_evolution(before: Config, now: Config, renamed: Mapping[str, str]) -> E
                 output=name,
             )
         held, wanted = stored.columns[name].items(), now.columns[name].items()
-        is_same = len(held) == len(wanted) and _version(stored, name) == _version(now, name)
+        same_columns = len(held) == len(wanted)
+        same_version = stored.version(name) == now.version(name)
+        is_same = same_columns and same_version and stored.since(name) == now.since(name)
         if stored.rows.get(name) != now.rows[name] or not held <= wanted or is_same:
             raise EvolveError(
                 "an output asks for other rows, or for other columns than before and more",
@@ -111,11 +114,6 @@ def plan_evolution(before: Config, now: Config, renamed: Mapping[str, str]) -> E
             )
     added = [one for one in now.outputs if one not in stored.outputs]
     return Evolution(moved, tuple(added), tuple(changed))
-
-
-def _version(config: Config, name: str) -> str:
-    """Return the version that the user has given what transforms make of an output."""
-    return config.outputs[name].partition("@")[2]
 
 
 def rename(config: Config, renamed: Mapping[str, str]) -> Config:

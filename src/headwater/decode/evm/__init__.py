@@ -32,7 +32,14 @@ from headwater.decode.evm.events import (
     event_query,
     make_union,
 )
-from headwater.decode.evm.factory import PREFIX, Factory, calls_scope, events_scope
+from headwater.decode.evm.factory import (
+    PREFIX,
+    Factory,
+    Since,
+    calls_scope,
+    check_since,
+    events_scope,
+)
 from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.topics import make_topic_filters
 from headwater.decode.evm.types import Elementary, Kind, arrow_field, is_wide
@@ -182,12 +189,14 @@ def factory(
     params: Mapping[str, object] | None = None,
     columns: str | Iterable[str] = (),
     start: object = 0,
+    since: Since = "transaction",
     on_error: OnError = "raise",
 ) -> Factory:
     """Return contracts that create others, to be given as `contracts` to `events` and `calls`.
 
-    A child counts from its creation on: its logs behind the one that announces it, transactions to
-    it after that one, and all calls inside that one. The first creation of an address counts.
+    The rows of a child count from the start of the transaction that announces it: many contracts
+    log their own set-up before their factory announces them. The first creation of an address
+    counts.
 
     Args:
         address: the contracts that announce; another factory if its children do.
@@ -196,6 +205,9 @@ def factory(
         params: values of indexed parameters: creations with others are left out.
         columns: parameters of the event that rows of children get too, as `factory_<name>`.
         start: the first block to look for creations in: a number or a date.
+        since: from where on rows of a child count: the start of the "transaction" that announces
+            it, the start of that "block", or the "log" itself. With "log", what a child logs before
+            it is left out, and so are transactions to it up to that one; all of its traces count.
         on_error: what to do with a log that has the event's topics but not its content: "raise",
             "skip" or a function of the error. A creation that is left out has no child.
 
@@ -204,7 +216,7 @@ def factory(
         AddressError: `address` is none, or an empty list.
         ParameterError: `child`, `params` or `columns` name a parameter that cannot serve.
         InvalidRangeError: `start` is no beginning.
-        InvalidOptionError: `on_error` is something else.
+        InvalidOptionError: `since` or `on_error` is something else.
     """
     check_on_error(on_error)
     parsed = parse_event(event)
@@ -240,6 +252,7 @@ def factory(
         columns=asked,
         fields=tuple(arrow_field(PREFIX + name, simple[name]) for name in asked),
         on_error=on_error,
+        since=check_since(since),
     )
 
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +30,10 @@ from headwater.errors import InvalidOptionError
 from headwater.query import Filter, Query
 
 PREFIX = "factory_"
+Since: TypeAlias = Literal["transaction", "block", "log"]
+"""From where on the rows of a child count: the start of the transaction that announces it, the
+start of that block, or the log itself."""
+
 Integers: TypeAlias = npt.NDArray[np.int64]
 Numbers: TypeAlias = npt.NDArray[np.uint64]
 
@@ -52,7 +55,8 @@ class Factory:
 
     `contracts` announce, or the children of the factory `parent`. `child` is the parameter that
     holds the new address; `fields` are the columns that rows of children get. Creations before
-    `start` are not looked for.
+    `start` are not looked for. `since` says from where on rows of children count, among them what
+    children announce in turn.
     """
 
     event: Event
@@ -64,11 +68,18 @@ class Factory:
     columns: tuple[str, ...] = ()
     fields: tuple[pa.Field, ...] = ()
     on_error: OnError = "raise"
+    since: Since = "transaction"
 
     @property
     def key(self) -> str:
-        """What the children are stored under: it follows from all that defines the children."""
+        """What the children are stored under: it follows from all that defines the children.
+
+        `since` counts only where it decides who is a child, in a factory above this one. "log" is
+        left out, because releases that knew nothing else have stored keys without it.
+        """
         above = None if self.parent is None else self.parent.key
+        if self.parent is not None and self.parent.since != "log":
+            above = f"{above}/{self.parent.since}"
         said: tuple[object, ...] = (
             (self.event.signature, [one.indexed for one in self.event.parameters], self.child),
             (sorted(self.contracts or ()), above, self.topics, self.columns, self.start),
@@ -76,6 +87,11 @@ class Factory:
         if self.on_error != "raise":
             said = (*said, said_of(self.on_error))
         return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+
+    def counting_from(self, since: Since) -> Factory:
+        """Return the same factory, and the same ones above it, with another `since`."""
+        above = None if self.parent is None else self.parent.counting_from(since)
+        return replace(self, parent=above, since=since)
 
     @property
     def depth(self) -> int:
@@ -98,18 +114,18 @@ class ChildScope:
     factory: Factory
     address: str
     condition: str
-    since: Since
+    begin: Begin
     children: Children | None = None
 
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of children since their creation, with the asked columns appended.
+        """Return the rows of children that count, with the asked columns appended.
 
         Raises:
             InvalidOptionError: no stream has looked for the children.
         """
         if self.children is None:
             raise InvalidOptionError("only a stream knows the children of a factory")
-        return self.children.own_rows(batch, self.address, self.since)
+        return self.children.own_rows(batch, self.address, self.begin)
 
     def with_children(self, children: Children) -> ChildScope:
         """Return the scope of these children."""
@@ -129,31 +145,50 @@ class ChildScope:
         )
 
 
+class Begin(NamedTuple):
+    """Where in the announcing block the rows of a child begin to count.
+
+    `column` orders the rows of a block, `place` says which of `Children.places` it is compared
+    with, and `inclusive` whether a row of the same value counts.
+    """
+
+    column: str
+    place: int
+    inclusive: bool
+
+
 def events_scope(factory: Factory) -> ChildScope:
-    """Return the scope of logs: those of a child behind the log that announces it."""
-    return ChildScope(factory, "address", "address", Since.LOG)
+    """Return the scope of logs."""
+    begins: dict[Since, Begin] = {
+        "block": Begin("block_number", 0, True),
+        "transaction": Begin("transaction_index", 1, True),
+        "log": Begin("log_index", 2, False),
+    }
+    return ChildScope(factory, "address", "address", begins[factory.since])
 
 
 def calls_scope(factory: Factory, source: str) -> ChildScope:
-    """Return the scope of calls: of transactions, those after the one that announces the child.
+    """Return the scope of calls, which no log index orders.
 
-    Traces are not ordered among logs, so those of the announcing transaction count whole.
+    With "log", transactions count behind the announcing one, which is not sent to a child as a
+    rule; all traces of it count, because some of them may lie behind the log.
     """
-    if source == "transactions":
-        return ChildScope(factory, "to", "to", Since.LATER)
-    return ChildScope(factory, "callTo", "callTo", Since.TRANSACTION)
+    address = "to" if source == "transactions" else "callTo"
+    begins: dict[Since, Begin] = {
+        "block": Begin("block_number", 0, True),
+        "transaction": Begin("transactionIndex", 1, True),
+        "log": Begin("transactionIndex", 1, source == "traces"),
+    }
+    return ChildScope(factory, address, address, begins[factory.since])
 
 
-class Since(Enum):
-    """From where on a child's rows count: the column that orders them, its place, if inclusive.
-
-    LOG: behind the log that announces the child. LATER: in later transactions. TRANSACTION: in the
-    same transaction too, for what no log index orders.
-    """
-
-    LOG = ("log_index", 2, False)
-    LATER = ("transactionIndex", 1, False)
-    TRANSACTION = ("transactionIndex", 1, True)
+def check_since(given: object) -> Since:
+    """Return the point that is meant; refuse anything unknown."""
+    known: tuple[Since, ...] = get_args(Since)
+    for one in known:
+        if given == one:
+            return one
+    raise InvalidOptionError(f"since is one of {', '.join(map(repr, known))}", got=repr(given))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -274,16 +309,15 @@ class Children:
         low[begins] = left
         return low
 
-    def own_rows(self, batch: pa.RecordBatch, address: str, since: Since) -> pa.RecordBatch:
-        """Return the rows of children since their creation, with the asked columns appended."""
+    def own_rows(self, batch: pa.RecordBatch, address: str, begin: Begin) -> pa.RecordBatch:
+        """Return the rows of children from where they count, with the asked columns appended."""
         rows = self.find(batch.column(address))
         own = np.flatnonzero(rows >= 0)
         batch, rows = batch.take(pa.array(own)), rows[own]
         created = self.places[:, rows]
         blocks = batch.column("block_number").to_numpy()
-        column, which, inclusive = since.value
-        places = pc.fill_null(batch.column(column).cast(pa.int64()), 0).to_numpy()
-        behind = places > created[which] - inclusive
+        places = pc.fill_null(batch.column(begin.column).cast(pa.int64()), 0).to_numpy()
+        behind = places > created[begin.place] - begin.inclusive
         counts = (blocks > created[0]) | ((blocks == created[0]) & behind)
         if not counts.all():
             batch, rows = batch.filter(pa.array(counts)), rows[counts]
