@@ -45,8 +45,9 @@ Hashes, addresses and keys are text as the portal writes them, hex in lower case
 Hyperliquid and Substrate, without `0x` on Bitcoin and Tron, base58 on Solana. Addresses of Tron
 have 21 bytes, `41…`, in every table. Contents (`input`, `data`, code, scripts) are binary.
 
-Columns of a factory's event, `factory_<name>`, come last. A table of [children](decoding.md#children-of-factories)
-holds their rows from the start of the transaction that announces each.
+Columns of a factory's event, `factory_<name>`, come last. A table of children
+([factories](decoding.md#children-of-factories)) holds their rows from the start of the transaction
+that announces each.
 
 ## Time and money
 
