@@ -3,12 +3,12 @@
 # Called by `make test`. Elsewhere nothing is installed: without a browser these tests are skipped,
 # and say so.
 set -euo pipefail
+. "$(dirname "$0")/apt.sh"
 for name in chromium chromium-browser chrome; do
   if command -v "$name" >/dev/null 2>&1; then exit 0; fi
 done
 if [ -n "${CI:-}" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
   echo "Installing Chromium, which opens the dashboard's page"
-  export DEBIAN_FRONTEND=noninteractive
-  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 ||
+  apt_install chromium 2>/dev/null ||
     echo "Chromium cannot be installed here; the tests of the page are skipped"
 fi

@@ -3,6 +3,7 @@
 # again. Needs Python >= 3.11 (python3.11 … python3.14 or python3) and, for Spark, Java >= 17, which
 # it installs by itself where it may.
 set -euo pipefail
+. "$(dirname "$0")/apt.sh"
 venv=${1:-.venv}
 
 python=
@@ -26,7 +27,7 @@ if [ ! -x "$venv/bin/python" ]; then
     version=$("$python" -c 'import sys; print(f"{sys.version_info[0]}.{sys.version_info[1]}")')
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
       echo "Installing python$version-venv (Debian and Ubuntu ship it apart from Python)"
-      apt-get update -qq && apt-get install -y -qq "python$version-venv" >/dev/null
+      apt_install "python$version-venv"
       "$python" -m venv "$venv"
     else
       echo "Python's venv module is missing. Install it, then run make again:" >&2
@@ -43,10 +44,8 @@ has_java() {  # looks where Spark will look: JAVA_HOME, then the PATH
 }
 if ! has_java && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
   echo "Installing Java, which Spark runs on"
-  export DEBIAN_FRONTEND=noninteractive
-  apt-get update -qq
-  apt-get install -y -qq openjdk-17-jre-headless >/dev/null 2>&1 ||
-    apt-get install -y -qq default-jre-headless >/dev/null  # where 17 is no longer offered
+  apt_install openjdk-17-jre-headless 2>/dev/null ||
+    apt_install default-jre-headless  # where 17 is no longer offered
 fi
 if ! has_java; then
   how="sudo apt-get install openjdk-17-jre-headless"
