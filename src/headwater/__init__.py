@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     )
     from headwater.stream.changelog_metrics import ChangelogMetrics
     from headwater.stream.substreams import SubstreamsStream, substreams_stream
+    from headwater.stream.verification import verify
     from headwater.targets import (
         aggregate,
         clickhouse_target,
@@ -96,6 +97,7 @@ _LAZY = {
     ),
     "stream.changelog_metrics": ("ChangelogMetrics",),
     "stream.substreams": ("SubstreamsStream", "substreams_stream"),
+    "stream.verification": ("verify",),
     "targets": (
         "aggregate", "clickhouse_target", "delta_target", "duckdb_target", "history_target",
         "iceberg_target", "parquet_target", "postgres_target", "table",
@@ -165,6 +167,7 @@ __all__ = [
     "uint256_compare",
     "uint256_sub",
     "units",
+    "verify",
     "webhook",
 ]
 

@@ -81,7 +81,7 @@ def test_every_defect_that_is_planted_in_a_lake_is_found_and_nothing_else(
         spoil(kind, place)
         said = CliRunner().invoke(app, ["verify", str(place), str(file), "--json"])
     assert said.exit_code == 1, said.output
-    (report,) = json.loads(said.output)
+    (report,) = json.loads(said.output)["tables"]
     kinds = ("holes", "duplicates", "orphans", "changed")
     found = {one["block"]: [kind for kind in kinds if one[kind]] for one in report["findings"]}
     assert found == {

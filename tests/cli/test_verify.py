@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from headwater import evm, portal_stream
 from headwater.cli import app
 from headwater.cli.run import read_pipelines
+from headwater.errors import CursorMoveError
 from headwater.targets import clickhouse_target, duckdb_target, postgres_target
 from headwater.targets.clickhouse import ClickHouseClient
 from headwater.targets.compare import compare_blocks, counted
@@ -136,7 +137,7 @@ def test_every_planted_defect_is_found_and_nothing_else(
     )
     code, shown = run(place.address, str(file), "--json")
     assert code == 1, shown
-    (report,) = json.loads(shown)
+    (report,) = json.loads(shown)["tables"]
     assert report["findings"] == [
         finding(hole, counts[hole], 0, holes=counts[hole]),
         finding(twice, counts[twice], 2 * counts[twice], duplicates=counts[twice]),
@@ -175,7 +176,7 @@ def test_pieces_gaps_and_samples_are_compared_as_the_whole_is(
     file.write_text(RANGES.format(portal=portal.url, path=path), encoding="utf-8")
     ((stream, target),) = read_pipelines(file)
     stream.pipe_to(target, progress=False)
-    module = import_module("headwater.cli.verify")
+    module = import_module("headwater.stream.verification")
     monkeypatch.setattr(module, "PIECE_BLOCKS", 7)
     code, shown = run(str(path), str(file))
     assert code == 0, shown
@@ -184,13 +185,13 @@ def test_pieces_gaps_and_samples_are_compared_as_the_whole_is(
                            "WHERE block_number = 10")  # fmt: skip
     code, shown = run(str(path), str(file), "--json")
     assert code == 1
-    early, late = json.loads(shown)
+    early, late = json.loads(shown)["tables"]
     assert [(one["block"], one["expected"] == 0) for one in early["findings"]] == [(25, True)]
     assert (early["blocks"], late["blocks"], late["findings"]) == (60, 60, [])
     assert run(str(path), str(file), "--from", "40")[0] == 0
     monkeypatch.setattr(module, "SAMPLE_BLOCKS", 2)
     code, shown = run(str(path), str(file), "--sample", "5", "--json", "--from", "26")
-    early, late = json.loads(shown)
+    early, late = json.loads(shown)["tables"]
     assert (code, early["blocks"], late["blocks"]) == (0, 10, 10)
     assert late["expected"] == late["stored"]
 
@@ -219,7 +220,7 @@ def test_transforms_are_applied_once_more(
         connection.execute("UPDATE even SET payee = 'me' WHERE block_number = 22")
     code, shown = run(str(path), str(file), "--table", "even", "--json")
     assert code == 1, shown
-    (report,) = json.loads(shown)
+    (report,) = json.loads(shown)["tables"]
     assert [(one["block"], one["columns"]) for one in report["findings"]] == [(22, ["payee"])]
     assert run(str(path), str(file), "--table", "even", "--from", "23")[0] == 0
 
@@ -237,7 +238,133 @@ def test_children_of_factories_are_known_wherever_the_comparison_begins(
         for words in ([], ["--from", "15", "--to", "25"], ["--from", "34"]):
             code, shown = run(str(path), str(file), "--json", *words)
             assert code == 0, shown
-            assert all(one["expected"] == one["stored"] > 0 for one in json.loads(shown))
+            tables = json.loads(shown)["tables"]
+            assert tables[-1]["table"] == "headwater_factory_children"
+            assert all(one["expected"] == one["stored"] > 0 for one in tables)
+        with duckdb.connect(str(path)) as connection:
+            children = "headwater_factory_children"
+            first = f"SELECT min(rowid) FROM {children} WHERE address <> ''"
+            connection.execute(f"UPDATE {children} SET address = '0x' WHERE rowid = ({first})")
+        code, shown = run(str(path), str(file), "--json")
+        found = json.loads(shown)["tables"][-1]["findings"]
+        assert (code, [one["columns"] for one in found]) == (1, [["address"]])
+
+
+SUMMED = """
+from headwater import duckdb_target, evm, portal_stream, postgres_target
+from headwater.targets import aggregate
+
+stream = portal_stream(
+    id="sums", portal="{portal}", far=10**9,
+    outputs={{"transfers": evm.events("erc20.Transfer", range=(0, {last}))}})
+came = aggregate(
+    "balances", source="transfers", keys={{"token": "address", "owner": "to"}},
+    add={{"amount": "value", "received": 1}}, max={{"largest": "value", "latest": "timestamp"}},
+    last={{"hash": "transaction_hash", "place": "log_index"}})
+went = aggregate(
+    "balances", source="transfers", keys={{"token": "address", "owner": "from"}},
+    sub={{"amount": "value"}})
+target = {kind}_target("{place}", aggregates=[came, went])
+"""
+
+
+@pytest.mark.parametrize("kind", ["duckdb", "postgres"])
+def test_sums_are_compared_with_those_of_all_rows(
+    kind: str, portal: PortalServer, tmp_path: Path
+) -> None:
+    place, file = Place(kind, tmp_path), tmp_path / "pipeline.py"
+    text = SUMMED.format(portal=portal.url, last=LAST, kind=kind, place=place.address)
+    file.write_text(text, encoding="utf-8")
+    ((stream, target),) = read_pipelines(file)
+    stream.pipe_to(target, progress=False)
+    assert run(place.address, str(file))[0] == 0
+    with pytest.raises(CursorMoveError, match=r"E0013.*count twice.*tables=balances"):
+        CliRunner().invoke(
+            app, ["rewind", place.address, "--id", "sums", "--to", "20", "--force", "--yes"],
+            catch_exceptions=False,
+        )  # fmt: skip
+    assert run(place.address, str(file))[0] == 0, "nothing was moved"
+    keys = place.target.query("SELECT token, owner FROM balances ORDER BY token, owner").to_pylist()
+    changed, gone = keys[3], keys[7]
+    place.sql(
+        "UPDATE balances SET amount = amount + 1 WHERE "
+        f"token = '{changed['token']}' AND owner = '{changed['owner']}'",
+        f"DELETE FROM balances WHERE token = '{gone['token']}' AND owner = '{gone['owner']}'",
+        "INSERT INTO balances (token, owner) VALUES ('0xtoken', '0xnobody')",
+    )
+    code, shown = run(place.address, str(file), "--json")
+    assert code == 1
+    rows, sums = json.loads(shown)["tables"]
+    assert (rows["table"], rows["findings"]) == ("transfers", [])
+    assert (sums["table"], sums["output"]) == ("balances", "transfers")
+    assert (sums["expected"], sums["stored"]) == (len(keys), len(keys))
+    none: dict[str, Any] = {"hole": False, "orphan": False, "columns": []}
+    nobody = {"token": "0xtoken", "owner": "0xnobody"}
+    assert sorted(sums["findings"], key=lambda one: list(one["key"].values())) == sorted(
+        [
+            {**none, "key": changed, "columns": ["amount"]},
+            {**none, "key": gone, "hole": True},
+            {**none, "key": nobody, "orphan": True},
+        ],
+        key=lambda one: list(one["key"].values()),
+    )
+    code, shown = run(place.address, str(file))
+    assert "balances: 3 keys differ" in shown
+    code, shown = run(place.address, str(file), "--final")
+    assert (code, "balances: not compared: an aggregate" in shown) == (3, True)
+    assert run(place.address, str(file), "--table", "transfers")[0] == 0
+    assert run(place.address, str(file), "--table", "balances")[0] == 1
+    code, shown = run(place.address, str(file), "--table", "balances", "--to", "20")
+    assert (code, "[E0033] an aggregate sums up all blocks" in shown) == (2, True)
+
+
+WRITTEN = """
+from headwater import duckdb_target, evm, portal_stream
+from headwater.changes import TableSchema, from_columns
+from headwater.targets import history_target, table
+
+def write(tx, data):
+    tx.insert("transfers", data["transfers"])
+    tx.insert("copies", data["transfers"])
+    tx.insert("loose", data["transfers"])
+
+def changes(data):
+    rows = data["transfers"].toArrow()
+    return {{"transfers": from_columns(
+        rows, table="moved", operation="upsert", key={{"owner": "to"}}, fields=["value"],
+        ordinal="log_index")}}
+
+asked = {{"transfers": evm.events("erc20.Transfer", range=(0, 20))}}
+first = portal_stream(id="first", portal="{portal}", far=10**9, outputs=asked)
+first = first.on_finalized("transfers", lambda messages: None)
+into = duckdb_target(
+    r"{path}", tables=["transfers", "copies", table("loose", untracked=True)], on_data=write)
+second = portal_stream(id="second", portal="{portal}", far=10**9, outputs=asked).pipe(changes)
+moved = TableSchema("moved", key=["owner"], columns={{"owner": "text", "value": "integer"}})
+pipelines = [(first, into), (second, history_target(r"{path}", tables=[moved]))]
+"""
+
+
+def test_what_was_not_compared_is_named_and_the_exit_code_says_so(
+    portal: PortalServer, tmp_path: Path, spark: SparkSession
+) -> None:
+    file, path = tmp_path / "pipeline.py", tmp_path / "written.duckdb"
+    file.write_text(WRITTEN.format(portal=portal.url, path=path), encoding="utf-8")
+    for stream, target in read_pipelines(file):
+        stream.pipe_to(target, progress=False)
+    code, shown = run(str(path), str(file), "--id", "first", "--json")
+    assert (code, json.loads(shown)["complete"]) == (3, False)
+    assert {one["name"] for one in json.loads(shown)["left_out"]} == {
+        "copies", "loose", "headwater_outbox_transfers", "headwater_dead_letters",
+    }  # fmt: skip
+    assert (
+        "copies: not compared: no output has its name"
+        in run(str(path), str(file), "--id", "first")[1]
+    )
+    chosen = ["--table", "transfers", "--table", "copies=transfers"]
+    assert run(str(path), str(file), "--id", "first", *chosen)[0] == 0
+    code, shown = run(str(path), str(file), "--id", "second")
+    assert (code, "[E0033] no table has the name of an output" in shown) == (2, True)
 
 
 def test_what_cannot_be_compared_ends_with_2(portal: PortalServer, tmp_path: Path) -> None:

@@ -90,16 +90,29 @@ def test_below_finality_nothing_is_touched_without_force(place: Place) -> None:
     rig.target.close()
 
 
-def test_with_force_rows_go_by_their_block_and_keyed_rows_as_far_as_undo_reaches(
-    place: Place,
-) -> None:
-    rig = fill(place.rig())
+def test_with_force_rows_go_by_their_block(place: Place) -> None:
+    rig = Rig(place.target(only="log"), place.rows, ["log"])
+    rig.target.recover()
+    for number in range(1, 9):
+        rig.block(number, log(number, number), final=4)
+    rig.target.close()
     move = open_admin(place.address).move("one", 2, block_hash="a2", force=True)
     assert move.kind is MoveKind.BELOW
     assert sorted(row["block_number"] for row in place.rows("log")) == [1, 2]
-    assert [row["value"] for row in place.rows("balances")] == ["4"]
-    rig.target = place.target()
+    rig.target = place.target(only="log")
     assert rig.target.recover() == PipeState(BlockCursor(2, "a2"), None, (BlockCursor(2, "a2"),))
+    rig.target.close()
+
+
+@pytest.mark.guarantee("OPERATE-1")
+def test_final_blocks_are_not_taken_from_tables_whose_rows_do_not_say_theirs(place: Place) -> None:
+    rig = fill(place.rig())
+    refused = r"E0013.*would count twice.*wanted=2.*oldest=4#a4, tables=balances\)"
+    with pytest.raises(CursorMoveError, match=refused):
+        open_admin(place.address).move("one", 2, force=True)
+    rig.target = place.target()
+    assert rig.target.recover() == rig.state
+    rig.check()
     rig.target.close()
 
 

@@ -95,12 +95,12 @@ def move(
     """Move a stream's cursor: the next run goes on with the block after it.
 
     Back to any block that a fork could go back to, the data follows exactly: what later blocks did
-    is undone, as in a fork. Further back (--force) append-only tables lose the rows of later
-    blocks, but tables with a key keep what final blocks did, and get it once more. Forward
+    is undone, as in a fork. Further back (--force) tables lose the rows of later blocks; a stream
+    with other tables than those whose rows say their block, such as sums, is refused there. Forward
     (--force) blocks are left out. What will happen is said before you are asked.
 
     The stream must not be running: its lock is taken. (ClickHouse has no locks; there a stream that
-    runs stops with E2016. Its tables go back exactly, however far.)
+    runs stops with E2016.)
 
         headwater cursor set chain.duckdb --id usdc-transfers --block 21000000
 
@@ -122,7 +122,8 @@ def rewind(
     """Take a stream back to a block: what later blocks did is undone, and they are read again.
 
     The same as `cursor set`, but it never goes forward. What happens to each table is said before
-    you are asked. Below the oldest block that a fork could go back to it needs --force.
+    you are asked. Below the oldest block that a fork could go back to it needs --force, and tables
+    whose rows say their block: what final blocks added to sums cannot be taken back.
 
     The stream must not be running: its lock is taken. (ClickHouse has no locks; there a stream that
     runs stops with E2016.)

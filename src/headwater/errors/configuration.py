@@ -105,7 +105,8 @@ class CursorMoveError(
     ConfigError,
     code="E0013",
     fix="headwater cursor show lists the streams and where each can go back to; --force (in "
-    "Python: force=True) goes further, and says first what that does to the data",
+    "Python: force=True) goes further where rows say their block, and says first what that does to "
+    "the data",
 ):
     """A cursor cannot be moved there without giving something up, or there is no such stream."""
 
@@ -206,7 +207,7 @@ class PipelineSilentError(
 class VerifyError(
     ConfigError,
     code="E0033",
-    fix="compare tables that hold the rows of an output: --table TABLE=OUTPUT names both, --from "
-    "and --to the blocks; docs/operations.md says what can be compared",
+    fix="compare tables that hold the rows of an output (--table TABLE=OUTPUT names both) or "
+    "aggregates of all blocks; docs/operations.md says what can be compared",
 ):
-    """`headwater verify` cannot compare a table with the portal."""
+    """`verify` cannot compare a table with the portal."""

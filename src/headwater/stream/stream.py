@@ -206,6 +206,12 @@ class Stream(ABC):
         """Read final blocks, from the beginning of the range every time."""
         return self._read(None, None, finalized=True)
 
+    def read_into(self, target: Handover) -> Iterator[StreamBatch]:
+        """Read from the beginning of the range; a fork ends it. Called by `verify`."""
+        return self._read(
+            None, Callback("on_fork", lambda previous: None, "previous_blocks"), into=target
+        )
+
     def _read(
         self,
         cursor: BlockCursor | None,
@@ -213,13 +219,15 @@ class Stream(ABC):
         *,
         finalized: bool = False,
         handle: StreamHandle | None = None,
+        into: Handover | None = None,
     ) -> Iterator[StreamBatch]:
         """Hand out batches one by one; what happens in between is the caller's.
 
-        A stop waits until the caller comes back for the next batch.
+        A stop waits until the caller comes back for the next batch. `into` is told of more than the
+        caller is given.
         """
         check_cursor(cursor)
-        target, ask_user = Handover(cursor), AskUser(on_fork)
+        target, ask_user = into or Handover(cursor), AskUser(on_fork)
         interrupt = Interrupt() if handle is None else handle.interrupt
         record = self._record("iteration", CollectorRegistry()) if handle is None else handle.record
         with self._opened(Opening(target, record, finalized, ask_user, interrupt)) as run:

@@ -58,6 +58,11 @@ class TableStatus:
         """Whether every start removes the stream's rows above its cursor."""
         return self.undo in (COLLAPSING, REPLACING, DELETION)
 
+    @property
+    def goes_by_block(self) -> bool:
+        """Whether each row says its block, so that rows of final blocks can be taken back, too."""
+        return self.undo == APPEND_ONLY or self.is_repaired
+
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
@@ -245,8 +250,11 @@ def plan_move(
     Down to the oldest block that a fork could go back to, the newest stored block at or below the
     number is taken: what lies between two of them holds no rows of the stream.
 
+    Below that, rows go by their block. Where tables hold others, as sums do, it is refused: what
+    final blocks did to them is not kept anywhere, would stay, and would be done once more.
+
     Raises:
-        CursorMoveError: nothing is stored, or only `force` allows it.
+        CursorMoveError: nothing is stored, only `force` allows it, or rows could not follow.
     """
     state, points = stream.state, stream.state.landing_points()
     if state.cursor is None or not points:
@@ -268,10 +276,19 @@ def plan_move(
             oldest=points[0],
         )
     if number < state.cursor.number:
+        kept = [one.name for one in stream.tables if not one.goes_by_block]
+        if kept:
+            raise CursorMoveError(
+                "what final blocks did to these tables is not kept, so it would stay and be done "
+                "once more, and sums would count twice; headwater cursor reset --force begins anew",
+                wanted=number,
+                oldest=points[0],
+                tables=", ".join(kept),
+            )
         return Move(MoveKind.BELOW, PipeState(wanted, None, (wanted,)))
     final = state.finalized
-    kept = (wanted,) if final is None else (final, wanted)
-    return Move(MoveKind.AHEAD, PipeState(wanted, final, kept))
+    chain = (wanted,) if final is None else (final, wanted)
+    return Move(MoveKind.AHEAD, PipeState(wanted, final, chain))
 
 
 def check_reset(state: PipeState, *, force: bool) -> None:
@@ -302,13 +319,8 @@ def explain_move(move: Move, stream: StreamStatus) -> list[str]:
                 f"{table.name}: the rows of blocks above {number:,} are deleted; materialized "
                 "views on it keep theirs."
             )
-        elif table.undo == APPEND_ONLY or table.is_repaired or move.kind is MoveKind.UNDO:
-            said.append(f"{table.name}: what blocks above {number:,} did is undone.")
         else:
-            said.append(
-                f"{table.name}: hot blocks are undone; what final blocks above {number:,} did "
-                "stays, and they are applied to it once more."
-            )
+            said.append(f"{table.name}: what blocks above {number:,} did is undone.")
     return said
 
 

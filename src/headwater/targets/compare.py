@@ -1,7 +1,8 @@
-"""Compares the rows of a table with the rows that it should hold, block by block. Pure.
+"""Compares the rows of a table with the rows that it should hold, by block or by key. Pure.
 
-Called by `headwater verify`. Both sides are bags of rows: order does not matter, how often a row
-occurs does. All of it is Arrow's columns; no row becomes a Python object.
+Called by `verify`. Rows of an output are bags: order does not matter, how often a row occurs does.
+Rows of an aggregate have a key, which is there once. All of it is Arrow's columns; no row becomes a
+Python object.
 """
 
 from __future__ import annotations
@@ -35,6 +36,18 @@ class BlockFinding:
     duplicates: int = 0
     orphans: int = 0
     changed: int = 0
+    columns: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class KeyFinding:
+    """What differs in one row of an aggregate: it is missing (a hole), it is of no row that stands
+    (an orphan), or `columns` of it have other values.
+    """
+
+    key: dict[str, str]
+    hole: bool = False
+    orphan: bool = False
     columns: list[str] = field(default_factory=list)
 
 
@@ -92,6 +105,40 @@ def compare_blocks(expected: pa.Table, stored: pa.Table, block_column: str) -> l
         ),
         key=lambda one: one.block,
     )
+
+
+def compare_keys(expected: pa.Table, stored: pa.Table, key: Sequence[str]) -> list[KeyFinding]:
+    """Return the keys whose rows differ, in order. All columns are texts, those of `expected`."""
+    values = [one for one in expected.column_names if one not in key]
+    stored = stored.select([*key, *values]).rename_columns([*key, *map(_value, values)])
+    sides = [
+        one.append_column(name, pa.repeat(True, one.num_rows))
+        for one, name in ((expected, _WANTED), (stored, _FOUND))
+    ]
+    both = sides[0].join(sides[1], keys=list(key), join_type="full outer")
+    differs = {one: _differs(both[one], both[_value(one)]) for one in values}
+    alone = pc.or_(pc.is_null(both[_WANTED]), pc.is_null(both[_FOUND]))
+    rows = alone
+    for one in differs.values():
+        rows = pc.or_(rows, one)
+    marked = both.select([*key, _WANTED, _FOUND])
+    for name, column in differs.items():
+        marked = marked.append_column(_value(name), column)
+    return [
+        KeyFinding(
+            {name: one[name] for name in key},
+            hole=one[_FOUND] is None,
+            orphan=one[_WANTED] is None,
+            columns=[name for name in values if one[_value(name)] and one[_WANTED] and one[_FOUND]],
+        )
+        for one in marked.filter(rows).sort_by([(name, "ascending") for name in key]).to_pylist()
+    ]
+
+
+def _differs(one: Any, other: Any) -> Any:
+    """Return where two columns differ; null equals null alone."""
+    unequal = pc.fill_null(pc.not_equal(one, other), False)
+    return pc.or_(unequal, pc.xor(pc.is_null(one), pc.is_null(other)))
 
 
 def _changed_columns(

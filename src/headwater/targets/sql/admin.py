@@ -143,6 +143,18 @@ class SqlAdmin(ABC, Generic[Held]):
             )
             return BlockRows(counted(rows), block)
 
+    def read_table(self, table: str) -> pa.Table:
+        """Return all rows of a table; takes no lock. An aggregate has one row per key.
+
+        Raises:
+            VerifyError: there is no such table.
+        """
+        name = self.dialect.name(table)
+        with self._transaction(None) as session:
+            if not self.dialect.exists(session, name):
+                raise VerifyError("there is no such table", table=name)
+            return session.arrow("SELECT * FROM {table}", table=name)
+
     def target(self, stream_id: str) -> SqlTarget[Any]:
         """Return a target for the stream's side tables: no table of the user's is declared."""
         find_stream(self.streams(), stream_id)

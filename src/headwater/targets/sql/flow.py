@@ -23,7 +23,7 @@ from headwater.errors import EvolveError, HeadwaterError, StateMissingError
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.database import Callbacks, DatabaseTarget
 from headwater.targets.side_rows import stored_id
-from headwater.targets.sql.aggregates.declaration import Aggregate
+from headwater.targets.sql.aggregates.declaration import Aggregate, Plan
 from headwater.targets.sql.aggregates.writer import Aggregates
 from headwater.targets.sql.catalog import Catalog, Undo
 from headwater.targets.sql.dialect import Dialect, Session
@@ -126,6 +126,16 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
 
     def _count_undo_rows(self) -> int:
         return self._undo_rows
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """The tables that sum up outputs, and how: for `verify`, which sums up once more."""
+        return self._aggregates.plans
+
+    @property
+    def untracked(self) -> list[QualifiedName]:
+        """The tables that are declared, and of which nothing is stored: for `verify`."""
+        return [one.name for one in self._tables if one.untracked]
 
     @property
     def aggregated(self) -> set[str]:

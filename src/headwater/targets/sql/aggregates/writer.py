@@ -1,6 +1,7 @@
 """The aggregates of a target: their tables and columns, and that each batch adds to them.
 
-Their rows are merged like changes, under the table's undo log, whatever its form.
+Their rows are merged like changes, under the table's undo log, whatever its form. `verify` sums up
+once more, and compares.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.changes.model import one_array
-from headwater.changes.values import one_spelling
-from headwater.errors import AggregateError
+from headwater.changes.numbers import canonical
+from headwater.changes.values import one_spelling, text_column
+from headwater.errors import AggregateError, VerifyError
+from headwater.targets.compare import KeyFinding, compare_keys
 from headwater.targets.contract import Scope
 from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.sql.aggregates.declaration import Aggregate, Plan, plan_aggregates
-from headwater.targets.sql.aggregates.deltas import check_column, compute_delta, reduce_delta
+from headwater.targets.sql.aggregates.deltas import (
+    check_column,
+    compute_delta,
+    delta_schema,
+    reduce_delta,
+)
 from headwater.targets.sql.dialect import Dialect
 from headwater.targets.sql.merge.changes import (
     ADD,
@@ -40,17 +48,17 @@ class Aggregates:
     """The aggregates of one target. Runs on the driver, inside the transaction of each batch."""
 
     def __init__(self, aggregates: Iterable[Aggregate], declared: Iterable[Table]) -> None:
-        self._plans = plan_aggregates(aggregates)
+        self.plans = plan_aggregates(aggregates)
         self._declared = {one.name.folded for one in declared}
 
     def __bool__(self) -> bool:
         """Tell whether there are any."""
-        return bool(self._plans)
+        return bool(self.plans)
 
     @property
     def sources(self) -> set[str]:
         """The outputs that they sum up."""
-        return {part.source for plan in self._plans for part in plan.parts}
+        return {part.source for plan in self.plans for part in plan.parts}
 
     def tables(self, dialect: Dialect[Any], change_log: str | None = None) -> list[Table]:
         """Return the tables that the user has not declared; what they hold is found out later."""
@@ -59,14 +67,14 @@ class Aggregates:
                 dialect.declare(table(one.table, key=one.key, append_only=False)),
                 change_log=change_log,
             )
-            for one in self._plans
+            for one in self.plans
         ]
         return [one for one in made if one.name.folded not in self._declared]
 
     def write(self, tx: Any, data: Mapping[str, Any], scope: Scope) -> None:
         """Add what a batch contributes; what a hot block changes is captured before."""
         merger = tx.store.merger
-        for plan in self._plans:
+        for plan in self.plans:
             columns = find_columns(plan, data)
             long, wide = merger.sum_types
             types = dict.fromkeys(columns.wide, wide) | dict.fromkeys(columns.long, long)
@@ -77,6 +85,54 @@ class Aggregates:
                 changes = delta_changes(plan, delta, shape, columns, scope.block)
                 floor = scope.block - 1 if scope.hot else scope.block
                 merger.apply([[changes]], {plan.table: layout}, floor)
+
+
+class Recomputed:
+    """An aggregate summed up once more, by `verify`; `add` is given all blocks, piece by piece.
+
+    It holds one row per key. Values are compared as texts, numbers in their one spelling: a
+    database may keep them in a type of its own.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._held = delta_schema(plan).empty_table()
+        self._numeric: Mapping[str, bool] = {}
+
+    @property
+    def keys(self) -> int:
+        """How many rows the table should have."""
+        return int(self._held.num_rows)
+
+    def add(self, data: Mapping[str, Any]) -> None:
+        """Add what some blocks contribute."""
+        self._numeric = find_columns(self.plan, data).numeric
+        delta = compute_delta(self.plan, data, self._numeric)
+        self._held = reduce_delta(self.plan, pa.concat_tables([self._held, delta]), self._numeric)
+
+    def compare(self, stored: pa.Table) -> list[KeyFinding]:
+        """Return the keys whose rows differ from what is stored."""
+        names = {one.casefold(): one for one in stored.column_names}
+        wanted: dict[str, pa.Array] = {}
+        found: dict[str, pa.Array] = {}
+        places = [(name, f"k{at}") for at, name in enumerate(self.plan.key)]
+        places += [(name, f"v{at}") for at, name in enumerate(self.plan.operations)]
+        lacking = [name for name, _ in places if name.casefold() not in names]
+        if lacking:
+            raise VerifyError(
+                "the table lacks columns of the aggregate", table=self.plan.table, columns=lacking
+            )
+        for name, place in places:
+            column = stored[names[name.casefold()]]
+            texts = text_column(column, name), one_array(self._held[place])
+            if self._numeric.get(name) or _is_stored_number(column.type):
+                texts = canonical(texts[0]), canonical(texts[1])
+            found[name], wanted[name] = texts
+        return compare_keys(pa.table(wanted), pa.table(found), self.plan.key)
+
+
+def _is_stored_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
 
 
 def delta_changes(

@@ -30,12 +30,13 @@ from headwater.targets.database import Callbacks
 from headwater.targets.extras import import_extra
 from headwater.targets.frames import executor_rows
 from headwater.targets.patience import Pause
-from headwater.targets.sql.aggregates.declaration import Aggregate
+from headwater.targets.sql.aggregates.declaration import Aggregate, Plan
 from headwater.targets.sql.change_log.sink import FinalOf
 from headwater.targets.sql.change_log.store import Hooks, Names, Work
 from headwater.targets.sql.flow import SqlTarget
 from headwater.targets.sql.merge.changes import Shape, TableChanges
 from headwater.targets.sql.state import CURSORS
+from headwater.targets.sql.text import QualifiedName
 from headwater.targets.sql.undo import CHANGE_LOG
 
 if TYPE_CHECKING:
@@ -139,6 +140,16 @@ class HistoryTarget:
             prepare_rows=self.prepare_rows,
             history=self,
         )
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """The tables that sum up outputs, and how."""
+        return self._inner.plans
+
+    @property
+    def untracked(self) -> list[QualifiedName]:
+        """The tables that are declared, and of which nothing is stored."""
+        return self._inner.untracked
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""

@@ -1,0 +1,481 @@
+"""Compares what a stream has written with the portal, by reading the blocks once more.
+
+`verify` is called by `headwater verify`, and by programs and tests. It takes what a stream is
+defined as, and looks at the tables through `headwater.targets.admin`: nothing is changed or locked.
+Rows of an output are compared block by block, aggregates key by key after summing up once more, and
+children of factories with the creations that the chain has. What is not compared is named. Runs on
+the driver, in bounded pieces; Spark starts only if transforms need it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.core import Batch, BlockRange, PipeState, RangeSpec
+from headwater.core.ranges import Latest
+from headwater.decode.evm.events import UnionOutput
+from headwater.errors import VerifyError
+from headwater.portal import HttpTransport, PortalClient
+from headwater.stream.factory_index import CHILDREN, factories_of
+from headwater.stream.owned import Handover
+from headwater.stream.portal import PortalStream
+from headwater.targets.admin import Admin, StreamStatus, TableStatus, find_stream, open_admin
+from headwater.targets.compare import (
+    COUNT,
+    BlockFinding,
+    KeyFinding,
+    compare_blocks,
+    counted,
+    shared_columns,
+)
+from headwater.targets.contract import Capabilities, Delivery, SideTable
+from headwater.targets.fanout import FanOutTarget
+from headwater.targets.frames import to_arrow
+from headwater.targets.lake.admin import LakeAdmin
+from headwater.targets.side_rows import PREFIX
+from headwater.targets.sql.admin import SqlAdmin
+from headwater.targets.sql.aggregates.writer import Recomputed
+from headwater.targets.sql.catalog import Undo
+from headwater.targets.sql.change_log.target import HistoryTarget
+from headwater.targets.sql.flow import SqlTarget
+
+PIECE_ROWS, PIECE_BLOCKS = 100_000, 20_000  # that are compared at once
+SAMPLE_BLOCKS = 200
+_NEVER_FAR = 2**62  # the driver reads all blocks itself, in bounded pieces
+_CHILDREN = f"{PREFIX}{CHILDREN.name}"
+
+
+@dataclass
+class TableReport:
+    """What was compared of one table, and what differs. Columns of one side are named."""
+
+    table: str
+    output: str
+    blocks: int = 0
+    expected: int = 0
+    stored: int = 0
+    not_compared: list[str] = field(default_factory=list)
+    findings: list[BlockFinding | KeyFinding] = field(default_factory=list)
+
+    def add(self, expected: pa.Table, stored: pa.Table, block_column: str) -> None:
+        """Compare the rows of some blocks."""
+        shared = shared_columns(expected.column_names, stored.column_names)
+        if block_column.casefold() not in map(str.casefold, shared):
+            raise VerifyError(
+                "the output lacks the column with the number of the block",
+                table=self.table, output=self.output, column=block_column,
+            )  # fmt: skip
+        names = {*expected.column_names, *stored.column_names} - {COUNT}
+        alone = names - set(shared) - set(shared.values())
+        self.not_compared = sorted({*self.not_compared, *alone})
+        self.expected += expected.num_rows
+        self.stored += sum(stored[COUNT].to_pylist()) if stored.num_rows else 0
+        self.findings += compare_blocks(expected, stored, block_column)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something that the stream wrote and that was not compared, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What `verify` found. Only `is_equal` and `is_complete` together mean that all is well."""
+
+    tables: tuple[TableReport, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all that was compared is equal."""
+        return not any(one.findings for one in self.tables)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that the stream wrote here, or that was asked for, was compared."""
+        return not self.left_out
+
+
+def verify(
+    stream: PortalStream,
+    place: Admin | str,
+    *,
+    target: Any = None,
+    tables: Sequence[str] = (),
+    first: int | None = None,
+    last: int | None = None,
+    sample: int | None = None,
+    final: bool = False,
+) -> Verification:
+    """Compare what a stream has written in one place with the portal; change and lock nothing.
+
+    Beside a stream that runs, only final blocks can be compared (`final`).
+
+    Args:
+        stream: the stream as it is defined, with its transforms. It need not have run here.
+        place: an address as `open_admin` takes it, or what `open_admin` returned.
+        target: the target that the stream is piped to, or a list of targets: it says which tables
+            sum up outputs. It is not opened. Without it aggregates are left out, and named.
+        tables: only these: `"table"` of an output or an aggregate of the same name, or
+            `"table=output"`. Otherwise everything that the stream wrote, or it is named.
+        first: the first block to compare.
+        last: the last one.
+        sample: so many spots of 200 blocks at random, instead of all.
+        final: only blocks that no fork changes meanwhile.
+
+    Raises:
+        VerifyError: nothing can be compared, or not what was asked for.
+        HeadwaterError: the place or the portal cannot be read.
+    """
+    admin = open_admin(place) if isinstance(place, str) else place
+    status = find_stream(admin.streams(), stream.id)
+    is_part = (first, last, sample, final) != (None, None, None, False)
+    plan = _Plan(stream, admin, status, target, tables, is_part=is_part)
+    ranges = _ranges(stream, status, first, last, final=final)
+    highest = _compare(admin, stream, plan, ranges, sample)
+    reports = [*plan.rows, *plan.compare_sums(), *plan.compare_children(highest)]
+    return Verification(tuple(reports), tuple(plan.left_out))
+
+
+class _Plan:
+    """What is compared of a stream, and what is left out."""
+
+    def __init__(
+        self,
+        stream: PortalStream,
+        admin: Admin,
+        status: StreamStatus,
+        target: Any,
+        given: Sequence[str],
+        *,
+        is_part: bool,
+    ) -> None:
+        self._stream, self._admin, self._status = stream, admin, status
+        self._known = {one.name: one for one in status.tables}
+        self.children: pa.Table | None = None
+        self.left_out: list[LeftOut] = []
+        sums = self._sums_of(target)
+        if given:
+            pairs = [(table, output or table) for table, _, output in map(_cut, given)]
+            self.sums = {name: one for name, one in sums.items() if name in dict(pairs)}
+            pairs = [(table, output) for table, output in pairs if table not in sums]
+        else:
+            self.sums = sums
+            pairs = [(one, one) for one in stream.outputs if self._holds_rows(one)]
+            self._leave_out(target, {table for table, _ in pairs})
+        if is_part and self.sums:
+            self._leave_sums_out(given)
+        if not pairs and not self.sums:
+            raise VerifyError(
+                "no table has the name of an output", tables=", ".join(self._known),
+                outputs=", ".join(stream.outputs),
+            )  # fmt: skip
+        for table, _ in pairs:
+            if table in self._known and _is_shared(self._known[table]):
+                raise VerifyError("other streams write this table, too", table=table)
+        self.rows = [TableReport(table, output) for table, output in pairs]
+
+    def compare_sums(self) -> list[TableReport]:
+        """Compare the aggregates with what all blocks sum up to."""
+        if not self.sums:
+            return []
+        assert isinstance(self._admin, SqlAdmin), "only there are aggregates"
+        reports = []
+        for name, sums in self.sums.items():
+            stored = self._admin.read_table(name)
+            sources = sorted({part.source for part in sums.plan.parts})
+            report = TableReport(name, ", ".join(sources), 0, sums.keys, stored.num_rows)
+            report.findings += sums.compare(stored)
+            reports.append(report)
+        now = find_stream(self._admin.streams(), self._stream.id).state.cursor
+        if now != self._status.state.cursor:
+            raise VerifyError(
+                "the stream went on meanwhile: stop it, or compare final blocks alone",
+                before=self._status.state.cursor, now=now,
+            )  # fmt: skip
+        return reports
+
+    def compare_children(self, highest: int) -> list[TableReport]:
+        """Compare the children of factories with the creations up to the last block read."""
+        if self.children is None:
+            return []
+        upper = pc.field("block_number") <= highest
+        child = pc.field("address") != ""  # the others are marks
+        stored = self._admin.read_side_table(self._stream.id, CHILDREN).filter(upper & child)
+        report = TableReport(_CHILDREN, "factories", highest + 1)
+        report.add(self.children.filter(upper & child), counted(stored), "block_number")
+        return [report]
+
+    # --- what there is ----------------------------------------------------------------------------
+
+    def _sums_of(self, target: Any) -> dict[str, Recomputed]:
+        """Return the aggregates of the target that exist in this place, by their tables."""
+        if not isinstance(self._admin, SqlAdmin):
+            return {}
+        plans = [plan for one in _behind(target) for plan in getattr(one, "plans", ())]
+        named = {str(self._admin.dialect.name(one.table)): Recomputed(one) for one in plans}
+        return {name: one for name, one in named.items() if name in self._known}
+
+    def _leave_sums_out(self, given: Sequence[str]) -> None:
+        if given:
+            raise VerifyError(
+                "an aggregate sums up all blocks, so a part of them says nothing of it",
+                table=", ".join(self.sums),
+            )
+        reason = "an aggregate: a part of the blocks says nothing of it"
+        self.left_out += [LeftOut(one, reason) for one in self.sums]
+        self.sums = {}
+
+    def _holds_rows(self, table: str) -> bool:
+        found = self._known.get(table)
+        return found is not None and found.undo != Undo.CHANGE_LOG and not _is_shared(found)
+
+    def _leave_out(self, target: Any, compared: set[str]) -> None:
+        """Name what the stream wrote and what cannot be compared; expect children if there are."""
+        for name, one in self._known.items():
+            if name not in compared and name not in self.sums:
+                self.left_out.append(LeftOut(name, _reason(one, known=target is not None)))
+        targets = _behind(target)
+        for name in sorted({name for one in targets for name in _untracked(self._admin, one)}):
+            self.left_out.append(LeftOut(name, "untracked: no stream knows what it should hold"))
+        if len(targets) > 1:
+            kinds = ", ".join(type(one).__name__ for one in targets)
+            self.left_out.append(
+                LeftOut("the other targets", f"of {kinds} only the one that was named is looked at")
+            )
+        for name in self._admin.side_tables(self._stream.id):
+            table = name if name.startswith(PREFIX) else f"{PREFIX}{name}"
+            if table != _CHILDREN or not factories_of(self._stream.outputs.values()):
+                self.left_out.append(LeftOut(table, "the stream keeps it for itself"))
+            elif isinstance(self._admin, LakeAdmin):
+                self.left_out.append(LeftOut(table, "a lake keeps it in files of its own"))
+            else:
+                self.children = CHILDREN.columns.empty_table()
+
+
+def _behind(target: Any) -> list[Any]:
+    """Return the targets that are meant: those of a fan-out, or the one."""
+    if isinstance(target, FanOutTarget):
+        return list(target.targets)
+    if isinstance(target, Sequence):
+        return list(target)
+    return [] if target is None else [target]
+
+
+def _untracked(admin: Admin, target: Any) -> list[str]:
+    if not isinstance(admin, SqlAdmin) or not isinstance(target, SqlTarget | HistoryTarget):
+        return []
+    return [str(one) for one in target.untracked]
+
+
+def _is_shared(table: TableStatus) -> bool:
+    return table.shared and not table.own_rows
+
+
+def _reason(table: TableStatus, *, known: bool) -> str:
+    if _is_shared(table):
+        return "other streams write it, too"
+    if table.undo == Undo.CHANGE_LOG:
+        return "its rows are what changes have made of them"
+    if table.undo == Undo.KEYED and not known:
+        return "on_data computes it, or it is an aggregate: give the target"
+    return "no output has its name: on_data computes it, or TABLE=OUTPUT is to say which one it is"
+
+
+def _cut(text: str) -> tuple[str, str, str]:
+    return text.partition("=")
+
+
+# --- which blocks ---------------------------------------------------------------------------------
+
+
+def _ranges(
+    stream: PortalStream, status: StreamStatus, first: int | None, last: int | None, *, final: bool
+) -> dict[str, list[BlockRange]]:
+    """Return the blocks of each output that the stream has committed and that are asked for."""
+    reached = status.state.finalized if final else status.state.cursor
+    if reached is None:
+        raise VerifyError("nothing is committed yet", stream=stream.id, final=final)
+    highest = reached.number if last is None else min(last, reached.number)
+    asked = BlockRange(first or 0, highest)
+    found: dict[str, list[BlockRange]] = {}
+    transport = HttpTransport(stream.portal, stream.reading.timeouts)
+    with PortalClient(transport, retry=stream.reading.retry) as client:
+        for name, output in stream.outputs.items():
+            found[name] = []
+            for spec in output.ranges:
+                if isinstance(spec.start, Latest):
+                    if first is None:
+                        raise VerifyError("the range began at the head: give --from", output=name)
+                    spec = replace(spec, start=first)
+                whole = client.resolve_range(spec)
+                begin = max(whole.from_block, asked.from_block)
+                end = highest if whole.to_block is None else min(whole.to_block, highest)
+                if begin <= end:
+                    found[name].append(BlockRange(begin, end))
+    if not any(found.values()):
+        raise VerifyError("no output has blocks there", asked=asked, cursor=reached)
+    return found
+
+
+def _spots(ranges: Sequence[BlockRange], sample: int | None) -> list[BlockRange]:
+    """Return the blocks to compare: all, or one spot at random in each of so many equal parts."""
+    first = min(one.from_block for one in ranges)
+    last = max(one.to_block or 0 for one in ranges)
+    if sample is None or sample * SAMPLE_BLOCKS >= last - first + 1:
+        return [BlockRange(first, last)]
+    part = (last - first + 1) // sample
+    begins = (first + at * part + random.randint(0, part - SAMPLE_BLOCKS) for at in range(sample))
+    return [BlockRange(one, one + SAMPLE_BLOCKS - 1) for one in begins]
+
+
+# --- reading and comparing ------------------------------------------------------------------------
+
+
+def _compare(
+    admin: Admin,
+    stream: PortalStream,
+    plan: _Plan,
+    ranges: Mapping[str, Sequence[BlockRange]],
+    sample: int | None,
+) -> int:
+    """Compare rows block by block, and sum up what aggregates sum up; return the last block."""
+    last = 0
+    for spot in _spots([one for several in ranges.values() for one in several], sample):
+        reader = _Reader()
+        for blocks, data in _pieces(stream, ranges, spot, reader):
+            last = max(last, blocks.to_block or 0)
+            for report in plan.rows:
+                _compare_rows(admin, stream.id, report, blocks, data)
+            for sums in plan.sums.values() if data else ():
+                sums.add(data)
+        if plan.children is not None:
+            plan.children = reader.children()  # of a later spot, those of the earlier ones, too
+    return last
+
+
+def _compare_rows(
+    admin: Admin,
+    stream_id: str,
+    report: TableReport,
+    blocks: BlockRange,
+    data: Mapping[str, pa.Table],
+) -> None:
+    last = blocks.to_block or 0
+    stored, block = admin.read_blocks(stream_id, report.table, blocks.from_block, last)
+    expected = data.get(report.output)
+    if expected is None and data:
+        raise VerifyError(
+            "the stream makes no such output", output=report.output, made=", ".join(data)
+        )
+    if expected is None:
+        expected = stored.drop_columns([COUNT]).slice(0, 0)
+    report.blocks += last - blocks.from_block + 1
+    report.add(expected, stored, block)
+
+
+class _Reader(Handover):
+    """Hands batches over, and keeps the children of factories that come with them."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._side: list[pa.Table] = []
+
+    @property
+    def capabilities(self) -> Capabilities[Delivery]:
+        """It takes rows of side tables; it gives none back."""
+        return Capabilities(side_tables=self)
+
+    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
+        """Need nothing."""
+
+    def read_side_table(self, name: str, **which: Any) -> pa.Table:
+        """Return none: nothing was stored before."""
+        return CHILDREN.columns.empty_table()
+
+    def settle_side_rows(self, name: str, up_to: tuple[int, int], moved: Any) -> None:
+        """Keep all: only outboxes settle, and there are none."""
+
+    def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
+        """Keep the batches, and the children that they bring."""
+        super().commit(batches, state)
+        self._side += [
+            batch.data.side[CHILDREN.name] for batch in batches if CHILDREN.name in batch.data.side
+        ]
+
+    def children(self) -> pa.Table:
+        """Return the children up to the last block that was read."""
+        return pa.concat_tables([CHILDREN.columns.empty_table(), *self._side])
+
+
+def _pieces(
+    stream: PortalStream,
+    ranges: Mapping[str, Sequence[BlockRange]],
+    spot: BlockRange,
+    reader: _Reader,
+) -> Iterator[tuple[BlockRange, dict[str, pa.Table]]]:
+    """Read a spot as the stream would; yield contiguous blocks, and the rows of each output."""
+    narrowed = _narrow(stream, ranges, spot)
+    begin, last = spot.from_block, spot.to_block or 0
+    held: list[Mapping[str, pa.Table]] = []
+    rows = 0
+    if narrowed is not None:
+        for batch in narrowed.read_into(reader):
+            tables = {name: to_arrow(frame) for name, frame in batch.data.items()}
+            held.append(tables)
+            rows += sum(one.num_rows for one in tables.values())
+            reached = batch.ctx.stream.state.current.number
+            if reached < last and (rows >= PIECE_ROWS or reached - begin >= PIECE_BLOCKS):
+                yield BlockRange(begin, reached), _together(held)
+                begin, held, rows = reached + 1, [], 0
+    yield BlockRange(begin, last), _together(held)
+
+
+def _narrow(
+    stream: PortalStream, ranges: Mapping[str, Sequence[BlockRange]], spot: BlockRange
+) -> PortalStream | None:
+    """Return the stream of these blocks alone, without its outbox; None if it has none there.
+
+    An output without blocks there stays, as transforms may ask for it: it has no ranges.
+    """
+    first, last = spot.from_block, spot.to_block or 0
+    outputs: dict[str, Any] = {}
+    for name, output in stream.outputs.items():
+        cut = [
+            RangeSpec(max(one.from_block, first), min(one.to_block or last, last))
+            for one in ranges[name]
+            if one.from_block <= last and (one.to_block or last) >= first
+        ]
+        outputs[name] = _with_ranges(output, tuple(cut))
+    if not any(one.ranges for one in outputs.values()):
+        return None
+    reading = replace(stream.reading, far=_NEVER_FAR)
+    return replace(
+        stream, outputs=outputs, reading=reading, extensions=(), undo_buffer=0,
+        on_config_change="ignore",
+    )  # fmt: skip
+
+
+def _with_ranges(output: Any, ranges: tuple[RangeSpec, ...]) -> Any:
+    """Return an output of these blocks; a union of events has the range of its parts."""
+    if isinstance(output, UnionOutput):
+        return replace(output, parts=tuple(_with_ranges(one, ranges) for one in output.parts))
+    return replace(output, ranges=ranges)
+
+
+def _together(held: Iterable[Mapping[str, pa.Table]]) -> dict[str, pa.Table]:
+    tables = list(held)
+    return (
+        {name: pa.concat_tables([one[name] for one in tables]) for name in tables[0]}
+        if tables
+        else {}
+    )
