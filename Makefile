@@ -87,7 +87,7 @@ reliability: setup ## Measure docs/reliability.md again: scenarios, fuzzing, wal
 	  --picture docs/results/long.png
 	@$(BIN)/python scripts/check_docs.py --write
 
-compat: setup ## Run data source, pipeline and lakes on VERSIONS of Spark and Python, each in an environment of its own
+compat: setup ## Run on the lowest and newest dependencies, and other Sparks and Pythons (VERSIONS="lowest newest")
 	@$(BIN)/python scripts/compat.py $(VERSIONS)
 	@$(BIN)/python scripts/check_docs.py --write
 

@@ -52,21 +52,49 @@ def point_table() -> str:
 def version_table() -> str:
     """Return what ran on which version of Spark and Python: tests that passed, by area."""
     found = _read("compat")
+    ends = ["lowest", "newest"]
+    bounds = {name: found.pop(name) for name in ends if name in found}
     sparks = {name: one for name, one in found.items() if not name.startswith("python")}
     pythons = {name: one for name, one in found.items() if name.startswith("python")}
     tables = (("pyspark", "Spark", sparks), ("python", "Python", pythons))
-    return "\n\n".join(_versions(*one) for one in tables if one[2])
+    return "\n\n".join(_versions(*one) for one in tables if one[2]) + _bounds(bounds)
+
+
+def _bounds(found: dict[str, Any]) -> str:
+    """Return what the lowest and the newest versions of all dependencies are, and what passed."""
+    if not found:
+        return ""
+    head = " | ".join(found)
+    said = {"commit": "commit", "date": "date", "python": "Python"}
+    rows = [f"| | {head} |", f"|---|{'---|' * len(found)}"]
+    rows += [_across(title, [one[key] for one in found.values()]) for key, title in said.items()]
+    packages = dict.fromkeys(name for one in found.values() for name in one["packages"])
+    rows += [
+        _across(f"`{name}`", [one["packages"].get(name, "") for one in found.values()])
+        for name in packages
+    ]
+    areas = dict.fromkeys(name for one in found.values() for name in one["areas"])
+    rows += [
+        _across(f"tests: {area}", [_passed(one["areas"].get(area, {})) for one in found.values()])
+        for area in areas
+    ]
+    return "\n\n" + "\n".join(rows)
+
+
+def _across(title: str, cells: list[str]) -> str:
+    return f"| {title} | {' | '.join(cells)} |"
+
+
+def _passed(counts: dict[str, int]) -> str:
+    total = sum(counts.values()) - counts.get("skipped", 0)
+    return f"{counts.get('passed', 0)} of {total}" if total else ""
 
 
 def _versions(key: str, title: str, found: dict[str, Any]) -> str:
     areas = list(dict.fromkeys(name for one in found.values() for name in one["areas"]))
     rows = [f"| {title} | {' | '.join(areas)} |", f"|---|{'--:|' * len(areas)}"]
     for _, one in sorted(found.items()):
-        cells = []
-        for area in areas:
-            counts = one["areas"].get(area, {})
-            total = sum(counts.values()) - counts.get("skipped", 0)
-            cells.append(f"{counts.get('passed', 0)} of {total}" if total else "")
+        cells = [_passed(one["areas"].get(area, {})) for area in areas]
         rows.append(f"| {one[key]} | {' | '.join(cells)} |")
     return "\n".join(rows)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from scripts.sbom import ROOT, bill, read_lock, wanted_names
 
 LOCK = (ROOT / "requirements.lock").read_text()
@@ -28,6 +30,20 @@ def test_the_bill_lists_every_locked_package_with_its_hashes() -> None:
     ]
     assert made == bill(packages, "1.0", ["pyarrow", "pyspark"]), "the same lock, the same bill"
     assert made["serialNumber"] != bill(packages[1:], "1.0", [])["serialNumber"]
+
+
+def test_every_dependency_has_both_bounds_and_the_lock_lies_between_them() -> None:
+    read = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, groups = read["project"], read["dependency-groups"]
+    lists = [project["dependencies"], read["build-system"]["requires"]]
+    lists += [*project["optional-dependencies"].values(), *groups.values()]
+    asked = [one for each in lists for one in each]
+    locked = dict(re.findall(r"^([\w-]+)==([^ ;]+)", LOCK, re.M))
+    assert len(asked) > 40
+    for one in map(Requirement, asked):
+        assert {each.operator for each in one.specifier} == {">=", "<"}, one
+        if one.name in locked:  # the site of `make docs` is not
+            assert one.specifier.contains(locked[one.name]), one
 
 
 def test_a_package_without_a_hash_is_refused() -> None:
