@@ -80,7 +80,7 @@ if TYPE_CHECKING:
         table,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Names whose modules are heavy (Arrow, HTTP, Spark, databases) and imported at their first use.
 _LAZY = {

@@ -11,6 +11,9 @@ import pytest
 from packaging.requirements import Requirement
 from scripts.sbom import ROOT, bill, read_lock, wanted_names
 
+import headwater
+
+PARTS = ["Changed, breaking", "Added", "Changed", "Fixed"]
 LOCK = (ROOT / "requirements.lock").read_text()
 
 
@@ -44,6 +47,27 @@ def test_every_dependency_has_both_bounds_and_the_lock_lies_between_them() -> No
         assert {each.operator for each in one.specifier} == {">=", "<"}, one
         if one.name in locked:  # the site of `make docs` is not
             assert one.specifier.contains(locked[one.name]), one
+
+
+def test_version_changelog_and_notes_name_the_same_release() -> None:
+    minor = headwater.__version__.rpartition(".")[0]
+    notes = ROOT / "docs" / "releases" / f"{minor}.md"
+    assert notes.read_text().startswith(f"# Headwater {minor}\n")
+    assert len(notes.read_text().splitlines()) <= 70, "one page"
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    released = re.findall(r"^## \[(\d[^\]]*)\] - \d{4}-\d\d-\d\d$", changes, re.M)
+    assert released[0] == headwater.__version__
+    assert f"[Notes of one page](docs/releases/{minor}.md)" in changes
+    assert f"releases/{minor}.md" in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_the_changelog_speaks_to_users_and_says_first_what_breaks() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    for_developers = r"`make |\bCI\b|`uv`|\bwith uv\b|mypy|ruff|pytest"
+    assert not re.findall(f"^.*(?:{for_developers}).*$", changes, re.M)
+    for release in changes.split("\n## ")[1:]:
+        parts = re.findall(r"^### (.*)$", release, re.M)
+        assert parts == [one for one in PARTS if one in parts], release.splitlines()[0]
 
 
 def test_a_package_without_a_hash_is_refused() -> None:
