@@ -9,7 +9,16 @@ import pyarrow as pa
 import pytest
 
 from headwater import clickhouse_target, evm, portal_stream, postgres_target
-from headwater.targets import delta_target, iceberg_target, parquet_target, postgres
+from headwater.targets import (
+    clickhouse,
+    delta_target,
+    duckdb,
+    duckdb_target,
+    iceberg_target,
+    parquet_target,
+    postgres,
+)
+from headwater.targets.duckdb import DuckDBSettings
 from headwater.targets.postgres import PostgresSettings
 from headwater.testing import simulated_portal
 from tests.targets import clickhouse_places, postgres_places
@@ -49,6 +58,38 @@ def into_clickhouse(place: str, name: str) -> Any:
     return clickhouse_target(place)
 
 
+def into_one_clickhouse_table(place: str, name: str) -> Any:
+    return clickhouse_target(
+        place,
+        tables=[clickhouse.table("all", stream_column="stream")],
+        on_data=lambda store, data: store.insert("all", data[name]),
+    )
+
+
+def into_duckdb(place: str, name: str) -> Any:
+    return duckdb_target(
+        f"{place}/a.duckdb",
+        tables=[duckdb.table(name, key=("block_number", "log_index"), append_only=False)],
+        on_data=lambda tx, data: tx.upsert(name, data[name]),
+        settings=DuckDBSettings(schema="state"),
+    )
+
+
+def into_one_duckdb_table(place: str, name: str) -> Any:
+    key = ("stream", "block_number", "log_index")
+
+    def write(tx: Any, data: Any) -> None:
+        rows = data[name].toArrow()
+        rows = rows.append_column("stream", pa.array([name] * rows.num_rows, pa.string()))
+        tx.upsert("chain.all", rows)
+
+    return duckdb_target(
+        f"{place}/a.duckdb",
+        tables=[duckdb.table("chain.all", key=key, append_only=False)],
+        on_data=write,
+    )
+
+
 def into_iceberg(place: str, name: str) -> Any:
     return iceberg_target(place, tables=[name])
 
@@ -67,11 +108,24 @@ def into_parquet(place: str, name: str) -> Any:
         (postgres_places.database, into_postgres),
         (postgres_places.database, into_one_table),
         (clickhouse_places.database, into_clickhouse),
+        (clickhouse_places.database, into_one_clickhouse_table),
+        (None, into_duckdb),
+        (None, into_one_duckdb_table),
         (None, into_iceberg),
         (None, into_delta),
         (None, into_parquet),
     ],
-    ids=["postgres", "postgres-one-table", "clickhouse", "iceberg", "delta", "parquet"],
+    ids=[
+        "postgres",
+        "postgres-one-table",
+        "clickhouse",
+        "clickhouse-one-table",
+        "duckdb",
+        "duckdb-one-table",
+        "iceberg",
+        "delta",
+        "parquet",
+    ],
 )
 def test_eight_first_starts_at_one_moment(
     database: Callable[[], str] | None, make: Make, tmp_path: Path
@@ -81,12 +135,15 @@ def test_eight_first_starts_at_one_moment(
         handles = []
         for number in range(STREAMS):
             target = make(place, f"t{number}")
-            target.recover = _after(together, target.recover)
-            target.commit = _after(together, target.commit)
+            keeps_side_tables = target.capabilities.side_tables is not None
+            for call in ("open_side_tables", "recover", "commit")[not keeps_side_tables :]:
+                setattr(target, call, _after(together, getattr(target, call)))
             transfers = evm.events("erc20.Transfer", range=(0, 11))
             stream = portal_stream(
                 id=f"s{number}", portal=portal.url, outputs={f"t{number}": transfers}
             )
+            if keeps_side_tables:
+                stream = stream.on_finalized(f"t{number}", lambda messages: None, name="outbox")
             handles.append(stream.start(target))
         for handle in handles:
             assert handle.await_termination()

@@ -17,7 +17,7 @@ from headwater.changes import Changes
 from headwater.changes import TableSchema as ChangeTable
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.errors import StateMissingError
-from headwater.targets import Delivery, SideTable
+from headwater.targets import Delivery, SideTable, duckdb_target, postgres_target
 from headwater.targets.admin import open_admin
 from headwater.testing.conformance.model import balance, log, upsert
 from tests.targets.change_log.places import Place as ChangePlace
@@ -128,3 +128,32 @@ def test_a_change_log_without_a_cursor_is_refused(kind: str, tmp_path: Path) -> 
     place.sql("DELETE FROM substreams_history")
     assert place.stream("t").state == PipeState()
     place.targets[-1].close()
+
+
+@pytest.mark.guarantee("STATE-4")
+def test_rows_of_final_blocks_without_a_cursor_are_not_written_a_second_time(place: Place) -> None:
+    """A table that was not declared is claimed by the commit that writes it first."""
+    make: Any = duckdb_target if place.kind == "duckdb" else postgres_target
+
+    def opened(stream_id: str = "one") -> Any:
+        target = make(place.address)
+        target.bind(stream_id)
+        return target
+
+    target = opened()
+    target.recover()
+    header = BlockHeader(5, "a5", "a4", 4, 5)
+    head = Head(BlockCursor(5, "a5"))
+    state = PipeState().advance([header], head)
+    rows = pa.table({"block_number": pa.array([5], pa.int64()), "v": ["final"]})
+    target.commit([Batch((header,), head, state, (), Delivery({"found": rows}))], state)
+    target.close()
+    lose_state(place)
+    with pytest.raises(StateMissingError, match=r"E0017.*found"):
+        (target := opened()).recover()
+    target.close()
+    assert [row["v"] for row in place.rows("found")] == ["final"]
+    open_admin(place.address).reset("one", keep_data=True)
+    target = opened()
+    assert target.recover() == PipeState()
+    target.close()

@@ -65,7 +65,7 @@ class StreamInUseError(
     code="E2507",
     fix="give each stream its own id, and close a target before another one takes its place",
 ):
-    """Two targets of one process write the same stream id."""
+    """Two targets write the same stream id, or keep its state in two tables."""
 
 
 class AppendOnlyError(

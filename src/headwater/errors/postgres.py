@@ -30,7 +30,7 @@ class PostgresLockError(
     "nothing was changed",
     retryable=True,
 ):
-    """Another process writes this stream: it holds the lock, or has moved the cursor."""
+    """Another process writes this stream, has moved its cursor, or keeps its state elsewhere."""
 
 
 class UntrackedTableError(

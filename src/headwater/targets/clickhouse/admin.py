@@ -38,7 +38,7 @@ from headwater.targets.admin import (
     find_stream,
     plan_move,
 )
-from headwater.targets.clickhouse.catalog import Catalog
+from headwater.targets.clickhouse.catalog import LISTED, Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.layout import (
     Family,
@@ -59,7 +59,7 @@ from headwater.targets.compare import COUNT
 from headwater.targets.contract import SideTable
 from headwater.targets.database import Callbacks
 from headwater.targets.schema_file import SchemaFile
-from headwater.targets.side_rows import PREFIX, SideStatus
+from headwater.targets.side_rows import PREFIX, SideStatus, stored_id
 from headwater.targets.sql.text import Fragment
 from headwater.targets.sql.tokens import CLICKHOUSE
 
@@ -119,13 +119,13 @@ class ClickHouseAdmin:
         self._client = client = ClickHouseClient(url)
         self._settings = ClickHouseSettings(database=database, table=table)
         self._sync = TableName(database or client.database, table)
-        self._registry = self._sync.suffixed("__tables")
+        self._registry = self._sync.suffixed(LISTED)
 
     def streams(self) -> list[StreamStatus]:
         """Return all streams; one without a cursor was interrupted before its first commit."""
         with self._connected() as client:
             registered = self._registered(client)
-            ids = {one["id"] for one in registered}
+            ids = {self._stream_of(one) for one in registered}
             if exists(client, self._sync):
                 found = client.rows(
                     compose("SELECT DISTINCT id FROM <sync> FINAL", sync=self._sync)
@@ -309,6 +309,13 @@ class ClickHouseAdmin:
             compose("SELECT * FROM <all> FINAL ORDER BY database, name", all=self._registry)
         )
 
+    def _stream_of(self, registered: dict[str, str]) -> str:
+        """Return the stream that writes a table; side tables are noted under `Lease.own_id`."""
+        noted = registered["id"]
+        if not registered["name"].startswith(PREFIX):
+            return noted
+        return noted.removeprefix(stored_id(self._sync.name, ""))
+
     def _layouts(self, client: ClickHouseClient, stream_id: str) -> list[Layout]:
         """Return the stream's tables as far as they exist, its side tables too."""
         layouts = [
@@ -322,7 +329,7 @@ class ClickHouseAdmin:
                 ),
             )
             for one in self._registered(client)
-            if one["id"] == stream_id
+            if self._stream_of(one) == stream_id
         ]
         return [one for one in layouts if one is not None]
 
@@ -345,12 +352,12 @@ class ClickHouseAdmin:
         if exists(held.client, self._registry):
             held.client.run(
                 compose(
-                    "DELETE FROM <all> WHERE id = {id:String} AND <which> AND <condition>",
+                    "DELETE FROM <all> WHERE id IN {ids:Array(String)} AND <which> AND <condition>",
                     all=self._registry,
                     which=Fragment(which),
                     condition=held.lease.condition,
                 ),
-                {"id": held.lease.stream_id, "prefix": PREFIX},
+                {"ids": [held.lease.stream_id, held.lease.own_id], "prefix": PREFIX},
                 settings=DELETED,
             )
 
@@ -396,7 +403,7 @@ def prepare_place(
     lease = Lease(client, sync.suffixed("__epochs"), sync, "")
     lease.create()
     SyncTable(client, sync, lease, 1).create()
-    Catalog(client, lease, sync.suffixed("__tables"), (), automatic=False, managed=True).create()
+    Catalog(client, lease, sync.suffixed(LISTED), (), automatic=False, managed=True).create()
     Attempts(client, sync.suffixed("__attempts")).create()
     side.create(side_tables)
     LeasedConfig(client, sync.database, lease).create()

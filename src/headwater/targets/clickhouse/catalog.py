@@ -7,7 +7,8 @@ that a crash has left, and never removes the rows of another stream. Runs on the
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -17,7 +18,7 @@ from headwater.errors import (
     ClickHouseUndeclaredError,
     EvolveError,
 )
-from headwater.targets.clickhouse.client import ClickHouseClient
+from headwater.targets.clickhouse.client import ClickHouseClient, every_row, ignoring_refusal
 from headwater.targets.clickhouse.layout import (
     Layout,
     add_columns,
@@ -34,10 +35,18 @@ from headwater.targets.clickhouse.layout import (
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table
 from headwater.targets.clickhouse.sql import DELETED, TableName, compose, parse_name
-from headwater.targets.side_rows import PREFIX
+from headwater.targets.side_rows import PREFIX, STREAM
 from headwater.targets.sql.text import Fragment
 
 logger = logging.getLogger("headwater.targets.clickhouse")
+
+
+LISTED = "__tables"
+"""How the list of written tables is called, after the table of state that it stands beside."""
+_LISTS = (
+    "SELECT database, name FROM system.tables "
+    "WHERE endsWith(name, {suffix:String}) AND engine LIKE '%MergeTree'"
+)
 
 
 class Catalog:
@@ -94,7 +103,7 @@ class Catalog:
         for one in self._registered():
             name = TableName(one["database"], one["name"])
             ours = self._managed or one["name"].startswith(PREFIX)
-            if one["id"] != self._id or not ours:
+            if one["id"] != self._lease.id_in(name) or not ours:
                 continue
             names[name] = None
             if name not in self._declared:
@@ -204,7 +213,7 @@ class Catalog:
 
     def knows_something(self) -> bool:
         """Tell whether tables of the stream are listed, or hold rows with its id."""
-        if any(one["id"] == self._id for one in self._registered()):
+        if any(one["id"] in (self._id, self._lease.own_id) for one in self._registered()):
             return True
         declared = {name: one for name, one in self._declared.items() if one.stream_column}
         layouts = read_layouts(self._client, declared)
@@ -288,18 +297,74 @@ class Catalog:
     def _refuse_others(self, name: TableName, layout: Layout) -> bool:
         """Refuse a table that another stream writes; tell whether this stream has noted it."""
         self._written = None
-        owners = {
-            row["id"]: row["stream_column"]
-            for row in self._registered()
-            if (row["database"], row["name"]) == (name.database, name.name)
-        }
-        own = layout.stream_column or ""
-        others = sorted(owners.keys() - {self._id})
-        if others and (not own or any(owners[stream] != own for stream in others)):
+        own, own_id = layout.stream_column or "", self._lease.id_in(name)
+        here = {row["id"]: row for row in self._registered() if _is_of(row, name)}
+        noted = here.pop(own_id, None) is not None
+        elsewhere = [row for row in self._registered_elsewhere() if _is_of(row, name)]
+        others = [*here.values(), *elsewhere]
+        same = [row["list"] for row in elsewhere if row["id"] == own_id]
+        if same or (others and (not own or any(row["stream_column"] != own for row in others))):
             raise ClickHouseSharedTableError(
-                "another stream writes this table too", table=name, streams=others
+                "another stream writes this table too",
+                table=name,
+                streams=sorted(row["id"] for row in others),
+                **({"of_the_same_id_in": sorted(same)} if same else {}),
             )
-        return self._id in owners
+        return noted
+
+    def adopt_side_rows(self) -> None:
+        """Take over side rows that an earlier release stored under the id alone.
+
+        They are noted before they get their new id, and the old note goes last: an interrupted
+        start is repeated. Called under the lease, for a stream that has committed.
+
+        Raises:
+            ClickHouseSharedTableError: a stream of the same id has stored rows among them.
+        """
+        if self._id == self._lease.own_id:
+            return
+        for one in self._registered():
+            name = TableName(one["database"], one["name"])
+            if one["id"] != self._id or not name.name.startswith(PREFIX):
+                continue
+            mixed = [
+                row["list"]
+                for row in self._registered_elsewhere()
+                if row["id"] == self._id and _is_of(row, name)
+            ]
+            if mixed:
+                raise ClickHouseSharedTableError(
+                    "an earlier release has mixed rows of streams of the same id: reset this "
+                    "stream, or the others, by headwater cursor reset --state-table, and start "
+                    "it anew",
+                    table=name,
+                    stream=self._id,
+                    others=sorted(mixed),
+                )
+            layout = self.described(name)
+            if layout is not None:
+                self._note(name, replace(layout, stream_column=one["stream_column"]))
+                self._rename_rows(layout)
+            self._withdraw(name, self._id)
+
+    def _rename_rows(self, layout: Layout) -> None:
+        """Give side rows the id that tells them apart: each comes with its own negative."""
+        rest = [column for column in layout.columns if column not in (STREAM, *layout.marks)]
+        self._client.run(
+            compose(
+                "INSERT INTO <table> (<stream>, <rest>, <sign>) SELECT if(headwater_sign = 1, "
+                "{own:String}, <stream>), <rest>, headwater_sign FROM <table> FINAL "
+                "ARRAY JOIN [1, -1] AS headwater_sign WHERE <stream> = {plain:String} "
+                "AND <condition>",
+                table=layout.name,
+                stream=STREAM,
+                rest=rest,
+                sign=layout.sign,
+                condition=self._lease.condition,
+            ),
+            {"own": self._lease.own_id, "plain": self._id},
+            settings=every_row(),
+        )
 
     def _note(self, name: TableName, layout: Layout) -> None:
         """Note that the stream writes a table."""
@@ -312,7 +377,7 @@ class Catalog:
                 condition=self._lease.condition,
             ),
             {
-                "id": self._id,
+                "id": self._lease.id_in(name),
                 "database": name.database,
                 "name": name.name,
                 "block": layout.block_column,
@@ -321,8 +386,8 @@ class Catalog:
         )
         self._written = None
 
-    def _withdraw(self, name: TableName) -> None:
-        """Forget that the stream writes a table."""
+    def _withdraw(self, name: TableName, noted_id: str = "") -> None:
+        """Forget that the stream writes a table, as it was noted."""
         self._client.run(
             compose(
                 "DELETE FROM <all> WHERE id = {id:String} AND database = {database:String} "
@@ -330,7 +395,11 @@ class Catalog:
                 all=self._registry,
                 condition=self._lease.condition,
             ),
-            {"id": self._id, "database": name.database, "name": name.name},
+            {
+                "id": noted_id or self._lease.id_in(name),
+                "database": name.database,
+                "name": name.name,
+            },
             settings=DELETED,
         )
         self._written = None
@@ -345,9 +414,26 @@ class Catalog:
                 final=Fragment("FINAL" if layout.marks else ""),
                 own=own if layout.stream_column else Fragment(""),
             ),
-            {"id": self._id},
+            {"id": self._lease.id_in(layout.name)},
         )
         return bool(found[0]["headwater_count"])
+
+    def _registered_elsewhere(self) -> list[dict[str, str]]:
+        """Return what streams whose state is in other tables write; `list` says where it is noted.
+
+        A list that this user may not read, or that is just dropped, says nothing.
+        """
+        found: list[dict[str, str]] = []
+        for one in self._client.rows(_LISTS, {"suffix": LISTED}):
+            listed = TableName(one["database"], one["name"])
+            if listed == self._registry:
+                continue
+            with ignoring_refusal():
+                rows = self._client.rows(
+                    compose("SELECT id, database, name, stream_column FROM <all> FINAL", all=listed)
+                )
+                found += [row | {"list": str(listed)} for row in rows]
+        return found
 
     def _registered(self) -> list[dict[str, str]]:
         """Return which stream writes which table, as it was when a table was last looked at."""
@@ -355,3 +441,8 @@ class Catalog:
             return self._written
         self._written = self._client.rows(compose("SELECT * FROM <all> FINAL", all=self._registry))
         return self._written
+
+
+def _is_of(row: Mapping[str, str], name: TableName) -> bool:
+    """Tell whether a row of a list is of a table."""
+    return (row["database"], row["name"]) == (name.database, name.name)

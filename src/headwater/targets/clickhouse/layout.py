@@ -339,9 +339,11 @@ def create_index(client: ClickHouseClient, layout: Layout) -> None:
 def _order(declared: Table, schema: pa.Schema) -> list[str]:
     """Return the sorting key: the stream, the block, then what tells the rows of a block apart.
 
-    An order that names the block itself is taken as it is.
+    An order that names the block itself is taken as it is; so is a place that it gives the stream.
     """
-    begin = [declared.stream_column] if declared.stream_column else []
+    begin = []
+    if declared.stream_column and declared.stream_column not in declared.order_by:
+        begin.append(declared.stream_column)
     if declared.block_column not in declared.order_by:
         begin.append(declared.block_column)
     if declared.order_by:

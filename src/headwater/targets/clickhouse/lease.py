@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from headwater.targets.clickhouse.client import FENCED, ClickHouseClient
 from headwater.targets.clickhouse.sql import TableName, compose, literal
+from headwater.targets.side_rows import PREFIX, stored_id
 from headwater.targets.sql.text import Fragment
 
 FORMER_LIMIT = 1 << 32  # epochs of the first release are counted from 1
@@ -27,6 +28,7 @@ _NEW = "new-"
 class Lease:
     """The right of one writer to change a stream, until another one begins.
 
+    `own_id` stands for the stream in tables that streams of several tables of state share.
     `number` is its epoch; half of it is drawn, so that two starts at one moment differ. `is_new`
     says that the stream has committed nothing yet: only then is a missing state believed. `newest`
     is the time of the newest row of state, in milliseconds; `SyncTable` keeps it up to date.
@@ -36,6 +38,7 @@ class Lease:
         self, client: ClickHouseClient, name: TableName, sync: TableName, stream_id: str
     ) -> None:
         self.stream_id = stream_id
+        self.own_id = stored_id(sync.name, stream_id)
         self.number = 0
         self.is_new = False
         self.newest = 0
@@ -44,6 +47,10 @@ class Lease:
         self._sync = sync
         digest = hashlib.blake2b(f"{sync}/{stream_id}".encode(), digest_size=8).hexdigest()
         self._prefix = client.prefix = f"headwater-{digest}-"
+
+    def id_in(self, name: TableName) -> str:
+        """Return the id that the rows of a table carry: side tables are shared, see `own_id`."""
+        return self.own_id if name.name.startswith(PREFIX) else self.stream_id
 
     def create(self) -> None:
         """Create the table of epochs if it is not there."""

@@ -115,7 +115,7 @@ class LeasedConfig(ConfigTable):
     removes = "DELETE FROM {config} WHERE stream_id = $1 AND {condition}"
 
     def __init__(self, client: ClickHouseClient, database: str, lease: Lease) -> None:
-        super().__init__(Statements(client), LOOKUP, database, lease.stream_id)
+        super().__init__(Statements(client), LOOKUP, database, lease.own_id, lease.stream_id)
         self._lease = lease
 
     def _statement(self, sql: str) -> Fragment:
@@ -130,7 +130,7 @@ class SideTables(StoredSideTables):
     def __init__(
         self, client: ClickHouseClient, catalog: Catalog, notes: TableName, lease: Lease
     ) -> None:
-        super().__init__(Statements(client), LOOKUP, notes.database, lease.stream_id)
+        super().__init__(Statements(client), LOOKUP, notes.database, lease.own_id)
         self._client = client
         self._catalog = catalog
         self._notes = notes
@@ -219,13 +219,13 @@ class SideTables(StoredSideTables):
         return self._client.rows(
             compose("SELECT name, document FROM <notes> FINAL WHERE id = {id:String}",
                     notes=self._notes),
-            {"id": self._id},
+            {"id": self._lease.stream_id},
         )  # fmt: skip
 
     def _note(self, name: str, document: str, sign: int) -> None:
         frame = pa.table(
             {
-                "id": [self._id],
+                "id": [self._lease.stream_id],
                 "name": [name],
                 "document": [document],
                 "sign": pa.array([sign], pa.int8()),

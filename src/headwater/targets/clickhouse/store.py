@@ -88,7 +88,7 @@ class Store:
         layout = self._catalog.prepare(name, schema)
         version = self._catalog.next_version(layout)
         scope = self._scope if self._catalog.is_managed(name) else None
-        transfer = plan_transfer(schema, layout, self._inserts.stream_id, scope, version)
+        transfer = plan_transfer(schema, layout, self._inserts.lease.id_in(name), scope, version)
         token = self._inserts.token()
         if far is not None and layout.deduplicates:
             insert_distributed(far, self._inserts.writer(transfer, token))

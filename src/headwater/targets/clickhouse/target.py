@@ -26,7 +26,7 @@ from headwater.errors import (
     RollbackHandlerMissingError,
     StateMissingError,
 )
-from headwater.targets.clickhouse.catalog import Catalog
+from headwater.targets.clickhouse.catalog import LISTED, Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.history import History, table_of
 from headwater.targets.clickhouse.lease import Lease
@@ -299,6 +299,9 @@ class ClickHouseTarget(DatabaseTarget):
             self._lease.renew(is_new=False)
         self._state = state
         self._catalog.resumed = state.cursor is not None
+        if state.cursor is not None:
+            self._config.adopt()
+            self._catalog.adopt_side_rows()
         self._inserts.begin(secrets.token_hex(8))
         if self._callbacks.on_start is not None and not self._is_started:
             self._callbacks.on_start(self._store())
@@ -319,7 +322,7 @@ class ClickHouseTarget(DatabaseTarget):
         client.on_statement = self._announce
         client.pause = lambda seconds, why: self.pause(seconds, why)
         sync = self._sync_name
-        tables, epochs = sync.suffixed("__tables"), sync.suffixed("__epochs")
+        tables, epochs = sync.suffixed(LISTED), sync.suffixed("__epochs")
         settlements = sync.suffixed("__settlements")
         self._lease = lease = Lease(client, epochs, sync, self._id)
         self._sync = SyncTable(client, sync, lease, settings.max_rows, self.clock)

@@ -50,7 +50,7 @@ class Undo:
             where=Fragment(where),
             stream=layout.stream_column,
         )
-        return self.remove(layout, where, {**params, "stream": self._lease.stream_id})
+        return self.remove(layout, where, {**params, "stream": self._lease.id_in(layout.name)})
 
     def remove(self, layout: Layout, where: str, params: Params) -> int:
         """Remove the rows that meet a condition; return how many counted."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 from headwater.errors import (
     AppendOnlyError,
     InvalidOptionError,
+    StreamInUseError,
     TableKeyError,
     TableSchemaError,
     UndeclaredTableError,
@@ -53,6 +54,7 @@ ERRORS = Errors(
     table=TableSchemaError,
     key=TableKeyError,
     append_only=AppendOnlyError,
+    in_use=StreamInUseError,
     statement=UntraceableWriteError,
 )
 

@@ -10,7 +10,7 @@ from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, DUCKDB, TableName
 from headwater.targets.duckdb.merge import DuckDBMerger
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.undo import DuckDBUndoLog
-from headwater.targets.sql.catalog import Catalog, Layout
+from headwater.targets.sql.catalog import CLAIMS, Catalog, Layout
 from headwater.targets.sql.flow import Store
 from headwater.targets.sql.settings import StateSettings, Table
 
@@ -61,7 +61,7 @@ def open_store(
     automatic: bool = True,
 ) -> DuckDBStore:
     """Return what is kept of a stream in a file. Nothing is read or created yet."""
-    claims = settings.sync.suffixed("__tables")
+    claims = settings.sync.suffixed(CLAIMS)
     catalog = DuckDBCatalog(session, stream_id, claims, tables, automatic=automatic)
     undo = DuckDBUndoLog(session, stream_id)
     merger = DuckDBMerger(session, undo)

@@ -61,6 +61,7 @@ PROPERTIES = {
     "write.metadata.previous-versions-max": "10",
     "write.parquet.compression-codec": "zstd",
 }
+NAMESPACE = "headwater.namespace"  # that of the state of the stream that writes a table
 NEVER = -1  # the block of an empty table
 _PLAIN: Mapping[pa.DataType, Any] = {
     pa.bool_(): iceberg.BooleanType(), pa.int32(): iceberg.IntegerType(),
@@ -255,6 +256,7 @@ class StreamTables:
         self._catalog = catalog
         self._namespace = namespace
         self._id = stream_id
+        self._ours = {STREAM: stream_id, NAMESPACE: namespace}
         self.declared = {one.name: one for one in declared}
         self._open: dict[str, StreamTable] = {}
 
@@ -331,7 +333,7 @@ class StreamTables:
                 schema,
                 partition_spec=partition_spec(declared.partition_by, schema, name),
                 sort_order=_sort_order(declared, schema),
-                properties={**PROPERTIES, **declared.properties, STREAM: self._id},
+                properties={**PROPERTIES, **declared.properties, **self._ours},
             )
         except TableAlreadyExistsError:
             stored = self._catalog.load_table(identifier)
@@ -354,11 +356,15 @@ class StreamTables:
                     "the table holds rows that no stream has written", table=table.name
                 )
             with table.stored.transaction() as change:
-                change.set_properties({**PROPERTIES, STREAM: self._id})
+                change.set_properties({**PROPERTIES, **self._ours})
             return table
-        if owner != self._id:
+        namespace = table.stored.properties.get(NAMESPACE, self._namespace)
+        if (owner, namespace) != (self._id, self._namespace):
             raise LakeForeignWriteError(
-                "the table belongs to another stream", table=table.name, stream=owner
+                "the table belongs to another stream",
+                table=table.name,
+                stream=owner,
+                state_in=namespace,
             )
         return table
 

@@ -15,7 +15,7 @@ from headwater.targets.postgres.layout import Layout, read_layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.transactions import TryAgain
 from headwater.targets.postgres.triggers import Tracked, Triggers
-from headwater.targets.sql.catalog import Catalog, Undo
+from headwater.targets.sql.catalog import CLAIMS, Catalog, Undo
 from headwater.targets.sql.settings import Table
 from headwater.targets.sql.text import QualifiedName, compose
 
@@ -36,7 +36,7 @@ class PostgresCatalog(Catalog[Session, Layout]):
         automatic: bool,
         defer_indexes: bool,
     ) -> None:
-        claims = sync.suffixed("__tables")
+        claims = sync.suffixed(CLAIMS)
         super().__init__(session, stream_id, claims, declared, automatic=automatic)
         self._sync = sync
         self._triggers = triggers

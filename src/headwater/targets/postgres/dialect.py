@@ -16,6 +16,7 @@ from headwater.errors import (
     InvalidOptionError,
     PostgresAppendOnlyError,
     PostgresKeyError,
+    PostgresLockError,
     PostgresStatementError,
     PostgresTableError,
     TableMismatchError,
@@ -40,6 +41,7 @@ ERRORS = Errors(
     table=PostgresTableError,
     key=PostgresKeyError,
     append_only=PostgresAppendOnlyError,
+    in_use=PostgresLockError,
     statement=PostgresStatementError,
 )
 
@@ -86,6 +88,10 @@ class PostgresDialect(Dialect[Session]):
         "AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema'"
     )
     same_table = Fragment("table_schema = $1 AND table_name = $2")
+    readable = Fragment(
+        "CASE WHEN has_schema_privilege(table_schema, 'USAGE') "
+        "THEN has_table_privilege(format('%I.%I', table_schema, table_name), 'SELECT') END"
+    )
 
     def locate(self, place: str | Path | Address) -> Address:
         """Return the address with its password out of sight."""

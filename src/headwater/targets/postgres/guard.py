@@ -19,6 +19,7 @@ from headwater.targets.postgres.session import IDENTITY, Session
 from headwater.targets.postgres.store import PostgresStore
 from headwater.targets.postgres.transactions import TryAgain
 from headwater.targets.postgres.triggers import Tracked
+from headwater.targets.sql.catalog import CLAIMS
 from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal
 
 # A transaction holds a lock on every table that it has written, however it has: by SQL, by a
@@ -90,7 +91,7 @@ class Guard:
         self._session = session
         self._catalog = store.catalog
         self._side = store.side
-        self._own = (sync, sync.suffixed("__tables"))
+        self._own = (sync, sync.suffixed(CLAIMS))
         self._id = stream_id
         self._glance: tuple[Fragment, Fragment] | None = None
         self._accepted: dict[bool, Facts] = {}  # by whether the batch was hot

@@ -27,7 +27,7 @@ from headwater.targets.contract import SideTable
 from headwater.targets.database import Callbacks
 from headwater.targets.schema_file import SchemaFile
 from headwater.targets.side_rows import SideStatus
-from headwater.targets.sql.catalog import Undo
+from headwater.targets.sql.catalog import CLAIMS, Undo
 from headwater.targets.sql.dialect import Session
 from headwater.targets.sql.flow import SqlTarget, Store
 from headwater.targets.sql.settings import BLOCK_COLUMN
@@ -50,7 +50,7 @@ class SqlAdmin(ABC, Generic[Held]):
         schema = schema or self.dialect.name_type.default_schema
         self._settings = self.target_type.settings_type(schema=schema, table=table)
         self._sync = self._settings.sync
-        self._claims = self._sync.suffixed("__tables")
+        self._claims = self._sync.suffixed(CLAIMS)
 
     def streams(self) -> list[StreamStatus]:
         """Return all streams of the database."""
@@ -231,9 +231,14 @@ class SqlAdmin(ABC, Generic[Held]):
                 claims=self._claims,
                 order=self.dialect.claim_order,
             )
+            kind, catalog = type(self._sync), self._store(session, stream_id).catalog
             tables = [
-                TableStatus(str(type(self._sync)(schema, name)), undo, writers > 1)
-                for schema, name, undo, writers in rows
+                TableStatus(
+                    str(name := kind(schema, table)),
+                    undo,
+                    writers > 1 or bool(catalog.claims_elsewhere(name)),
+                )
+                for schema, table, undo, writers in rows
             ]
         log = self._beside(CHANGE_LOG)
         if not tables and self.dialect.exists(session, log):

@@ -22,6 +22,9 @@ from headwater.targets.sql.settings import Table
 from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, quote
 
 RESERVED = "___sqd__"
+CLAIMS = "__tables"
+"""How the table of claims is called, after the table of state that it stands beside."""
+_CLAIMED = {"id", "table_schema", "table_name", "undo", "block_column"}
 
 
 class Undo(StrEnum):
@@ -373,10 +376,42 @@ class Catalog(Generic[Held, Laid]):
         sql = compose(query, claims=self._claims, same_table=self.dialect.same_table)
         return dict(self._session.rows(sql, name.folded))
 
+    def claims_elsewhere(self, name: QualifiedName, log: str = "") -> list[tuple[str, str, str]]:
+        """Return claims to a table of streams whose state is in another table: where, id, undo.
+
+        Also those of this stream's id to any table with the same change log.
+        """
+        found: list[tuple[str, str, str]] = []
+        for claims in self.dialect.tables_ending(self._session, CLAIMS):
+            if claims.folded == self._claims.folded:
+                continue
+            held = self.dialect.read_table(self._session, claims)
+            if held is None or not held.columns.keys() >= _CLAIMED:
+                continue  # a table of the user's
+            rows = self._session.rows(
+                "SELECT id, undo FROM {claims} WHERE ({same_table}) "
+                "OR (id = $3 AND undo = 'change_log' AND block_column = $4)",
+                [*name.folded, self._id, log],
+                claims=claims,
+                same_table=self.dialect.same_table,
+            )
+            found += [(str(claims), *row) for row in rows]
+        return found
+
     def _claim(self, layout: Laid) -> None:
         """Store how the table is undone; refuse what contradicts an earlier claim."""
         claims = self._claimants(layout.name)
         mine = claims.pop(self._id, None)
+        log = layout.block_column if layout.undo is Undo.CHANGE_LOG else ""
+        for where, stream_id, undo in self.claims_elsewhere(layout.name, log):
+            if stream_id == self._id:
+                raise self.dialect.errors.in_use(
+                    "a stream of the same id, whose state is in another table, writes here too",
+                    table=layout.name,
+                    stream=stream_id,
+                    claimed_in=where,
+                )
+            claims[stream_id] = undo
         if mine not in (None, layout.undo.value):
             raise self.dialect.errors.table(
                 "the table was declared otherwise when it was first written",

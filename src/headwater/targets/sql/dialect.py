@@ -18,7 +18,7 @@ import pyarrow as pa
 from headwater.address import Address
 from headwater.errors import HeadwaterError
 from headwater.targets.sql.settings import Table, table
-from headwater.targets.sql.text import Fragment, Part, QualifiedName, compose
+from headwater.targets.sql.text import Fragment, Part, QualifiedName, compose, literal
 
 if TYPE_CHECKING:
     from headwater.targets.sql.catalog import Column
@@ -83,6 +83,7 @@ class Errors:
     table: type[HeadwaterError]
     key: type[HeadwaterError]
     append_only: type[HeadwaterError]
+    in_use: type[HeadwaterError]
     statement: type[HeadwaterError]
 
 
@@ -105,6 +106,7 @@ class Dialect(ABC, Generic[Held]):
     numbers_changes: ClassVar[bool] = False  # the target makes those ids, not the database
     all_tables: ClassVar[Fragment]  # the query of `table_schema` and `table_name`
     same_table: ClassVar[Fragment]  # the rows of such a query that are of table `$1`, `$2`
+    readable: ClassVar[Fragment] = Fragment("true")  # the rows of tables that this user may read
 
     def locate(self, place: str | Path | Address) -> Any:
         """Return the place of a database as it is kept, with what of it is secret out of sight."""
@@ -122,6 +124,18 @@ class Dialect(ABC, Generic[Held]):
     def tables(self, session: Held) -> set[QualifiedName]:
         """Return all tables of the user's and ours."""
         return {self.name_type(*row) for row in session.rows(self.all_tables)}
+
+    def tables_ending(self, session: Held, suffix: str) -> list[QualifiedName]:
+        """Return the tables whose name ends so, as far as this user may read them."""
+        rows = session.rows(
+            "SELECT table_schema, table_name FROM ({all}) AS held "
+            "WHERE right(table_name, {length}) = {suffix} AND {readable}",
+            all=self.all_tables,
+            length=Fragment(str(len(suffix))),
+            suffix=literal(suffix),
+            readable=self.readable,
+        )
+        return [self.name_type(*row) for row in rows]
 
     def exists(self, session: Held, name: QualifiedName) -> bool:
         """Tell whether there is a table of this name."""

@@ -25,7 +25,7 @@ from headwater.targets.database import Callbacks, DatabaseTarget
 from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.aggregates.declaration import Aggregate, Plan
 from headwater.targets.sql.aggregates.writer import Aggregates
-from headwater.targets.sql.catalog import Catalog, Undo
+from headwater.targets.sql.catalog import Catalog, Layout, Undo
 from headwater.targets.sql.dialect import Dialect, Session
 from headwater.targets.sql.merge.merger import Merger
 from headwater.targets.sql.settings import StateSettings, Table, table
@@ -45,6 +45,7 @@ logger = logging.getLogger("headwater.targets")
 class Store:
     """All that is kept of one stream in one database. Nothing is read before it is used."""
 
+    session: Any
     sync: SyncTable
     catalog: Catalog[Any, Any]
     undo: UndoLog[Any, Any]
@@ -64,13 +65,15 @@ class Store:
     ) -> Self:
         """Return what is kept of a stream. Nothing is read or created yet."""
         dialect, schema = catalog.dialect, settings.schema
+        own_id = stored_id(settings.table, stream_id)
         return cls(
+            session,
             SyncTable(session, dialect, settings.sync, stream_id),
             catalog,
             undo,
             merger,
-            SideTables(session, dialect, schema, stored_id(settings.table, stream_id)),
-            ConfigTable(session, dialect, schema, stream_id),
+            SideTables(session, dialect, schema, own_id),
+            ConfigTable(session, dialect, schema, own_id, stream_id),
         )
 
 
@@ -199,13 +202,15 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
         What each stream asked for is no sign: it is stored before the first commit.
         """
         if self._state.cursor is not None:
+            self._store.config.adopt()
             return
-        undo = self._store.undo
-        layouts = [one for one in self._store.catalog.undoable() if one.undo in KEPT]
+        undo, layouts = self._store.undo, self._store.catalog.undoable()
         logs = {
-            str(undo.log(one).name(one)) for one in layouts if undo.holds_above([one], _BELOW_ALL)
+            str(undo.log(one).name(one))
+            for one in layouts
+            if one.undo in KEPT and undo.holds_above([one], _BELOW_ALL)
         }
-        kept = [*sorted(logs), *self._store.side.held()]
+        kept = [*sorted(logs), *self._store.side.held(), *self._filled(layouts)]
         if kept:
             raise StateMissingError(
                 "no cursor is stored, but other rows of the stream are",
@@ -213,6 +218,22 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
                 state=self._settings.table,
                 tables=", ".join(kept),
             )
+
+    def _filled(self, layouts: Iterable[Layout]) -> list[str]:
+        """Return tables with rows that only a commit can have claimed for the stream.
+
+        A table that was declared is claimed before the first commit, and may hold the user's own.
+        """
+        if self._callbacks.on_data is not None:
+            return []
+        declared = {one.name.folded for one in self._tables}
+        return [
+            str(one.name)
+            for one in layouts
+            if one.undo is Undo.APPEND_ONLY
+            and one.name.folded not in declared
+            and self._store.session.rows("SELECT 1 FROM {t} LIMIT 1", t=one.name)
+        ]
 
     def _undo_leftovers(self) -> Newest | None:
         """Undo what lies above the cursor though no commit has brought it there.

@@ -31,7 +31,8 @@ CONFIG = "headwater_config"
 class ConfigTable:
     """Stores what one stream asked for, in table `headwater_config`.
 
-    A table of its own: the Pipes SDK shares table `sync`, and reads all of its columns.
+    A table of its own: the Pipes SDK shares table `sync`, and reads all of its columns. Streams of
+    several tables of state share it; `plain_id` is the id that earlier releases stored for all.
     """
 
     creates = (
@@ -44,11 +45,14 @@ class ConfigTable:
     )
     removes = "DELETE FROM {config} WHERE stream_id = $1"
 
-    def __init__(self, session: Session, lookup: Lookup, schema: str, stream_id: str) -> None:
+    def __init__(
+        self, session: Session, lookup: Lookup, schema: str, stream_id: str, plain_id: str
+    ) -> None:
         self._session = session
         self._lookup = lookup
         self._name = lookup.name_type(schema, CONFIG)
         self._id = stream_id
+        self._plain_id = plain_id
 
     def create(self) -> None:
         """Create the table if it is not there. Another user may have made it, with more rights."""
@@ -57,8 +61,15 @@ class ConfigTable:
 
     def read(self) -> str | None:
         """Return what is stored; None if nothing is."""
-        found = self._exists and self._session.rows(self._statement(self.reads), [self._id])
-        return str(found[0][0]) if found else None
+        return self._read(self._id)
+
+    def adopt(self) -> None:
+        """Take over what an earlier release stored for a stream that has committed."""
+        if self._id == self._plain_id or self.read() is not None:
+            return
+        text = self._read(self._plain_id)
+        if text is not None:
+            self.write(text)
 
     def write(self, text: str) -> None:
         """Replace it. Called inside a transaction."""
@@ -69,6 +80,10 @@ class ConfigTable:
         """Forget it. Called inside a transaction."""
         if self._exists:
             self._session.run(self._statement(self.removes), [self._id])
+
+    def _read(self, stream_id: str) -> str | None:
+        found = self._exists and self._session.rows(self._statement(self.reads), [stream_id])
+        return str(found[0][0]) if found else None
 
     @property
     def _exists(self) -> bool:
