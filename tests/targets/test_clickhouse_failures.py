@@ -332,15 +332,19 @@ def test_the_server_is_killed_again_and_again_while_a_stream_runs() -> None:
         server.remove()
 
 
-def test_a_full_disk_is_waited_for_and_then_a_coded_error() -> None:
-    """The server refuses with 243, which is what it says when it cannot reserve space."""
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(243, "Cannot reserve 1.00 MiB"), (75, "errno: 28, No space left on device")],
+)
+def test_a_full_disk_is_waited_for_and_then_a_coded_error(number: int, said: str) -> None:
+    """The server refuses with 243 when it cannot reserve space, with others while it writes."""
     url = database()
     client = ClickHouseClient(url, settings={"allow_custom_error_code_in_throwif": "1"})
     client.run("CREATE TABLE room (n UInt8) ENGINE = Memory")
-    full = "SELECT throwIf(count() = 0, 'Cannot reserve 1.00 MiB', toInt16(243)) FROM room"
+    full = f"SELECT throwIf(count() = 0, '{said}', toInt16({number})) FROM room"
     waits: list[float] = []
     client.attempts, client.pause = 3, lambda seconds, why: waits.append(seconds)
-    with pytest.raises(ClickHouseDiskFullError, match=r"E2017.*Cannot reserve"):
+    with pytest.raises(ClickHouseDiskFullError, match=rf"E2017.*{said}"):
         client.run(full)
     assert len(waits) == 2
     client.pause = lambda seconds, why: ClickHouseClient(url).run("INSERT INTO room VALUES (1)")

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import pickle
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from headwater.address import Secret
-from headwater.core import BlockCursor, PipeState
-from headwater.errors import InvalidOptionError, LakePathError, LakeSchemaError, StoredStateError
-from headwater.targets import delta_target, parquet_target
+from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
+from headwater.errors import (
+    InvalidOptionError,
+    LakeDiskFullError,
+    LakePathError,
+    LakeSchemaError,
+    StoredStateError,
+)
+from headwater.targets import delta_target, iceberg_target, parquet_target
 from headwater.targets.contract import Delivery, SideTable, Target
 from headwater.targets.lake.columns import check_columns, conform, lake_schema
 from headwater.targets.lake.files import FilePlan, slug, window_stem, write_distributed, write_files
@@ -295,3 +304,52 @@ def test_a_storage_that_cannot_be_reached_is_named_without_its_keys(
     with pytest.raises(LakePathError, match="the storage cannot be reached") as caught:
         target.recover()
     assert "planted-secret" not in f"{caught.value} {caught.value.__cause__}"
+
+
+@pytest.mark.parametrize("kind", ["iceberg", "delta", "parquet"])
+def test_a_full_disk_is_a_coded_error_and_leaves_the_batch_before(
+    kind: str, tmp_path: Path
+) -> None:
+    """The limit of file sizes stands for a disk without room: writing fails as it does there."""
+    make: dict[str, Callable[[], Any]] = {
+        "iceberg": lambda: iceberg_target(tmp_path, tables=["t"]),
+        "delta": lambda: delta_target(tmp_path),
+        "parquet": lambda: parquet_target(tmp_path),
+    }
+
+    def rows(number: int, size: int) -> pa.Table:
+        noise = Random(number).randbytes(size).hex()
+        return pa.table({"block_number": pa.array([number], pa.int64()), "value": [noise]})
+
+    def block(target: Any, state: PipeState, number: int, size: int) -> PipeState:
+        header = BlockHeader(number, f"h{number}", f"h{number - 1}", number - 1, number)
+        head = Head(BlockCursor(number, f"h{number}"))
+        after = state.advance([header], head)
+        data = Delivery({"t": rows(number, size)})
+        target.commit([Batch((header,), head, after, (), data)], after)
+        return after
+
+    target = make[kind]()
+    target.bind("one")
+    state = block(target, target.recover(), 1, 10)
+    if target.capabilities.finish is not None:
+        target.capabilities.finish()
+
+    def write_large() -> None:
+        block(target, state, 2, 4 << 20)
+        if target.capabilities.finish is not None:
+            target.capabilities.finish()
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(LakeDiskFullError, match=r"E2214.*File too large"):
+            write_large()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    target.close()
+    target = make[kind]()
+    target.bind("one")
+    assert target.recover() == state
+    assert block(target, state, 2, 10).number == 2
+    target.close()

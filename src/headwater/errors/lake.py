@@ -52,6 +52,16 @@ class LakeUndoError(
     """What a rollback goes back to is not there any more."""
 
 
+class LakeDiskFullError(
+    TargetError,
+    code="E2214",
+    fix="free space on the disk of the tables, of the catalog or of the executors, then start the "
+    "stream again; nothing of the batch was committed",
+    retryable=True,
+):
+    """A disk or a quota leaves no room for the files of a batch."""
+
+
 class LakeCommandError(
     TargetError,
     code="E2213",

@@ -39,6 +39,7 @@ _TRANSIENT = frozenset(
     {3, 159, 164, 202, 203, 209, 210, 216, 225, 236, 241, 242, 252, 285, 319, 394, 999}
 )
 _TOO_MANY = 252  # parts, which will be merged; or partitions, which stay as many
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")  # under several numbers
 _FIRST_ATTEMPTS = 8  # until the server has answered once: the address may be wrong
 logger = logging.getLogger("headwater.targets.clickhouse")
 _PORTS = {"http": 8123, "https": 8443}
@@ -302,7 +303,7 @@ class ClickHouseClient:
                 "another writer, or an operator, has taken the stream over; nothing was changed",
                 reason=reason.split(f"{FENCED}: ")[1].split(":")[0],
             )
-        if code == _DISK_FULL:
+        if code == _DISK_FULL or any(one in reason for one in _NO_ROOM):
             raise ClickHouseDiskFullError(
                 "the server's disk is full", server=self._server, reason=reason
             )

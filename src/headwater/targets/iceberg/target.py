@@ -78,7 +78,11 @@ class IcebergTarget(LakeTarget[DataFile]):
 
     _state: StateTable
     _tables: StreamTables
-    _PASSING = (LakeForeignWriteError, CommitFailedException, CommitStateUnknownException, OSError)
+    _PASSING = (
+        *LakeTarget._PASSING,
+        CommitFailedException,
+        CommitStateUnknownException,
+    )
 
     def __init__(
         self,

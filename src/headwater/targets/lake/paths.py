@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from pyarrow import fs
 
 from headwater.address import Secret
-from headwater.errors import LakePathError
+from headwater.errors import HeadwaterError, LakeDiskFullError, LakePathError
 
 _S3 = ("s3", "s3a", "s3n")
 _S3_OPTIONS = {  # the names of pyiceberg, and what pyarrow calls them
@@ -32,6 +32,12 @@ _S3_OPTIONS = {  # the names of pyiceberg, and what pyarrow calls them
     "s3.request-timeout": "request_timeout",
 }
 _ENDPOINT = "s3.endpoint"
+_FULL = (  # what the system says, and SQLite of a catalog
+    "No space left on device",
+    "Disk quota exceeded",
+    "File too large",
+    "database or disk is full",
+)
 Options = Mapping[str, str]
 
 
@@ -44,10 +50,25 @@ class FoundFile(NamedTuple):
 
 
 @contextmanager
+def coded_full_disk() -> Iterator[None]:
+    """Let an error of a disk without room have a code, whichever library says it."""
+    try:
+        yield
+    except HeadwaterError:
+        raise
+    except Exception as error:
+        said = [line for line in str(error).splitlines() if any(one in line for one in _FULL)]
+        if not said:
+            raise
+        raise LakeDiskFullError("no room is left", reason=said[0].strip()[:200]) from error
+
+
+@contextmanager
 def coded_storage_errors() -> Iterator[None]:
     """Let an error of the storage have a code. Used where no code of the user's runs."""
     try:
-        yield
+        with coded_full_disk():
+            yield
     except OSError as error:
         reason = str(error).partition("\n")[0][:200]
         raise LakePathError(

@@ -24,12 +24,13 @@ from headwater.core.callbacks import Callback
 from headwater.errors import (
     EvolveError,
     InvalidOptionError,
+    LakeDiskFullError,
     LakeForeignWriteError,
     LakeWriterError,
 )
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.database import LEGACY_ID
-from headwater.targets.lake.paths import Place, coded_storage_errors
+from headwater.targets.lake.paths import Place, coded_full_disk, coded_storage_errors
 from headwater.targets.lake.side import SideFiles
 from headwater.targets.lake.state import StoredStream
 from headwater.targets.lake.tx import BLOCK_NUMBER, Change, File, LakeTable, Tx
@@ -66,7 +67,11 @@ class LakeTarget(ABC, Generic[File]):
     both for tests.
     """
 
-    _PASSING: ClassVar[tuple[type[Exception], ...]] = (LakeForeignWriteError, OSError)
+    _PASSING: ClassVar[tuple[type[Exception], ...]] = (
+        LakeForeignWriteError,
+        LakeDiskFullError,
+        OSError,
+    )
     """Errors of maintenance between batches that the next round may not meet."""
 
     _side: SideFiles
@@ -352,7 +357,8 @@ class LakeTarget(ABC, Generic[File]):
         """Surround a change: after a failure nothing that is remembered is used any more."""
         self._dirty = True
         try:
-            yield
+            with coded_full_disk():
+                yield
         except LakeWriterError as error:
             self._replaced = error
             raise

@@ -39,7 +39,7 @@ from headwater.targets.contract import Capabilities, Delivery, StoredConfig
 from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.lake.columns import check_columns, conform, lake_schema
 from headwater.targets.lake.files import COMPRESSION, GROUP_ROWS, FilePlan, write_distributed
-from headwater.targets.lake.paths import Options, Place, coded_storage_errors
+from headwater.targets.lake.paths import Options, Place, coded_full_disk, coded_storage_errors
 from headwater.targets.parquet.held import Held, HeldBatch, by_range
 from headwater.targets.parquet.state import Folder, StateFiles, Stored
 from headwater.targets.parquet.windows import Rollover, Window, leftovers
@@ -172,6 +172,7 @@ class ParquetTarget:
             self._repair()
         return self._state
 
+    @coded_full_disk()
     def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Take the batches in, and publish what has become final if it is due."""
         states = [self._state, *(batch.state for batch in batches[:-1]), state]
@@ -277,6 +278,7 @@ class ParquetTarget:
             seconds=self.clock() - going[0].since,
         )
 
+    @coded_full_disk()
     def _publish(self, going: Sequence[HeldBatch], *, all_tables: bool = False) -> None:
         """Publish batches of final blocks, then the state: the commit point.
 
