@@ -9,11 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater import evm, portal_stream
+from headwater import StopRequested, evm, portal_stream
 from headwater.changes import TableSchema
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.decode import Output
 from headwater.errors import HeadwaterError, LakeForeignWriteError
+from headwater.pipeline import Event, Settled
 from headwater.targets import (
     Delivery,
     clickhouse_target,
@@ -297,4 +298,47 @@ def test_a_change_log_is_not_shared_by_streams_of_one_id(kind: str, tmp_path: Pa
         with pytest.raises(HeadwaterError, match=f"{IN_USE[kind]}.*same id"):
             rig("state_b", **options)
     rig("state_b", history_table="log_b", cursors_table="cursors_b").target.close()
+    place.close()
+
+
+def test_a_fork_of_a_running_stream_leaves_the_table_of_another_alone(
+    portal: PortalServer,
+) -> None:
+    """It has declared the table, which another stream made after it had started."""
+    place, options = Place("clickhouse", Path()), dict[str, Any](HEAD_ONLY)
+    transfers: Output = evm.events("erc20.Transfer")
+
+    def follow(stream_id: str, *tables: str, at_head: Callable[[], None]) -> None:
+        def write(store: Any, data: Any) -> None:
+            store.insert(tables[0], data["rows"])
+
+        def watch(event: Event) -> None:
+            if isinstance(event, Settled):
+                at_head()
+
+        target = place.target("sync", tables=tables, on_data=write)
+        stream = portal_stream(
+            id=stream_id, portal=portal.url, outputs={"rows": transfers}, **options
+        )
+        stream.pipe_to(target, on_event=watch, progress=False)
+
+    def stop() -> None:
+        raise StopRequested
+
+    def start_the_other_and_fork() -> None:
+        follow("other", "u", at_head=stop)
+        assert written("t") == written("u") != []
+        portal.sim.chain.fork(2)
+        portal.sim.chain.extend(3)
+
+    def written(name: str) -> list[dict[str, Any]]:
+        return place.rows(f"SELECT block_number, block_hash FROM {name}_live ORDER BY ALL")
+
+    with pytest.raises(HeadwaterError, match=r"E2015.*streams=\['other'\]"):
+        follow("running", "t", "u", at_head=start_the_other_and_fork)
+    before = written("u")
+    follow("running", "t", at_head=stop)
+    assert written("u") == before
+    follow("other", "u", at_head=stop)
+    assert written("t") == written("u") != before
     place.close()
