@@ -223,6 +223,21 @@ def test_text_that_is_no_integer_is_not_rounded_into_one(stream: Any, text: str)
     assert s.target.recover() == PipeState()
 
 
+@pytest.mark.parametrize("kind", [pa.dictionary(pa.int32(), pa.string()), pa.string_view()])
+def test_text_in_any_form_is_not_rounded_into_an_integer(stream: Any, kind: Any) -> None:
+    s = stream(table("t", types={"value": "BIGINT"}))
+
+    def rows(text: str) -> pa.Table:
+        found = balances(a=text)
+        place = found.schema.get_field_index("value")
+        return found.set_column(place, "value", pa.array([text]).cast(kind))
+
+    with pytest.raises(TableSchemaError, match="not an integer"):
+        s.block(1, doing(lambda tx: tx.insert("t", rows("1.5"))))
+    s.block(1, doing(lambda tx: tx.insert("t", rows("7"))))
+    assert s.rows("SELECT value FROM t") == [{"value": 7}]
+
+
 @pytest.mark.parametrize(
     "frame",
     [

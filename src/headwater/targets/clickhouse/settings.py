@@ -43,8 +43,8 @@ def table(
     Args:
         name: `name` or `database.name`, taken literally.
         order_by: columns that tell the rows of a block apart, for a table that the target creates;
-            the block column goes before them, unless it is named among them: then this is the
-            whole order. Left out, they are the index of the log, instruction or trace, or else all
+            `stream_column` and the block column go before them, unless they are named among them:
+            then they stand where you name them. Left out, they are the index of the log, instruction or trace, or else all
             columns.
         partition_by: an expression, such as `intDiv(block_number, 1000000)`.
         types: types of columns of a table that the target creates, where the frame's own will not

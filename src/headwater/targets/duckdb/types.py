@@ -105,8 +105,12 @@ def fits(source: str, target: str, kind: pa.DataType) -> bool:
 def check_integers(rows: pa.Table, column: str, target: str) -> None:
     """Refuse text that is not an integer, where an integer column is to hold it."""
     values = rows.column(column)
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if kind not in (pa.string(), pa.large_string(), pa.string_view()):
         return
+    values = values.cast(pa.string())
     whole = pc.match_substring_regex(values, r"^-?[0-9]+$")
     if pc.all(whole, min_count=0).as_py() is False:
         wrong = values.filter(pc.invert(whole)).slice(0, 1).to_pylist()
