@@ -44,8 +44,8 @@ def table(
         name: `name` or `database.name`, taken literally.
         order_by: columns that tell the rows of a block apart, for a table that the target creates;
             `stream_column` and the block column go before them, unless they are named among them:
-            then they stand where you name them. Left out, they are the index of the log, instruction or trace, or else all
-            columns.
+            then they stand where you name them. Left out, they are the index of the log,
+            instruction or trace, or else all columns.
         partition_by: an expression, such as `intDiv(block_number, 1000000)`.
         types: types of columns of a table that the target creates, where the frame's own will not
             do: `{"value": "UInt256"}` for integers that arrive as decimal text,
