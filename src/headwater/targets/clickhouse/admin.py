@@ -141,6 +141,8 @@ class ClickHouseAdmin:
     ) -> Move:
         """Move a cursor, then the data: what a fork does, at any depth."""
         stream = find_stream(self.streams(), stream_id)
+        with self._connected() as client:
+            self._layouts(client, stream_id)  # a table that is something else now is named as such
         plan_move(stream, number, block_hash, force=force)  # a refusal stops no writer
         with self._taken_over(stream_id) as held:
             now = StreamStatus(stream_id, held.sync.load(), stream.tables)
