@@ -4,7 +4,8 @@ Each change is a new file, `_headwater/<stream>/<epoch>-<change>-<writer>.json`;
 and the older ones are removed. A writer begins a new epoch when it recovers. From then on an
 earlier one finds the newer epoch when it looks, before it publishes and after it has written a
 state, and changes nothing that counts: so object stores need neither a rename nor a lock. On a
-local disk a lock refuses the second writer at once. Runs on the driver.
+local disk a lock refuses the second writer at once. Where a file shows before its writing has ended
+(HDFS, SFTP), a crash leaves half a state: then the one before it counts. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -12,26 +13,31 @@ from __future__ import annotations
 import base64
 import fcntl
 import json
+import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
 from headwater.core import PipeState
 from headwater.core.codec import dump_state, load_state
-from headwater.errors import ParquetWriterError, StoredStateError
+from headwater.errors import LakeForeignWriteError, ParquetWriterError, StoredStateError
 from headwater.targets.lake.paths import Place, sync_directory
 
 FOLDER = "_headwater"
 AT_ONCE = 8  # files that are published
 _NAME = re.compile(r"(\d{6,})-(\d{12,})-([0-9a-f]+)\.json")
+_TEMPORARY = re.compile(r"\.\d{6,}-\d{12,}-[0-9a-f]+\.json\.[0-9a-f]+\.tmp")
+_LOOKS = 3  # at a state that is replaced at the same moment
+logger = logging.getLogger("headwater.targets.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +162,7 @@ class StateFiles:
     def __init__(self, folder: Folder, stream_id: str) -> None:
         self._folder = folder
         self._id = stream_id
-        self._path = f"{FOLDER}/{quote(stream_id, safe='')}"
+        self._path = f"{FOLDER}/{_folder_of(stream_id)}"
         self._version: _Version | None = None
         self._lock: int | None = None
 
@@ -175,19 +181,38 @@ class StateFiles:
         """
         self._hold()
         versions = self._versions()
-        stored = Stored()
-        if versions:
-            text = self._folder.place.read(f"{self._path}/{versions[-1].name}")
-            if text is None:
-                raise ParquetWriterError("another writer begins at this moment", stream=self._id)
-            stored = Stored.from_text(text.decode())
+        stored = self._read(versions)
         epoch = versions[-1].epoch + 1 if versions else 1
-        self._write(_Version(epoch, 0, secrets.token_hex(8)), stored)
-        rivals = [one for one in self._versions() if one.epoch >= epoch]
-        if rivals != [self._version]:
+        self._write(_Version(epoch, 0, secrets.token_hex(8)), stored or Stored())
+        found = self._versions()
+        if [one for one in found if one.epoch >= epoch] != [self._version]:
             raise ParquetWriterError("another writer begins at this moment", stream=self._id)
+        newest = self._read([one for one in found if one.epoch < epoch])
+        if newest is not None and newest != stored:  # what it stored before it saw this epoch
+            stored = newest
+            self._write(_Version(epoch, 1, secrets.token_hex(8)), stored)
         self._clean()
-        return stored, bool(versions)
+        return stored or Stored(), stored is not None
+
+    def read(self) -> Stored | None:
+        """Return what is stored, without claiming it; None if nothing is."""
+        for _ in range(_LOOKS - 1):
+            with suppress(ParquetWriterError):
+                return self._read(self._versions())
+        return self._read(self._versions())
+
+    def _read(self, versions: Sequence[_Version]) -> Stored | None:
+        """Return the newest of some states that is whole."""
+        for one in reversed(versions):
+            content = self._folder.place.read(f"{self._path}/{one.name}")
+            if content is None:
+                raise ParquetWriterError("another writer begins at this moment", stream=self._id)
+            if _is_whole(content):
+                return Stored.from_text(content.decode())
+            logger.warning("state.half id=%s file=%s", self._id, one.name)
+        if versions:
+            raise StoredStateError("no state file of the stream is whole", folder=self._path)
+        return None
 
     def save(self, stored: Stored) -> None:
         """Store what counts from now on: the commit point."""
@@ -227,7 +252,8 @@ class StateFiles:
         assert self._version is not None, "called by a writer"
         for name in self._folder.names(self._path):
             found = _version_of(name)
-            if name != "lock" and (found is None or found < self._version):
+            old = _TEMPORARY.fullmatch(name) if found is None else found < self._version
+            if old:
                 self._folder.delete(f"{self._path}/{name}")
 
     def _hold(self) -> None:
@@ -250,9 +276,36 @@ class StateFiles:
 
 def read_stored(place: Place, stream_id: str) -> Stored | None:
     """Return what is stored of a stream, without claiming it; None if nothing is."""
-    files = StateFiles(Folder(place), stream_id)
-    versions = files._versions()
-    if not versions:
-        return None
-    text = place.read(f"{files._path}/{versions[-1].name}")
-    return None if text is None else Stored.from_text(text.decode())
+    return StateFiles(Folder(place), stream_id).read()
+
+
+def check_owners(place: Place, stream_id: str, tables: Collection[str]) -> None:
+    """Refuse tables that another stream of the same folder has written down as its own.
+
+    A stream writes a table down, then looks: of two that do so at once, one sees the other.
+
+    Raises:
+        LakeForeignWriteError: two streams claim a table; no file of it may be judged by either.
+    """
+    for folder in place.under(FOLDER).folders() if tables else ():
+        other = unquote(folder)
+        found = None if other == stream_id else read_stored(place, other)
+        shared = sorted(set(tables) & set(found.coverage)) if found is not None else ()
+        if shared:
+            raise LakeForeignWriteError(
+                "another stream writes files of the same table in this folder",
+                tables=", ".join(shared), stream=stream_id, other=other,
+            )  # fmt: skip
+
+
+def _folder_of(stream_id: str) -> str:
+    """Return the name of a stream's folder; `.` and `..` would be other folders."""
+    return quote(stream_id, safe="").replace(".", "%2E" if set(stream_id) <= {"."} else ".")
+
+
+def _is_whole(content: bytes) -> bool:
+    try:
+        json.loads(content)
+    except ValueError:
+        return False
+    return True

@@ -29,6 +29,7 @@ from headwater.core import Batch, PipeState
 from headwater.core.callbacks import Callback
 from headwater.errors import (
     InvalidOptionError,
+    LakeForeignWriteError,
     LakeSchemaError,
     ParquetWriteError,
     ParquetWriterError,
@@ -41,8 +42,14 @@ from headwater.targets.lake.columns import check_columns, conform, lake_schema
 from headwater.targets.lake.files import COMPRESSION, GROUP_ROWS, FilePlan, write_distributed
 from headwater.targets.lake.paths import Options, Place, coded_full_disk, coded_storage_errors
 from headwater.targets.parquet.held import Held, HeldBatch, by_range
-from headwater.targets.parquet.state import Folder, StateFiles, Stored
-from headwater.targets.parquet.windows import Rollover, Window, leftovers
+from headwater.targets.parquet.state import Folder, StateFiles, Stored, check_owners
+from headwater.targets.parquet.windows import (
+    Rollover,
+    Window,
+    leftovers,
+    staged_epoch,
+    staged_stem,
+)
 from headwater.targets.tables import TableOptions, declare_tables
 
 MEMORY_BYTES = 256 << 20
@@ -157,6 +164,7 @@ class ParquetTarget:
 
         Raises:
             ParquetWriterError: another process writes this stream.
+            LakeForeignWriteError: another stream writes one of its tables.
             StateMissingError: there is no state, but files of the declared tables are.
             UnexplainedFilesError: a file is there that nothing explains; nothing was deleted.
             LakePathError: the storage cannot be reached.
@@ -232,8 +240,10 @@ class ParquetTarget:
         rows = executor_rows(frame) if far else None
         if rows is not None and rows.reaches_driver:
             schema = self._prepare(name, rows.schema, held.first)
+            assert self._files is not None, "a target recovers before it writes"
+            stem = staged_stem(window[0], window[1], self._files.epoch)
             plan = FilePlan(
-                self.folder.place, schema, f"{window[0]}-{window[1]}", f"{name}/{STAGING}",
+                self.folder.place, schema, stem, f"{name}/{STAGING}",
                 block_column="block_number", window=window, compression=self._compression,
             )  # fmt: skip
             held.staged.setdefault(name, []).extend(write_distributed(plan, rows))
@@ -263,6 +273,12 @@ class ParquetTarget:
             known = wider
         coverage = {**stored.coverage, name: stored.coverage.get(name, first)}
         self._save(replace(stored, coverage=coverage, schemas={**stored.schemas, name: known}))
+        if name not in stored.coverage:
+            try:
+                check_owners(self.folder.place, self._id, [name])
+            except LakeForeignWriteError:
+                self._save(stored)
+                raise
         return known
 
     # --- publishing -------------------------------------------------------------------------------
@@ -368,19 +384,27 @@ class ParquetTarget:
         self._stored = stored
 
     def _repair(self) -> None:
-        """Remove what a crash has left; refuse what nothing explains before removing anything."""
+        """Remove what a crash has left; refuse what nothing explains before removing anything.
+
+        All that is removed is of an earlier epoch, or a lock keeps others out.
+        """
+        assert self._files is not None, "a target claims its stream before it removes anything"
+        check_owners(self.folder.place, self._id, self._stored.coverage)
+        epoch = self._files.epoch
         names = {name: self.folder.names(name) for name in self._stored.coverage}
         found = {
             name: [one for one in several if "/" not in one] for name, several in names.items()
         }
-        removed = leftovers(found, self._state.number, self._stored.coverage)
+        removed = leftovers(found, self._state.number, self._stored.coverage, epoch)
         for name, file in removed:
             logger.warning("file.removed id=%s table=%s file=%s", self._id, name, file)
             self.folder.delete(f"{name}/{file}")
         for name, several in names.items():
             for file in several:
-                if file.startswith((f"{STAGING}/", ".")):
+                mark = staged_epoch(file.removeprefix(f"{STAGING}/"))
+                if file.startswith((f"{STAGING}/", ".")) and (mark < epoch or not epoch):
                     self.folder.delete(f"{name}/{file}")
+        self._files.check()
 
     def _refuse_lost_state(self) -> None:
         """Refuse to begin where files of the declared tables are, but no state."""

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from headwater.errors import InvalidOptionError, UnexplainedFilesError
+from headwater.errors import InvalidOptionError, ParquetWriterError, UnexplainedFilesError
 
 _NAME = re.compile(r"(\d{12,})-(\d{12,})(?:-(\d{4,}))?(?:-e(\d{6,}))?\.parquet")
+_STAGED = re.compile(r"e(\d{6,})-")
 _HIDDEN = ("_", ".")  # what readers of Parquet folders leave out
 
 
@@ -55,6 +56,17 @@ def epoch_of(name: str) -> int:
     return 0 if found is None else int(found[4] or 0)
 
 
+def staged_stem(first: int, last: int, epoch: int) -> str:
+    """Return how names of files begin that wait for their window to be published."""
+    return f"e{epoch:06d}-{first}-{last}"
+
+
+def staged_epoch(name: str) -> int:
+    """Return the epoch of the writer of a file that waits; 0 if its name tells none."""
+    found = _STAGED.match(name)
+    return 0 if found is None else int(found[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Rollover:
     """Publish final rows when any of the limits is reached; without a limit, at every commit.
@@ -87,15 +99,18 @@ class Rollover:
 
 
 def leftovers(
-    files: Mapping[str, Iterable[str]], cursor: int, coverage: Mapping[str, int]
+    files: Mapping[str, Iterable[str]], cursor: int, coverage: Mapping[str, int], epoch: int = 0
 ) -> list[tuple[str, str]]:
     """Return the files, as (table, name), that do not count.
 
-    A crash leaves files above the cursor. A writer that was paused while another took over may
-    leave one of its own epoch among those of the next: it covers blocks that a later epoch covers,
-    too. `coverage` is as the state has it: of a table that is not in it, nothing was published.
+    A crash leaves files above the cursor, and at the end of a range a file from where its table
+    ended to the cursor. A writer that was paused while another took over may leave one of its own
+    epoch among those of the next: it covers blocks that a later epoch covers, too. `coverage` is as
+    the state has it: of a table that is not in it, nothing was published. `epoch` is that of who
+    asks: it judges files of earlier epochs only; 0 where a lock keeps all others out.
 
     Raises:
+        ParquetWriterError: a later writer has published something.
         UnexplainedFilesError: a file is there that neither the state, nor a crash, nor a writer
             that was replaced explains: of another name, below the cursor without being covered, or
             overlapping another one of its epoch.
@@ -110,7 +125,11 @@ def leftovers(
                 raise UnexplainedFilesError(
                     "the folder of a table holds a file of another name", table=table, file=name
                 )
-            if window.first >= covered and window.last > cursor:
+            if epoch and epoch_of(name) >= epoch:
+                raise ParquetWriterError("a later writer has published files", table=table)
+            if window.first >= covered and (
+                window.last > cursor or window == Window(covered, cursor)
+            ):
                 removed.append((table, name))
             else:
                 windows.setdefault(window, []).append(name)
