@@ -22,6 +22,7 @@ from headwater.pipeline import (
 from headwater.testing.crash import Crash
 from headwater.testing.oracle import DisagreementError
 from tests.simulation.process import Line, Process
+from tests.simulation.second import look_again
 from tests.simulation.situations import Met, Tally
 from tests.simulation.tables import difference, expected, pools_created, transfers_of
 from tests.simulation.upstream import Upstream
@@ -145,6 +146,13 @@ class Judge:
         )
         if said:
             raise DisagreementError(f"{line.place.kind} {line.shape.stream} at {cursor}: {said}")
+
+    def look_again(self, line: Line) -> None:
+        """Have `verify` read the blocks once more, and compare what it can. Nothing writes now."""
+        target = line.place.target(line.shape, "verify", lambda: 0.0)
+        admin = line.place.admin(line.shape)
+        compared = look_again(line.shape, line.stream, admin, target, self._upstream.url())
+        self._tally.met[Met.VERIFIED] += len(compared)
 
     def is_delivered(self, line: Line) -> bool:
         """Tell whether every message of a block that the stream knows to be final has come."""

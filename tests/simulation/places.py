@@ -28,6 +28,7 @@ from headwater.core.codec import load_cursor
 from headwater.errors import ClickHouseServerError
 from headwater.stream.factory_index import CHILDREN
 from headwater.targets import MemoryStore, MemoryTarget
+from headwater.targets.admin import open_admin
 from headwater.targets.clickhouse import ClickHouseClient, ClickHouseSettings, clickhouse_target
 from headwater.targets.clickhouse import table as clickhouse_table
 from headwater.targets.clickhouse.client import refused_as
@@ -42,6 +43,7 @@ from headwater.targets.sql.undo import BLOCK, CHANGE_LOG
 from headwater.testing.faults.proxy import LossyProxy
 from headwater.testing.servers.clickhouse import clickhouse_server
 from headwater.testing.servers.postgres import postgres_server
+from tests.simulation.second import MemoryAdmin
 from tests.simulation.tables import (
     COLUMNS,
     LATEST,
@@ -123,6 +125,10 @@ class Place(ABC):
     def read(self, shape: Shape) -> Stored:
         """Read what is committed, past the proxy."""
 
+    @abstractmethod
+    def admin(self, shape: Shape) -> Any:
+        """Return what `verify` reads a stream's tables through, past the proxy."""
+
     def waits_for_lock(self, process: str) -> bool:
         """Tell whether a statement of a process waits for a lock of another one."""
         return False
@@ -201,6 +207,11 @@ class MemoryPlace(Place):
             tables[POOLS] = pools_in([] if children is None else children["address"].to_pylist())
         return Stored(held.state.cursor, tables)
 
+    def admin(self, shape: Shape) -> Any:
+        """Show the stream's store."""
+        names = {shape.name(one): shape.output(one) for one in shape.tables}
+        return MemoryAdmin(shape.stream, self._stores[shape.stream], names)
+
 
 class DuckDBPlace(Place):
     """A file, in memory where the machine has such a folder."""
@@ -238,6 +249,10 @@ class DuckDBPlace(Place):
 
         there = {row["name"] for row in query("SELECT table_name AS name FROM duckdb_tables()")}
         return _read_sql(shape, query, there)
+
+    def admin(self, shape: Shape) -> Any:
+        """Open the file as a command would; no writer may have it open."""
+        return open_admin(self._path)
 
     def close(self) -> None:
         """Remove the file."""
@@ -285,6 +300,10 @@ class PostgresPlace(Place):
                 )
             }
             return _read_sql(shape, self._rows, there)
+
+    def admin(self, shape: Shape) -> Any:
+        """Connect as a command would."""
+        return open_admin(self._dsn, schema=self.schema)
 
     def waits_for_lock(self, process: str) -> bool:
         """Ask the server."""
@@ -336,7 +355,7 @@ class ClickHousePlace(Place):
     def __init__(self, engines: Engines, engine: str) -> None:
         parts = urlsplit(engines.clickhouse)
         self.proxy = LossyProxy(str(parts.hostname), int(parts.port or 8123))
-        self._engine = engine
+        self._engine, self._url = engine, engines.clickhouse
         self._name = f"world_{os.getpid()}_{next(_NUMBERS)}"
         self._server = ClickHouseClient(engines.clickhouse)
         self._server.run(f"CREATE DATABASE {self._name}")
@@ -373,6 +392,10 @@ class ClickHousePlace(Place):
             )
             tables[POOLS] = pools_in(row["address"] for row in children)
         return Stored(cursor, tables)
+
+    def admin(self, shape: Shape) -> Any:
+        """Connect as a command would."""
+        return open_admin(f"{self._url}/{self._name}")
 
     def merge(self) -> None:
         """Merge every table into one part."""

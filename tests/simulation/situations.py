@@ -51,6 +51,7 @@ class Met(StrEnum):
     ANSWER_LATE = "database's answer that came late"
     MERGED = "ClickHouse merged its tables meanwhile"
     SURVIVED_LOSS = "lost connection that the writer survived"
+    VERIFIED = "table compared once more by verify"
 
 
 class Tally:

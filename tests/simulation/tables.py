@@ -68,6 +68,10 @@ class Shape:
         """Return the name of a table in its database."""
         return f"{self.schema}.{table}_{self.stream}" if self.schema else f"{table}_{self.stream}"
 
+    def output(self, table: str) -> str:
+        """Return the output whose rows a table holds."""
+        return table
+
     def aggregates(self) -> list[Aggregate]:
         """Declare the sums."""
         if not self.sums:

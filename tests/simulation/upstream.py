@@ -70,6 +70,12 @@ class Upstream:
         if self._server is not None:
             self._server.stop()
 
+    def url(self) -> str:
+        """Return where the portal is reached over HTTP, past the wire that can be cut."""
+        if self._server is None:
+            self._server = PortalServer(self.portal).start()
+        return self._server.url
+
     def transport(self, clock: VirtualClock) -> Transport:
         """Return how one process reaches the portal."""
         if self.wire is None:

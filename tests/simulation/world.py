@@ -407,6 +407,9 @@ class World:
             old = [one for one in stored.undo_blocks if final and one < final.number - 1]
             if old and self.upstream.finality_known and not line.stream.undo_buffer:
                 raise DisagreementError(f"{line.shape.stream}: undo data of final blocks {old[:5]}")
+            for process in line.alive:
+                self._end(line, process)
+            self._judge.look_again(line)
 
     def _settle(self, line: Line) -> None:
         """Run a stream until it has read everything, and compare."""
