@@ -30,7 +30,9 @@ from headwater.targets.sql.text import QualifiedName
 from headwater.targets.sql.tokens import CLICKHOUSE, STANDARD
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
-_NATIVE = {9000: ("http", 8123), 9440: ("https", 8443)}
+_OVER_HTTP = {9000: 8123, 9440: 8443}  # ports of ClickHouse's own protocol
+_TLS_PORTS = {8123: 8443}
+_TRUE = frozenset({"1", "t", "true"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,14 @@ class SinkDsn:
             return cls("postgres", address, None if schema == "public" else schema)
         if scheme != "clickhouse":
             raise SinkDsnError("no such kind of database", got=f"{scheme}://")
-        kind, number = _NATIVE.get(port or 9000, ("http", port))
-        if options.get("secure") == "true" or number == 8443:
-            kind = "https"
+        secure = options.get("secure", "").lower() in _TRUE
+        number = 8123 if port is None else _OVER_HTTP.get(port, port)
+        if secure and port in (None, 9000):
+            number = _TLS_PORTS[number]
+        kind = "https" if secure or number in _TLS_PORTS.values() else "http"
+        place = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         held = f"{user}@" if user else ""
-        return cls("clickhouse", f"{kind}://{held}{parts.hostname}:{number}/{schema or name}")
+        return cls("clickhouse", f"{kind}://{held}{place}:{number}/{schema or name}")
 
 
 def _value(found: re.Match[str], environment: Mapping[str, str]) -> str:
