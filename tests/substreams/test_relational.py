@@ -256,6 +256,19 @@ def test_without_annotations_every_message_is_a_table_named_after_it() -> None:
     assert [(table.name, table.key) for table in one.tables] == [("Root", ()), ("Row", ())]
 
 
+def test_two_messages_of_one_name_do_not_share_a_table_unasked() -> None:
+    other = build_file("l.proto", "l", {"Log": "x 1 str"})
+    file = build_file(
+        "m.proto",
+        "m",
+        {"Root": "*a 1 .Log, *b 2 l.Log, *c 3 .Log", "Log": "x 1 str"},
+        imports=["l.proto"],
+    )
+    one = RelationalMapping(TypeSet([other, file]), "m.Root")
+    with pytest.raises(RelationalSchemaError, match=r"E0053.*without annotations.*m.Log, l.Log"):
+        _ = one.tables
+
+
 def test_empty_numbers_are_null_and_others_are_refused() -> None:
     one = mapping(
         {"Root": "a 1 str, b 2 str"},

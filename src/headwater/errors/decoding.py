@@ -78,10 +78,11 @@ class UndecodableInstructionError(
 class MessageTypeError(
     DecodeError,
     code="E4009",
-    fix="give the module an output type whose messages do not contain themselves and hold no "
-    "groups; a tree can be put out as rows that name their parent",
+    fix="give the module an output type whose messages do not contain themselves, hold no groups "
+    "and have no two repeated fields like `a_b` and `b` within `a`; a tree can be put out as rows "
+    "that name their parent, and a RelationalMapping or a decoder of your own chooses other tables",
 ):
-    """A protobuf message type cannot become tables: it contains itself, or holds a group."""
+    """A message type cannot become tables: it contains itself, or two tables have one name."""
 
 
 class UndecodableOutputError(

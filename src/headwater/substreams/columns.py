@@ -54,6 +54,7 @@ _WRAPPERS = frozenset(
     for kind in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 )
 TIMESTAMP = "google.protobuf.Timestamp"
+FARTHEST_S = 2**63 // 10**6 - 3  # a second this far from 1970 is a number of microseconds, always
 
 
 class UnusualMessage(Exception):  # noqa: N818 - never leaves the decoders, which rewrite it
@@ -377,14 +378,25 @@ def _embedded(
 
 
 def _moments(messages: Messages, absent: Any) -> pa.Array:
+    """Return times in microseconds.
+
+    Raises:
+        MalformedMessage: one is beyond the year 294,000, on either side.
+    """
     found = wire.scan(messages, (1, 2))
     parts = []
     for number in (1, 2):
         _expect(found[number], wire.VARINT)
         last = found[number].last()
-        parts.append(wire.scattered(last.values, last.rows, len(messages)).view(np.int64))
-    micros = parts[0] * 1_000_000 + parts[1] // 1000
-    return pa.array(micros, mask=absent).cast(MOMENT)
+        parts.append(wire.scattered(last.values, last.rows, len(messages)))
+    seconds, nanos = parts[0].view(np.int64), parts[1].astype(np.uint32).view(np.int32)
+    beyond = np.flatnonzero((seconds > FARTHEST_S) | (seconds < -FARTHEST_S))
+    if len(beyond):
+        raise wire.MalformedMessage(
+            f"a Timestamp of {seconds[beyond[0]]} seconds is beyond what a column holds",
+            int(messages.starts[beyond[0]]),
+        )
+    return pa.array(seconds * 1_000_000 + nanos // 1000, mask=absent).cast(MOMENT)
 
 
 def _list_of_messages(messages: Messages, found: Found, column: ColumnPlan) -> pa.Array:

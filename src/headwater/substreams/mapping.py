@@ -222,6 +222,7 @@ class _Walk:
         self._annotated = _has_tables(root, frozenset()) or _table_of(root) is not None
         self.places: dict[tuple[str, ...], _Place] = {}
         self.links: set[tuple[str, str]] = set()
+        self._called: dict[str, str] = {}  # messages without annotations, by their tables
         self.plan = plan_message(root, self._split)
         self._visit((), root, self.plan, ())
         if not self.places:
@@ -247,6 +248,13 @@ class _Walk:
     ) -> None:
         options = _table_of(message)
         if options is None and not self._annotated and plan.shown:
+            known = self._called.setdefault(message.name, message.full_name)
+            if known != message.full_name:
+                raise RelationalSchemaError(
+                    "two messages without annotations make one table",
+                    table=message.name,
+                    messages=f"{known}, {message.full_name}",
+                )
             options = _CLASSES["Table"](name=message.name)
         if options is not None:
             place = self._place(message, plan, options, above)

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError as WireError
 
 from headwater.changes import CHANGES_SCHEMA, TableSchema, read_database_changes
 from headwater.decode.columns.protobuf import Ints, MalformedMessage, Messages
-from headwater.errors import UndecodableOutputError
+from headwater.errors import MessageTypeError, UndecodableOutputError
 from headwater.substreams.columns import (
     MOMENT,
     MessagePlan,
@@ -64,7 +64,9 @@ def decoder_of(types: TypeSet, message: str, tables: Sequence[TableSchema] = ())
     """
     if message in DATABASE_CHANGES:
         return ChangesDecoder(message, field_operations(types, message), tuple(tables))
-    return MessageDecoder(types, message)
+    made = MessageDecoder(types, message)
+    _ = made.schemas  # refused here, before anything else is done
+    return made
 
 
 def type_of(output: ModuleOutput) -> str:
@@ -176,7 +178,10 @@ class MessageDecoder:
     def _root(self) -> str:
         """The name of the table of the message itself, if it has columns of its own."""
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.descriptor.name).lower()
-        return f"{name}_message" if name in _names(self.plan) else name
+        others = _names(self.plan)
+        while name in others:
+            name = f"{name}_message"
+        return name
 
     def decode(self, outputs: Sequence[ModuleOutput]) -> dict[str, pa.Table]:
         """Return the rows of these blocks."""
@@ -295,6 +300,12 @@ def _add_schemas(plan: MessagePlan, found: dict[str, pa.Schema], *, nested: bool
     for column in plan.tables():
         assert column.table is not None, "it is a table"
         assert column.inner is not None, "a table has columns"
+        if column.table in found:
+            raise MessageTypeError(
+                "two fields, by their paths, make tables of one name",
+                table=column.table,
+                second=column.inner.type,
+            )
         found[column.table] = _schema(column.inner, nested=nested)
         _add_schemas(column.inner, found, nested=True)
 

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError as WireError
 
 from headwater.core import BlockCursor
 from headwater.errors import SubstreamsMessageError
+from headwater.substreams.columns import FARTHEST_S
 from headwater.substreams.descriptors import build_classes
 from headwater.substreams.messages import (
     Clock,
@@ -137,6 +138,8 @@ def _output(data: Any) -> ModuleOutput:
     if data.is_partial:
         raise SubstreamsMessageError("a part of a block came unasked", block=clock.number)
     seconds = clock.timestamp.seconds if clock.HasField("timestamp") else None
+    if abs(seconds or 0) > FARTHEST_S:
+        raise SubstreamsMessageError("a block's time is none", block=clock.number, seconds=seconds)
     at = Clock(clock.number, clock.id, seconds, clock.timestamp.nanos)
     return ModuleOutput(at, data.cursor, data.final_block_height, made.type_url, made.value)
 

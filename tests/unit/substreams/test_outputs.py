@@ -275,6 +275,33 @@ def test_fields_that_are_called_like_ours_are_renamed() -> None:
     assert decoder.schemas["rows"].names[-2:] == ["timestamp_", "ordinal_"]
 
 
+def test_two_fields_that_would_share_a_table_are_refused() -> None:
+    """`a_b`, and `b` within `a`: the rows of the first would be lost."""
+    shared = build_file(
+        "s.proto", "s", {"S": "*a_b 1 .X, a 2 .A", "A": "*b 1 .Y", "X": "x 1 str", "Y": "x 1 str"}
+    )
+    with pytest.raises(MessageTypeError, match=r"E4009.*table=a_b.*s\.Y"):
+        decoder_of(TypeSet([shared]), "s.S")
+    named = build_file(
+        "n.proto",
+        "n",
+        {"Root": "n 1 i32, *root 2 .Row, *root_message 3 .Row", "Row": "x 1 i32"},
+    )
+    schemas = decoder_of(TypeSet([named]), "n.Root").schemas
+    assert list(schemas) == ["root_message_message", "root", "root_message"]
+
+
+@pytest.mark.parametrize("seconds", [2**63 - 1, -(2**63), 9_300_000_000_000, -9_300_000_000_000])
+def test_a_time_that_no_column_holds_is_refused_with_its_block(seconds: int) -> None:
+    """Beyond 64 bits of microseconds it became another time."""
+    near = ROOT(rows=[{"w": {"seconds": 253_402_300_800, "nanos": 1_000}}]).SerializeToString()
+    far = ROOT(rows=[{"w": {"seconds": seconds}}]).SerializeToString()
+    table = DECODER.decode(outputs("all.Root", [near]))["rows"]
+    assert table["w"].cast(pa.int64()).to_pylist() == [253_402_300_800_000_001]
+    with pytest.raises(UndecodableOutputError, match=rf"E4010.*{seconds} seconds.*block=1"):
+        DECODER.decode(outputs("all.Root", [near, far]))
+
+
 def test_blocks_without_output_have_no_rows_and_other_types_are_refused() -> None:
     decoder = MessageDecoder(ALL, "all.Root")
     nothing = ModuleOutput(Clock(1, "0x1"), "c", 0)
