@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +13,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.errors import InvalidOptionError, RelationalSchemaError, UndecodableOutputError
 from headwater.substreams.descriptors import TypeSet
 from headwater.substreams.mapping import SCHEMA_CLASSES, RelationalMapping
@@ -20,6 +22,7 @@ from headwater.substreams.package import Package
 from headwater.substreams.relational import relational_target
 from headwater.targets import PostgresSettings, duckdb_target, postgres_target
 from headwater.targets.clickhouse import ClickHouseClient
+from headwater.targets.contract import Delivery, prepared
 from headwater.testing.chain.tree import ChainSim
 from headwater.testing.substreams.modules import (
     ORDERS,
@@ -58,14 +61,14 @@ def ordered(rows: Rows) -> Rows:
 
 
 @pytest.fixture(params=["duckdb", "postgres", "clickhouse"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Callable[[str], Rows]]:
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Callable[..., Rows]]:
     """An empty database, and how to read a table of it."""
     if request.param == "clickhouse":
         address = clickhouse_places.database()
 
-        def read(table: str) -> Rows:
+        def read(table: str, columns: str = "*") -> Rows:
             client = ClickHouseClient(address)
-            rows = client.query(f"SELECT * FROM {table}_live").to_pylist()
+            rows = client.query(f"SELECT {columns} FROM {table}_live").to_pylist()
             client.close()
             return list(rows)
 
@@ -73,11 +76,16 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Calla
     embedded = request.param == "duckdb"
     address = str(tmp_path / "a.duckdb") if embedded else postgres_places.database()
     make: Any = duckdb_target if embedded else postgres_target
-    return address, lambda table: make(address).query(f"SELECT * FROM {table}").to_pylist()
+
+    def select(table: str, columns: str = "*") -> Rows:
+        rows: Rows = make(address).query(f"SELECT {columns} FROM {table}").to_pylist()
+        return rows
+
+    return address, select
 
 
 def test_every_table_equals_the_chain_after_forks(
-    database: tuple[Any, Callable[[str], Rows]],
+    database: tuple[Any, Callable[..., Rows]],
 ) -> None:
     address, read = database
     chain = ChainSim(11)
@@ -112,6 +120,48 @@ def test_every_table_equals_the_chain_after_forks(
             if isinstance(row.get("place"), dict) and not any(row["place"].values()):
                 row["place"] = None  # ClickHouse has no null for a structure
         assert ordered(got) == ordered(wanted), name
+
+
+NUMBERS = ("total", "whole", "totals", "wholes", "prices")
+
+
+def test_numbers_of_every_size_and_lists_of_them_are_exact(
+    database: tuple[Any, Callable[..., Rows]],
+) -> None:
+    address, read = database
+    wide = {"a.total": ("decimal256", 18), "a.whole": ("uint256", 0),
+            "a.totals": ("decimal256", 18), "a.wholes": ("int256", 0),
+            "a.prices": ("decimal128", 9)}  # fmt: skip
+    fields = "total 1 str, whole 2 str, *totals 3 str, *wholes 4 str, *prices 5 str"
+    options = {f"Root.{at[2:]}": column_option(*said) for at, said in wide.items()}
+    one = mapping({"Root": fields}, {"Root": table_option("a"), **options})
+    digits = "9" * 57 + "." + "123456789012345678"
+    largest = str(2**255 - 1)
+    held = outputs(
+        one, total=digits, whole=str(2**256 - 1), totals=["-" + digits, "", "1.5"],
+        wholes=[largest, "-" + largest, ""], prices=["0.000000001", ""],
+    )  # fmt: skip
+    target: Any = relational_target(address, one)
+    target.bind("numbers")
+    target.recover()
+    block = BlockCursor(1, "0x1")
+    state = PipeState(block, block, (block,))
+    header, rows = BlockHeader(1, "0x1"), Delivery(one.decode(held))
+    target.commit([prepared(target, Batch((header,), Head(block), state, (), rows))], state)
+    target.close()
+    (row,) = read("a", ", ".join(f"CAST({name} AS TEXT) AS {name}" for name in NUMBERS))
+    texts = {name: one.decode() if isinstance(one, bytes) else one for name, one in row.items()}
+    found = {name: re.findall(r"NULL|-?[0-9]+(?:\.[0-9]+)?", one) for name, one in texts.items()}
+    assert {
+        name: [None if one == "NULL" else Decimal(one) for one in several]
+        for name, several in found.items()
+    } == {
+        "total": [Decimal(digits)],
+        "whole": [Decimal(2**256 - 1)],
+        "totals": [Decimal("-" + digits), None, Decimal("1.5")],
+        "wholes": [Decimal(largest), Decimal("-" + largest), None],
+        "prices": [Decimal("0.000000001"), None],
+    }
 
 
 def test_postgres_has_the_keys_and_references() -> None:
@@ -279,6 +329,12 @@ def test_empty_numbers_are_null_and_others_are_refused() -> None:
     assert one.decode(outputs(one, a="1.5"))["t"]["a"].to_pylist() == [Decimal("1.50")]
     with pytest.raises(UndecodableOutputError, match=r"E4010.*column=a"):
         one.decode(outputs(one, a="1.555"))
+    wide = mapping(
+        {"Root": "*a 1 str"},
+        {"Root": table_option("t"), "Root.a": column_option("decimal256", 2)},
+    )
+    with pytest.raises(UndecodableOutputError, match=r"E4010.*column=a"):
+        wide.decode(outputs(wide, a=["1.5", "1.555"]))
 
 
 @pytest.mark.parametrize(

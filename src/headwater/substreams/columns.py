@@ -428,20 +428,40 @@ def _refuse_equal_keys(rows: Ints, keys: pa.Array) -> None:
 
 
 def as_number(values: pa.Array, conversion: str, column: str) -> pa.Array:
-    """Return texts that are numbers, empty ones as null; decimals that Arrow holds as such."""
+    """Return texts, or lists of them, that are numbers: empty ones as null.
+
+    They are decimals where Arrow and Spark hold them as such, and text otherwise; that fractions
+    have no more digits than asked for is checked in both cases.
+
+    Raises:
+        UndecodableOutputError: a text is no decimal of the size.
+    """
+    if pa.types.is_list(values.type):
+        items = as_number(values.flatten(), conversion, column)
+        lengths = pc.fill_null(pc.list_value_length(values), 0)
+        return pa.ListArray.from_arrays(wire.offsets_of(np.asarray(lengths)), items)
     if values.type != pa.string():
         return values
     values = pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
-    if not conversion.startswith("decimal128"):
+    kind = decimal_of(conversion)
+    if kind is None:
         return values
     try:
-        return values.cast(decimal128_of(conversion))
+        exact = values.cast(kind)
     except (pa.ArrowInvalid, ValueError) as error:
         raise UndecodableOutputError(
             "a text is no number of this size", column=column, type=conversion, reason=error
         ) from None
+    return exact if kind.bit_width == 128 else values
 
 
-def decimal128_of(conversion: str) -> pa.DataType:
-    """Return the type that a conversion such as `decimal128(9)` names."""
-    return pa.decimal128(38, int(conversion[len("decimal128(") : -1]))
+def decimal_of(conversion: str) -> pa.DataType | None:
+    """Return the type that a conversion such as `decimal128(9)` names; None if it names no decimal."""
+    name, _, scale = conversion.removesuffix(")").partition("(")
+    match name:
+        case "decimal128":
+            return pa.decimal128(38, int(scale))
+        case "decimal256":
+            return pa.decimal256(76, int(scale))
+        case _:
+            return None

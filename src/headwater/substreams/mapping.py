@@ -28,7 +28,7 @@ from headwater.substreams.columns import (
     ColumnPlan,
     MessagePlan,
     as_number,
-    decimal128_of,
+    decimal_of,
     plan_message,
     read_columns,
 )
@@ -311,9 +311,10 @@ class _Walk:
 
     def _field(self, column: ColumnPlan, name: str, conversions: Mapping[str, str]) -> pa.Field:
         kind, conversion = column.type, conversions.get(name, "")
-        if conversion and not column.many:
-            exact = conversion.startswith("decimal128")
-            return pa.field(name, decimal128_of(conversion) if exact else kind)
+        if conversion:
+            exact = decimal_of(conversion)
+            item = exact if exact is not None and exact.bit_width == 128 else pa.string()
+            return pa.field(name, pa.list_(item) if column.many else item, not column.many)
         if self._encoding != "raw" and kind == pa.binary():
             kind = pa.string()
         return pa.field(name, kind, column.nullable)

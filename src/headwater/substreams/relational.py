@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from headwater.errors import InvalidOptionError, RelationalSchemaError
+from headwater.substreams.columns import decimal_of
 from headwater.substreams.mapping import (
     BLOCK_NUMBER,
     BLOCK_TIME,
@@ -113,6 +114,8 @@ class _Writer:
         for one in self._tables:
             if one.name in data:
                 frame = data[one.name]
+                if self._kind != "duckdb" and any(map(_is_wide, one.conversions.values())):
+                    frame = _with_wide_decimals(to_arrow(frame), one)
                 if self._kind == "clickhouse" and any(map(_is_struct, one.schema)):
                     frame = _without_null_structs(to_arrow(frame))
                 tx.insert(self._name(one), frame)
@@ -177,9 +180,11 @@ class _Writer:
         """Return column types of numbers that arrive as text."""
         found = {}
         for column, kind in one.conversions.items():
+            many = _is_nested(one.schema.field(column))
             if self._kind == "postgres" and not kind.startswith("decimal128"):
-                found[column] = _POSTGRES.get(kind) or f"numeric(76,{kind[11:-1]})"
-            elif kind in _POSTGRES:
+                number = _POSTGRES.get(kind) or f"numeric(76,{kind[11:-1]})"
+                found[column] = f"{number}[]" if many else number
+            elif kind in _POSTGRES and not many:
                 found[column] = "BIGNUM"
         return found
 
@@ -202,9 +207,13 @@ class _Writer:
         order += [_ticked(name) for name in (BLOCK_NUMBER, *rest) if _ticked(name) not in asked]
         partition = one.clickhouse.partition_by or (f"toYYYYMM({_ticked(BLOCK_TIME)})",)
         for each in one.schema:
-            kind = _CLICKHOUSE.get(one.conversions.get(each.name, "")) or column_type(each)
-            if one.conversions.get(each.name, "").startswith("decimal256"):
-                kind = f"Decimal(76, {one.conversions[each.name][11:-1]})"
+            conversion = one.conversions.get(each.name, "")
+            number = _CLICKHOUSE.get(conversion)
+            if _is_wide(conversion):
+                number = f"Decimal(76, {conversion[11:-1]})"
+            if number and _is_nested(each):
+                number = f"Array(Nullable({number}))"
+            kind = number or column_type(each)
             sorts = any(_ticked(each.name) in part for part in (*order, *partition))
             kinds[each.name] = nullable(kind) if each.nullable and not sorts else kind
         lines = [f"{_ticked(name)} {kind}" for name, kind in kinds.items()]
@@ -236,6 +245,23 @@ def _is_nested(field: pa.Field) -> bool:
 
 def _is_struct(field: pa.Field) -> bool:
     return bool(pa.types.is_struct(field.type))
+
+
+def _is_wide(conversion: str) -> bool:
+    return conversion.startswith("decimal256")
+
+
+def _with_wide_decimals(rows: pa.Table, table: RelationalTable) -> pa.Table:
+    """Return rows whose texts that are decimals of 256 bits are such: Spark cannot hold these."""
+    for name, conversion in table.conversions.items():
+        kind = decimal_of(conversion)
+        if _is_wide(conversion) and kind is not None:
+            at = rows.schema.get_field_index(name)
+            wanted = rows.schema.field(at).with_type(
+                pa.list_(kind) if _is_nested(rows.schema.field(at)) else kind
+            )
+            rows = rows.set_column(at, wanted, rows.column(at).cast(wanted.type))
+    return rows
 
 
 def _without_null_structs(rows: pa.Table) -> pa.Table:

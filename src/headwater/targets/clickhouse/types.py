@@ -110,6 +110,11 @@ def fit(column: Any, kind: str, name: str) -> Any:
         return _fit_bytes(column, name, kind, int(wanted[12:-1]))
     if wanted.startswith("DateTime"):
         return _fit_times(column, name, kind, wanted)
+    if wanted.startswith("Array(") and pa.types.is_list(source):
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        for one in chunks:  # the server turns items as it would values
+            fit(one.flatten(), wanted.removeprefix("Array(").removesuffix(")"), name)
+        return column
     if _is_safe(source, natural, wanted):
         return column
     raise _unfit(name, source, kind)
