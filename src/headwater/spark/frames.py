@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as spark
 from pyspark.sql.types import StructType
@@ -131,6 +132,11 @@ class Frame(_LikeDataFrame):
     def isEmpty(self) -> bool:  # noqa: N802 - a method of DataFrame
         """Tell whether there is no row; no Spark job."""
         return self.count() == 0
+
+    def above(self, column: str, number: int) -> Frame:
+        """Return the rows whose value is above a number; no Spark job."""
+        rows = self._table.filter(pc.field(column) > number)
+        return Frame(rows, self._spark_provider)
 
     @property
     def columns(self) -> list[str]:

@@ -33,7 +33,7 @@ from headwater.targets.contract import (
     Target,
     prepared,
 )
-from headwater.targets.frames import executor_rows, to_arrow
+from headwater.targets.frames import to_arrow
 from headwater.targets.patience import Pause, WaitsForServer, sleep
 from headwater.targets.side_rows import KEY
 
@@ -94,7 +94,8 @@ class FanOutTarget:
     def recover(self) -> PipeState:
         """Recover all targets, undo what only some hold, and return where the last one stands.
 
-        What one of them knows to be final is final for all: the high-water mark never regresses.
+        What one of them knows to be final is final for those that hold the same blocks; the others
+        learn it from the portal.
         """
         self.states = [one.recover() for one in self.targets]
         while (odd := self._uncertain()) is not None:
@@ -225,7 +226,8 @@ class FanOutTarget:
         for target, held in zip(self.targets, self.states, strict=True):
             delivery = replace(batch.data, side=self._unsettled(batch.data.side, held))
             is_ahead = self._lowest.number < held.number < batch.state.number
-            if is_ahead and not batch.rollback_chain:  # a hot block comes alone
+            is_alone = len(batch.headers) == 1 and batch.rollback_chain  # as a hot block comes
+            if is_ahead and not is_alone:
                 data = {
                     name: _above(frame, held.number, name) for name, frame in delivery.data.items()
                 }
@@ -274,9 +276,14 @@ class FanOutTarget:
 
 
 def _as_final(state: PipeState, other: PipeState) -> PipeState:
-    """Return a state with the finality that another state on its branch knows of."""
+    """Return a state with the finality that another one knows of, as far as their blocks agree.
+
+    A target that was left out for a while may stand on a branch that was orphaned meanwhile. If the
+    other does not hold its cursor, only the portal can tell whether its blocks are final.
+    """
     cap = max(DEFAULT_CAP, len(state.rollback_chain) + 1)
-    return state.settle(Head(other.finalized), confirmed=True, cap=cap)
+    confirmed = state.cursor in other.landing_points()
+    return state.settle(Head(other.finalized), confirmed=confirmed, cap=cap)
 
 
 def _with_finality(state: PipeState, held: PipeState) -> PipeState:
@@ -291,16 +298,15 @@ def _with_finality(state: PipeState, held: PipeState) -> PipeState:
 
 
 def _above(frame: Any, number: int, output: str) -> Any:
-    """Return the rows of a frame above a block."""
-    far = executor_rows(frame)
-    rows = to_arrow(frame) if far is None else None
-    names = far.schema.names if far is not None else rows.schema.names if rows is not None else []
-    if BLOCK not in names:
+    """Return the rows of a frame above a block, as a frame of its kind: callbacks see it."""
+    kind = type(frame)
+    is_spark = kind.__module__.startswith("pyspark.sql.") or hasattr(kind, "dataframe")
+    rows = frame if is_spark else to_arrow(frame)
+    if BLOCK not in (rows.columns if is_spark else rows.column_names):
         raise FanOutFrameError(
             "a target is ahead of the others, and rows do not say their block", output=output
         )
-    return (
-        rows.filter(pc.field(BLOCK) > number)
-        if rows is not None
-        else frame.where(f"{BLOCK} > {number}")
-    )
+    if not is_spark:
+        return rows.filter(pc.field(BLOCK) > number)
+    above = getattr(kind, "above", None)  # of rows that are here: no Spark job
+    return frame.where(f"{BLOCK} > {number}") if above is None else above(frame, BLOCK, number)
