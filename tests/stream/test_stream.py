@@ -143,6 +143,20 @@ def test_one_output_of_several_that_is_raised_above_the_cursor_is_refused(
     assert rows["m"][0].as_py() > 20
 
 
+@pytest.mark.guarantee("RANGE-1")
+def test_a_range_that_is_raised_over_blocks_which_a_fork_can_undo_is_refused(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    """A fork would take their rows, and none would come in their place."""
+    target = duckdb_target(tmp_path / "a.duckdb")
+    stream_of(portal, (0, 55)).pipe_to(target)
+    assert portal.chain.finalized is not None
+    floor = portal.chain.finalized.number
+    with pytest.raises(SkippedBlocksError, match=rf"E0016.*skipped={floor + 1}\.\.49"):
+        stream_of(portal, (50, 58)).pipe_to(target)
+    stream_of(portal, (floor + 1, 58)).pipe_to(target)
+
+
 def test_a_cursor_of_ones_own_below_the_range_is_refused_too(portal: PortalServer) -> None:
     start = portal.chain.canonical(30, 30)[0].cursor
     with pytest.raises(SkippedBlocksError, match="E0016"):

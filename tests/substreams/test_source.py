@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.core import PipeState
+from headwater.core import BlockCursor, BlockHeader, Head, PipeState
 from headwater.errors import QuotaExceededError
-from headwater.substreams.cursors import CursorLog
+from headwater.substreams.cursors import TABLE, CursorLog
 from headwater.substreams.messages import Clock, Message, ModuleOutput, Outputs, Progress
 from headwater.substreams.source import Feed, Gathered, SubstreamsSource
 
@@ -187,3 +187,31 @@ def wait_until(condition: Callable[[], bool]) -> None:
             return
         waiting.wait(0.01)
     raise AssertionError("it does not come true")
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_is_remembered_of_blocks_does_not_grow(keeps: bool) -> None:
+    """Without a target that keeps side tables the rows of one were counted all the same."""
+    log, state = CursorLog(), PipeState()
+    if keeps:
+        target: Any = SideTables()
+        log.start(target, state)
+    sizes = []
+    for number in range(3000):
+        clock = Clock(number, f"{number:064x}")
+        log.note(ModuleOutput(clock, f"c{number}", number - 20))
+        final = BlockCursor(number - 20, f"{number - 20:064x}") if number > 20 else None
+        header = BlockHeader(number, clock.hash)
+        state = state.advance([header], Head(final, clock.cursor))
+        log.advanced(state)
+        sizes.append(sum(len(getattr(log, name)) for name in ("_notes", "_rows", "_made")))
+    assert max(sizes[1000:]) <= max(sizes[:1000])
+
+
+class SideTables:
+    """Side tables that hold nothing."""
+
+    def read_side_table(self, name: str, **asked: Any) -> pa.Table:
+        return TABLE.columns.empty_table()
+
+    def settle_side_rows(self, name: str, up_to: tuple[int, int], moved: object) -> None: ...

@@ -142,11 +142,11 @@ class AsyncCallbackError(
 class SkippedBlocksError(
     ConfigError,
     code="E0016",
-    fix="begin the range at or below the block after the cursor; to leave the blocks out on "
-    "purpose, give both ranges: range=[(0, cursor), (from, None)]; or use a new stream id. No "
-    "row was read or written",
+    fix="begin the range, or `start`, at the first of the skipped blocks or below; to leave them "
+    "out of a portal's stream on purpose, give both ranges: range=[(0, cursor), (from, None)]; or "
+    "use a new stream id. No row was read or written",
 ):
-    """The range begins above the stored cursor: the blocks between would never be read."""
+    """A range, or `start`, begins above blocks that are not there for good: a hole would stay."""
 
 
 class StateMissingError(

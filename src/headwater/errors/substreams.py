@@ -56,7 +56,7 @@ class UndoDepthError(
     fix="nothing was changed; check that the endpoint serves the chain that the tables were "
     "filled from, raise rollback_cap for deep reorganizations, or rewind to a block you trust",
 ):
-    """An undo signal reaches below what the stored state can undo, or names a foreign block."""
+    """The endpoint has another block than a stored one that cannot be undone."""
 
 
 class SubstreamsEndpointError(

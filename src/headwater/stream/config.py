@@ -237,12 +237,18 @@ def _compare_config(
 
 
 def compare_firsts(
-    target: Target[Delivery], state: PipeState, firsts: Mapping[str, int], stream_id: str
+    target: Target[Delivery],
+    state: PipeState,
+    firsts: Mapping[str, int],
+    stream_id: str,
+    *,
+    unknown: int | None = None,
 ) -> None:
     """Compare the first block of each output with the stored one; store what is new or lower.
 
     Called once the ranges are resolved, after `compare_config`. An output whose blocks are all
-    behind the cursor, or that began above it before too, misses nothing.
+    final and behind the cursor, or that began above it before too, misses nothing. `unknown` is the
+    first block of outputs of which none is stored; without it, they are new.
 
     Raises:
         SkippedBlocksError: an output was raised over blocks that it would never be given.
@@ -250,33 +256,45 @@ def compare_firsts(
     for one, reached in branches(target, state):
         keeps = one.capabilities.config
         if keeps is not None:
-            _compare_firsts(keeps.stored_config(), reached.cursor, firsts, stream_id)
+            _compare_firsts(keeps.stored_config(), reached, firsts, stream_id, unknown)
 
 
 def _compare_firsts(
     stored: StoredConfig,
-    cursor: BlockCursor | None,
+    state: PipeState,
     firsts: Mapping[str, int],
     stream_id: str,
+    unknown: int | None,
 ) -> None:
     before = Config.load(stored.read() or Config({}).dump())
+    known = before.firsts if state.cursor is not None else {}
     for name, first in firsts.items():
-        if cursor is None or name not in before.firsts:
-            continue
-        due = max(cursor.number + 1, before.firsts[name])
-        if first > due:
-            raise SkippedBlocksError(
-                "an output begins above the block that it would be given next",
-                stream=stream_id,
-                output=name,
-                cursor=cursor,
-                first=first,
-                skipped=BlockRange(due, first - 1),
-            )
-    known = before.firsts if cursor is not None else {}
+        was = known.get(name, unknown)
+        if state.cursor is not None and was is not None:
+            check_first(name, state, first, was, stream_id)
     kept = {name: min(first, known.get(name, first)) for name, first in firsts.items()}
     if kept != before.firsts:
         stored.write(replace(before, firsts=kept).dump())
+
+
+def check_first(name: str, state: PipeState, first: int, was: int, stream_id: str) -> None:
+    """Refuse a first block above the one that an output would be given next.
+
+    Or given again, after a fork: blocks that can be undone are not there for good.
+
+    Raises:
+        SkippedBlocksError: it is above.
+    """
+    due = max(state.undo_floor + 1, was)
+    if first > due:
+        raise SkippedBlocksError(
+            "an output begins above the block that it would be given next, or again after a fork",
+            stream=stream_id,
+            output=name,
+            cursor=state.cursor,
+            first=first,
+            skipped=BlockRange(due, first - 1),
+        )
 
 
 def _fingerprint(output: Output) -> str:

@@ -18,14 +18,35 @@ from typing import TYPE_CHECKING
 
 from headwater import core
 from headwater.changes import TableSchema
-from headwater.core import DEFAULT_CAP, Batch, BlockCursor, BlockRange, Flush, PipeState
+from headwater.core import (
+    DEFAULT_CAP,
+    Batch,
+    BlockCursor,
+    BlockRange,
+    Flush,
+    ForkResolution,
+    PipeState,
+)
 from headwater.decode import Decoded
-from headwater.errors import InvalidOptionError, MissingExtraError, PackageError
-from headwater.pipeline import Committed, Discarded, Event, Raw, Settled, Source
-from headwater.portal import Clock
+from headwater.errors import (
+    ForkCursorMissingError,
+    InvalidOptionError,
+    MissingExtraError,
+    PackageError,
+    UndoDepthError,
+)
+from headwater.pipeline import Committed, Discarded, Event, Raw, RolledBack, Settled, Source
+from headwater.portal import Clock, NoticeKind
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.assemble import Assembler
-from headwater.stream.config import Config, OnConfigChange, check_option, compare_config
+from headwater.stream.config import (
+    Config,
+    OnConfigChange,
+    check_first,
+    check_option,
+    compare_config,
+    compare_firsts,
+)
 from headwater.stream.context import BatchInfo
 from headwater.stream.handle import StoppableClock
 from headwater.stream.run import Opening, Run
@@ -35,7 +56,7 @@ from headwater.stream.undo_buffer import UndoBuffer
 from headwater.targets.contract import Delivery
 
 try:
-    from headwater.substreams.client import Dialling, Order, SubstreamsClient
+    from headwater.substreams.client import Dialling, Order, SubstreamsClient, pause_s
     from headwater.substreams.cursors import CursorLog
     from headwater.substreams.endpoint import API_KEY, API_TOKEN, Credentials, Endpoint
     from headwater.substreams.messages import Message, OutputDecoder, Outputs, Progress
@@ -132,6 +153,8 @@ class SubstreamsRun(Run):
     ) -> None:
         super().__init__(stream, clock, opening)
         self._module = stream
+        self._client = client
+        self._pauses = 0  # in a row
         self._log = self._optional = CursorLog()
         self._keeps = opening.target.capabilities.side_tables is not None
         self._messages = SubstreamsSource(
@@ -154,6 +177,10 @@ class SubstreamsRun(Run):
         stream = self._module
         now = Config({stream.module: stream.fingerprint})
         compare_config(self._target, state, now, stream.id, stream.on_config_change)
+        first = max(stream.first, 0)
+        compare_firsts(self._target, state, {stream.module: first}, stream.id, unknown=0)
+        if self._target.capabilities.config is None and state.cursor is not None:
+            check_first(stream.module, state, first, 0, stream.id)
         self._extensions.start(state)
         self._interrupt.abort = self._messages.abort
         source: Source = self._messages
@@ -170,16 +197,48 @@ class SubstreamsRun(Run):
             finalized=state.finalized,
             final_only=self._finalized,
         )
-        self._begin(state, source, assembler, max(stream.first, 0))
+        self._begin(state, source, assembler, first)
 
     def on_event(self, event: Event) -> None:
         """Tell the log, where the target does not keep its table, how far the stream is."""
         super().on_event(event)
+        if isinstance(event, Committed | RolledBack):
+            self._pauses = 0
         if not self._keeps and isinstance(event, Committed | Settled | Discarded):
             self._log.advanced(event.state)
 
     def pause(self) -> None:
-        """Do nothing: an endpoint says by itself what is to be undone."""
+        """Wait for an endpoint that lacks the block that is stored, longer each time, visibly."""
+        self._pauses += 1
+        pause = pause_s(self._pauses, self._client.random)
+        self._client.tell(
+            NoticeKind.RETRYING,
+            f"the endpoint has another block than the one that is stored; asking again in "
+            f"{pause:.1f} s",
+            "OTHER_BLOCK",
+            failures=self._pauses,
+            pause_s=round(pause, 3),
+        )
+        self._clock.sleep(pause)
+
+    def resolve_fork(
+        self, state: PipeState, previous_blocks: Sequence[BlockCursor], *, patient: bool
+    ) -> tuple[ForkResolution, PipeState]:
+        """Go below a block that the endpoint does not have.
+
+        Raises:
+            UndoDepthError: out of patience, and it cannot be undone.
+        """
+        try:
+            return super().resolve_fork(state, previous_blocks, patient=patient)
+        except ForkCursorMissingError:
+            raise UndoDepthError(
+                "the endpoint has another block than the one that is stored, and that one cannot "
+                "be undone",
+                endpoint=", ".join(map(str, previous_blocks)),
+                stored=state.cursor,
+                finalized=state.finalized,
+            ) from None
 
     def stop(self) -> None:
         """End the session, then everything else."""
@@ -293,7 +352,8 @@ def substreams_stream(
         params: parameters by module.
         network: which network's settings of the package apply; left out, the package's own.
         start: the first block, the module's initial one if left out; below 0, so many blocks
-            before the head. A stored cursor outranks it.
+            before the head. Once a cursor is stored, the stream goes on after that; a start that
+            was raised over blocks which are not there, or may be undone, is refused.
         stop: the block before which to end, as everywhere in Substreams; "+N" counts from `start`;
             left out, the head is followed.
         final_blocks_only: read final blocks alone: nothing is ever undone.

@@ -456,7 +456,7 @@ def as_number(values: pa.Array, conversion: str, column: str) -> pa.Array:
 
 
 def decimal_of(conversion: str) -> pa.DataType | None:
-    """Return the type that a conversion such as `decimal128(9)` names; None if it names no decimal."""
+    """Return the type that a conversion such as `decimal128(9)` names; None if it is none."""
     name, _, scale = conversion.removesuffix(")").partition("(")
     match name:
         case "decimal128":

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, BlockHeader, PipeState
+from headwater.core.cursor import UNKNOWN_HASH
 from headwater.substreams.messages import ModuleOutput, OutputDecoder
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
 
@@ -31,6 +32,7 @@ TABLE = SideTable(
 )
 Tables = Mapping[str, pa.Table]
 PRUNE_AT = 200  # rows that no resume needs, before they are removed
+_NO_HASH = (None, UNKNOWN_HASH)
 
 
 @dataclass(slots=True)
@@ -76,7 +78,7 @@ class CursorLog:
         self._notes[output.clock.number] = Note(output.clock.hash, output.cursor, output)
 
     def restore(self, block: BlockCursor, cursor: str) -> None:
-        """Take a block that was handed out before a restart; oldest first."""
+        """Take a block that the loop may stand at, and was not handed out now; oldest first."""
         self._notes[block.number] = Note(str(block.hash), cursor)
 
     def cursor_of(self, block: BlockCursor) -> str:
@@ -126,12 +128,18 @@ class CursorLog:
         for above in [one for one in self._notes if one > number]:
             del self._notes[above]
 
-    def resume_at(self, state: PipeState) -> str:
-        """Return the cursor of the newest known block at or below a state's; "" without any."""
-        return next(
-            (note.cursor for number, note in reversed(self._notes.items())
-             if number <= state.number), ""
-        )  # fmt: skip
+    def resume_at(self, state: PipeState) -> tuple[str, bool]:
+        """Return the cursor of the newest known block that a state holds; "" without any.
+
+        And whether it is the state's own block. What is stored may be of another branch: that of a
+        target beside this one. A block below what a fork can reach is on the chain in any case.
+        """
+        held = {one.number: one.hash for one in state.landing_points()}
+        for number, note in reversed(self._notes.items()):
+            same = number < state.undo_floor or held.get(number, "") in (note.hash, *_NO_HASH)
+            if number <= state.number and same:
+                return note.cursor, number == state.number
+        return "", False
 
     def hash_of(self, number: int) -> str:
         """Return the hash of a block that was handed out; "" if it is not known."""
@@ -177,7 +185,7 @@ class CursorLog:
                 del self._notes[number]
             else:
                 self._notes[number].output = None
-        if state.number > (self._rows[-1] if self._rows else -1):
+        if self._target is not None and state.number > (self._rows[-1] if self._rows else -1):
             self._rows.append(state.number)
         for first in [one for one in self._made if one <= state.number]:
             del self._made[first]

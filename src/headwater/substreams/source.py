@@ -84,7 +84,8 @@ class SubstreamsSource:
         self._check = check
         self._feed: Feed | None = None
         self._floor = self._last = -1  # what the loop had when dialled; the last number said
-        self._anchor: BlockCursor | None = None  # a block to find again, where no cursor is stored
+        self._held: Mapping[int, str | None] = {}  # blocks of the loop that may come again
+        self._unsure = False  # whether the loop's own block is still to be seen again
         self._final = self._chain_head = 0
         self._exhausted: set[int] = set()
 
@@ -134,7 +135,11 @@ class SubstreamsSource:
                 self._chain_head = max(self._chain_head, message.chain_head)
             elif feed.ended:
                 break
-            elif self._last > self._final and (message is None or isinstance(message, Progress)):
+            elif (
+                self._last > self._final
+                and not self._unsure
+                and (message is None or isinstance(message, Progress))
+            ):
                 yield AtHead(Head(None, self._latest()))
         self._check()
         self._feed = None
@@ -142,14 +147,24 @@ class SubstreamsSource:
         yield RangeEnd(Head(None, self._latest()))
 
     def _dial(self, state: PipeState, stop: int) -> Feed:
-        """Begin a session after a state, and forget what the loop has not kept."""
+        """Begin a session after a state, and forget what the loop has not kept.
+
+        The cursor of a block that can be orphaned tells the endpoint what to undo. Of one that is
+        final it says nothing: an endpoint of another chain would go on with the next number. So the
+        block itself is asked for, as where its cursor is not known, or what leads to it from a
+        block that is; what comes again is compared.
+        """
         self.close()
         self._log.undo(state.number)
         self._floor = self._last = state.number
-        cursor, start = self._log.resume_at(state), self._start
-        self._anchor = None
-        if not cursor and state.cursor is not None and state.cursor.hash != UNKNOWN_HASH:
-            start, self._anchor = state.number, state.cursor
+        (cursor, exact), start = self._log.resume_at(state), self._start
+        if exact and not state.is_hot:
+            cursor, exact = "", False
+        known = state.cursor is not None and state.cursor.hash not in (None, UNKNOWN_HASH)
+        self._held = {one.number: one.hash for one in state.landing_points()} if known else {}
+        self._unsure = known and not exact
+        if not cursor and state.cursor is not None:
+            start = state.number
         reading = self._client.read(cursor=cursor, start=start, stop=stop)
         self._feed = Feed(reading, stop, decode=self._decode, prepare=self._prepare)
         return self._feed
@@ -181,10 +196,12 @@ class SubstreamsSource:
         for item in items:
             number = item.clock.number
             if number <= self._floor:
-                if self._anchor is not None and item.clock.cursor != self._anchor:
+                at = item.clock.cursor
+                if self._unsure and self._held.get(number, at.hash) != at.hash:
                     self.close()
-                    yield Fork((item.clock.cursor,))
+                    yield Fork((at,))
                     return
+                self._unsure = self._unsure and number < self._floor
                 continue  # the loop has it
             if number < self._start:
                 continue  # an undo went below the beginning
@@ -192,7 +209,7 @@ class SubstreamsSource:
                 raise SubstreamsMessageError(
                     "blocks do not ascend", after=self._last, got=item.clock.cursor
                 )
-            self._last, self._anchor = number, None
+            self._last, self._unsure = number, False
             self._final = max(self._final, min(item.final_height, number))
             self._log.note(item)
             taken.append(item)
@@ -205,12 +222,19 @@ class SubstreamsSource:
             )
 
     def _undo(self, signal: UndoSignal) -> Iterator[Undo]:
-        """Pass an undo signal on, and stand at its block."""
-        self._log.undo(signal.last_valid.number)
+        """Pass an undo signal on, and stand at its block.
+
+        The loop may land below it, where it does not hold that block. The log says then that more
+        was handed out than the loop has, so the next reading dials anew from where it stands.
+        """
+        block = signal.last_valid
+        self._log.undo(block.number)
+        if block.hash is not None and not self._log.cursor_of(block):
+            self._log.restore(block, signal.cursor)
         self._exhausted.clear()
-        self._floor = self._last = signal.last_valid.number
-        self._anchor = None
-        yield Undo(signal.last_valid)
+        self._floor = self._last = block.number
+        self._unsure = False
+        yield Undo(block)
 
     def _hash_at(self, number: int) -> str:
         """Return the hash of the final block, if we have it; the endpoint tells its number only."""
