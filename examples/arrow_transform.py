@@ -26,5 +26,5 @@ with simulated_portal(seed=7, blocks=100) as portal:
         tables=[table("transfers", append_only=True), table("last_received", key=["account"])],
         on_data=write,
     )
-    stream.pipe(without_self_payments).pipe_to(target)
+    stream.pipe_batches(without_self_payments).pipe_to(target)
     print(target.query("FROM last_received").num_rows, "accounts have received something")

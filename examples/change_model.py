@@ -37,7 +37,7 @@ with simulated_portal(seed=7, blocks=120) as portal:
     outputs = {"approvals": evm.events("erc20.Approval", range=(0, 119))}
     stream = portal_stream(id="allowances", portal=portal.url, outputs=outputs)
     target = history_target("allowances.duckdb", tables=[allowances])
-    stream.pipe(to_changes).pipe_to(target)
+    stream.pipe_batches(to_changes).pipe_to(target)
     print(target.query("FROM allowances").num_rows, "allowances stand")
     hot = target.query("SELECT count(*) AS n FROM substreams_history")["n"][0]
     print(hot, "changes of hot blocks could still be undone")

@@ -63,7 +63,7 @@ own_output = '''        "approvals": evm.events(
             "Approval(address indexed owner, address indexed spender, uint256 value)", range=FIRST
         ),
     },
-).pipe(without_small_change)
+).pipe_batches(without_small_change)
 '''
 own_transform = '''
 def without_small_change(data):

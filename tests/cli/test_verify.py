@@ -339,7 +339,8 @@ first = portal_stream(id="first", portal="{portal}", far=10**9, outputs=asked)
 first = first.on_finalized("transfers", lambda messages: None)
 into = duckdb_target(
     r"{path}", tables=["transfers", "copies", table("loose", untracked=True)], on_data=write)
-second = portal_stream(id="second", portal="{portal}", far=10**9, outputs=asked).pipe(changes)
+second = portal_stream(id="second", portal="{portal}", far=10**9, outputs=asked)
+second = second.pipe_batches(changes)
 moved = TableSchema("moved", key=["owner"], columns={{"owner": "text", "value": "integer"}})
 pipelines = [(first, into), (second, history_target(r"{path}", tables=[moved]))]
 """

@@ -217,7 +217,7 @@ class Line:
             far=1_000_000,
         )
         if shape.changes:
-            stream = stream.pipe(shape.to_changes)
+            stream = stream.pipe_batches(shape.to_changes)
         elif outbox or dice.random() < 0.25:
             failing = dice.choice([0.0, 0.0, 0.3])
             inbox = Inbox(chain, tokens, dice.random(), failing, tally)

@@ -93,7 +93,7 @@ def main(given: dict[str, Any]) -> None:
         limits=PortalLimits(requests=2),  # its own, and one for the copy: what is lost gives back
         outputs={"transfers": evm.events("erc20.Transfer", range=(0, given["last"]))},
     )
-    stream.pipe(shuffled).pipe_to(
+    stream.pipe_batches(shuffled).pipe_to(
         [
             clickhouse_target(given["clickhouse"], tables=[clickhouse]),
             postgres,

@@ -93,10 +93,11 @@ def ignore(*arguments: object) -> None:
 
 GIVEN: dict[str, Callable[[], Any]] = {
     "pipe": lambda: stream_of().pipe(nothing),
-    "transform": lambda: stream_of().pipe(Hooks("transform")),
-    "start": lambda: stream_of().pipe(Hooks("start")),
-    "fork": lambda: stream_of().pipe(Hooks("fork")),
-    "stop": lambda: stream_of().pipe(Hooks("stop")),
+    "pipe_batches": lambda: stream_of().pipe_batches(nothing),
+    "transform": lambda: stream_of().pipe_batches(Hooks("transform")),
+    "start": lambda: stream_of().pipe_batches(Hooks("start")),
+    "fork": lambda: stream_of().pipe_batches(Hooks("fork")),
+    "stop": lambda: stream_of().pipe_batches(Hooks("stop")),
     "on_finalized": lambda: stream_of().on_finalized("transfers", nothing),
     "create_target write": lambda: create_target(write=nothing),
     "create_target fork": lambda: create_target(write=ignore, fork=nothing),
@@ -159,7 +160,7 @@ def test_an_awaitable_result_of_a_transform_is_refused(
     portal: PortalServer, tmp_path: Path
 ) -> None:
     with pytest.raises(AsyncCallbackError, match="E0015"):
-        stream_of(portal.url).pipe(later).pipe_to(duckdb_target(tmp_path / "a.duckdb"))
+        stream_of(portal.url).pipe_batches(later).pipe_to(duckdb_target(tmp_path / "a.duckdb"))
     assert duckdb_target(tmp_path / "a.duckdb").query("SELECT * FROM sync").num_rows == 0
 
 

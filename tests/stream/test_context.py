@@ -48,7 +48,7 @@ def run(portal: PortalServer, path: Path, block_range: object = 0) -> list[Batch
         far=10**9,
         poll_interval_s=0.01,
     )
-    stream.pipe(keep).pipe_to(duckdb_target(path), on_event=stop_at_head)
+    stream.pipe_batches(keep).pipe_to(duckdb_target(path), on_event=stop_at_head)
     return told
 
 

@@ -420,15 +420,15 @@ def test_what_transforms_make_is_made_again_for_another_version(
     follow(stream(portal, {"sent": SOME}), target())
     grow(portal)
     with pytest.raises(TargetError, match=r"lacks.*evolve.*versions="):
-        follow(stream(portal, {"sent": SOME}).pipe(doubled), target())
+        follow(stream(portal, {"sent": SOME}).pipe_batches(doubled), target())
     changed = stream(portal, {"sent": SOME}, versions={"sent": 2})
     with pytest.raises(ConfigChangedError, match="changed=sent"):
         follow(replace(changed, on_config_change="error"), target())
     for _ in range(2):  # the mark may stay
-        follow(changed.pipe(doubled), target())
+        follow(changed.pipe_batches(doubled), target())
         grow(portal)
-    follow(changed.pipe(doubled), target())
-    truth = fresh(tmp_path, changed.pipe(doubled))
+    follow(changed.pipe_batches(doubled), target())
+    truth = fresh(tmp_path, changed.pipe_batches(doubled))
     assert all(row["twice"] == 2 * row["transaction_index"] for row in held(target(), "sent"))
     assert texts(held(target(), "sent")) == texts(held(truth, "sent"))
     for wrong in ({"nothing": 2}, {"sent": 1.5}, 3):
@@ -464,11 +464,11 @@ def test_a_change_log_is_given_outputs_that_write_tables_of_their_own(
             place, tables=[TableSchema(one, key=["address"], columns=columns) for one in tables]
         )
 
-    follow(stream(portal, FIRST).pipe(sums), target())
+    follow(stream(portal, FIRST).pipe_batches(sums), target())
     grow(portal)
     both, pieces = stream(portal, BOTH), stream(portal, BOTH, max_bytes=500)
     with pytest.raises(EvolveError, match=r"held rows.*tables=transfers_count"):
-        follow(both.pipe(lambda data: sums(data, only="transfers_count")), target())
+        follow(both.pipe_batches(lambda data: sums(data, only="transfers_count")), target())
     broken, fills = target(), 0
 
     def die(sql: str) -> None:
@@ -479,22 +479,22 @@ def test_a_change_log_is_given_outputs_that_write_tables_of_their_own(
 
     broken.on_statement = die
     with pytest.raises(Crash):
-        follow(pieces.pipe(sums), broken)
+        follow(pieces.pipe_batches(sums), broken)
     assert target().query("SELECT * FROM approvals_count").num_rows
-    follow(both.pipe(sums), target())
+    follow(both.pipe_batches(sums), target())
     truth = target(str(tmp_path / "fresh.duckdb"))
     for _ in range(2):
-        follow(both.pipe(sums), truth)
+        follow(both.pipe_batches(sums), truth)
         for name in tables:
             assert held(truth, name)
             assert texts(held(target(), name)) == texts(held(truth, name))
         grow(portal)
-        follow(both.pipe(sums), target())
+        follow(both.pipe_batches(sums), target())
     with pytest.raises(EvolveError, match=r"E0018.*cannot be replaced.*new id"):
-        follow(stream(portal, BOTH, versions={"transfers": 2}).pipe(sums), target())
+        follow(stream(portal, BOTH, versions={"transfers": 2}).pipe_batches(sums), target())
     moved = {"moves": TRANSFERS, "approvals": APPROVALS}
     counted["moves"] = counted["transfers"]
-    follow(stream(portal, moved, renamed={"moves": "transfers"}).pipe(sums), target())
+    follow(stream(portal, moved, renamed={"moves": "transfers"}).pipe_batches(sums), target())
 
 
 @pytest.mark.parametrize("kind", ["iceberg", "delta"])
@@ -525,7 +525,7 @@ def test_lakes_say_what_they_cannot_fill_and_do_not_tear_files_that_hold_other_b
     with pytest.raises(EvolveError, match=r"E0018.*on_data.*id of its own"):
         follow(stream(portal, more), target(**owned))
     with pytest.raises(EvolveError, match="must say their block"):
-        follow(stream(portal, more).pipe(without_block), target())
+        follow(stream(portal, more).pipe_batches(without_block), target())
     follow(stream(portal, more), target())
     renamed = {"sent": MORE, "approvals": TRANSFERS}
     _occupy(tmp_path / "lake", kind, "approvals")
@@ -745,7 +745,7 @@ def test_what_cannot_be_brought_about_is_said_before_anything_changes(
             follow(stream(portal, outputs), duckdb_target(path))
     more = {"sent": MORE, "approvals": APPROVALS}
     with pytest.raises(EvolveError, match="transformer"):
-        follow(stream(portal, more).pipe(Counting()), duckdb_target(path))
+        follow(stream(portal, more).pipe_batches(Counting()), duckdb_target(path))
     with pytest.raises(EvolveError, match="in use"):
         follow(stream(portal, more, renamed={"approvals": "sent"}), duckdb_target(path))
     with pytest.raises(ConfigChangedError, match="evolve"):

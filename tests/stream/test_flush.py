@@ -94,7 +94,7 @@ def test_forks_stops_and_flushes_leave_what_the_canonical_chain_says(
 
         while chain.head.number <= 80:
             counter.per_block.clear()
-            stream_of(portal, flush=flush).pipe(counter).pipe_to(target, on_event=on_event)
+            stream_of(portal, flush=flush).pipe_batches(counter).pipe_to(target, on_event=on_event)
         counter.per_block.clear()
         stream_of(portal, (0, chain.head.number), flush=flush).pipe_to(target, on_event=on_event)
         assert held(path) == transfers(chain, chain.canonical())
@@ -117,7 +117,7 @@ def test_an_owned_target_gets_the_batches_of_a_flush_one_after_the_other(
             rows.extend(batch.data["transfers"].toArrow().select(names).to_pylist())
 
     target = create_target(write=write, fork=lambda previous_blocks: pytest.fail("asked"))
-    stream_of(portal, (40, 63), flush=Flush(blocks=500)).pipe(forks).pipe_to(target)
+    stream_of(portal, (40, 63), flush=Flush(blocks=500)).pipe_batches(forks).pipe_to(target)
     found = [tuple(row.values()) for row in rows]
     assert found == transfers(portal.chain, portal.chain.canonical(40, 63))
     assert portal.chain.forks

@@ -272,7 +272,9 @@ def test_a_stateful_transformer_moves_in_lockstep_with_the_target(
             branch = portal.chain.path(str(event.state.cursor.hash))
             assert sum(counter.per_block.values()) == len(transfers(portal.chain, branch))
 
-    stream_of(portal).pipe(counter).pipe_to(duckdb_target(tmp_path / "a.duckdb"), on_event=on_event)
+    stream_of(portal).pipe_batches(counter).pipe_to(
+        duckdb_target(tmp_path / "a.duckdb"), on_event=on_event
+    )
     assert counter.calls == ["start transfers 0 None", "fork", "fork", "fork", "stop"]
 
 
@@ -283,7 +285,7 @@ def test_stop_is_called_on_every_exit_path(portal: PortalServer, tmp_path: Path)
         raise OSError("user code")
 
     with pytest.raises(OSError, match="user code"):
-        stream_of(portal).pipe(first).pipe(second).pipe(fails).pipe_to(
+        stream_of(portal).pipe_batches(first).pipe_batches(second).pipe(fails).pipe_to(
             duckdb_target(tmp_path / "a.duckdb")
         )
     assert first.calls[-1] == second.calls[-1] == "stop"
@@ -299,9 +301,9 @@ def test_a_transformer_that_fails_to_stop_does_not_keep_others_from_it(
 
     first, last = Counter(), Counter()
     with pytest.raises(OSError, match="stop"):
-        stream_of(portal, (0, 5)).pipe(first).pipe(Fails()).pipe(last).pipe_to(
-            duckdb_target(tmp_path / "a.duckdb")
-        )
+        stream_of(portal, (0, 5)).pipe_batches(first).pipe_batches(Fails()).pipe_batches(
+            last
+        ).pipe_to(duckdb_target(tmp_path / "a.duckdb"))
     assert first.calls[-1] == last.calls[-1] == "stop"
 
 

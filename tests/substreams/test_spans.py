@@ -124,15 +124,17 @@ def test_other_machines_decode_only_what_they_transform(monkeypatch: pytest.Monk
     with simulated_endpoint(blocks=2) as server:
         stream = stream_of(server)
         assert stream.far == 0
-        assert stream.pipe(lambda frames, ctx: frames).far > 0
+        assert stream.pipe_batches(lambda frames, ctx: frames).far > 0
         assert stream_of(server, on_executors=True).far > 0
-        assert stream_of(server, on_executors=False).pipe(lambda frames, ctx: frames).far == 0
+        assert (
+            stream_of(server, on_executors=False).pipe_batches(lambda frames, ctx: frames).far == 0
+        )
 
 
 def test_a_local_session_decodes_on_the_driver_unless_asked(spark: SparkSession) -> None:
     assert not has_executors(spark)
     assert not has_executors(None)
     with simulated_endpoint(blocks=2) as server:
-        assert stream_of(server, spark=spark).pipe(lambda frames, ctx: frames).far == 0
+        assert stream_of(server, spark=spark).pipe_batches(lambda frames, ctx: frames).far == 0
         with pytest.raises(InvalidOptionError, match="on_executors"):
             stream_of(server, on_executors="yes")

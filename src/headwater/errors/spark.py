@@ -169,3 +169,22 @@ class JournalStorageError(
     retryable=True,
 ):
     """The folder of a journal cannot be opened, read or written."""
+
+
+class TransformActionError(
+    SparkError,
+    code="E5030",
+    fix="say it with columns, or give the transform to pipe_batches(f), which calls it for each "
+    "batch with frames that may be looked at",
+):
+    """A transform given to `pipe` looked at rows, or wrote them: `count`, `collect`, `first`,
+    `toArrow`, `toPandas`, `cache`, `write` and the like, on a frame or on what was made of it."""
+
+
+class TransformPlanError(
+    SparkError,
+    code="E5031",
+    fix="return DataFrames that are made of the given ones by select, where, join and the like; "
+    "anything else is a transform for pipe_batches(f)",
+):
+    """A transform given to `pipe` returned something that is no plan of the frames it was given."""

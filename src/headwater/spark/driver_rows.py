@@ -14,7 +14,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from pyspark.sql.classic.dataframe import DataFrame as Classic
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from headwater.spark.catalyst import activate, jvm_class, jvm_object
 from headwater.spark.versions import DRIVER_ROWS, OURS, collect, is_connect
 
 _ROWS = 100_000  # of a record batch
@@ -40,11 +40,8 @@ def from_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> Da
     if not _can(session):
         return session.createDataFrame(table, schema)
     inner: Any = session
-    SparkSession._activeSession = session
-    _class(inner._jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(
-        inner._jsparkSession
-    )
-    utils = _class(inner._jvm, "org.apache.spark.sql.api.python.PythonSQLUtils")
+    activate(session)
+    utils = jvm_class(inner._jvm, "org.apache.spark.sql.api.python.PythonSQLUtils")
     rows = table.cast(to_arrow_schema(schema, timezone="UTC"))
     with _file(session) as path:
         with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, rows.schema) as writer:
@@ -66,13 +63,13 @@ def to_arrow(frame: DataFrame) -> pa.Table:
         return collect(frame)
     inner: Any = frame
     jvm, schema = inner.sparkSession._jvm, plan.schema()
-    batches = _object(jvm, f"{_PACKAGE}ArrowConverters").toBatchIterator(
+    batches = jvm_object(jvm, f"{_PACKAGE}ArrowConverters").toBatchIterator(
         plan.rows().iterator(), schema, _ROWS, "UTC", True, False, None
     )
     with _file(session) as path:
-        file = _class(jvm, "java.io.FileOutputStream")(path)
+        file = jvm_class(jvm, "java.io.FileOutputStream")(path)
         try:
-            writer = _class(jvm, f"{_PACKAGE}ArrowBatchStreamWriter")(
+            writer = jvm_class(jvm, f"{_PACKAGE}ArrowBatchStreamWriter")(
                 schema, file, "UTC", True, False
             )
             writer.writeBatches(batches)
@@ -118,15 +115,3 @@ def _file(session: Any) -> Iterator[str]:
         yield path
     finally:
         Path(path).unlink(missing_ok=True)
-
-
-@lru_cache(maxsize=32)
-def _class(jvm: Any, name: str) -> Any:
-    """Return a class of the JVM; to look for it is a question by itself."""
-    return getattr(jvm, name)
-
-
-@lru_cache(maxsize=8)
-def _object(jvm: Any, name: str) -> Any:
-    """Return an object of Scala."""
-    return getattr(_class(jvm, f"{name}$"), "MODULE$")

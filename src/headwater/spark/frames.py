@@ -89,7 +89,7 @@ def _loose(arrow: pa.DataType) -> pa.DataType:
 SparkProvider = Callable[[], SparkSession]
 
 
-class _LikeDataFrame:
+class LikeDataFrame:
     """Does as a DataFrame does, for all that it does not answer itself.
 
     Everything a DataFrame has can be called; transformations return real DataFrames.
@@ -111,7 +111,7 @@ class _LikeDataFrame:
         return self.dataframe[item]
 
 
-class Frame(_LikeDataFrame):
+class Frame(LikeDataFrame):
     """One output of a batch near the head: rows on the driver. Immutable, like a DataFrame."""
 
     __slots__ = ("_dataframe", "_spark_provider", "_table")
@@ -124,6 +124,11 @@ class Frame(_LikeDataFrame):
     def toArrow(self) -> pa.Table:  # noqa: N802 - a method of DataFrame
         """Return the rows as they were decoded; no Spark job, also after other methods ran."""
         return self._table
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns as they were decoded."""
+        return self._table.schema
 
     def count(self) -> int:
         """Count the rows; no Spark job."""
@@ -164,29 +169,24 @@ class Frame(_LikeDataFrame):
             self._dataframe = from_arrow(self._spark_provider(), self._table, schema)
         return self._dataframe
 
-    @property
-    def made(self) -> DataFrame | None:
-        """The DataFrame, if one was made."""
-        return self._dataframe
-
     def __repr__(self) -> str:
         names = ", ".join(f"{field.name}: {field.type}" for field in self._table.schema)
         return f"Frame[{self._table.num_rows} rows; {names}]"
 
 
-class SpanFrame(_LikeDataFrame):
+class SpanFrame(LikeDataFrame):
     """One output of a span: rows that executors read. Immutable, like a DataFrame.
 
     Used as a DataFrame, the span is read first, compared whole and kept by Spark until its batch is
     committed. Given to a target as it is, its rows are read by the tasks that write them.
     """
 
-    __slots__ = ("_arrow_schema", "_name", "_span")
+    __slots__ = ("_name", "_span", "arrow_schema")
 
     def __init__(self, span: Span, name: str, arrow_schema: pa.Schema) -> None:
         self._span = span
         self._name = name
-        self._arrow_schema = arrow_schema
+        self.arrow_schema = arrow_schema
 
     def executor_rows(self) -> ExecutorRows:
         """Return the rows where they lie, for targets."""
@@ -195,13 +195,13 @@ class SpanFrame(_LikeDataFrame):
     def toArrow(self) -> pa.Table:  # noqa: N802 - a method of DataFrame
         """Collect the rows on the driver, all of them; `BlockLinkError` if parts do not fit."""
         batches = list(self.executor_rows().pieces())
-        rows = pa.Table.from_batches(batches, None if batches else self._arrow_schema)
-        return rows.cast(self._arrow_schema)
+        rows = pa.Table.from_batches(batches, None if batches else self.arrow_schema)
+        return rows.cast(self.arrow_schema)
 
     @property
     def columns(self) -> list[str]:
         """The names of the columns; no Spark job."""
-        return list(self._arrow_schema.names)
+        return list(self.arrow_schema.names)
 
     @property
     def schema(self) -> StructType:
@@ -210,7 +210,7 @@ class SpanFrame(_LikeDataFrame):
         Raises:
             ColumnTypeError: Spark has no such type.
         """
-        return spark_schema(self._arrow_schema)
+        return spark_schema(self.arrow_schema)
 
     @property
     def dataframe(self) -> DataFrame:
@@ -218,7 +218,7 @@ class SpanFrame(_LikeDataFrame):
         return self._span.dataframe(self._name)
 
     def __repr__(self) -> str:
-        names = ", ".join(f"{field.name}: {field.type}" for field in self._arrow_schema)
+        names = ", ".join(f"{field.name}: {field.type}" for field in self.arrow_schema)
         return f"SpanFrame[{names}]"
 
 

@@ -8,13 +8,10 @@ again.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from headwater import core
 from headwater.core import Batch, BlockCursor, BlockRange, FinalizedWatermark, Head
@@ -23,7 +20,6 @@ from headwater.pipeline import Raw
 from headwater.portal import Clock, Dataset
 from headwater.spark.frames import frames
 from headwater.spark.parts import SpanReport
-from headwater.spark.row_wise import JoinedFrame, cut_by_block
 from headwater.spark.spans import Span
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.context import (
@@ -35,7 +31,7 @@ from headwater.stream.context import (
     StreamInfo,
     StreamState,
 )
-from headwater.stream.transformer import Frames, Step
+from headwater.stream.transformer import Frames, Step, Transforms
 from headwater.targets.contract import Delivery
 
 if TYPE_CHECKING:
@@ -63,7 +59,6 @@ class Assembler:
     ) -> None:
         self._id = stream_id
         self._address = address
-        self._steps = steps
         self._spark = spark
         self._dataset = dataset
         self._watermark = FinalizedWatermark(finalized)
@@ -72,7 +67,7 @@ class Assembler:
         self.progress = ProgressTracker(clock)
         self._held: list[Span] = []
         self._released: list[Span] = []
-        self._joins_blocks = bool(steps) and all(step.may_join_blocks for step in steps)
+        self._transforms = Transforms(stream_id, steps, self._session)
 
     @property
     @abstractmethod
@@ -123,7 +118,7 @@ class Assembler:
         """Return the batch with the rows that user code made of it."""
         made, info = self._frames(batch)
         ctx = self._context(batch, info)
-        return batch.with_data(Delivery(self._transform(made, ctx), ctx))
+        return batch.with_data(Delivery(self._transforms(made, ctx), ctx))
 
     def _frames(self, batch: Batch[Raw]) -> tuple[Frames, BatchInfo]:
         """Return a frame per output, and what was counted."""
@@ -134,64 +129,24 @@ class Assembler:
     def several(self, batches: Sequence[Batch[Raw]]) -> Iterator[Batch[Delivery]]:
         """Yield hot batches with the rows that user code made of each.
 
-        They are transformed together if all transforms work row by row. What each gets is what it
-        would have got alone; where that is not sure, each is transformed alone, also from then on.
+        They are transformed together if each row is made of one row. What each gets is what it
+        would have got alone.
         """
         if len(batches) < 2:
             yield from map(self, batches)
             return
-        if not self._joins_blocks:
-            for batch, one in zip(batches, self._decode_all(batches), strict=True):
-                ctx = self._context(batch, _head_info(batch, one))
-                yield batch.with_data(
-                    Delivery(self._transform(frames(one.tables, self._session), ctx), ctx)
-                )
-            return
-        decoded: list[Decoded] = []
-        contexts: list[BatchContext] = []
-        for batch, one in zip(batches, self._decode_all(batches), strict=True):
-            decoded.append(one)
-            contexts.append(self._context(batch, _head_info(batch, one)))
-        made: Iterable[Frames] | None
-        made = self._transform_together(batches, decoded, contexts[-1])
-        if made is None:
-            self._joins_blocks = False
-            made = (
-                self._transform(frames(one.tables, self._session), ctx)
-                for one, ctx in zip(decoded, contexts, strict=True)
-            )
-        for batch, data, ctx in zip(batches, made, contexts, strict=True):
+        decoded: Iterable[Decoded] = self._decode_all(batches)
+        made: Sequence[Frames] | None = None
+        if self._transforms.may_share:
+            tables = decoded = list(decoded)
+            made = self._transforms.together([one.tables for one in tables])
+        for place, (batch, one) in enumerate(zip(batches, decoded, strict=True)):
+            ctx = self._context(batch, _head_info(batch, one))
+            if made is None:
+                data = self._transforms(frames(one.tables, self._session), ctx)
+            else:
+                data = made[place]
             yield batch.with_data(Delivery(data, ctx))
-
-    def _transform_together(
-        self, batches: Sequence[Batch[Raw]], decoded: Sequence[Decoded], last: BatchContext
-    ) -> Sequence[Frames] | None:
-        """Transform several blocks at once, and cut the result by block; None if it cannot be."""
-        given = {
-            name: JoinedFrame(
-                pa.concat_tables([one.tables[name] for one in decoded]), self._session
-            )
-            for name in decoded[0].tables
-        }
-        chain = tuple(cursor for batch in batches for cursor in batch.rollback_chain)
-        state = replace(last.stream.state, rollback_chain=chain)
-        counts = partial(_sum_counts, batches, decoded)
-        info = BatchInfo(len(batches), counts, counts)
-        made = self._transform(
-            given, BatchContext(last.id, replace(last.stream, state=state), info)
-        )
-        return cut_by_block(
-            made,
-            given,
-            [batch.headers[-1].number for batch in batches],
-            self._session,
-            trusted=all(step.row_wise for step in self._steps),
-        )
-
-    def _transform(self, made: Frames, ctx: BatchContext) -> Frames:
-        for step in self._steps:
-            made = step.transform(made, ctx)
-        return made
 
     def _session(self) -> SparkSession:
         return self._spark.session
@@ -222,18 +177,6 @@ class Assembler:
 def _head_info(batch: Batch[Raw], decoded: Decoded) -> BatchInfo:
     counts = partial(_head_counts, decoded, _size(batch))
     return BatchInfo(_blocks(batch), counts, counts)
-
-
-def _sum_counts(batches: Sequence[Batch[Raw]], decoded: Sequence[Decoded]) -> BatchCounts:
-    counts = [_head_counts(one, _size(batch)) for batch, one in zip(batches, decoded, strict=True)]
-    skipped: Counter[str] = Counter()
-    unlike: Counter[str] = Counter()
-    for one in counts:
-        skipped.update(one.skipped)
-        unlike.update(one.unlike)
-    size, rows = sum(one.bytes_size for one in counts), sum(one.rows_count for one in counts)
-    filled = frozenset[str]().union(*(one.filled for one in counts))
-    return BatchCounts(size, rows, skipped, unlike, filled)
 
 
 def _head_counts(decoded: Decoded, size: int) -> BatchCounts:

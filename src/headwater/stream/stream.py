@@ -10,6 +10,7 @@ A stream is a value: `pipe` returns a new one, and nothing is asked of its sourc
 from __future__ import annotations
 
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -83,17 +84,47 @@ class Stream(ABC):
         """Connect, and let go of everything on every exit path."""
 
     def pipe(self, code: Transform | Transformer, *, row_wise: bool | None = None) -> Self:
-        """Add a transform: a function of (data) or (data, ctx), or a transformer object.
+        """Add a transform: a function of (data) that says what becomes of rows.
 
-        `data` maps output names to DataFrames, and so must the result. The same code runs on large
-        spans of a backfill and on single blocks at the head. Hot blocks that wait are transformed
-        in one Spark job where that gives the same rows: if each row of a result is made of one row,
-        and keeps its `block_number`. Spark's plan tells, for functions of (data). `row_wise=True`
-        says so for any transform, `row_wise=False` has each hot block transformed alone.
+        `data` maps output names to DataFrames, and so must the result. As in Structured Streaming
+        it is a plan: called once per run, on frames that have columns and no rows, and applied to
+        large spans of a backfill and to single blocks at the head alike. What would look at rows
+        (`count`, `first`, `toArrow`, …) is refused, and belongs into `pipe_batches`. Hot blocks
+        that wait share a Spark job where each row of a result is made of one row.
+
+        A function of (data, ctx) and a transformer object are taken as `pipe_batches` takes them,
+        until 0.4; `row_wise` means nothing any more, since the plan tells.
+
+        Raises:
+            TransformActionError: when the stream runs: it asked for rows.
+            TransformPlanError: when the stream runs: what it returns is no plan of its frames.
         """
-        if row_wise is not None and not isinstance(row_wise, bool):
-            raise InvalidOptionError("row_wise is True, False or None", got=repr(row_wise))
-        return replace(self, steps=(*self.steps, Step(code, row_wise)))
+        if row_wise is not None:
+            warnings.warn(
+                "row_wise= of pipe means nothing any more, and goes with 0.4: the plan tells",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        step = Step(code, is_plan=True)
+        if not step.wants_batches:
+            return replace(self, steps=(*self.steps, step))
+        warnings.warn(
+            "functions of (data, ctx) and transformers belong into pipe_batches; pipe refuses them "
+            "from 0.4 on",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.pipe_batches(code)
+
+    def pipe_batches(self, code: Transform | Transformer) -> Self:
+        """Add a transform that is called for each batch: of (data) or (data, ctx), or an object.
+
+        Its frames have rows, and may be looked at: `count`, `collect`, `toArrow`, …. A batch is a
+        span of final blocks, or one hot block: hot blocks never share a call or a Spark job. A
+        transformer object has `transform` and, if it likes, `start(info)`, `fork(safe_cursor)` and
+        `stop()`.
+        """
+        return replace(self, steps=(*self.steps, Step(code)))
 
     def on_finalized(
         self,

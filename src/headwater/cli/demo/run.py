@@ -201,7 +201,7 @@ def run_on_portal(
         watcher = Watcher(story, view, target, lambda: heads.number)
         end = monotonic() + seconds
         with _stopping_when(lambda: monotonic() > end):
-            stream.pipe(heads).pipe(without_self_payments).pipe_to(
+            stream.pipe_batches(heads).pipe(without_self_payments).pipe_to(
                 target, on_event=watcher, progress=False
             )
         _look_again(story, target)

@@ -1,0 +1,249 @@
+"""Transforms as plans: captured once, on frames without rows, and applied to every batch.
+
+A transform says what becomes of rows, and is called before there are any. So nothing that it could
+compute by looking at rows is in its plan, and the plan tells from the start whether each row of a
+result is made of one row. If so, hot blocks that wait are transformed by one job: a hidden column
+says which block a row is of, whatever becomes of the columns that the user sees. Anything that
+looks at several rows (groups, joins of the batch with itself, windows, limits, Python functions
+over batches) is applied to each block alone, because a fork may leave only some of the rows that
+such a result was made of. Runs on the driver; Spark starts with the first use of a DataFrame.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from headwater.errors import ColumnTypeError, TransformActionError, TransformPlanError
+from headwater.spark import catalyst
+from headwater.spark.driver_rows import to_arrow
+from headwater.spark.frames import Frame, LikeDataFrame, SparkProvider, spark_schema
+
+Schema: TypeAlias = "pa.Schema | StructType"
+_REFUSED = re.compile(
+    r"(?i)streaming (sources?|datasets?|dataframes?|query|queries|tables?)\b|structured streaming"
+)
+
+
+def schema_of(frame: Any) -> Schema:
+    """Return the columns of a frame, as it knows them without a job."""
+    if isinstance(frame, pa.Table):
+        return frame.schema
+    schema: Schema | None = getattr(frame, "arrow_schema", None)
+    return frame.schema if schema is None else schema
+
+
+class RowlessFrame(LikeDataFrame):
+    """One output, as a transform is given it: columns, and rows that are not there yet.
+
+    What Spark would have to run is refused, by Spark, also on what is made of it.
+    """
+
+    __slots__ = ("_leaf", "_provider", "_schema")
+
+    def __init__(self, schema: Schema, provider: SparkProvider) -> None:
+        self._schema = schema
+        self._provider = provider
+        self._leaf: tuple[DataFrame, int] | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self._schema.names)
+
+    @property
+    def schema(self) -> StructType:
+        """The columns as Spark types.
+
+        Raises:
+            ColumnTypeError: Spark has no such type.
+        """
+        return spark_schema(self._schema) if isinstance(self._schema, pa.Schema) else self._schema
+
+    @property
+    def dataframe(self) -> DataFrame:
+        """A DataFrame with these columns that refuses actions."""
+        if self._leaf is None:
+            schema, session = self.schema, self._provider()
+            catalyst.activate(session)
+            self._leaf = catalyst.rowless(session, schema)
+        return self._leaf[0]
+
+    @property
+    def number(self) -> int | None:
+        """By which Spark's plans name it; None if it was not used."""
+        return None if self._leaf is None else self._leaf[1]
+
+    def toArrow(self) -> NoReturn:  # noqa: N802 - a method of DataFrame
+        """Refuse: there are no rows yet."""
+        refuse("toArrow")
+
+    def count(self) -> NoReturn:
+        """Refuse: there are no rows yet."""
+        refuse("count")
+
+    def isEmpty(self) -> NoReturn:  # noqa: N802 - a method of DataFrame
+        """Refuse: there are no rows yet."""
+        refuse("isEmpty")
+
+    def __repr__(self) -> str:
+        return f"RowlessFrame[{', '.join(self.columns)}]"
+
+
+def refuse(what: str) -> NoReturn:
+    """Say that a transform has asked for rows."""
+    raise TransformActionError(
+        "a transform given to pipe asks for rows: it says what becomes of rows, and is called "
+        "once, before there are any",
+        asked=what,
+    )
+
+
+class TransformPlan:
+    """What a transform makes of frames with certain columns.
+
+    `mixes` is the operator that keeps hot blocks from sharing a job, with its output; None if there
+    is none. `is_fixed` is False of plans with random values, which are drawn when it is captured.
+    """
+
+    def __init__(
+        self,
+        transform: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        schemas: Mapping[str, Schema],
+        provider: SparkProvider,
+    ) -> None:
+        given = {name: RowlessFrame(schema, provider) for name, schema in schemas.items()}
+        try:
+            made = transform(given)
+        except (PySparkException, AssertionError) as error:
+            first = str(error).partition("\n")[0]
+            if _REFUSED.search(first) is None:
+                raise
+            refuse(first)
+        self._provider = provider
+        self._same: dict[str, str] = {}
+        self._nodes: dict[str, catalyst.Node] = {}
+        self._shared: dict[str, catalyst.Node] = {}
+        self._hidden = ""
+        self.is_fixed = True
+        self.mixes: tuple[str, str] | None = None
+        leaves = {frame.number: name for name, frame in given.items() if frame.number is not None}
+        for name, one in made.items():
+            source = next((key for key, frame in given.items() if one is frame), None)
+            if source is not None:
+                self._same[name] = source
+                continue
+            self._nodes[name] = self._captured(name, one, leaves)
+        self._share(given, made)
+
+    def _captured(self, name: str, made: Any, leaves: Mapping[int, str]) -> catalyst.Node:
+        plan = catalyst.analyzed(made)
+        if plan is None:
+            raise TransformPlanError(
+                "a transform given to pipe returns DataFrames that are made of its frames",
+                output=name,
+                got=type(made).__name__,
+            )
+        node = catalyst.taken_apart(self._provider(), plan, leaves)
+        if not catalyst.is_bindable(node):
+            raise TransformPlanError(
+                "the plan of a transform holds a stream that is none of its frames, or asks for "
+                "the batch in a subquery",
+                output=name,
+            )
+        self.is_fixed = self.is_fixed and not catalyst.is_random(plan)
+        if self.mixes is None and (operator := catalyst.mixes_rows(node)) is not None:
+            self.mixes = name, operator
+        return node
+
+    def _share(self, given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+        """Make the plans by which hot blocks share a job, if all outputs can."""
+        if self.mixes is not None or not self._nodes:
+            return
+        frames = [*given.values(), *(made[name] for name in self._nodes)]
+        taken = {column for frame in frames for column in frame.columns}
+        self._hidden = "_block"
+        while self._hidden in taken:
+            self._hidden = f"_{self._hidden}"
+        session = self._provider()
+        column = catalyst.hidden_column(session, self._hidden)
+        self._shared = {
+            name: catalyst.with_hidden(session, node, column) for name, node in self._nodes.items()
+        }
+
+    def apply(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what becomes of a batch."""
+        made = {name: data[source] for name, source in self._same.items()}
+        if self._nodes:
+            session = self._provider()
+            used = frozenset[str]().union(*(node.sources for node in self._nodes.values()))
+            rows = {name: dataframe_of(data[name], self._provider) for name in used}
+            for name, node in self._nodes.items():
+                made[name] = catalyst.bound(session, node, rows)
+        return made
+
+    def apply_together(
+        self, several: Sequence[Mapping[str, pa.Table]]
+    ) -> list[dict[str, Frame]] | None:
+        """Return what becomes of hot blocks, each by itself, by one job; None if it cannot be.
+
+        What each gets is what `apply` would give it alone.
+        """
+        if self.mixes is not None:
+            return None
+        cut: list[dict[str, Frame]] = [
+            {name: Frame(one[source], self._provider) for name, source in self._same.items()}
+            for one in several
+        ]
+        used = frozenset[str]().union(*(node.sources for node in self._shared.values()))
+        rows = {
+            name: Frame(self._joined([one[name] for one in several]), self._provider).dataframe
+            for name in used
+        }
+        for name, node in self._shared.items():
+            made = to_arrow(catalyst.bound(self._provider(), node, rows))
+            try:
+                spark_schema(made.schema)
+            except ColumnTypeError as error:  # only a DataFrame holds it
+                self.mixes = name, f"a column of type {error.facts['type']}"
+                return None
+            for place, piece in enumerate(_pieces(made, self._hidden, len(several))):
+                cut[place][name] = Frame(piece, self._provider)
+        return cut
+
+    def _joined(self, tables: Sequence[pa.Table]) -> pa.Table:
+        """Return the rows of several blocks, with the place of each one's block."""
+        places = np.repeat(
+            np.arange(len(tables), dtype=np.int32), [table.num_rows for table in tables]
+        )
+        field = pa.field(self._hidden, pa.int32(), nullable=False)
+        return pa.concat_tables(tables).append_column(field, pa.array(places))
+
+
+def dataframe_of(frame: Any, provider: SparkProvider) -> DataFrame:
+    """Return a frame of a batch as one of Spark's."""
+    if isinstance(frame, pa.Table):
+        return Frame(frame, provider).dataframe
+    return frame.dataframe if isinstance(frame, LikeDataFrame) else frame
+
+
+def _pieces(rows: pa.Table, column: str, count: int) -> list[pa.Table]:
+    """Cut rows by the place of their block."""
+    index = rows.schema.get_field_index(column)
+    places = rows.column(index).to_numpy()
+    rows = rows.remove_column(index)
+    if (places[1:] < places[:-1]).any():
+        order = np.argsort(places, kind="stable")
+        rows, places = rows.take(pa.array(order)), places[order]
+    starts = np.searchsorted(places, np.arange(count + 1))
+    return [
+        rows.slice(start, end - start)
+        for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
+    ]
