@@ -15,10 +15,20 @@ from headwater import create_target, evm
 from headwater.errors import InvalidOptionError, NetworkError
 from headwater.metrics import StreamRecord
 from headwater.pipeline import Committed, Event, Settled
+from headwater.spark.startup import SparkOfRun
 from headwater.stream import PortalStream, Progress, StreamHandle, portal_stream
+from headwater.stream.owned import Handover
 from headwater.stream.portal_run import PortalRun
 from headwater.stream.run import Opening
-from headwater.targets import MemoryTarget, duckdb_target
+from headwater.targets import (
+    MemoryTarget,
+    clickhouse_target,
+    delta_target,
+    duckdb_target,
+    iceberg_target,
+    parquet_target,
+    postgres_target,
+)
 from headwater.testing import Network, PortalServer, simulated_portal
 from headwater.testing.faults.kinds import StallBeforeHeaders, Status
 from tests.stream.truth import COLUMNS, transfers
@@ -175,6 +185,36 @@ def test_what_is_no_target_is_refused_at_once(portal: PortalServer, target: Any)
         with pytest.raises(InvalidOptionError, match=r"E0007.*duckdb_target.*create_target"):
             run(target)
     assert not len(portal.ledger)
+
+
+@pytest.mark.parametrize("uses_frames", [True, False])
+def test_spark_is_sized_for_dataframes_where_code_behind_the_stream_may_use_them(
+    portal: PortalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses_frames: bool
+) -> None:
+    owned: dict[str, Any] = {"tables": ["transfers"]}
+    if uses_frames:
+        owned["on_data"] = lambda tx, data: None
+    several: list[Any] = [
+        duckdb_target(tmp_path / "a.duckdb", **owned),
+        postgres_target("postgresql://nowhere/x", **owned),
+        clickhouse_target("http://nowhere", **owned),
+        iceberg_target(tmp_path / "iceberg", **owned),
+        delta_target(tmp_path / "delta", **owned),
+        parquet_target(tmp_path / "parquet", **owned),
+        *([Handover(None)] if uses_frames else []),
+    ]
+    started: list[bool] = []
+
+    class Noted(SparkOfRun):
+        def __init__(self, given: Any, *, narrow: bool = False, **others: Any) -> None:
+            started.append(narrow)
+            super().__init__(given, narrow=narrow, **others)
+
+    monkeypatch.setattr("headwater.stream.run.SparkOfRun", Noted)
+    for target in several:
+        opening = Opening(target, StreamRecord("one", registry=CollectorRegistry()))
+        with stream_of(portal)._opened(opening):
+            assert started.pop() is not uses_frames
 
 
 def test_a_stop_cancels_jobs_of_the_run_that_goes_on_after_another_has_filled_a_part(

@@ -108,8 +108,8 @@ class Handover:
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
-        """It stores nothing."""
-        return Capabilities()
+        """It stores nothing; what the user does with frames is not known."""
+        return Capabilities(uses_frames=True)
 
     def bind(self, stream_id: str) -> None:
         """Need no id: nothing is stored."""

@@ -87,8 +87,9 @@ class Run(Host[Delivery]):
         self._started = False
         self._extensions = Extensions([make(stream.id) for make in stream.extensions])
         self._optional: Extension | None = None
-        self._shared = bool(stream.extensions) or target.capabilities.rereads
-        narrow = stream.is_single and not stream.steps and not self._shared
+        can = target.capabilities
+        self._shared = bool(stream.extensions) or can.rereads
+        narrow = stream.is_single and not (stream.steps or self._shared or can.uses_frames)
         self._spark = SparkOfRun(stream.spark, narrow=narrow, on_wait=self._waits_for_spark)
         self._cancel_outer = self._interrupt.cancel  # of a run that this one fills a part for
         self._interrupt.cancel = self._spark.cancel

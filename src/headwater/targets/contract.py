@@ -191,12 +191,14 @@ class Capabilities(Generic[Data]):
     """What a target can do beyond the contract. A field that is None or False: it cannot.
 
     `rereads` says that a commit reads frames more than once, so that the stream keeps what
-    executors have fetched. `file` is one that no other process can open while a stream writes it.
-    `branches` returns the targets behind this one, each with the state that it has committed.
-    `undo_rows` returns how many rows are kept for undoing hot blocks, as counted last.
-    `prepare_batch` is called with each batch once it is transformed, before
-    it waits for its commit: it checks the batch, or does work that need not wait, and returns the
-    batch to commit. It makes nothing visible; it may be repeated for the same batch.
+    executors have fetched. `uses_frames` says that the target, or user code that it calls, may use
+    frames as DataFrames: a Spark that is started for the stream is sized for that. `file` is one
+    that no other process can open while a stream writes it. `branches` returns the targets behind
+    this one, each with the state that it has committed. `undo_rows` returns how many rows are kept
+    for undoing hot blocks, as counted last.
+    `prepare_batch` is called with each batch once it is transformed, before it waits for its
+    commit: it checks the batch, or does work that need not wait, and returns the batch to commit.
+    It makes nothing visible; it may be repeated for the same batch.
     `prepare_rows` does such work earlier: a source that reads ahead calls it, in a thread of its
     own while the target commits, with the tables of final blocks that no transform changes. What it
     returns comes with their batch as `Delivery.ahead`, or never. So it depends on nothing that a
@@ -209,6 +211,7 @@ class Capabilities(Generic[Data]):
     """
 
     rereads: bool = False
+    uses_frames: bool = False
     file: Path | None = None
     side_tables: KeepsSideTables | None = None
     config: KeepsConfig | None = None

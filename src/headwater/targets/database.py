@@ -78,7 +78,9 @@ class DatabaseTarget(ABC):
     @property
     def capabilities(self) -> Capabilities[Delivery]:
         """It keeps side tables and the configuration."""
-        return Capabilities(side_tables=self, config=self)
+        return Capabilities(
+            side_tables=self, config=self, uses_frames=self._callbacks.on_data is not None
+        )
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""

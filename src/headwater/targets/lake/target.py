@@ -92,7 +92,9 @@ class LakeTarget(ABC, Generic[File]):
     @property
     def capabilities(self) -> Capabilities[Delivery]:
         """It keeps side tables and the configuration, and can be given rows of earlier blocks."""
-        return Capabilities(side_tables=self, config=self, history=self)
+        return Capabilities(
+            side_tables=self, config=self, history=self, uses_frames=self._on_data is not None
+        )
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the settings name another."""

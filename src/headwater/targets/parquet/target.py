@@ -151,7 +151,7 @@ class ParquetTarget:
     @property
     def capabilities(self) -> Capabilities[Delivery]:
         """It keeps the configuration, and publishes what is final when all is read."""
-        return Capabilities(config=self, finish=self._finish)
+        return Capabilities(config=self, finish=self._finish, uses_frames=self._on_data is not None)
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the target was given another."""
