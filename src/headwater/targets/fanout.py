@@ -33,7 +33,7 @@ from headwater.targets.contract import (
     Target,
     prepared,
 )
-from headwater.targets.frames import to_arrow
+from headwater.targets.frames import column_names, rows_above, to_arrow
 from headwater.targets.patience import Pause, WaitsForServer, sleep
 from headwater.targets.side_rows import KEY
 
@@ -110,7 +110,8 @@ class FanOutTarget:
         found = self._lowest
         for one in self.states:
             found = _as_final(found, one)
-        return found
+        chain = tuple(one for one in found.rollback_chain if self._can_all_land(one))
+        return PipeState(found.cursor, found.finalized, chain)
 
     def commit(self, batches: Sequence[Batch[Any]], state: PipeState) -> None:
         """Give each target the batches that it lacks, one target after the other."""
@@ -263,6 +264,12 @@ class FanOutTarget:
                 return index, certain[-1]
         return None
 
+    def _can_all_land(self, point: BlockCursor) -> bool:
+        """Tell whether no target would go further back; chains are capped at different blocks."""
+        return all(
+            point.number < one.undo_floor or point in one.landing_points() for one in self.states
+        )
+
     def _check_final(self, index: int, batches: Sequence[Batch[Any]]) -> None:
         """Refuse blocks that contradict what a target ahead of the stream holds as final."""
         known = {one.number: one.hash for one in self.states[index].rollback_chain}
@@ -298,15 +305,9 @@ def _with_finality(state: PipeState, held: PipeState) -> PipeState:
 
 
 def _above(frame: Any, number: int, output: str) -> Any:
-    """Return the rows of a frame above a block, as a frame of its kind: callbacks see it."""
-    kind = type(frame)
-    is_spark = kind.__module__.startswith("pyspark.sql.") or hasattr(kind, "dataframe")
-    rows = frame if is_spark else to_arrow(frame)
-    if BLOCK not in (rows.columns if is_spark else rows.column_names):
+    """Return the rows of a frame above a block."""
+    if BLOCK not in column_names(frame):
         raise FanOutFrameError(
             "a target is ahead of the others, and rows do not say their block", output=output
         )
-    if not is_spark:
-        return rows.filter(pc.field(BLOCK) > number)
-    above = getattr(kind, "above", None)  # of rows that are here: no Spark job
-    return frame.where(f"{BLOCK} > {number}") if above is None else above(frame, BLOCK, number)
+    return rows_above(frame, BLOCK, number)

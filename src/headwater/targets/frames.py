@@ -80,6 +80,28 @@ def bounded_tables(frame: Any, rows: int = TABLE_ROWS) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held, far.schema if not held else None)
 
 
+def rows_above(frame: Any, column: str, number: int) -> Any:
+    """Return the rows of a frame above a block, as a frame of its kind: callbacks see it."""
+    kind = type(frame)
+    above = getattr(kind, "above", None)  # of rows that are here: no Spark job
+    if above is not None:
+        return above(frame, column, number)
+    if _is_spark(kind):
+        return frame.where(f"`{column}` > {number}")
+    return to_arrow(frame).filter(pc.field(column) > number)
+
+
+def column_names(frame: Any) -> list[str]:
+    """Return the names of a frame's columns."""
+    names: list[str] = frame.columns if _is_spark(type(frame)) else to_arrow(frame).column_names
+    return names
+
+
+def _is_spark(kind: type) -> bool:
+    """Tell whether it is a DataFrame, or does as one; asks the class, which makes none."""
+    return kind.__module__.startswith("pyspark.sql.") or hasattr(kind, "dataframe")
+
+
 def block_range(values: Any) -> tuple[tuple[int, ...], int]:
     """Return the lowest and the highest block number of a column, if any, and its nulls."""
     if not pa.types.is_decimal(values.type):
