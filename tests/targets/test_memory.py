@@ -13,6 +13,7 @@ from headwater.testing.conformance import TargetConformance
 class TestMemoryTarget(TargetConformance):
     upserts = deletes = keyless = shares = exclusive = watches_io = False
     side_tables = True
+    keeps_config = True
     store: MemoryStore[Delivery]
 
     def fresh(self) -> None:

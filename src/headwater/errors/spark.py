@@ -158,7 +158,40 @@ class MicroBatchOrderError(
     fix="go on with the checkpoint that the target was written with; a query with a new one needs "
     "another id in foreach_batch, or an empty target",
 ):
-    """A target holds a later micro-batch than the query is at: another checkpoint wrote it."""
+    """A target holds a later micro-batch than the query is at, or one of another query: another
+    checkpoint wrote it."""
+
+
+class MicroBatchGapError(
+    SparkError,
+    code="E5035",
+    fix="Spark does not hand out a micro-batch again once it has committed it: restore the target, "
+    "the checkpoint and the journal from the same backup; or begin anew, with a new checkpoint, a "
+    "new journal and empty tables under another id",
+):
+    """A target lacks micro-batches that the query has done with: it was rewound, restored from a
+    backup, or emptied, and the query was not."""
+
+
+class MicroBatchTargetError(
+    SparkError,
+    code="E5036",
+    fix="use a target that keeps side tables (PostgreSQL, ClickHouse, DuckDB, Iceberg, Delta); "
+    "create_target takes a changelog with final_only=true; Parquet files are written by Spark "
+    'itself: writeStream.format("parquet") of a changelog with final_only=true',
+):
+    """`foreach_batch` was given a target that cannot hold a micro-batch once it has returned, or a
+    target of create_target rows that a fork may take back."""
+
+
+class MicroBatchReadError(
+    SparkError,
+    code="E5037",
+    fix="let write(read) go through all of read(cursor), with the cursor that it stored, each time "
+    "it is called: a micro-batch that is left is never handed over again",
+):
+    """`write` of create_target returned, in foreach_batch, before it had all of a micro-batch, or
+    with a cursor below what it was given before."""
 
 
 class JournalStorageError(

@@ -5,14 +5,12 @@
 
 Inserts become batches, deletes become a rollback, so the target's own undo does the work and its
 `on_data` is the same as with `pipe_to`. Spark may give a micro-batch again after a crash. The
-target knows: the id of the micro-batch is a row of a side table, committed together with the rows
-and the cursor, and undone with them. A rollback is a commit of its own; a micro-batch that comes
-again after it finds the orphaned blocks gone, and goes on with its inserts.
+target knows which it holds (`stream/micro_batch_log.py`). A rollback is a commit of its own; a
+micro-batch that comes again after it finds the orphaned blocks gone, and goes on with its inserts.
+What is written is durable when the call returns: Spark counts the micro-batch as done then.
 
-A target that keeps no side tables (Parquet, `create_target`) has its cursor alone: a micro-batch
-that ends with the cursor's block is left out. That is enough while Spark gives only the last
-micro-batch again, as it does: two neighbours never end with the same block unless they change
-nothing.
+A target of `create_target` has its cursor alone, and no rows that a fork may take back: after a
+restart nothing is known of the blocks below it that a rollback could go back to.
 
 Runs on the driver, in the thread of the query.
 """
@@ -21,27 +19,147 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState, hot_cursors
+from headwater.core import (
+    Batch,
+    BlockCursor,
+    BlockHeader,
+    BlockRange,
+    Chain,
+    Head,
+    PipeState,
+    hot_cursors,
+)
 from headwater.core.state import newest_at_or_below
-from headwater.errors import ForkCursorMissingError, MicroBatchOrderError
+from headwater.errors import (
+    ForkCursorMissingError,
+    MicroBatchGapError,
+    MicroBatchOrderError,
+    MicroBatchReadError,
+    MicroBatchTargetError,
+)
+from headwater.spark.frames import Frame, SparkProvider
 from headwater.spark.streaming.changelog_rows import CHANGE_COLUMNS, block_hash, number_column
-from headwater.stream.owned import check_id
-from headwater.targets.contract import Delivery, KeepsSideTables, SideTable, Target, prepared
+from headwater.stream.context import (
+    BatchContext,
+    BatchCounts,
+    BatchInfo,
+    Progress,
+    QueryInfo,
+    StreamBatch,
+    StreamInfo,
+    StreamState,
+)
+from headwater.stream.micro_batch_log import MicroBatchLog
+from headwater.stream.owned import OwnedTarget, check_cursor, check_id, check_target
+from headwater.targets.contract import Delivery, Target, prepared
+from headwater.targets.frames import column_names, rows_above
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BEFORE = "before the first block"  # stands for the hash of a block that was never seen
-TABLE = SideTable(
-    "micro_batches", pa.schema([("block_number", pa.int64()), ("ordinal", pa.int64())])
-)
-"""A row for each micro-batch that wrote something: its last block, and its id as `ordinal`."""
-PRUNE_AT = 200  # rows of final blocks, before they are removed
+_QUERY = "sql.streaming.queryId"  # a local property of Spark's, in the thread of a query
+_MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One micro-batch, and what Spark has counted of it.
+
+    `query` is the id that the checkpoint keeps; empty where a function of the user's calls from a
+    thread that is not the query's. `rows` are its changes, `first` and `last` the blocks of its
+    inserts, None without any. `is_final` says that no fork can take back what it inserts, and that
+    it takes nothing back.
+    """
+
+    id: int
+    query: str
+    rows: Any
+    count: int = 0
+    first: int | None = None
+    last: BlockHeader | None = None
+    is_final: bool = False
+
+    @property
+    def own(self) -> Any:
+        """The rows without the columns of the changelog."""
+        if isinstance(self.rows, pa.Table):
+            return self.rows.drop_columns(CHANGE_COLUMNS.names)
+        return self.rows.drop(*CHANGE_COLUMNS.names)
+
+
+class Writes(Protocol):
+    """Writes micro-batches to one target."""
+
+    def write(self, given: MicroBatch, spark: SparkProvider) -> None:
+        """Write one, unless it is held; it is durable when this returns."""
+        ...
+
+    def close(self) -> None:
+        """Release the target. It may be written again."""
+        ...
+
+
+class ForeachBatch:
+    """What `foreachBatch` is given. `output` is the name under which `on_data` finds the rows."""
+
+    def __init__(self, writes: Writes) -> None:
+        self._writes = writes
+
+    def __call__(self, micro_batch: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch, unless it is written already. Called by Spark."""
+        session = micro_batch.sparkSession
+        query = session.sparkContext.getLocalProperty(_QUERY) or ""
+        micro_batch = micro_batch.persist()
+        try:
+            self.write(_looked_at(micro_batch, batch_id, query), lambda: session)
+        finally:
+            micro_batch.unpersist()
+
+    def write(self, given: MicroBatch, spark: SparkProvider) -> None:
+        """Write one micro-batch. After an error the next one finds out anew what is stored."""
+        try:
+            self._writes.write(given, spark)
+        except BaseException:
+            self._writes.close()
+            raise
+
+    def close(self) -> None:
+        """Release the target. To be called when the query has ended."""
+        self._writes.close()
+
+
+def foreach_batch(
+    target: Target[Delivery] | OwnedTarget, *, id: str, output: str = "rows"
+) -> ForeachBatch:
+    """Return what `writeStream.foreachBatch` takes to write a changelog into a target.
+
+    Args:
+        target: a target that keeps side tables, or one of `create_target`, whose `write` is called
+            for each micro-batch of final blocks; no other stream may write it under this id.
+        id: the key of the stored state, as that of a stream; never rename it.
+        output: the name under which `on_data` finds the rows. Their columns are those of the batch
+            source, without those of the changelog.
+
+    Raises:
+        StreamIdError: the id is empty, or names no file or folder.
+        MicroBatchTargetError: the target cannot tell which micro-batches it holds.
+        InvalidOptionError: it is no target.
+    """
+    check_id(id)
+    check_target(target)
+    if isinstance(target, OwnedTarget):
+        return ForeachBatch(_IntoOwned(target, id, output))
+    return ForeachBatch(_IntoTarget(target, id, output))
+
+
+# --- a target of ours -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,197 +178,213 @@ class _Made(NamedTuple):
     headers: tuple[BlockHeader, ...]
     head: Head
     state: PipeState
-    hot: tuple[BlockCursor, ...]
+    hot: Chain
     frame: Any
+    blocks: int
+    rows: int
 
 
-class ForeachBatch:
-    """What `foreachBatch` is given. `output` is the name under which `on_data` finds the rows."""
+class _IntoTarget:
+    """Writes micro-batches as batches, each with its id."""
 
     def __init__(self, target: Target[Delivery], stream_id: str, output: str) -> None:
         self._target = target
         self._id = stream_id
         self._output = output
         self._state: PipeState | None = None
-        self._written = WrittenBatches(target.capabilities.side_tables)
+        self._log = MicroBatchLog(target, stream_id)
 
-    def __call__(self, micro_batch: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch, unless it is written already. Called by Spark."""
-        from pyspark.sql import functions as F  # noqa: N812 - Spark's own spelling
-
-        number = number_column(micro_batch.columns)
-        micro_batch = micro_batch.persist()
-        try:
-            found = micro_batch.agg(
-                F.count("*"),
-                F.min("_sign"),
-                F.min("_finalized"),
-                F.max(number),
-                F.max_by("_row_id", number),
-            ).first()
-            assert found is not None, "an aggregate without groups has a row"
-            rows, sign, finalized, last, row_id = found
-            if not rows:
-                return
-            if sign > 0 and finalized is not None and last <= finalized:
-                own = micro_batch.drop(*CHANGE_COLUMNS.names)
-                self.apply_final(batch_id, BlockHeader(last, block_hash(row_id)), own)
-            else:
-                self.apply(batch_id, micro_batch.toArrow())
-        finally:
-            micro_batch.unpersist()
-
-    def apply_final(self, batch_id: int, last: BlockHeader, frame: Any) -> None:
-        """Write a micro-batch of final blocks: one batch, whose rows may stay on executors."""
+    def write(self, given: MicroBatch, spark: SparkProvider) -> None:
         state = self._recovered()
-        if self._written.has(batch_id) or state.number >= last.number:
+        last = None if given.last is None else given.last.cursor
+        if not self._log.is_due(given.id, given.query, last, state):
             return
-        head = Head(last.cursor)
-        after = state.advance((last,), head)
-        self._commit(batch_id, [_Made((last,), head, after, (), frame)], after)
-
-    def apply(self, batch_id: int, rows: pa.Table) -> None:
-        """Write a micro-batch that has hot blocks, or deletes: a batch for each block."""
-        state, changes = self._recovered(), list(_changes(rows))
-        if self._written.has(batch_id) or not changes:
-            return
-        if not self._written.is_kept and _ends_like(state, changes):
-            return
-        gone = [one.cursor for one in changes if one.sign < 0]
-        if any(one in gone for one in (*state.rollback_chain, state.cursor)):
-            lowest = min(one.number for one in gone)
-            safe = newest_at_or_below(state.landing_points(), lowest - 1)
-            if safe is None:
-                raise ForkCursorMissingError(
-                    "the target holds nothing below what is retracted", lowest=lowest
-                )
-            state = state.rewind(safe)
-            self._target.roll_back(state)
-            self._written.rolled_back(state)
-            self._state = state
-        made: list[_Made] = []
-        for one in changes:
-            if one.sign > 0:
-                made.append(_made(state, one))
-                state = made[-1].state
+        if given.is_final:
+            made = _final_batches(given, state)
+        else:
+            made = self._hot_batches(given, state, spark)
         if made:
-            self._commit(batch_id, made, state)
+            self._commit(given.id, made)
+        else:
+            self._log.passed(given.id)
 
     def close(self) -> None:
-        """Release the target. To be called when the query has ended."""
-        self._target.close()
         self._state = None
+        self._target.close()
 
-    def _commit(self, batch_id: int, made: Sequence[_Made], state: PipeState) -> None:
+    def _hot_batches(
+        self, given: MicroBatch, state: PipeState, spark: SparkProvider
+    ) -> Sequence[_Made]:
+        """Take back what is retracted; return a batch for each block that came."""
+        rows = given.rows if isinstance(given.rows, pa.Table) else given.rows.toArrow()
+        changes = list(_changes(rows)) if given.count else []
+        gone = [change.cursor for change in changes if change.sign < 0]
+        if any(point in gone for point in (*state.rollback_chain, state.cursor)):
+            state = self._take_back(given.id, state, gone)
+        made: list[_Made] = []
+        for change in changes:
+            if change.sign > 0 and change.cursor not in state.landing_points():
+                made.append(_hot_batch(state, change, spark))
+                state = made[-1].state
+        return made
+
+    def _take_back(self, batch_id: int, state: PipeState, gone: Sequence[BlockCursor]) -> PipeState:
+        lowest = min(cursor.number for cursor in gone)
+        safe = newest_at_or_below(state.landing_points(), lowest - 1)
+        if safe is None:
+            raise ForkCursorMissingError(
+                "the target holds nothing below what is retracted", lowest=lowest
+            )
+        state = state.rewind(safe)
+        self._log.takes_back(batch_id, state)
+        self._target.roll_back(state)
+        self._log.went_back(state)
+        self._state = state
+        return state
+
+    def _commit(self, batch_id: int, made: Sequence[_Made]) -> None:
         """Commit batches, and with the last of them the id of the micro-batch."""
-        side = self._written.rows(batch_id, state)
+        state = made[-1].state
+        side = self._log.rows(batch_id, state)
         batches = [
             prepared(
                 self._target,
                 Batch(
-                    one.headers,
-                    one.head,
-                    one.state,
-                    one.hot,
-                    Delivery({self._output: one.frame}, side=side if one is made[-1] else {}),
+                    each.headers,
+                    each.head,
+                    each.state,
+                    each.hot,
+                    Delivery(
+                        {self._output: each.frame},
+                        _context(self._id, each),
+                        side if each is made[-1] else {},
+                    ),
                 ),
             )
-            for one in made
+            for each in made
         ]
         self._target.commit(batches, state)
-        self._written.committed(batch_id, state)
+        self._log.committed(batch_id, state)
         self._state = state
 
     def _recovered(self) -> PipeState:
         if self._state is None:
             self._target.bind(self._id)
-            self._written.open()
+            self._log.open()
             self._state = self._target.recover()
-            self._written.read()
+            self._log.read()
         return self._state
 
 
-class WrittenBatches:
-    """The ids of the micro-batches that a target holds, beside its state.
+# --- a target of the user's -----------------------------------------------------------------------
 
-    Without a target that keeps side tables nothing is known, and no id is refused.
-    """
 
-    def __init__(self, kept: KeepsSideTables | None) -> None:
-        self._kept = kept
-        self._keys: list[tuple[int, int]] = []  # block number and id, ascending
+class _IntoOwned:
+    """Calls `write` of a target that the user owns, once for each micro-batch of final blocks."""
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether the target keeps them."""
-        return self._kept is not None
+    def __init__(self, target: OwnedTarget, stream_id: str, output: str) -> None:
+        self._target = target
+        self._id = stream_id
+        self._output = output
+        self._given: BlockCursor | None = None  # in this process
 
-    def open(self) -> None:
-        """Create the table, if there is none. Called before the target recovers."""
-        if self._kept is not None:
-            self._kept.open_side_tables([TABLE])
-
-    def read(self) -> None:
-        """Read what is stored. Called after the target has recovered."""
-        if self._kept is not None:
-            rows = self._kept.read_side_table(TABLE.name)
-            numbers, ids = (rows[name].to_pylist() for name in TABLE.columns.names)
-            self._keys = list(zip(numbers, ids, strict=True))
-
-    def has(self, batch_id: int) -> bool:
-        """Tell whether the target holds a micro-batch.
-
-        Raises:
-            MicroBatchOrderError: it holds a later one, so this query is not the one that wrote it.
-        """
-        newest = self._keys[-1][1] if self._keys else -1
-        if batch_id < newest:
-            raise MicroBatchOrderError(
-                "the target holds a later micro-batch than the query is at",
-                holds=newest,
-                given=batch_id,
-            )
-        return batch_id == newest
-
-    def rows(self, batch_id: int, state: PipeState) -> dict[str, pa.Table]:
-        """Return what is to be committed with a micro-batch."""
-        if self._kept is None:
-            return {}
-        row = {"block_number": state.number, "ordinal": batch_id}
-        return {TABLE.name: pa.Table.from_pylist([row], schema=TABLE.columns)}
-
-    def committed(self, batch_id: int, state: PipeState) -> None:
-        """Note a micro-batch, and remove rows of blocks that are final for long."""
-        if self._kept is None:
+    def write(self, given: MicroBatch, spark: SparkProvider) -> None:
+        if not given.count:
             return
-        self._keys.append((state.number, batch_id))
-        old = [key for key in self._keys[:-1] if key[0] <= state.undo_floor]
-        if len(old) >= PRUNE_AT:
-            self._kept.settle_side_rows(TABLE.name, old[-1], {})
-            self._keys = self._keys[len(old) :]
+        if not given.is_final:
+            raise MicroBatchTargetError(
+                "a target of create_target takes final blocks alone: read with final_only=true",
+                given=given.id,
+            )
+        assert given.last is not None, "a micro-batch of final blocks has one"
+        reading = _Reading(self, given)
+        self._target.write(reading)
+        if not reading.is_done:
+            raise MicroBatchReadError(
+                "write returned before it had all of a micro-batch", given=given.id
+            )
+        self._given = given.last.cursor
 
-    def rolled_back(self, state: PipeState) -> None:
-        """Forget the micro-batches above the state's cursor, as the target did."""
-        self._keys = [key for key in self._keys if key[0] <= state.number]
+    def batches(self, given: MicroBatch, cursor: BlockCursor | None) -> Iterator[StreamBatch]:
+        """Yield what of a micro-batch is above the user's cursor."""
+        before = self._given
+        if before is not None and (cursor is None or cursor.number < before.number):
+            raise MicroBatchGapError(
+                "write reads from below what it was handed before", cursor=cursor, handed=before
+            )
+        state = PipeState(cursor, cursor, () if cursor is None else (cursor,))
+        for made in _final_batches(given, state):
+            yield StreamBatch({self._output: made.frame}, _context(self._id, made))
+
+    def close(self) -> None:
+        """Hold nothing: the next cursor says where the target stands."""
+        self._given = None
 
 
-def foreach_batch(target: Target[Delivery], *, id: str, output: str = "rows") -> ForeachBatch:
-    """Return what `writeStream.foreachBatch` takes to write a changelog into a target.
+class _Reading:
+    """The `read` that `write` is given for one micro-batch."""
 
-    Args:
-        target: any Headwater target; no other stream may write it under this id.
-        id: the key of the stored state, as that of a stream; never rename it.
-        output: the name under which `on_data` finds the rows. Their columns are those of the batch
-            source, without those of the changelog.
+    def __init__(self, owner: _IntoOwned, given: MicroBatch) -> None:
+        self._owner = owner
+        self._given = given
+        self.is_done = False
 
-    Raises:
-        StreamIdError: the id is empty, or names no file or folder.
+    def __call__(self, cursor: BlockCursor | None = None) -> Iterator[StreamBatch]:
+        """Hand out what follows a cursor."""
+        check_cursor(cursor)
+        yield from self._owner.batches(self._given, cursor)
+        self.is_done = True
+
+
+# --- what a micro-batch holds ---------------------------------------------------------------------
+
+
+def _looked_at(frame: DataFrame, batch_id: int, query: str) -> MicroBatch:
+    """Ask Spark what a micro-batch holds; one job."""
+    from pyspark.sql import functions as F  # noqa: N812 - Spark's own spelling
+
+    number = F.col(number_column(frame.columns))
+    came = F.when(F.col("_sign") > 0, number)
+    found = frame.agg(
+        F.count("*"),
+        F.min("_sign"),
+        F.min("_finalized"),
+        F.min(came),
+        F.max(came),
+        F.max_by("_row_id", came),
+    ).first()
+    assert found is not None, "an aggregate without groups has a row"
+    count, sign, finalized, first, last, row_id = found
+    if last is None:
+        return MicroBatch(batch_id, query, frame, count)
+    is_final = sign > 0 and finalized is not None and last <= finalized
+    header = BlockHeader(last, block_hash(row_id))
+    return MicroBatch(batch_id, query, frame, count, first, header, is_final)
+
+
+def _final_batches(given: MicroBatch, state: PipeState) -> Sequence[_Made]:
+    """Return a micro-batch of final blocks as one batch, whose rows may stay on executors.
+
+    None if all is held; without the blocks that are, if the target stands among them.
     """
-    check_id(id)
-    return ForeachBatch(target, id, output)
+    last, first = given.last, given.first
+    assert last is not None and first is not None, "it inserts something"  # noqa: PT018
+    if state.number == last.number and state.cursor != last.cursor:
+        raise MicroBatchOrderError(
+            "the target holds another final block than the query", holds=state.cursor, given=last
+        )
+    if state.number >= last.number:
+        return []
+    rows = given.own
+    if first <= state.number:
+        rows = rows_above(rows, number_column(column_names(rows)), state.number)
+        first = state.number + 1
+    head = Head(last.cursor)
+    after = state.advance((last,), head)
+    return [_Made((last,), head, after, (), rows, last.number - first + 1, given.count)]
 
 
-def _made(state: PipeState, change: _Change) -> _Made:
+def _hot_batch(state: PipeState, change: _Change, spark: SparkProvider) -> _Made:
     """Return the batch of a block that came."""
     number, final = change.cursor.number, change.finalized
     header = BlockHeader(
@@ -263,16 +397,8 @@ def _made(state: PipeState, change: _Change) -> _Made:
     head = Head(ours)
     after = state.advance((header,), head)
     hot = hot_cursors((header,), -1 if final is None else final)
-    return _Made((header,), head, after, hot, change.rows)
-
-
-def _ends_like(state: PipeState, changes: Sequence[_Change]) -> bool:
-    """Tell whether a state is the one that these changes lead to."""
-    last = changes[-1]
-    if last.sign > 0:
-        return state.cursor == last.cursor
-    gone = {one.cursor for one in changes}
-    return not gone.intersection((*state.rollback_chain, state.cursor))
+    rows = change.rows
+    return _Made((header,), head, after, hot, Frame(rows, spark), 1, rows.num_rows)
 
 
 def _changes(rows: pa.Table) -> Iterator[_Change]:
@@ -283,8 +409,19 @@ def _changes(rows: pa.Table) -> Iterator[_Change]:
     own = [name for name in rows.column_names if name not in CHANGE_COLUMNS.names]
     for version in pc.unique(versions).to_pylist():
         part = rows.filter(pc.equal(versions, version))
-        first = part.slice(0, 1).to_pylist()[0]
-        time = first["_commit_timestamp"]
-        seconds = None if time is None else int(time.timestamp())
+        first = part.select([number, "_row_id", "_sign", "_finalized"]).slice(0, 1).to_pylist()[0]
+        # no datetime: it ends with the year 9999
+        time = part["_commit_timestamp"].cast(pa.int64())[0].as_py()
+        seconds = None if time is None else time // _MICROSECONDS
         cursor = BlockCursor(first[number], block_hash(first["_row_id"]), seconds)
         yield _Change(cursor, first["_sign"], first["_finalized"], part.select(own))
+
+
+def _context(stream_id: str, made: _Made) -> BatchContext:
+    """Return what a callback is told: what only a portal knows is not known here."""
+    last = made.headers[-1].cursor
+    state = StreamState(0, None, last, (BlockRange(0),), made.hot)
+    progress = Progress(0, None, last.number, None, None, None)
+    info = StreamInfo(None, made.head, state, progress, QueryInfo("", "", b""))
+    counts = partial(BatchCounts, 0, made.rows, {})
+    return BatchContext(stream_id, info, BatchInfo(made.blocks, counts, counts))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import Batch, PipeState
-from headwater.targets.contract import Capabilities, Delivery, SideTable
+from headwater.targets.contract import Capabilities, Delivery, SideTable, StoredConfig
 from headwater.targets.side_rows import KEY, after_key, check_side_table, in_key_order, side_rows
 
 Data = TypeVar("Data")
@@ -30,6 +30,15 @@ class MemoryStore(Generic[Data]):
     """What survives a crash of the target in front of it, as a database would."""
 
     committed: Committed[Data] = field(default_factory=Committed)
+    config: str | None = None
+
+    def read(self) -> str | None:
+        """Return the definition of the stream; None if none is stored."""
+        return self.config
+
+    def write(self, text: str) -> None:
+        """Replace it."""
+        self.config = text
 
 
 class MemoryTarget(Generic[Data]):
@@ -41,8 +50,8 @@ class MemoryTarget(Generic[Data]):
 
     @property
     def capabilities(self) -> Capabilities[Data]:
-        """It keeps side tables."""
-        return Capabilities(side_tables=self)
+        """It keeps side tables and the configuration."""
+        return Capabilities(side_tables=self, config=self)
 
     def bind(self, stream_id: str) -> None:
         """Do nothing: a store holds one stream."""
@@ -70,6 +79,10 @@ class MemoryTarget(Generic[Data]):
 
     def close(self) -> None:
         """Do nothing: the store is the caller's."""
+
+    def stored_config(self) -> StoredConfig:
+        """Return where the text of the stream's configuration is kept."""
+        return self.store
 
     # --- side tables ------------------------------------------------------------------------------
 

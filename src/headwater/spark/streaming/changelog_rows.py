@@ -14,9 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import Blocks
+from headwater.errors import BlockContentError
 from headwater.spark.parts import Receipt, RowMaker
 
 INSERT, DELETE = "insert", "delete"
+_LAST_SECOND = (2**63 - 1) // 1_000_000  # that 64 bits of microseconds hold
 
 CHANGE_COLUMNS = pa.schema(
     [
@@ -108,7 +110,11 @@ def block_hash(row_id: str) -> str:
 
 
 def _microseconds(seconds: int | None) -> int | None:
-    return None if seconds is None else seconds * 1_000_000
+    if seconds is None:
+        return None
+    if abs(seconds) > _LAST_SECOND:
+        raise BlockContentError("a block has an impossible timestamp", timestamp=seconds)
+    return seconds * 1_000_000
 
 
 def retracted(rows: pa.Table, version: int, finalized: int | None) -> pa.Table:
