@@ -74,6 +74,7 @@ CHECKED_BY = {
     "headwater_fork_depth_blocks": OF_A_RUN,
     "headwater_rows_undone": OF_A_RUN,
     "headwater_undo_rows": OF_UNDO,
+    "headwater_missing_blocks": OF_RARE_EVENTS,
     "headwater_journal_blocks": OF_QUERIES,
     "headwater_journal_bytes": OF_QUERIES,
     "headwater_blocks_discarded": OF_RARE_EVENTS,
@@ -193,6 +194,7 @@ def test_what_happens_rarely_is_counted_too() -> None:
         )
         record.happened(Committed(state, 100))
     record.happened(Discarded(state, BlockCursor(303, "x"), 3))
+    record.missing(54)
     for _ in range(2):
         record.happened(Waited(state))
     record.noticed(Notice(NoticeKind.STALLED, "nothing has arrived for 60 s", {"status": 503}))
@@ -227,6 +229,7 @@ def test_what_happens_rarely_is_counted_too() -> None:
     assert got["headwater_rows_per_second"] == 5
     assert got["headwater_rows_skipped_total"] == got["sqd_decode_errors_skipped_total"] == 6
     assert got["headwater_blocks_discarded_total"] == 3
+    assert got["headwater_missing_blocks"] == record.snapshot()["missing_blocks"] == 54
     assert got["headwater_replica_waits_total"] == 2
     assert got["sqd_end_block"] == 1_000
     assert got["sqd_progress_ratio"] == pytest.approx(0.3)

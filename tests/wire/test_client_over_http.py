@@ -1092,16 +1092,30 @@ def test_a_fork_at_the_end_of_the_last_range_is_still_found(portal: PortalServer
     assert stream_requests(portal).count((39, 39)) == 2, "before the fork was known, and after"
 
 
-def test_a_range_that_begins_before_the_dataset_begins_with_it() -> None:
+def test_a_range_that_begins_before_the_dataset_is_refused_before_any_block_is_read() -> None:
     chain = ChainSim(SEED, start_block=1_000)
     chain.grow(20)
     with (
         simulated_portal(SEED, chain=chain) as portal,
         Rig(portal, ranges=[BlockRange(0)]) as rig,
     ):
+        assert rig.fails("E3010").facts["missing"] == BlockRange(0, 999)
+        assert stream_requests(portal) == []
+
+
+def test_the_real_time_service_is_read_through_its_forks_and_refused_below_its_window() -> None:
+    """One hint in a 409, no heads on 204, always compressed, a window that moves."""
+    with (
+        simulated_portal(SEED, blocks=90, surface="hotblocks", window=60) as portal,
+        Rig(portal, ranges=[BlockRange(40)]) as rig,
+    ):
         rig.to_head().check()
-        assert rig.kinds() == [NoticeKind.CLAMPED]
-        assert stream_requests(portal)[0] == (1_000, None)
+        for depth in (1, 2, 15):
+            portal.fork(depth=depth, length=depth + 1)
+            rig.to_head().check()
+        last = rig.state.number
+        portal.extend(100)
+        assert rig.fails("E3010").facts["missing"] == BlockRange(last + 1, portal.sim.oldest - 1)
 
 
 def test_finalized_reading_uses_its_own_route_and_waits_for_finality() -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.errors import MissingExtraError
-from headwater.testing import ChainSim, LiveChain, Network, PortalServer, PortalSim
+from headwater.testing import ChainSim, LiveChain, Network, PortalServer, PortalSim, Surface
 
 _TRIES: dict[Network, tuple[str, str, tuple[str, ...]]] = {
     Network.EVM: ("logs", "log", ("address", "topics", "data")),
@@ -45,6 +45,14 @@ def simulate(
     replicas: Annotated[
         int, typer.Option(min=1, help="Servers behind the address; each next one lags more.")
     ] = 1,
+    surface: Annotated[
+        Surface,
+        typer.Option(help="Which service is played; hotblocks is the real-time one by itself."),
+    ] = Surface.PORTAL,
+    window: Annotated[
+        int | None,
+        typer.Option(min=1, help="Keep only so many of the newest blocks; left out, all of them."),
+    ] = None,
     genesis_time: Annotated[
         int | None,
         typer.Option(help="Time of the first block in Unix seconds; left out, the newest is now."),
@@ -66,6 +74,10 @@ def simulate(
 
         headwater simulate --seed 7 --interval 0.2 --fork-rate 0.3 --for 60
 
+    A service whose window is shorter than a stream's pause, so that blocks get lost:
+
+        headwater simulate --surface hotblocks --window 100
+
     While it runs, `POST /control/fork {"depth": 5}` forks it at once, and `GET /control/state`
     tells where it stands; `headwater.testing` has the same in Python.
     """
@@ -75,7 +87,7 @@ def simulate(
         chain.follow_clock(time.time)
     if chain.head.number >= finality_depth:
         chain.finalize(chain.head.number - finality_depth)
-    sim = PortalSim(chain, seed=seed, replicas=replicas)
+    sim = PortalSim(chain, seed=seed, replicas=replicas, surface=surface, window=window)
     for replica in sim.replicas:
         if replica.index:
             replica.lag(replica.index)

@@ -22,6 +22,7 @@ from headwater.dashboard.note import read_note
 from headwater.errors import DuckDBFileError, HeadwaterError, PipelineSilentError
 from headwater.metrics.facts import block_seconds
 from headwater.portal import PortalClient, RetryPolicy
+from headwater.stream.missing_blocks import MISSING, count_missing
 from headwater.targets.admin import Admin, StreamStatus, find_stream, kind_of, open_admin
 
 _RETRY = RetryPolicy(attempts=5)  # three seconds: a person waits for the answer
@@ -96,6 +97,7 @@ class Standing:
     forks: int | None = None
     blocks_per_second: float | None = None
     undo_rows: int | None = None
+    missing_blocks: int | None = None
     outboxes: dict[str, int] | None = None
     error: str | None = None
     portal: str | None = None
@@ -151,12 +153,18 @@ def _stored(place: Admin, stream: StreamStatus) -> Standing:
         finalized=_block(state.finalized),
         lag_seconds=_age(state.cursor),
         undo_rows=place.undo_rows(stream.id),
+        missing_blocks=_missing_blocks(place, stream.id) if MISSING.name in side else None,
         outboxes={
             name.removeprefix(OUTBOXES): one.rows
             for name, one in side.items()
             if name.startswith(OUTBOXES)
         },
     )
+
+
+def _missing_blocks(place: Admin, stream_id: str) -> int:
+    """Return how many blocks a stream has left out because its portal did not have them."""
+    return count_missing(place.read_side_table(stream_id, MISSING))
 
 
 def _ask_process(address: str, file: Path | None = None) -> list[Standing]:
@@ -193,7 +201,7 @@ def _print(found: list[Standing], *, as_json: bool) -> None:
         say("No stream has stored anything here.")
         return
     names = ("id", "status", "cursor", "head", "lag", "finalized", "forks", "blocks/s",
-             "undo rows", "outboxes")  # fmt: skip
+             "undo rows", "missing blocks", "outboxes")  # fmt: skip
     rows = [
         (
             one.id,
@@ -205,6 +213,7 @@ def _print(found: list[Standing], *, as_json: bool) -> None:
             _shown(one.forks),
             "-" if one.blocks_per_second is None else f"{one.blocks_per_second:,.1f}",
             _shown(one.undo_rows),
+            _shown(one.missing_blocks),
             ", ".join(f"{name}: {rows}" for name, rows in (one.outboxes or {}).items()) or "-",
         )
         for one in found

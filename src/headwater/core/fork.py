@@ -28,7 +28,7 @@ class ForkRule(StrEnum):
     MATCH = "match"  # the highest local cursor that the sample holds
     WATERMARK = "watermark"  # the sample lies below finality: a lagging replica
     DESCEND = "descend"  # no common block in the sample: go below it and ask again
-    UNDO = "undo"  # a Substreams endpoint named the last valid block
+    UNDO = "undo"  # the source named the last valid block: an endpoint, or a portal's window
     WAIT = "wait"  # the replica is behind, or contradicts finality: ask again, change nothing
 
 

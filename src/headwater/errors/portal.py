@@ -68,6 +68,19 @@ class AnswerTooLargeError(
     """The headers, a line or a single answer of the portal are larger than any can be."""
 
 
+class MissingBlocksError(
+    PortalError,
+    code="E3010",
+    fix="take a portal that has these blocks; or begin the range, and the factories, with the "
+    "oldest block; or leave out what is missing, counted: portal_stream(missing_blocks='skip')",
+):
+    """The portal does not have the blocks that come next: its oldest one lies above them.
+
+    Real-time services keep a window of blocks that moves on. Rows that are not final and lie below
+    it cannot be compared with the chain any more.
+    """
+
+
 class TimestampError(
     PortalError,
     code="E3008",

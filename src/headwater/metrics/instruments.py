@@ -59,6 +59,9 @@ class Instruments:
         self.undo_rows = self._gauge(
             "undo_rows", "Rows kept for undoing hot blocks, counted every 25 commits"
         )
+        self.missing_blocks = self._gauge(
+            "missing_blocks", "Blocks left out because the portal did not have them any more"
+        )
         self.journal_blocks = self._gauge("journal_blocks", "Hot blocks in a changelog's journal")
         self.journal_bytes = self._gauge("journal_bytes", "Bytes of a changelog's journal")
         self.discarded = self._counter("blocks_discarded", "Blocks a fork took before a commit")

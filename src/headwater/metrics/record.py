@@ -105,6 +105,7 @@ class StreamRecord:
         self._filled: frozenset[str] = frozenset()
         self.fork_count = 0
         self._undo_rows: int | None = None
+        self._missing_blocks: int | None = None
         self._outboxes: dict[str, int] = {}
         self._away_since: float | None = None
         self._stall_after_s = STALL_S
@@ -178,6 +179,8 @@ class StreamRecord:
             elif notice.kind is NoticeKind.RECOVERED:
                 self.status = "following"
                 self._say(str(notice))
+            elif notice.kind is NoticeKind.LEFT_OUT:
+                self._say(str(notice))
 
     def waits_for_target(self, why: str) -> None:
         """Count an attempt at a database that is away; long waits are stalls."""
@@ -206,6 +209,11 @@ class StreamRecord:
         """Note how many rows the target keeps for undoing hot blocks."""
         self._undo_rows = rows
         self._meters.undo_rows.labels(self.id).set(rows)
+
+    def missing(self, blocks: int) -> None:
+        """Note how many blocks were left out because the portal does not have them any more."""
+        self._missing_blocks = blocks
+        self._meters.missing_blocks.labels(self.id).set(blocks)
 
     def asked(self, status: int | None) -> None:
         """Count a request of the driver; without a status its connection failed."""
@@ -295,6 +303,7 @@ class StreamRecord:
                 "rows": self._total_rows,
                 "forks": self.fork_count,
                 "undo_rows": self._undo_rows,
+                "missing_blocks": self._missing_blocks,
                 "outboxes": dict(self._outboxes),
                 "recent_blocks": [asdict(one) for one in self._blocks],
                 "recent_forks": [asdict(one) for one in self._forks],

@@ -6,7 +6,7 @@ from headwater.portal.client import PortalClient
 from headwater.portal.density import SAMPLES, probe
 from headwater.portal.outage import Clock, Notice, NoticeKind, Observer, SystemClock, log_notice
 from headwater.portal.reading import BlockOrder, StreamQuery
-from headwater.portal.source import PortalSource
+from headwater.portal.source import LeaveOut, PortalSource
 from headwater.portal.transport import (
     HttpTransport,
     Request,
@@ -24,6 +24,7 @@ __all__ = [
     "Dataset",
     "DriverPermits",
     "HttpTransport",
+    "LeaveOut",
     "LimitedTransport",
     "LineSplitter",
     "Notice",

@@ -27,6 +27,7 @@ from headwater.core.retry import RetryPolicy
 from headwater.errors import (
     HeadwaterError,
     InvalidOptionError,
+    MissingBlocksError,
     PortalHttpError,
     TimestampError,
     TransportError,
@@ -42,7 +43,13 @@ from headwater.portal.outage import (
 )
 from headwater.portal.reading import Conditions, Reading, StreamQuery
 from headwater.portal.transport import HttpTransport, Request, Timeouts, Transport
-from headwater.portal.wire import Dataset, read_block_at, read_dataset, read_head_answer
+from headwater.portal.wire import (
+    Dataset,
+    read_block_at,
+    read_dataset,
+    read_head_answer,
+    read_missing,
+)
 
 __all__ = ["PortalClient", "StreamQuery"]
 
@@ -107,9 +114,11 @@ class PortalClient:
     def metadata(self, *, attempts: int = QUESTION_ATTEMPTS) -> Dataset:
         """Return what the portal says of the dataset; asked once."""
         if self._dataset is None:
-            answer = self._question("metadata?expand[]=metadata", attempts)
-            self._dataset = read_dataset(answer)
+            self._dataset = self._ask_metadata(attempts)
         return self._dataset
+
+    def _ask_metadata(self, attempts: int) -> Dataset:
+        return read_dataset(self._question("metadata?expand[]=metadata", attempts))
 
     def head(self) -> BlockCursor | None:
         """Return the newest block, or None if the dataset has none yet."""
@@ -207,10 +216,16 @@ class PortalClient:
                 return body
             outage.refused(response.status, response.headers, body)
 
-    def start_block(self) -> int:
-        """Return the first block of the dataset; 0 if its metadata cannot be had."""
-        dataset = self._dataset_if_known(finalized=True)
-        return 0 if dataset is None else dataset.start_block
+    def oldest_block(self) -> int:
+        """Return the first block that the dataset has now; 0 if its metadata cannot be had.
+
+        Asked each time: a real-time service keeps a window of blocks, which moves on.
+        """
+        try:
+            return self._ask_metadata(QUESTION_ATTEMPTS).start_block
+        except HeadwaterError as error:
+            self._tell_of_metadata(error)
+            return 0
 
     # --- blocks -----------------------------------------------------------------------------------
 
@@ -236,16 +251,20 @@ class PortalClient:
         the client, if not given) and one line are held.
 
         Raises:
+            MissingBlocksError: the portal does not have the next block any more.
             PortalHttpError: a status that a retry cannot mend.
             PortalUnreachableError: the attempts that the policy permits are used up.
             MalformedLineError, BlockOrderError, BlockLinkError: the portal sent something else than
                 the blocks that follow; the good ones before it have been yielded.
             MalformedAnswerError: a fork that names no blocks.
         """
-        left = clip_ranges(self._clamp(block_range, finalized=finalized), after)
+        left = clip_ranges((block_range,), after)
         if not left:
             yield RangeEnd(Head())
             return
+        dataset = self._dataset_if_known(finalized=finalized)
+        if dataset is not None and left[0].from_block < dataset.start_block:
+            self.check_missing(left[0].from_block, after)
         conditions = self._conditions
         if max_bytes is not None:
             conditions = replace(conditions, max_bytes=max_bytes)
@@ -253,18 +272,19 @@ class PortalClient:
             "finalized-stream" if finalized else "stream", conditions.retry.attempts or attempts
         )
         reading = Reading(conditions, query, left[0], after, outage, finalized=finalized)
-        yield from reading.answers()
+        try:
+            yield from reading.answers()
+        except PortalHttpError as error:
+            said = read_missing(str(error.facts["portal_says"]))
+            if said is None or said.to_block is None or reading.next_block not in said:
+                raise
+            raise _missing(reading.next_block, said.to_block + 1, after) from error
 
-    def _clamp(self, block_range: BlockRange, *, finalized: bool) -> tuple[BlockRange, ...]:
-        """Begin no earlier than the dataset does: a portal refuses to be asked for less."""
-        dataset = self._dataset_if_known(finalized=finalized)
-        first = 0 if dataset is None else dataset.start_block
-        if block_range.from_block >= first:
-            return (block_range,)
-        self.tell(
-            NoticeKind.CLAMPED, "the dataset begins later", range=block_range, first_block=first
-        )
-        return clip_ranges((block_range,), BlockCursor(first - 1))
+    def check_missing(self, first: int, after: BlockCursor | None = None) -> None:
+        """Raise `MissingBlocksError` if the portal's oldest block lies above a first one."""
+        oldest = self.oldest_block()
+        if oldest > first:
+            raise _missing(first, oldest, after)
 
     def _dataset_if_known(self, *, finalized: bool) -> Dataset | None:
         """Return the metadata, asked for at the first reading; reading goes on without it."""
@@ -274,9 +294,7 @@ class PortalClient:
             dataset = self.metadata()
         except HeadwaterError as error:
             self._metadata_tried = not error.retryable
-            self.tell(
-                NoticeKind.METADATA_UNAVAILABLE, "reading without metadata", reason=str(error)
-            )
+            self._tell_of_metadata(error)
             return None
         self._metadata_tried = True
         if not dataset.real_time and not finalized:
@@ -287,9 +305,21 @@ class PortalClient:
             )
         return dataset
 
+    def _tell_of_metadata(self, error: HeadwaterError) -> None:
+        self.tell(NoticeKind.METADATA_UNAVAILABLE, "reading without metadata", reason=str(error))
+
     def tell(self, kind: NoticeKind, message: str, **facts: object) -> None:
         """Tell the operator what was decided on the way."""
         self._conditions.notify(Notice(kind, message, facts))
+
+
+def _missing(first: int, oldest: int, after: BlockCursor | None) -> MissingBlocksError:
+    return MissingBlocksError(
+        "the portal does not have the next blocks any more",
+        missing=BlockRange(first, oldest - 1),
+        oldest=oldest,
+        cursor=after,
+    )
 
 
 def _refuse_unless_missing(error: PortalHttpError) -> None:

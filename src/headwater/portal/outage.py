@@ -71,7 +71,7 @@ class NoticeKind(StrEnum):
     RETRYING = "retrying"  # a request failed and will be sent again
     STALLED = "stalled"  # nothing has arrived for a long time
     RECOVERED = "recovered"  # something arrived again after a stall
-    CLAMPED = "clamped"  # the range begins below the dataset's first block
+    LEFT_OUT = "left_out"  # blocks that the portal does not have, and that the user gave up
     EMPTY_TAIL = "empty_tail"  # the last numbers of a range hold no block
     METADATA_UNAVAILABLE = "metadata_unavailable"  # read on without it
     NOT_REAL_TIME = "not_real_time"  # the dataset does not follow the head of its chain
@@ -99,6 +99,7 @@ Observer = Callable[[Notice], None]
 _LEVELS = {
     NoticeKind.STALLED: logging.WARNING,
     NoticeKind.END_UNCHECKED: logging.WARNING,
+    NoticeKind.LEFT_OUT: logging.WARNING,
     NoticeKind.RETRYING: logging.DEBUG,
 }
 

@@ -104,6 +104,11 @@ class Reading:
         self._end = block_range.to_block
         self._probes = False
 
+    @property
+    def next_block(self) -> int:
+        """The block that is asked for next."""
+        return self._order.next_block
+
     def answers(self) -> Generator[Answer, None, None]:
         """Ask until the range is read; see `PortalClient.read` for what is yielded when."""
         while not self._order.finished:

@@ -8,7 +8,7 @@ Runs on the driver. It keeps no position; the state it is given is the only one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,11 +28,17 @@ from headwater.core import (
     Span,
     SpanLimits,
     SpanSize,
+    Undo,
     block_count,
     clip_ranges,
     up_to,
 )
-from headwater.errors import HeadwaterError, PortalHttpError, PortalUnreachableError
+from headwater.errors import (
+    HeadwaterError,
+    MissingBlocksError,
+    PortalHttpError,
+    PortalUnreachableError,
+)
 from headwater.portal.client import QUESTION_ATTEMPTS, PortalClient
 from headwater.portal.density import probe, probe_beginning
 from headwater.portal.outage import Clock, NoticeKind, SystemClock
@@ -42,6 +48,9 @@ STAY_S = 4.0  # what the driver will have read within this time is not left to e
 CLOSE_S = 1.0  # what the end of a run waits for a plan that was begun ahead
 LOOK_BACK = 1000  # slots to search for the last block before a skipped one
 _CLOSE = 1.25  # by this factor a plan made ahead may differ from one that is made now
+
+
+LeaveOut = Callable[[Sequence[BlockRange]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,10 @@ class PortalSource:
     `finalized` only final blocks are read. While `executors_ready` says no, blocks are read here,
     however far behind. Without `first_span` the first span is sized by its bytes. With `planner`,
     which opens one more client, the next span is measured while the last one is written.
+
+    Blocks that the portal does not have any more end the reading (`MissingBlocksError`). With
+    `leave_out` it goes on behind them: hot blocks that nobody can confirm then are undone, and
+    `leave_out` is told what was missed, again at each reading that misses it.
     """
 
     def __init__(
@@ -77,6 +90,7 @@ class PortalSource:
         clock: Clock | None = None,
         executors_ready: Callable[[], bool] = lambda: True,
         planner: Callable[[], PortalClient] | None = None,
+        leave_out: LeaveOut | None = None,
     ) -> None:
         self._client = client
         self._planner = planner
@@ -91,11 +105,26 @@ class PortalSource:
         self._planning: list[Thread] = []
         self._checked: BlockCursor | None = None
         self._exhausted: set[tuple[BlockCursor | None, int | None]] = set()
+        self._leave_out = leave_out
+        self._oldest = 0  # behind what is left out
 
     def open(self, state: PipeState) -> None:
         """Do nothing: each reading opens what it needs."""
 
     def read(self, state: PipeState) -> Generator[Answer | Span, None, None] | None:
+        """Read what follows this state, in spans or block by block; None when all is read."""
+        if self._leave_out is None:
+            return self._follow(state)
+        cursor = state.cursor
+        is_final = cursor is None or state.is_final(cursor.number)
+        if not is_final and state.number + 1 < self._oldest and self._has_rows(state.number):
+            return self._give_up_hot(state)
+        if missed := self._missed(cursor):
+            self._leave_out(missed)
+        answers = self._follow(state)
+        return None if answers is None else self._up_to_a_gap(answers)
+
+    def _follow(self, state: PipeState) -> Generator[Answer | Span, None, None] | None:
         """Read what follows this state, in spans or block by block; None when all is read.
 
         A span is not compared with what is committed, so it may only follow a final block: a hot
@@ -157,21 +186,75 @@ class PortalSource:
                 self._size.read_before(took, blocks)
                 return
 
+    # --- blocks that the portal does not have any more --------------------------------------------
+
+    def _up_to_a_gap(
+        self, answers: Generator[Answer | Span, None, None]
+    ) -> Generator[Answer | Span, None, None]:
+        """Pass answers on up to missing blocks; the next reading begins behind them, if any are."""
+        with closing(answers):
+            try:
+                yield from answers
+            except MissingBlocksError as error:
+                oldest = error.facts["oldest"]
+                assert isinstance(oldest, int), "it says where the portal begins"
+                ends = [one.to_block for one, _ in self._plan]
+                if oldest <= self._oldest or all(one is not None and one < oldest for one in ends):
+                    raise
+                self._oldest = oldest
+
+    def _give_up_hot(self, state: PipeState) -> Generator[Answer, None, None]:
+        """Undo hot blocks: the portal lacks what follows them, so nobody says if they are orphans.
+
+        They are read again, if they are there, or counted with what is missing. What cannot be
+        undone, and is not final, is refused: nothing of it is ever left in doubt.
+        """
+        safe = state.landing_points()[0]
+        if not state.is_final(safe.number) and self._has_rows(safe.number):
+            raise MissingBlocksError(
+                "the portal does not have the next blocks any more, and what is committed is not "
+                "known to be final, so nobody can confirm it",
+                missing=BlockRange(state.number + 1, self._oldest - 1),
+                oldest=self._oldest,
+                cursor=state.cursor,
+            )
+        yield Undo(safe)
+
+    def _has_rows(self, number: int) -> bool:
+        """Tell whether a block or one below it may have rows."""
+        return any(one.from_block <= number for one, _ in self._plan)
+
+    def _missed(self, cursor: BlockCursor | None) -> list[BlockRange]:
+        """Return what the plan wants behind the cursor and the portal does not have any more."""
+        last = self._oldest - 1
+        return [
+            BlockRange(one.from_block, last if one.to_block is None else min(one.to_block, last))
+            for one in clip_ranges([one for one, _ in self._plan], cursor)
+            if one.from_block <= last
+        ]
+
+    def _remaining(self, cursor: BlockCursor | None) -> Iterator[tuple[BlockRange, StreamQuery]]:
+        """Yield what is left of the plan after the cursor, from where the portal's blocks begin."""
+        begins_after = BlockCursor(self._oldest - 1) if self._oldest else None
+        for block_range, query in self._plan:
+            for left in clip_ranges(clip_ranges((block_range,), begins_after), cursor):
+                yield left, query
+
     # --- near the head ----------------------------------------------------------------------------
 
     def _blocks(self, state: PipeState) -> Generator[Answer, None, None] | None:
         """Read what follows this state block by block, to the end of its range."""
         cursor = state.cursor
         hot = cursor is not None and not state.is_final(cursor.number) and not self._finalized
-        for block_range, query in self._plan:
-            for left in clip_ranges((block_range,), cursor):
-                if self._is_exhausted(left, cursor):
-                    continue
-                if hot and cursor is not None and left.from_block > cursor.number + 1:
-                    gap = _gap(cursor, left)
-                    if not self._is_exhausted(gap, cursor):
-                        return self._read_range(self._watch, gap, cursor)
-                return self._read_range(query, left, cursor)
+        hot = hot and state.number + 1 >= self._oldest  # else nothing above says anything of it
+        for left, query in self._remaining(cursor):
+            if self._is_exhausted(left, cursor):
+                continue
+            if hot and cursor is not None and left.from_block > cursor.number + 1:
+                gap = _gap(cursor, left)
+                if not self._is_exhausted(gap, cursor):
+                    return self._read_range(self._watch, gap, cursor)
+            return self._read_range(query, left, cursor)
         if not hot or cursor is None or cursor == self._checked:
             return None
         return self._check_tail(cursor)
@@ -220,7 +303,10 @@ class PortalSource:
         asked = BlockRange(cursor.number, cursor.number)
         reading = self._client.read(self._watch, asked, attempts=QUESTION_ATTEMPTS)
         with closing(reading) as answers:
-            found = next(answers)
+            try:
+                found = next(answers)
+            except MissingBlocksError:
+                return False
         return isinstance(found, Blocks) and found.headers[-1].cursor == cursor
 
     def _is_exhausted(self, left: BlockRange, cursor: BlockCursor | None) -> bool:
@@ -230,14 +316,9 @@ class PortalSource:
     # --- far behind it ----------------------------------------------------------------------------
 
     def _left(self, cursor: BlockCursor | None) -> BlockRange | None:
-        """Return the first range of the plan that is not read, from where the dataset begins."""
-        first = self._client.start_block()
-        for block_range, _ in self._plan:
-            begun = clip_ranges((block_range,), BlockCursor(first - 1) if first else None)
-            for left in clip_ranges(begun, cursor):
-                if not self._is_exhausted(left, cursor):
-                    return left
-        return None
+        """Return the first range of the plan that is not read."""
+        remaining = (left for left, _ in self._remaining(cursor))
+        return next((one for one in remaining if not self._is_exhausted(one, cursor)), None)
 
     def _spans(
         self, state: PipeState, left: BlockRange, final: BlockCursor, far: int

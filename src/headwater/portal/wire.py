@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from headwater.core import BlockCursor, BlockHeader, Fork, Head
+from headwater.core import BlockCursor, BlockHeader, BlockRange, Fork, Head
 from headwater.errors import AnswerTooLargeError, MalformedAnswerError, MalformedLineError
 
 _BlockNumber = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -26,6 +26,7 @@ _MILLISECONDS_FROM = 100_000_000_000  # as seconds: the year 5138; as millisecon
 _EXCERPT_BYTES = 80
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _BYTE = re.compile(r"\(byte (\d+)\)")
+_MISSING = re.compile(r"blocks from (\d{1,18}) to (\d{1,18}) are not available")
 _BAD_NUMBER = re.compile(rb'"header"\s*:\s*\{[^{}]*?"number"\s*:\s*(\d{1,19})')
 
 
@@ -257,6 +258,14 @@ class _BlockAt(msgspec.Struct):
 def read_block_at(body: bytes) -> int:
     """Return the answer to `timestamps/…/block`; `MalformedAnswerError` if it is none."""
     return int(_decode(body, _BlockAt, "a block by time").block_number)
+
+
+def read_missing(said: str) -> BlockRange | None:
+    """Return the blocks that a portal says it does not have, in the text of a refusal (400)."""
+    found = _MISSING.search(said)
+    if found is None or int(found[2]) < int(found[1]):
+        return None
+    return BlockRange(int(found[1]), int(found[2]))
 
 
 def explain(body: bytes, limit: int = 500) -> str:

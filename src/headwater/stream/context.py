@@ -81,12 +81,14 @@ class BatchInfo:
     Near the head they are known at once. In a backfill executors count while they read, so counts
     are known once the batch's rows are written; a callback that asks before has the executors read
     the blocks now, and keep their rows until they are written. `known()` never has anything read:
-    it returns None while the counts are not known.
+    it returns None while the counts are not known. `missing` are the blocks just before that the
+    portal does not have any more, and that were left out (`missing_blocks="skip"`).
     """
 
     blocks_count: int
     counts: Callable[[], BatchCounts] = field(repr=False)
     known: Callable[[], BatchCounts | None] = field(default=lambda: None, repr=False)
+    missing: tuple[BlockRange, ...] = ()
 
     @property
     def bytes_size(self) -> int:

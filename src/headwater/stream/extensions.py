@@ -70,17 +70,17 @@ class Extensions:
     def __bool__(self) -> bool:
         return bool(self._extensions)
 
-    def open(self, target: Target[Delivery], optional: Extension | None = None) -> None:
+    def open(self, target: Target[Delivery], optional: Sequence[Extension] = ()) -> None:
         """Have the target create the tables. Called before `recover`.
 
-        An `optional` one joins if the target can keep its tables.
+        Those that are `optional` join if the target can keep their tables.
 
         Raises:
             SideTablesError: the target cannot keep any.
         """
         keeps = target.capabilities.side_tables
-        if optional is not None and keeps is not None:
-            self._extensions = (*self._extensions, optional)
+        if keeps is not None:
+            self._extensions = (*self._extensions, *optional)
         tables = {table.name: table for one in self._extensions for table in one.tables}
         if not tables:
             return

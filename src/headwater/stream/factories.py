@@ -28,7 +28,7 @@ from headwater.decode import (
 )
 from headwater.errors import BlockLinkError
 from headwater.pipeline import Raw
-from headwater.portal import PortalClient
+from headwater.portal import LeaveOut, PortalClient
 from headwater.query import Query, merge_queries
 from headwater.stream.factory_index import CHILDREN, FactoryIndex, query_children
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
@@ -48,15 +48,17 @@ class Factories:
         read_span: ReadSpan,
         far: int,
         pause: Callable[[], None],
+        leave_out: LeaveOut | None = None,
     ) -> None:
         self._factories = factories
         self._client = client
         self._read_span = read_span
         self._far = far
         self._pause = pause
+        self._leave_out = leave_out
         self._stored = CHILDREN.columns.empty_table()
         self._index = FactoryIndex((), {})
-        self._scan = FactoryScan(self._index, client, read_span, far)
+        self._scan = FactoryScan(self._index, client, read_span, far, leave_out)
         self._first = 0
         self._end: int | None = None
         self._cursor: BlockCursor | None = None
@@ -78,7 +80,9 @@ class Factories:
         self._index = FactoryIndex(self._factories, starts)
         self._index.load(self._stored)
         self._stored = CHILDREN.columns.empty_table()
-        self._scan = FactoryScan(self._index, self._client, self._read_span, self._far)
+        self._scan = FactoryScan(
+            self._index, self._client, self._read_span, self._far, self._leave_out
+        )
         ends = [one.to_block for one in ranges]
         self._end = None if None in ends else max(one for one in ends if one is not None)
         self._first = 0 if cursor is not None else min(one.from_block for one in ranges)
@@ -215,21 +219,34 @@ _EMPTY_ANSWERS = 3  # answers without blocks before a replica counts as too far 
 
 
 class FactoryScan:
-    """Completes an index. `far` is the number of blocks from which on executors read them."""
+    """Completes an index. `far` is the number of blocks from which on executors read them.
+
+    Creations in blocks that the portal does not have any more are an error, unless `leave_out`
+    takes note of them: children without a creation would miss all of their rows.
+    """
 
     def __init__(
-        self, index: FactoryIndex, client: PortalClient, read_span: ReadSpan, far: int
+        self,
+        index: FactoryIndex,
+        client: PortalClient,
+        read_span: ReadSpan,
+        far: int,
+        leave_out: LeaveOut | None = None,
     ) -> None:
         self._index = index
         self._client = client
         self._read_span = read_span
         self._far = far
+        self._leave_out = leave_out
 
     def read_final(self, to_block: int) -> None:
         """Learn all creations up to a block that is final."""
         while missing := self._index.missing(to_block):
-            first = min(one.from_block for _, one in missing.values())
-            blocks = BlockRange(max(first, min(self._client.start_block(), to_block)), to_block)
+            first = self._first(missing, to_block)
+            if first > to_block:
+                self._add(missing, [], to_block)
+                continue
+            blocks = BlockRange(first, to_block)
             if to_block - blocks.from_block + 1 < self._far:
                 lines: list[bytes] = []
                 for answer in self._client.read(_union(missing), blocks, finalized=True):
@@ -246,12 +263,25 @@ class FactoryScan:
         """Learn all creations up to a cursor that may be hot; False if it is not on the chain."""
         self.read_final(min(cursor.number, final))
         while missing := self._index.missing(cursor.number):
-            first = min(one.from_block for _, one in missing.values())
+            first = self._first(missing, cursor.number)
+            if first > cursor.number:
+                self._add(missing, [], cursor.number)
+                continue
             lines = self._lines_up_to(cursor, _union(missing), first)
             if lines is None:
                 return False
             self._add(missing, lines, cursor.number)
         return True
+
+    def _first(self, missing: Missing, to_block: int) -> int:
+        """Return the first block to read, behind what the portal does not have any more."""
+        first = min(one.from_block for _, one in missing.values())
+        if self._leave_out is None:
+            return first  # what is missing is refused when it is read
+        oldest = self._client.oldest_block()
+        if first < oldest:
+            self._leave_out([BlockRange(first, min(oldest - 1, to_block))])
+        return max(first, oldest)
 
     def _add(self, missing: Missing, lines: list[bytes], to_block: int) -> None:
         entities = read_outputs([(output, [one]) for output, one in missing.values()], lines)

@@ -24,6 +24,7 @@ from headwater.portal import (
 )
 from headwater.stream.config import OnConfigChange, check_option
 from headwater.stream.handle import StoppableClock, StoppableTransport
+from headwater.stream.missing_blocks import OnMissing, check_missing
 from headwater.stream.portal_run import PortalRun
 from headwater.stream.run import Opening
 from headwater.stream.stream import Stream, check_stream
@@ -78,6 +79,7 @@ class PortalStream(Stream):
     reading: ReadingOptions = ReadingOptions()
     renamed: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    missing_blocks: OnMissing = "error"
 
     @property
     def address(self) -> str:
@@ -127,6 +129,7 @@ def portal_stream(
     on_config_change: OnConfigChange = "error",
     renamed: Mapping[str, str] | None = None,
     versions: Mapping[str, int | str] | None = None,
+    missing_blocks: OnMissing = "error",
     far: int = FAR,
     first_span: int | None = None,
     largest_span: int = _SPANS.blocks,
@@ -161,6 +164,9 @@ def portal_stream(
         renamed: outputs that have a new name, for "evolve": `{"new": "old"}`.
         versions: your own marks of what transforms make of an output: `{"transfers": 2}`. Another
             one is a change of the definition; with "evolve" the rows are made again.
+        missing_blocks: what to do where the portal does not have the next blocks any more, as a
+            real-time service that keeps a window: "error", or "skip", which leaves them out, counts
+            them beside the state, and undoes hot blocks before them that nobody can confirm.
         far: how many blocks behind the finalized head executors take over.
         first_span: how many blocks executors read first; left out, as many as a slow machine reads
             in the time of a span. Later spans follow from how that went.
@@ -216,6 +222,7 @@ def portal_stream(
         on_config_change=check_option(on_config_change),
         renamed=dict(renamed or {}),
         versions={name: str(one) for name, one in (versions or {}).items()},
+        missing_blocks=check_missing(missing_blocks),
     )
 
 

@@ -7,7 +7,7 @@ the same names and columns. Runs on the driver.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headwater import core
@@ -19,7 +19,7 @@ from headwater.query import Query
 from headwater.spark.spans import PortalSpan, Span, read_span
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.assemble import Assembler
-from headwater.stream.context import BatchInfo, QueryInfo
+from headwater.stream.context import BatchContext, BatchInfo, QueryInfo
 from headwater.stream.factories import Factories
 from headwater.stream.transformer import Frames
 
@@ -69,6 +69,7 @@ class PortalAssembler(Assembler):
         on_span: OnSpan = lambda blocks, size, rows: None,
         finalized: BlockCursor | None = None,
         final_only: bool = False,
+        missing_before: Callable[[int], tuple[BlockRange, ...]] | None = None,
     ) -> None:
         super().__init__(
             stream.id,
@@ -88,6 +89,13 @@ class PortalAssembler(Assembler):
         self._factories = factories
         self._shared = shared
         self._on_span = on_span
+        self._missing_before = missing_before
+
+    def _context(self, batch: Batch[Raw], info: BatchInfo) -> BatchContext:
+        """Return the context, with the blocks that were left out before the batch."""
+        if self._missing_before is not None:
+            info = replace(info, missing=self._missing_before(batch.headers[-1].number))
+        return super()._context(batch, info)
 
     @property
     def ranges(self) -> tuple[BlockRange, ...]:

@@ -27,6 +27,7 @@ from headwater.portal import (
     Dataset,
     DriverPermits,
     HttpTransport,
+    LeaveOut,
     LimitedTransport,
     PortalBudget,
     PortalClient,
@@ -41,10 +42,12 @@ from headwater.stream.config import Config, compare_config, compare_firsts
 from headwater.stream.evolve import evolve
 from headwater.stream.factories import Factories
 from headwater.stream.factory_index import factories_of
+from headwater.stream.missing_blocks import MissingBlocks, check_keeps
+from headwater.stream.owned import Handover
 from headwater.stream.portal_assemble import Plan, PortalAssembler
 from headwater.stream.run import Opening, Run
 from headwater.stream.undo_buffer import UndoBuffer
-from headwater.targets.contract import Delivery, Target
+from headwater.targets.contract import Delivery, Target, branches
 from headwater.targets.frames import bounded_tables
 
 if TYPE_CHECKING:
@@ -76,7 +79,11 @@ class PortalRun(Run):
         self._portal_stream = stream
         self._client = client
         self._given_ranges = ranges
-        self._factories = self._optional = self._make_factories()
+        skips = stream.missing_blocks == "skip" and ranges is None  # never where history is filled
+        self._missing = MissingBlocks(client, opening.record) if skips else None
+        self._factories = self._make_factories()
+        found = (self._factories, self._missing)
+        self._optional = tuple(one for one in found if one is not None)
         self._spans: PortalSource | None = None
         self._over = Event()
         self._planning: WeakSet[_PlanningTransport] = WeakSet()
@@ -84,6 +91,8 @@ class PortalRun(Run):
 
     def before_recover(self) -> None:
         """Have the target make room, and fill what the definition has more than before."""
+        if self._missing is not None:
+            check_keeps(self._target, is_owned=isinstance(self._target, Handover))
         super().before_recover()
         if self._stream.on_config_change == "evolve":
             evolve(self._portal_stream, self._target, self)
@@ -97,6 +106,8 @@ class PortalRun(Run):
         stream = self._portal_stream
         now = Config.of(stream.outputs, stream.versions)
         compare_config(self._target, state, now, stream.id, stream.on_config_change)
+        if self._missing is not None:
+            self._missing.open(at.number for _, at in branches(self._target, state))
         self._extensions.start(state)
         dataset = self._check_dataset()
         plan = self._plan(state.cursor)
@@ -114,6 +125,7 @@ class PortalRun(Run):
             on_span=self._spans.learn if self._spans else lambda blocks, size, rows: None,
             finalized=state.finalized,
             final_only=self._finalized,
+            missing_before=None if self._missing is None else self._missing.before,
         )
         self._begin(state, source, assembler, plan.initial)
 
@@ -178,10 +190,16 @@ class PortalRun(Run):
             limits=reading.spans,
             executors_ready=self._executors_ready,
             planner=partial(self._planning_client, dataset),
+            leave_out=self._leave_out,
         )
         depth = 0 if self._finalized else self._stream.undo_buffer
         cap = self._stream.rollback_cap
         return UndoBuffer(source, depth, pause=self.pause, cap=cap) if depth else source
+
+    @property
+    def _leave_out(self) -> LeaveOut | None:
+        """Where missing blocks are noted, if they may be left out."""
+        return None if self._missing is None else self._missing.leave_out
 
     def _planning_client(self, dataset: Dataset | None) -> PortalClient:
         """Return a client that tries once and tells nobody: what it fails to do is done again."""
@@ -317,7 +335,9 @@ class PortalRun(Run):
         if not found:
             return None
         far = self._portal_stream.reading.far
-        return Factories(found, self._client, self._read_creations, far, self.pause)
+        return Factories(
+            found, self._client, self._read_creations, far, self.pause, self._leave_out
+        )
 
     def _read_creations(
         self,

@@ -86,7 +86,7 @@ class Run(Host[Delivery]):
             target.pause = self._wait_for_target
         self._started = False
         self._extensions = Extensions([make(stream.id) for make in stream.extensions])
-        self._optional: Extension | None = None
+        self._optional: Sequence[Extension] = ()
         can = target.capabilities
         self._shared = bool(stream.extensions) or can.rereads
         narrow = stream.is_single and not (stream.steps or self._shared or can.uses_frames)

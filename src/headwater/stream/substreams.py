@@ -155,7 +155,8 @@ class SubstreamsRun(Run):
         self._module = stream
         self._client = client
         self._pauses = 0  # in a row
-        self._log = self._optional = CursorLog()
+        self._log = CursorLog()
+        self._optional = (self._log,)
         self._keeps = opening.target.capabilities.side_tables is not None
         self._messages = SubstreamsSource(
             client,

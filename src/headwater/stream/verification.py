@@ -17,12 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.core import Batch, BlockRange, PipeState, RangeSpec
+from headwater.core import Batch, BlockCursor, BlockRange, PipeState, RangeSpec, clip_ranges
 from headwater.core.ranges import Latest
 from headwater.decode.evm.events import UnionOutput
 from headwater.errors import VerifyError
 from headwater.portal import HttpTransport, PortalClient
 from headwater.stream.factory_index import CHILDREN, factories_of
+from headwater.stream.missing_blocks import MISSING
 from headwater.stream.owned import Handover
 from headwater.stream.portal import PortalStream
 from headwater.targets.admin import Admin, StreamStatus, TableStatus, find_stream, open_admin
@@ -138,9 +139,11 @@ def verify(
     """
     admin = open_admin(place) if isinstance(place, str) else place
     status = find_stream(admin.streams(), stream.id)
-    is_part = (first, last, sample, final) != (None, None, None, False)
+    ranges, gone = _ranges(stream, status, first, last, final=final)
+    is_part = (first, last, sample, final) != (None, None, None, False) or gone is not None
     plan = _Plan(stream, admin, status, target, tables, is_part=is_part)
-    ranges = _ranges(stream, status, first, last, final=final)
+    if gone is not None:
+        plan.left_out.append(LeftOut(f"blocks {gone}", "the portal does not have them any more"))
     highest = _compare(admin, stream, plan, ranges, sample)
     reports = [*plan.rows, *plan.compare_sums(), *plan.compare_children(highest)]
     return Verification(tuple(reports), tuple(plan.left_out))
@@ -253,6 +256,8 @@ class _Plan:
                 LeftOut("the other targets", f"of {kinds} only the one that was named is looked at")
             )
         for name in self._admin.side_tables(self._stream.id):
+            if name.removeprefix(PREFIX) == MISSING.name:
+                continue  # what is missing is found in the tables
             table = name if name.startswith(PREFIX) else f"{PREFIX}{name}"
             if table != _CHILDREN or not factories_of(self._stream.outputs.values()):
                 self.left_out.append(LeftOut(table, "the stream keeps it for itself"))
@@ -300,8 +305,11 @@ def _cut(text: str) -> tuple[str, str, str]:
 
 def _ranges(
     stream: PortalStream, status: StreamStatus, first: int | None, last: int | None, *, final: bool
-) -> dict[str, list[BlockRange]]:
-    """Return the blocks of each output that the stream has committed and that are asked for."""
+) -> tuple[dict[str, list[BlockRange]], BlockRange | None]:
+    """Return the blocks of each output that the stream has committed and that are asked for.
+
+    Then those among them that the portal does not have any more: nothing can be said of their rows.
+    """
     reached = status.state.finalized if final else status.state.cursor
     if reached is None:
         raise VerifyError("nothing is committed yet", stream=stream.id, final=final)
@@ -310,6 +318,7 @@ def _ranges(
     found: dict[str, list[BlockRange]] = {}
     transport = HttpTransport(stream.portal, stream.reading.timeouts)
     with PortalClient(transport, retry=stream.reading.retry) as client:
+        oldest = client.oldest_block()
         for name, output in stream.outputs.items():
             found[name] = []
             for spec in output.ranges:
@@ -324,7 +333,17 @@ def _ranges(
                     found[name].append(BlockRange(begin, end))
     if not any(found.values()):
         raise VerifyError("no output has blocks there", asked=asked, cursor=reached)
-    return found
+    lowest = min(one.from_block for several in found.values() for one in several)
+    if lowest >= oldest:
+        return found, None
+    before = BlockCursor(oldest - 1)
+    kept = {name: list(clip_ranges(several, before)) for name, several in found.items()}
+    if not any(kept.values()):
+        raise VerifyError(
+            "the portal does not have these blocks any more, so nothing can be compared",
+            asked=asked, oldest=oldest,
+        )  # fmt: skip
+    return kept, BlockRange(lowest, oldest - 1)
 
 
 def _spots(ranges: Sequence[BlockRange], sample: int | None) -> list[BlockRange]:
@@ -461,7 +480,7 @@ def _narrow(
     reading = replace(stream.reading, far=_NEVER_FAR)
     return replace(
         stream, outputs=outputs, reading=reading, extensions=(), undo_buffer=0,
-        on_config_change="ignore",
+        on_config_change="ignore", missing_blocks="error",
     )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ class FanOutTarget:
             raise InvalidOptionError("give two targets or more, each once", got=len(targets))
         self.targets = tuple(targets)
         self.states = [PipeState() for _ in targets]
+        self._stay: set[str] = set()  # side tables whose rows are never removed
 
     @property
     def capabilities(self) -> Capabilities[Any]:
@@ -168,6 +169,7 @@ class FanOutTarget:
 
     def open_side_tables(self, tables: Sequence[SideTable]) -> None:
         """Have every target that keeps side tables create them."""
+        self._stay = {one.name for one in tables if not one.settles}
         for _, one in self._keepers():
             one.open_side_tables(tables)
 
@@ -211,6 +213,9 @@ class FanOutTarget:
         found = {}
         for name, given in side.items():
             rows = to_arrow(given)
+            if name in self._stay:
+                found[name] = rows
+                continue
             blocks = pc.min_max(rows.column(BLOCK)).as_py()
             before = None if blocks["min"] is None else (blocks["min"], -1)
             known = ahead.read_side_table(name, after=before, up_to_block=blocks["max"])
@@ -228,14 +233,16 @@ class FanOutTarget:
             delivery = replace(batch.data, side=self._unsettled(batch.data.side, held))
             is_ahead = self._lowest.number < held.number < batch.state.number
             is_alone = len(batch.headers) == 1 and batch.rollback_chain  # as a hot block comes
+            if is_ahead:
+                side = {
+                    name: _above(rows, held.number, name) for name, rows in delivery.side.items()
+                }
+                delivery = replace(delivery, side=side)
             if is_ahead and not is_alone:
                 data = {
                     name: _above(frame, held.number, name) for name, frame in delivery.data.items()
                 }
-                side = {
-                    name: _above(rows, held.number, name) for name, rows in delivery.side.items()
-                }
-                delivery = replace(delivery, data=data, side=side)
+                delivery = replace(delivery, data=data)
             made.append(prepared(target, batch.with_data(delivery)).data)
         return batch.with_data(_Each(tuple(made)))
 

@@ -51,7 +51,7 @@ from headwater.testing.portal.ledger import Exchange, Ledger
 from headwater.testing.portal.replicas import Balance, Finality, Follow, Replica, ReplicaSet, View
 from headwater.testing.portal.select import BadRequest, Selection
 from headwater.testing.portal.server import PortalServer, live_portal, simulated_portal
-from headwater.testing.portal.stream_plan import Behind
+from headwater.testing.portal.stream_plan import Behind, Surface
 from headwater.testing.portal.transport import SimResponse, SimTransport, VirtualClock
 
 __all__ = [
@@ -104,6 +104,7 @@ __all__ = [
     "StallAfter",
     "StallBeforeHeaders",
     "Status",
+    "Surface",
     "SwappedBlocks",
     "TornLine",
     "View",

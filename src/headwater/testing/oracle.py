@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from headwater.core import BlockCursor, BlockRange, PipeState
+from headwater.core import BlockCursor, BlockRange, PipeState, merge_ranges
 from headwater.testing.chain.content import content_of
 from headwater.testing.chain.tree import ChainSim, SimBlock
 
@@ -43,6 +43,11 @@ class Oracle:
         self._ranges = tuple(ranges)
         self._rows: dict[str, list[Row]] = {}
         self._blocks: dict[str, SimBlock | None] = {}
+        self._left_out: tuple[BlockRange, ...] = ()
+
+    def leave_out(self, blocks: Sequence[BlockRange]) -> None:
+        """Expect no rows of blocks that the stream says it had to give up."""
+        self._left_out = merge_ranges((*self._left_out, *blocks))
 
     def rows_of(self, block: SimBlock) -> list[Row]:
         """Return the rows of one block that count."""
@@ -70,7 +75,12 @@ class Oracle:
 
     def expected(self, tip: BlockCursor | None) -> Rows:
         """Return the rows of the branch that ends in `tip`, by block hash; no rows, no entry."""
-        return {block.hash: rows for block in self.branch(tip) if (rows := self.rows_of(block))}
+        return {
+            block.hash: rows
+            for block in self.branch(tip)
+            if (rows := self.rows_of(block))
+            and not any(block.number in one for one in self._left_out)
+        }
 
     def check(self, held: Rows, state: PipeState, previous: PipeState) -> None:
         """Compare what is held after a step with the branch that ends in the state's cursor.
@@ -87,6 +97,14 @@ class Oracle:
             )
         self._check_state(state, previous)
 
+    def _is_given_up(self, number: int) -> bool:
+        """Tell whether a block is of those that a stream had to give up, or before the first ones.
+
+        It has no rows, so it does not matter what became of it.
+        """
+        before = bool(self._left_out) and number < min(one.from_block for one in self._ranges)
+        return before or any(number in one for one in self._left_out)
+
     def _check_state(self, state: PipeState, previous: PipeState) -> None:
         before = -1 if previous.finalized is None else previous.finalized.number
         after = -1 if state.finalized is None else state.finalized.number
@@ -102,5 +120,7 @@ class Oracle:
             raise DisagreementError("the rollback chain does not end in the cursor")
         branch = {block.hash for block in self.branch(state.cursor)}
         for held in state.rollback_chain:
-            if held.hash not in branch and held.number >= self._chain.start_block:
+            if held.number < self._chain.start_block or self._is_given_up(held.number):
+                continue
+            if held.hash not in branch:
                 raise DisagreementError(f"{held} is in the rollback chain but not on our branch")

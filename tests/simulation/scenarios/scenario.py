@@ -8,11 +8,19 @@ the stored data must be that of the canonical chain.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from random import Random
 
-from headwater.core import Batch, BlockHeader, Blocks, PipeState, SpanLimits, clip_ranges
+from headwater.core import (
+    Batch,
+    BlockHeader,
+    BlockRange,
+    Blocks,
+    PipeState,
+    SpanLimits,
+    clip_ranges,
+)
 from headwater.errors import HeadwaterError
 from headwater.pipeline import Event, Host, Pipeline, Raw, Settled, Source
 from headwater.portal import PortalClient, PortalSource
@@ -79,6 +87,9 @@ class Scenario(Host[Rows]):
         self._crash_at: Situation | None = None
         self._stuck = False
         self._was_near = False
+        self._retention = Random(f"retention {seed}")
+        has_window = seed % 6 == 2
+        self._keeps = self._retention.choice([10, 30]) if has_window else None  # blocks, at least
         self._note_setting(start_block)
 
     @property
@@ -92,7 +103,7 @@ class Scenario(Host[Rows]):
             if self._stuck:
                 break
             self._act()
-        if not self._stuck and self._dice.random() < 0.08:
+        if not self._stuck and self._dice.random() < 0.08 and self._keeps is None:
             self._violate_finality()
         if not self._stuck:
             self._rest()
@@ -102,6 +113,8 @@ class Scenario(Host[Rows]):
 
     def _act(self) -> None:
         dice = self._dice
+        if self._keeps is not None and self._retention.random() < 0.1:
+            self.portal.drop_below(self.chain.head.number - self._retention.randint(0, self._keeps))
         match dice.choices(
             ["grow", "finalize", "fork", "adopt", "replica", "crash", "step"],
             [20, 12, 8, 2, 6, 3, 50],
@@ -267,7 +280,16 @@ class Scenario(Host[Rows]):
             far=self._on.far,
             first_span=5,
             limits=SpanLimits(blocks=20),
+            leave_out=self._leave_out,
         )
+
+    def _leave_out(self, blocks: Sequence[BlockRange]) -> None:
+        """Believe the source only where the portal has really lost the blocks."""
+        if any(one.to_block is None or one.to_block >= self.portal.oldest for one in blocks):
+            raise DisagreementError(f"{blocks} left out; the portal begins at {self.portal.oldest}")
+        if blocks[0].from_block >= self.chain.start_block:
+            self._tally.meet(Situation.BLOCKS_GONE)
+        self._oracle.leave_out(blocks)
 
     def _lines(self, batch: Batch[Raw]) -> Iterator[tuple[BlockHeader, bytes]]:
         """Return the blocks of a batch; those of a span are fetched here, as an executor would."""
@@ -310,6 +332,10 @@ class Scenario(Host[Rows]):
         if self.state != before:
             raise DisagreementError(f"{error.code} changed the state") from error
         if error.code in BAD_DATA or error.code == "E1004":
+            return
+        if error.code == "E3010" and self._keeps is not None:
+            self._stuck = before.finalized is None  # else an executor came too late
+            self._tally.meet(Situation.REFUSED_AS_GONE)
             return
         beyond = before.finalized is None
         if error.code == "E1003" and (beyond or self._on.finality_lies or self._stuck):

@@ -55,6 +55,9 @@ class Situation(StrEnum):
     SPAN = "a span of final blocks taken at once"
     FELL_BEHIND = "a span after reading near the head: it had fallen behind"
     BEFORE_DATASET = "a range that begins before the dataset"
+    RULE_UNDO = "hot blocks undone because nobody could confirm them"
+    REFUSED_AS_GONE = "blocks that the portal had no more, and rows that nobody could confirm"
+    BLOCKS_GONE = "blocks left out that the portal had no more"
     FLUSHED_TOGETHER = "several batches committed in one step"
     FORK_BEFORE_FLUSH = "fork that took what was not committed yet"
     FORK_IN_BUFFER = "fork that took only what the undo buffer held back"
@@ -148,4 +151,5 @@ _RULES = {
     ForkRule.WATERMARK: Situation.RULE_WATERMARK,
     ForkRule.DESCEND: Situation.RULE_DESCEND,
     ForkRule.WAIT: Situation.REPLICA_BEHIND,
+    ForkRule.UNDO: Situation.RULE_UNDO,
 }

@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from headwater.core import AtHead, BlockCursor, BlockRange, Head, RangeEnd, parse_ranges
+from headwater.core import AtHead, BlockCursor, BlockRange, parse_ranges
 from headwater.errors import (
     InvalidOptionError,
     MalformedAnswerError,
+    MissingBlocksError,
     PortalHttpError,
     PortalUnreachableError,
     PortalUrlError,
@@ -176,18 +177,50 @@ def test_each_time_is_asked_for_once() -> None:
 # --- metadata in a reading
 
 
-def test_a_range_that_begins_before_the_dataset_is_clamped() -> None:
-    portal = Harness([Reply(body=[METADATA]), Reply(body=[lines(5, 6)])], dataset=None)
+@pytest.mark.parametrize("last", [4, 6, None])
+def test_a_range_that_begins_below_the_oldest_block_is_refused(last: int | None) -> None:
+    """The oldest block moves, so it is asked for again before anything is said of it."""
+    portal = Harness([Reply(body=[METADATA]), Reply(body=[METADATA])], dataset=None)
+    with pytest.raises(MissingBlocksError, match=r"E3010.*missing=0\.\.4, oldest=5") as raised:
+        list(portal.read(last, 0))
+    assert raised.value.facts["oldest"] == 5
+    assert routes(portal) == ["metadata?expand[]=metadata"] * 2
+
+
+def test_a_window_that_has_moved_back_is_read() -> None:
+    """A service that was wiped begins lower than before."""
+    lower = METADATA.replace(b'"start_block":5', b'"start_block":0')
+    replies = [Reply(body=[METADATA]), Reply(body=[lower]), Reply(body=[lines(0, 6)])]
+    portal = Harness(replies, dataset=None)
     list(portal.read(6, 0))
-    assert portal.transport.asked == [(5, 6, None)]
-    assert portal.kinds == [NoticeKind.CLAMPED]
-    assert portal.notices[0].facts["first_block"] == 5
+    assert portal.transport.asked == [(0, 6, None)]
 
 
-def test_a_range_that_ends_before_the_dataset_is_empty() -> None:
-    portal = Harness([Reply(body=[METADATA])], dataset=None)
-    assert list(portal.read(4, 0)) == [RangeEnd(Head())]
-    assert portal.kinds == [NoticeKind.CLAMPED]
+@pytest.mark.parametrize(
+    "form", ["{}", '{{"error":{{"code":"RANGE_UNAVAILABLE","message":"{}"}}}}']
+)
+def test_blocks_that_are_not_available_are_named_at_any_time(form: str) -> None:
+    said = form.format("blocks from 7 to 19 are not available in the dataset").encode()
+    portal = Harness([Reply(body=[lines(5, 6)]), Reply(400, [said])])
+    found = []
+    with pytest.raises(MissingBlocksError, match=r"missing=7\.\.19, oldest=20"):
+        found += list(portal.read(30, 5))
+    assert portal.transport.asked == [(5, 30, None), (7, 30, "0x6")]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"blocks from 8 to 19 are not available in the dataset",  # others than were asked for
+        b"blocks from 19 to 5 are not available in the dataset",
+        b"'traces' data is not available for blocks 5..19",
+        b"blocks from 99999999999999999999 to 99999999999999999999 are not available",
+    ],
+)
+def test_other_refusals_stay_what_they_are(said: bytes) -> None:
+    portal = Harness([Reply(400, [said])])
+    with pytest.raises(PortalHttpError):
+        list(portal.read(30, 5))
 
 
 def test_metadata_is_fetched_once_for_all_readings() -> None:

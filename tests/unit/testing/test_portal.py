@@ -437,3 +437,50 @@ def _rarest_address(lines: list[dict[str, list[dict[str, str]]]]) -> str:
         for address in {log["address"] for log in line.get("logs", [])}:
             counts[address] = counts.get(address, 0) + 1
     return min(counts, key=lambda address: (counts[address], address))
+
+
+# --- the real-time service ------------------------------------------------------------------------
+
+
+def real_time(blocks: int = 60, **options: Any) -> PortalSim:
+    return PortalSim(chain_of(blocks, final=20), surface="hotblocks", **options)
+
+
+def test_the_real_time_service_keeps_a_window_and_says_what_left_it() -> None:
+    portal = real_time(window=30)
+    assert json.loads(look_up(portal, "metadata?expand[]=metadata").read()) == {
+        "dataset": "simulated", "aliases": [], "real_time": True, "start_block": 30
+    }  # fmt: skip
+    refused = ask(portal, 10)
+    assert refused.status == 400
+    assert refused.read() == b"blocks from 10 to 29 are not available in the dataset"
+    assert ask(portal, 30).status == 200
+    portal.chain.fork(20, 5)
+    assert portal.oldest == 30, "what was forgotten stays so"
+
+
+def test_the_real_time_service_names_blocks_of_one_chunk_in_a_conflict() -> None:
+    portal = real_time()
+    tip = portal.chain.head
+    samples = {
+        tip.number + 1: [tip.number],
+        40: [39],
+        45: [39, 40, 41, 42, 43, 44],
+    }
+    for first, expected in samples.items():
+        answer = ask(portal, first, parentBlockHash="0xforeign")
+        assert [number for number, _ in sample_of(answer)] == expected
+    above = ask(portal, tip.number + 2, parentBlockHash="0xforeign")
+    assert above.status == 204
+    assert not [name for name in above.headers if "head" in name]
+    for first, status in ((40, 204), (21, 409)):
+        final = ask(portal, first, route="finalized-stream", parentBlockHash="0xforeign")
+        assert final.status == status
+
+
+def test_the_real_time_service_finds_no_block_by_time_and_always_compresses() -> None:
+    portal = real_time()
+    assert look_up(portal, "timestamps/1700000000/block").status == 404
+    for accepted, encoding in (("identity", "gzip"), ("", "gzip"), ("gzip, zstd", "zstd")):
+        answer = portal.respond(request(portal, 50), {"accept-encoding": accepted})
+        assert answer.headers["content-encoding"] == encoding

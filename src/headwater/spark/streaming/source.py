@@ -155,7 +155,8 @@ class LoadedStream:
         """Ask the portal for the block that the changelog begins with."""
         with PortalClient(HttpTransport(self.address), retry=IMPATIENT) as client:
             first = self._blocks(client).from_block
-            return max(first, client.start_block())
+            client.check_missing(first)
+            return first
 
     def part_reader(self, part: FinalPart) -> PartReader:
         """Return what reads a part of final blocks, on an executor."""

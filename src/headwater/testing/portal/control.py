@@ -9,6 +9,7 @@
 | POST finalize | `{"number": 100}` |
 | POST replica | `{"index": 0, "follow": "lagging", "behind": 5}`, `{"index": 0, "pin": 3}` … |
 | POST faults | `{"fault": "torn-line", "when": {"nth": 2}}`, `{"clear": true}` |
+| POST drop | `{"below": 100}`: blocks that the service does not keep any more |
 | POST pause | `{"paused": true}` |
 """
 
@@ -71,7 +72,7 @@ def state(sim: PortalSim, live: LiveChain | None = None) -> dict[str, object]:
         return {
             "dataset": sim.dataset,
             "network": chain.network.value,
-            "start_block": chain.start_block,
+            "start_block": sim.oldest,
             "head": {"number": chain.head.number, "hash": chain.head.hash},
             "finalized": None if final is None else {"number": final.number, "hash": final.hash},
             "forks": [
@@ -105,6 +106,12 @@ def _finalize(sim: PortalSim, live: LiveChain | None, options: Options) -> None:
     if "number" not in options:
         raise InvalidOptionError("finalize needs a number")
     sim.chain.finalize(options["number"])
+
+
+def _drop(sim: PortalSim, live: LiveChain | None, options: Options) -> None:
+    if type(options.get("below")) is not int:
+        raise InvalidOptionError("drop needs the number below which blocks are dropped")
+    sim.drop_below(options["below"])
 
 
 def _replica(sim: PortalSim, live: LiveChain | None, options: Options) -> None:
@@ -150,6 +157,7 @@ _COMMANDS: dict[str, tuple[Command, tuple[str, ...]]] = {
     "extend": (_extend, ("count",)),
     "fork": (_fork, ("depth", "length", "force")),
     "finalize": (_finalize, ("number",)),
+    "drop": (_drop, ("below",)),
     "replica": (
         _replica,
         ("index", "follow", "behind", "tip", "finality", "finality_behind", "pin"),

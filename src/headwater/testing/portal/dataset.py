@@ -30,7 +30,7 @@ from headwater.testing.portal.answer import (
 from headwater.testing.portal.ledger import Exchange, Ledger
 from headwater.testing.portal.replicas import Balance, ReplicaSet, View
 from headwater.testing.portal.select import BadRequest
-from headwater.testing.portal.stream_plan import Behind, StreamPlanner, StreamRules
+from headwater.testing.portal.stream_plan import Behind, StreamPlanner, StreamRules, Surface
 
 
 class PortalSim:
@@ -44,6 +44,12 @@ class PortalSim:
     block. `encodings`: what is offered, best first; () for none. `chunk_bytes`: smallest and
     largest piece of a body; None sends large buffers. `no_content_delay`: seconds before a 204
     (a real portal takes 5); over HTTP the answer comes as soon as the chain grows or forks.
+
+    `surface="hotblocks"` is the real-time service behind a portal, as it is seen where no archive
+    stands before it: a 409 names the blocks of one stored chunk, one block at the tip; 204 says
+    nothing of the head; metadata has no kind; no block is found by time; finalized-stream checks
+    the anchor; bodies are always compressed. `window`: how many of the newest blocks are kept; what
+    lies below is refused (400), and `start_block` of the metadata moves. `drop_below` moves it too.
 
     May be called from several threads. `chain.lock` guards planning; hold it to change the chain,
     the replicas and the faults as one step.
@@ -68,6 +74,8 @@ class PortalSim:
         chunk_bytes: tuple[int, int] | None = (1, 65536),
         no_content_delay: float = 0.0,
         cache_bytes: int = 512 * 1024 * 1024,
+        surface: Surface | str = Surface.PORTAL,
+        window: int | None = None,
     ) -> None:
         per_answer = blocks_per_answer
         low, high = (per_answer, per_answer) if isinstance(per_answer, int) else per_answer
@@ -81,6 +89,11 @@ class PortalSim:
             raise InvalidOptionError("chunk_bytes must be 1 or more, ascending", got=chunk_bytes)
         if not set(encodings) <= set(ENCODINGS):
             raise InvalidOptionError(f"encodings are {', '.join(ENCODINGS)}", got=encodings)
+        if window is not None and window < 1:
+            raise InvalidOptionError("window must be 1 or more", got=window)
+        self.surface = Surface(surface)
+        self._window = window
+        self._oldest = chain.start_block
         self.chain = chain
         self.seed = seed
         self.dataset = dataset
@@ -92,9 +105,30 @@ class PortalSim:
         self._encodings = tuple(encodings)
         self._cuts = chunk_bytes
         rules = StreamRules(
-            Behind(behind), conflict_before_no_content, finalized_stream_conflicts, no_content_delay
+            Behind(behind),
+            conflict_before_no_content,
+            finalized_stream_conflicts or self._is_real_time,
+            no_content_delay,
+            self.surface,
         )
         self._planner = StreamPlanner(chain, rules, cache_bytes)
+
+    @property
+    def _is_real_time(self) -> bool:
+        return self.surface is Surface.HOTBLOCKS
+
+    @property
+    def oldest(self) -> int:
+        """The first block that is left. It never moves back, also if the chain gets shorter."""
+        with self.chain.lock:
+            if self._window is not None:
+                self.drop_below(self.chain.head.number - self._window + 1)
+            return self._oldest
+
+    def drop_below(self, number: int) -> None:
+        """Forget the blocks below a number, as retention does; the head is never forgotten."""
+        with self.chain.lock:
+            self._oldest = max(self._oldest, min(number, self.chain.head.number))
 
     def respond(
         self,
@@ -136,7 +170,8 @@ class PortalSim:
         except BadRequest as error:
             return asked, _text(route, 400, str(error), view)
         asked = Asked(sequence, route, query.from_block, query.to_block, query.parent_hash)
-        return asked, self._planner.plan(route, query, view, dice.randint(*self._limits))
+        limit = dice.randint(*self._limits)
+        return asked, self._planner.plan(route, query, view, limit, self.oldest)
 
     def _look_up(self, route: str, search: str, view: View) -> Draft:
         """Answer one of the routes that need no body."""
@@ -149,6 +184,8 @@ class PortalSim:
             final = view.finalized
             found = None if final is None else {"number": final.number, "hash": final.hash}
             return _json(route, found, view)
+        if self._is_real_time:  # it has no such route
+            return _text(route, 404, "", view)
         block = view.first_at(int(route.split("/")[1]))
         if block is None:
             return _text(route, 404, "no block at or after this timestamp", view)
@@ -159,9 +196,9 @@ class PortalSim:
             "dataset": self.dataset,
             "aliases": [],
             "real_time": True,
-            "start_block": self.chain.start_block,
+            "start_block": self.oldest,
         }
-        if expanded:
+        if expanded and not self._is_real_time:
             kind = self.chain.network.value
             details: dict[str, object] = {"kind": kind, "display_name": f"Simulated {kind}"}
             if self.chain.network is Network.EVM:
@@ -179,7 +216,10 @@ class PortalSim:
         sent = {**draft.headers, **draft.head_headers()}
         if draft.status != 204:
             sent["content-type"] = draft.content_type
-        encoding = choose_encoding(headers.get("accept-encoding", ""), self._encodings)
+        accepted = headers.get("accept-encoding", "")
+        encoding = choose_encoding(accepted, self._encodings)
+        if self._is_real_time:  # always compressed, whatever is asked for
+            encoding = "zstd" if "zstd" in accepted else "gzip"
         if encoding is not None and draft.status == 200 and draft.on_stream:
             parts = [encode(parts, encoding)]
             sent["content-encoding"] = encoding

@@ -23,6 +23,7 @@ from headwater.testing.portal.select import BadRequest, Selection
 MAX_BODY_BYTES = 256 * 1024
 _POSITION = ("fromBlock", "toBlock", "parentBlockHash")
 SPAN = 64
+CHUNK_BLOCKS = 20  # of the real-time service, which writes small ones and joins them later
 _OVERHEAD = 200  # bytes an entry costs beside its text, roughly
 
 
@@ -162,6 +163,13 @@ class Behind(StrEnum):
     CONFLICT = "conflict"  # 409 with its own newest blocks, though nothing forked
 
 
+class Surface(StrEnum):
+    """Which of the services behind a portal's address is played."""
+
+    PORTAL = "portal"  # a portal in front of an archive, with several hints in a 409
+    HOTBLOCKS = "hotblocks"  # the real-time service alone; see `PortalSim`
+
+
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
     """A request for blocks, as far as the position is concerned, and what it selects."""
@@ -180,6 +188,7 @@ class StreamRules:
     conflict_before_no_content: bool = True
     finalized_stream_conflicts: bool = False
     no_content_delay: float = 0.0
+    surface: Surface = Surface.PORTAL
 
 
 class StreamPlanner:
@@ -216,8 +225,13 @@ class StreamPlanner:
             raise BadRequest(f"dataset starts from block {self._chain.start_block}")
         return StreamRequest(from_block, to_block, parent_hash, self._selection(query))
 
-    def plan(self, route: str, query: StreamRequest, view: View, limit: int) -> Draft:
-        """Plan the answer of a replica, scanning at most `limit` block numbers."""
+    def plan(
+        self, route: str, query: StreamRequest, view: View, limit: int, oldest: int = 0
+    ) -> Draft:
+        """Plan the answer of a replica, scanning at most `limit` block numbers.
+
+        `oldest` is the first block that it has left.
+        """
         final_only = route == "finalized-stream"
         newest = view.final if final_only else view.tip
         checked = not final_only or self._rules.finalized_stream_conflicts
@@ -231,15 +245,18 @@ class StreamPlanner:
             latest=view.tip.number,
         )
         draft.headers["x-sqd-data-source"] = "network" if final_only else "real_time"
+        if query.from_block < oldest <= view.tip.number:
+            draft.become(400, missing_blocks(query.from_block, oldest - 1))
+            return draft
         first = view.first_from(query.from_block)
         if newest is None or first is None or first.number > newest.number:
             if checked and newest is not None and self._conflicts_at_tip(query, newest):
-                self._conflict(draft, view, query.from_block - 1, first)
+                self._conflict(draft, view, query.from_block, first, oldest)
             else:
                 self._no_content(draft)
             return draft
         if checked and query.parent_hash not in (None, first.parent_hash):
-            self._conflict(draft, view, query.from_block - 1, first)
+            self._conflict(draft, view, query.from_block, first, oldest)
             return draft
         end = min(newest.number, first.number + limit - 1)
         if query.to_block is not None:
@@ -259,9 +276,20 @@ class StreamPlanner:
             return self._rules.behind is Behind.CONFLICT
         return self._rules.conflict_before_no_content
 
-    def _conflict(self, draft: Draft, view: View, up_to: int, first: SimBlock | None) -> None:
-        """Answer 409 with the blocks that precede the requested one on the replica's branch."""
-        sample = view.sample(up_to)
+    def _conflict(
+        self, draft: Draft, view: View, asked: int, first: SimBlock | None, oldest: int
+    ) -> None:
+        """Answer 409 with the blocks that precede the requested one on the replica's branch.
+
+        The real-time service looks no further than the stored chunk of that block: at its tip, and
+        where a chunk begins, it names one block.
+        """
+        sample = view.sample(asked - 1)
+        if self._rules.surface is Surface.HOTBLOCKS and first is not None:
+            begins = max(oldest, asked - asked % CHUNK_BLOCKS)
+            sample = [block for block in sample if block.number >= begins - 1]
+        if self._rules.surface is Surface.HOTBLOCKS:
+            sample = sample[-1:] if first is None else sample
         if not sample and first is not None:
             sample = [BlockCursor(first.parent_number, first.parent_hash)]
         if draft.route == "finalized-stream":  # the archive names just the one it compared
@@ -270,7 +298,7 @@ class StreamPlanner:
 
     def _no_content(self, draft: Draft) -> None:
         draft.become(204, "")
-        draft.reports_head = True
+        draft.reports_head = self._rules.surface is Surface.PORTAL
         draft.delay = self._rules.no_content_delay
 
     def _selection(self, query: dict[str, Any]) -> Selection:
@@ -283,6 +311,11 @@ class StreamPlanner:
             if len(self._selections) > 64:
                 self._selections.popitem(last=False)
         return found
+
+
+def missing_blocks(first: int, last: int) -> str:
+    """Return what the real-time service says of blocks that it does not have any more."""
+    return f"blocks from {first} to {last} are not available in the dataset"
 
 
 def _block_number(query: dict[str, Any], key: str) -> int | None:
