@@ -65,6 +65,7 @@ CHECKED_BY = {
     "headwater_rows": OF_A_RUN,
     "headwater_bytes": OF_A_RUN,
     "headwater_rows_skipped": OF_RARE_EVENTS,
+    "headwater_values_unrepresentable": "test_values_that_a_column_cannot_hold_are_counted",
     "headwater_logs_unlike": "test_logs_that_fit_the_topic_only_are_counted_and_said_once",
     "headwater_commits": OF_A_RUN,
     "headwater_stage_seconds": OF_A_RUN,
@@ -234,6 +235,24 @@ def test_what_happens_rarely_is_counted_too() -> None:
     assert got["sqd_end_block"] == 1_000
     assert got["sqd_progress_ratio"] == pytest.approx(0.3)
     assert got["sqd_eta_seconds"] == 70
+
+
+@pytest.mark.guarantee("METRICS-1")
+@pytest.mark.parametrize("policy", ["replace", "skip"])
+def test_values_that_a_column_cannot_hold_are_counted(tmp_path: Path, policy: str) -> None:
+    """Amounts of tokens in a column of 16 bits."""
+    file, id = tmp_path / "chain.duckdb", f"narrow-{policy}"
+    tables = [table("transfers", types={"value": "SMALLINT"})]
+    with simulated_portal(seed=7, blocks=30) as portal:
+        outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 20))}
+        stream = portal_stream(id=id, portal=portal.url, outputs=outputs, far=10**9)
+        target = duckdb_target(file, tables=tables, unrepresentable=policy)
+        stream.pipe_to(target, progress=False)
+        blocks = portal.chain.canonical(0, 20)
+        wide = sum(int(row[-1]) >= 2**15 for row in transfers(portal.chain, blocks))
+    got = figures(id)
+    assert got[("headwater_values_unrepresentable_total",)] == wide > 0
+    assert got[("headwater_rows_skipped_total",)] == (wide if policy == "skip" else 0)
 
 
 @pytest.mark.guarantee("METRICS-1")

@@ -110,7 +110,7 @@ def test_any_name_of_a_table_and_its_columns_works_through_undo(stream: Start, n
 
 def test_many_rows_arrive_whole_or_not_at_all(stream: Start) -> None:
     """They are sorted by their key and encoded in a thread while others are sent."""
-    s = stream(table("t", key=["who"], types={"value": "integer"}))
+    s = stream(table("t", key=["who"], types={"value": "integer"}), unrepresentable="stop")
     many = 40_000
     who = [f"{at * 7919 % many:05}" for at in range(many)]
     rows = pa.table({"who": who, "value": list(range(many))})
@@ -270,14 +270,14 @@ def test_new_tables_hold_decoded_integers_as_numbers_and_older_ones_keep_text(
 
 @pytest.mark.parametrize("text", ["1.5", "1e3", "x", "", " 1", "0x10", "9" * 79])
 def test_text_that_is_no_integer_is_not_rounded_into_one(stream: Start, text: str) -> None:
-    s = stream(table("t", key=["who"], types={"value": "numeric(78,0)"}))
+    s = stream(table("t", key=["who"], types={"value": "numeric(78,0)"}), unrepresentable="stop")
     with pytest.raises(PostgresTableError):
         s.do(1, lambda tx: tx.insert("t", balances(a=text)))
     assert s.target.recover() == PipeState()
 
 
 def test_a_text_with_the_character_zero_is_refused_and_its_column_named(stream: Start) -> None:
-    s = stream(table("t", key=["who"]))
+    s = stream(table("t", key=["who"]), unrepresentable="stop")
     with pytest.raises(PostgresTableError, match="column=value"):
         s.do(1, lambda tx: tx.insert("t", balances(a="x\0y")))
 

@@ -97,6 +97,24 @@ class PostgresTransactionError(
     """A callback has ended the target's transaction or released the stream's lock."""
 
 
+class PostgresNameError(
+    TargetError,
+    code="E2116",
+    fix="give the column a name of at most 63 bytes in a transform; nothing was changed",
+):
+    """A column's name is longer than PostgreSQL keeps it."""
+
+
+class PostgresSizeError(
+    TargetError,
+    code="E2117",
+    fix="divide wide rows among several tables, and index columns of short values; the texts of a "
+    "primary key and of indexes= are shortened by the target, those of other indexes are not. "
+    "Nothing of the batch was committed",
+):
+    """A row, an entry of an index or a statement is larger than PostgreSQL takes."""
+
+
 class PostgresDiskFullError(
     TargetError,
     code="E2115",

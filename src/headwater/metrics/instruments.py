@@ -37,7 +37,13 @@ class Instruments:
         self.blocks = self._counter("blocks", "Blocks committed, those undone later included")
         self.rows = self._counter("rows", "Decoded rows committed, those undone later included")
         self.bytes = self._counter("bytes", "Bytes of block lines read")
-        self.skipped = self._counter("rows_skipped", "Rows left out by on_error='skip'")
+        self.skipped = self._counter(
+            "rows_skipped",
+            "Rows left out by on_error='skip', or for a value without a place",
+        )
+        self.altered = self._counter(
+            "values_unrepresentable", "Committed values that the target could not hold as they were"
+        )
         self.unlike = self._counter(
             "logs_unlike", "Logs with an event's topic and other indexed parameters", "output"
         )

@@ -106,6 +106,7 @@ class StreamRecord:
         self.fork_count = 0
         self._undo_rows: int | None = None
         self._missing_blocks: int | None = None
+        self._altered = (0, 0)
         self._outboxes: dict[str, int] = {}
         self._away_since: float | None = None
         self._stall_after_s = STALL_S
@@ -204,6 +205,15 @@ class StreamRecord:
             self._outboxes[name] = messages
         self._meters.outbox_messages.labels(self.id, name).set(messages)
         self._meters.outbox_age.labels(self.id, name).set(age_blocks)
+
+    def altered(self, values: int, rows: int) -> None:
+        """Note how many values the target could not hold, and how many rows it left out for them.
+
+        Of this target, since it was made.
+        """
+        before, self._altered = self._altered, (values, rows)
+        self._meters.altered.labels(self.id).inc(max(values - before[0], 0))
+        self._meters.skipped.labels(self.id).inc(max(rows - before[1], 0))
 
     def undo(self, rows: int) -> None:
         """Note how many rows the target keeps for undoing hot blocks."""
@@ -304,6 +314,7 @@ class StreamRecord:
                 "forks": self.fork_count,
                 "undo_rows": self._undo_rows,
                 "missing_blocks": self._missing_blocks,
+                "values_unrepresentable": self._altered[0],
                 "outboxes": dict(self._outboxes),
                 "recent_blocks": [asdict(one) for one in self._blocks],
                 "recent_forks": [asdict(one) for one in self._forks],

@@ -232,6 +232,9 @@ class Run(Host[Delivery]):
         undo_rows = self._target.capabilities.undo_rows
         if undo_rows is not None:
             self._record.undo(undo_rows())
+        altered = self._target.capabilities.altered
+        if altered is not None:
+            self._record.altered(*altered())
         if isinstance(event, Committed):
             if self._assembler is not None:
                 self._assembler.release()

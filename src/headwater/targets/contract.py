@@ -205,6 +205,8 @@ class Capabilities(Generic[Data]):
     own while the target commits, with the tables of final blocks that no transform changes. What it
     returns comes with their batch as `Delivery.ahead`, or never. So it depends on nothing that a
     commit changes, and an error of it means nothing: the batch is prepared again, in its turn.
+    `altered` returns how many values the target could not hold as they were, since it was made, and
+    how many rows it left out for them.
     `finish` is called once all blocks of the range are read and committed, before `close`: a target
     that holds rows back publishes them.
 
@@ -223,6 +225,7 @@ class Capabilities(Generic[Data]):
     prepare_batch: Callable[[Batch[Data]], Batch[Data]] | None = None
     prepare_rows: Callable[[Mapping[str, pa.Table]], Any] | None = None
     finish: Callable[[], None] | None = None
+    altered: Callable[[], tuple[int, int]] | None = None
 
 
 class Target(Protocol[Data]):

@@ -15,10 +15,12 @@ import pyarrow as pa
 
 from headwater.core import BlockCursor, PipeState
 from headwater.core.callbacks import Callback
+from headwater.core.rooms import Policy
 from headwater.errors import InvalidOptionError
 from headwater.targets.contract import Capabilities, Delivery, SideTable, StoredConfig
 from headwater.targets.patience import Pause, sleep
 from headwater.targets.sql.side_tables import StoredSideTables
+from headwater.targets.values import Altered
 
 LEGACY_ID = "stream"  # of a stream that has none; the Pipes SDK's
 Data = Mapping[str, Any]
@@ -67,9 +69,12 @@ class DatabaseTarget(ABC):
     and is told why: a stream that runs shows it, and a stop ends the wait.
     """
 
-    def __init__(self, callbacks: Callbacks, given_id: str | None) -> None:
+    def __init__(
+        self, callbacks: Callbacks, given_id: str | None, policy: Policy = Policy.REPLACE
+    ) -> None:
         self.on_statement: Callable[[str], None] | None = None
         self.pause: Pause = sleep
+        self.altered = Altered(policy)
         self._callbacks = callbacks
         self._given_id = given_id
         self._id = given_id or LEGACY_ID
@@ -77,9 +82,12 @@ class DatabaseTarget(ABC):
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
-        """It keeps side tables and the configuration."""
+        """It keeps side tables and the configuration, and counts values that it cannot hold."""
         return Capabilities(
-            side_tables=self, config=self, uses_frames=self._callbacks.on_data is not None
+            side_tables=self,
+            config=self,
+            uses_frames=self._callbacks.on_data is not None,
+            altered=self.altered.totals,
         )
 
     def bind(self, stream_id: str) -> None:

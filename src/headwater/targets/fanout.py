@@ -72,6 +72,7 @@ class FanOutTarget:
             file=next((one.file for one in found if one.file is not None), None),
             branches=self._branches,
             undo_rows=self._undo_rows,
+            altered=self._altered,
             prepare_batch=self._prepare,
             finish=self._finish,
         )
@@ -164,6 +165,11 @@ class FanOutTarget:
     def _undo_rows(self) -> int:
         counts = (one.capabilities.undo_rows for one in self.targets)
         return sum(count() for count in counts if count is not None)
+
+    def _altered(self) -> tuple[int, int]:
+        found = (one.capabilities.altered for one in self.targets)
+        totals = [one() for one in found if one is not None]
+        return sum(values for values, _ in totals), sum(rows for _, rows in totals)
 
     # --- side tables ------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from headwater.core.rooms import DUCKDB_KEY_BYTES, Room, duckdb_room
 from headwater.errors import (
     AppendOnlyError,
     InvalidOptionError,
@@ -66,6 +67,7 @@ class DuckDBDialect(Dialect[Session]):
     errors = ERRORS
     numbers_changes = True
     undoes_keyless = True
+    longest_key = DUCKDB_KEY_BYTES
     text = "VARCHAR"
     json = "JSON"
     letter = Fragment("VARCHAR")
@@ -109,6 +111,10 @@ class DuckDBDialect(Dialect[Session]):
     def can_hold(self, column: Column, field: pa.Field) -> bool:
         """Tell whether a column can hold all values of a field without loss."""
         return fits(column_type(field), column.type, field.type)
+
+    def room(self, column: Column) -> Room:
+        """Return what a column can hold."""
+        return duckdb_room(column.type)
 
     def is_integer(self, column: Column) -> bool:
         """Tell whether a column can hold the number of a block, and nothing but integers."""

@@ -13,6 +13,7 @@ from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.sql.catalog import CLAIMS, Catalog, Layout
 from headwater.targets.sql.flow import Store
 from headwater.targets.sql.settings import StateSettings, Table
+from headwater.targets.values import Altered
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,11 @@ def open_store(
     tables: Sequence[Table] = (),
     *,
     automatic: bool = True,
+    altered: Altered | None = None,
 ) -> DuckDBStore:
     """Return what is kept of a stream in a file. Nothing is read or created yet."""
     claims = settings.sync.suffixed(CLAIMS)
     catalog = DuckDBCatalog(session, stream_id, claims, tables, automatic=automatic)
     undo = DuckDBUndoLog(session, stream_id)
     merger = DuckDBMerger(session, undo)
-    return DuckDBStore.of(session, settings, stream_id, catalog, merger, undo)
+    return DuckDBStore.of(session, settings, stream_id, catalog, merger, undo, altered)

@@ -26,6 +26,7 @@ from headwater.targets.sql.aggregates import Aggregate
 from headwater.targets.sql.flow import PRUNE_EVERY, SqlTarget
 from headwater.targets.sql.settings import Table
 from headwater.targets.tables import TableOptions
+from headwater.targets.values import check_policy
 
 _MEMORIES = itertools.count(1)
 
@@ -39,6 +40,7 @@ def duckdb_target(
     on_before_rollback: OnRollback[Tx] | None = None,
     on_after_rollback: OnRollback[Tx] | None = None,
     aggregates: Iterable[Aggregate] = (),
+    unrepresentable: str = "replace",
     settings: DuckDBSettings | None = None,
 ) -> DuckDBTarget:
     """Write a stream to a DuckDB file.
@@ -54,11 +56,14 @@ def duckdb_target(
             undoes a fork, before any table is; for what the target does not track.
         on_after_rollback: the same, after all tables were restored.
         aggregates: tables that sum up outputs, made by `aggregate(...)`, after `on_data`.
+        unrepresentable: what is done with a value that a column cannot hold: `"replace"` it by the
+            nearest one, `"null"`, `"skip"` its row, or `"stop"`. Counted and told in any case.
         settings: the stream id, where the state is kept, for how long undo data is.
     """
     check_address(path, "duckdb")
     callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
-    return DuckDBTarget(path, tables, aggregates, callbacks, settings)
+    policy = check_policy(unrepresentable)
+    return DuckDBTarget(path, tables, aggregates, callbacks, settings, policy)
 
 
 class DuckDBTarget(SqlTarget[Session]):
@@ -121,6 +126,7 @@ class DuckDBTarget(SqlTarget[Session]):
             self._id,
             self._tables,
             automatic=self._callbacks.on_data is None,
+            altered=self.altered,
         )
         try:
             with self._changing(session):

@@ -26,7 +26,7 @@ from headwater.targets.contract import Scope
 from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, DUCKDB, TableName
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.store import DuckDBStore
-from headwater.targets.duckdb.types import INTEGER_TYPES, check_integers, scannable
+from headwater.targets.duckdb.types import scannable
 from headwater.targets.frames import block_range, bounded_tables, to_arrow
 from headwater.targets.sql.catalog import Layout, Undo
 from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, equal, quote
@@ -172,14 +172,14 @@ class Tx(BaseTx[Session, Layout]):
         layout = self.store.catalog.prepare(name, first.schema, key)
         self._refuse(layout, "upsert")
         if second is None:
-            with self._scanned(layout, first) as rows:
+            with self._scanned(layout, self._fitted(layout, first)) as rows:
                 self._check_key(rows)
                 yield rows
             return
         table = f"__headwater_rows_{name.name}"
         what = "CREATE TEMP TABLE {table} AS FROM {query}"
         for data in chain([first, second], pieces):
-            with self._scanned(layout, data) as rows:
+            with self._scanned(layout, self._fitted(layout, data)) as rows:
                 self.session.run(what, table=table, query=rows.query)
                 what = "INSERT INTO {table} FROM {query}"
         whole = Source(layout, rows.names, compose("(FROM {table})", table=table))
@@ -193,7 +193,7 @@ class Tx(BaseTx[Session, Layout]):
         spelled = [self.store.catalog.spelled(layout, one) for one in rows.column_names]
         data = rows.select([at for at, one in enumerate(spelled) if one in wanted])
         self.store.catalog.prepare(layout.name, data.schema, None)
-        with self._scanned(layout, data) as found:
+        with self._scanned(layout, self._fitted(layout, data)) as found:
             yield found
 
     @contextmanager
@@ -203,8 +203,6 @@ class Tx(BaseTx[Session, Layout]):
         for field in rows.schema:
             name = self.store.catalog.spelled(layout, field.name)
             kind = layout.columns[name].type
-            if INTEGER_TYPES.fullmatch(kind):
-                check_integers(rows, field.name, kind)
             names.append(name)
             values.append(f"CAST({quote(field.name)} AS {kind}) AS {quote(name)}")
         with self.session.frame(rows) as view:

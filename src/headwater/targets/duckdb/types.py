@@ -1,7 +1,7 @@
 """Rows as DuckDB can take them: any Arrow type to a column type, exactly.
 
 Arrow scans are zero-copy. What DuckDB cannot scan (256-bit decimals) becomes decimal text. Text
-becomes an integer only where every value is one: DuckDB itself would round "1.5".
+becomes an integer only after `targets/values.py`: DuckDB itself would round "1.5".
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headwater.decode.columns.integers import wide_integer
 from headwater.errors import TableSchemaError
@@ -100,23 +99,6 @@ def fits(source: str, target: str, kind: pa.DataType) -> bool:
         (digits, scale), (room, places) = _decimal(source), _decimal(target)
         return places >= scale and room - places >= digits - scale
     return (source, target) == ("FLOAT", "DOUBLE")
-
-
-def check_integers(rows: pa.Table, column: str, target: str) -> None:
-    """Refuse text that is not an integer, where an integer column is to hold it."""
-    values = rows.column(column)
-    kind = values.type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if kind not in (pa.string(), pa.large_string(), pa.string_view()):
-        return
-    values = values.cast(pa.string())
-    whole = pc.match_substring_regex(values, r"^-?[0-9]+$")
-    if pc.all(whole, min_count=0).as_py() is False:
-        wrong = values.filter(pc.invert(whole)).slice(0, 1).to_pylist()
-        raise TableSchemaError(
-            "text that is not an integer", column=column, type=target, got=wrong[0]
-        )
 
 
 def as_json(pairs: Iterable[tuple[str, str, str]]) -> Fragment:

@@ -10,14 +10,23 @@ from typing import Any
 import pyarrow as pa
 from psycopg.errors import DuplicateSchema, DuplicateTable, UniqueViolation
 
+from headwater.errors import PostgresSizeError
 from headwater.targets.postgres.dialect import POSTGRES
 from headwater.targets.postgres.layout import Layout, read_layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.transactions import TryAgain
 from headwater.targets.postgres.triggers import Tracked, Triggers
+from headwater.targets.postgres.types import bare_type, new_column_type
 from headwater.targets.sql.catalog import CLAIMS, Catalog, Undo
 from headwater.targets.sql.settings import Table
 from headwater.targets.sql.text import QualifiedName, compose
+
+_PAGE_ROW, _ROW_HEAD = 8_160, 32  # bytes
+_WIDTHS = {
+    "boolean": 1, "smallint": 2, "integer": 4, "real": 4, "date": 4, "bigint": 8, "uuid": 16,
+    "double precision": 8, "timestamp with time zone": 8, "timestamp without time zone": 8,
+}  # fmt: skip
+"""Bytes of a value in its row. Those of any other type can be moved out of it, which leaves 18."""
 
 
 class PostgresCatalog(Catalog[Session, Layout]):
@@ -142,12 +151,27 @@ class PostgresCatalog(Catalog[Session, Layout]):
 
     def create_table(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> None:
         """Create a table; where another stream has just done so, look at it instead."""
+        self._refuse_width(declared, schema)
         try:
             super().create_table(declared, schema, key)
         except (DuplicateTable, DuplicateSchema, UniqueViolation) as error:
             if isinstance(error, UniqueViolation) and error.diag.schema_name != "pg_catalog":
                 raise
             raise TryAgain(f"{declared.name} was created meanwhile") from error
+
+    def _refuse_width(self, declared: Table, schema: pa.Schema) -> None:
+        """Refuse a table whose rows may not fit into a page, however its texts are moved out."""
+        kinds = [declared.types.get(one.name) or new_column_type(one) for one in schema]
+        width = _ROW_HEAD + len(kinds) // 8 + sum(_WIDTHS.get(bare_type(one), 18) for one in kinds)
+        if width > _PAGE_ROW:
+            raise PostgresSizeError(
+                "rows with so many columns may not fit into a page of PostgreSQL; divide them "
+                "among several tables",
+                table=declared.name,
+                columns=len(kinds),
+                bytes=width,
+                room=_PAGE_ROW,
+            )
 
     def _undo(self, declared: Table, key: Sequence[str], folded: Iterable[str]) -> Undo:
         """Keep images also of an append-only table that the Pipes SDK tracks: it knows no other."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
 
 from headwater.address import Address
+from headwater.core.rooms import POSTGRES_KEY_BYTES, Room, postgres_room
 from headwater.errors import (
     InvalidOptionError,
     PostgresAppendOnlyError,
     PostgresKeyError,
     PostgresLockError,
+    PostgresNameError,
     PostgresStatementError,
     PostgresTableError,
     TableMismatchError,
@@ -77,6 +80,7 @@ class PostgresDialect(Dialect[Session]):
     json = "JSONB"
     bytewise = ' COLLATE "C"'
     letter = Fragment("CHAR")
+    longest_key = POSTGRES_KEY_BYTES
     change_id = Fragment("BIGSERIAL")
     change_index = ("stream_id", "block_num")
     block_number = "NUMERIC"
@@ -107,7 +111,9 @@ class PostgresDialect(Dialect[Session]):
 
     def _checked(self, declared: Table) -> Table:
         types = {column: kind.strip().lower() for column, kind in declared.types.items()}
-        return replace(declared, name=TableName.of(declared.name), types=types)
+        name = TableName.of(declared.name)
+        self.check_columns(name, {*declared.key, *types, *chain(*declared.indexes)})
+        return replace(declared, name=name, types=types)
 
     def can_hold(self, column: Column, field: pa.Field) -> bool:
         """Tell whether a column can hold all values of a field: the server would round decimals."""
@@ -115,6 +121,20 @@ class PostgresDialect(Dialect[Session]):
         if pa.types.is_decimal(kind) and column.scale is not None and kind.scale > column.scale:
             return False
         return encoder(kind, column.bare) is not None or castable(kind, column.bare)
+
+    def check_columns(self, table: QualifiedName, names: Iterable[str]) -> None:
+        """Refuse names that PostgreSQL would cut: two of them could become one."""
+        wrong = [one for one in names if len(one.encode()) > LONGEST or "\0" in one]
+        if wrong:
+            raise PostgresNameError(
+                f"PostgreSQL cuts names of columns after {LONGEST} bytes",
+                table=table,
+                columns=wrong,
+            )
+
+    def room(self, column: Column) -> Room:
+        """Return what a column can hold."""
+        return postgres_room(column.type, column.bare)
 
     def is_integer(self, column: Column) -> bool:
         """Tell whether a column can hold the number of a block."""

@@ -93,7 +93,7 @@ def _columns(session: Session, oid: int) -> dict[str, Column]:
             CASE WHEN a.atttypid = 'numeric'::regtype AND a.atttypmod >= 4
                 THEN (a.atttypmod - 4) & 2047 END,
             a.attgenerated <> '', a.attidentity = 'a',
-            CASE WHEN a.attgenerated = '' THEN pg_get_expr(d.adbin, d.adrelid) END
+            CASE WHEN a.attgenerated = '' THEN pg_get_expr(d.adbin, d.adrelid) END, a.attnotnull
         FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
         LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
         WHERE a.attrelid = $1::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped

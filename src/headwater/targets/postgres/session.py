@@ -17,7 +17,13 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 from psycopg import RawCursor
-from psycopg.errors import DeadlockDetected, DiskFull, SerializationFailure
+from psycopg.errors import (
+    DeadlockDetected,
+    DiskFull,
+    ProgramLimitExceeded,
+    SerializationFailure,
+    TooManyColumns,
+)
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.types.string import TextLoader
 
@@ -26,11 +32,17 @@ from headwater.errors import (
     PostgresConnectionError,
     PostgresDiskFullError,
     PostgresLockError,
+    PostgresSizeError,
     PostgresStatementError,
     PostgresTransactionError,
 )
 from headwater.targets.postgres.transfer import TemporaryTables
-from headwater.targets.postgres.types import to_table
+from headwater.targets.postgres.types import (
+    FarDateLoader,
+    FarTimestampLoader,
+    FarTimestamptzLoader,
+    to_table,
+)
 from headwater.targets.sql.text import Fragment, Part, compose, filled
 
 POLL_S = 0.05
@@ -275,6 +287,11 @@ class Session:
         except DiskFull:
             self.full = True
             raise
+        except (ProgramLimitExceeded, TooManyColumns) as error:
+            reason = error.diag.message_primary
+            raise PostgresSizeError(
+                "larger than PostgreSQL takes", reason=reason, table=error.diag.table_name
+            ) from error
 
     def _announce(self, sql: str) -> None:
         if self.on_statement is not None:
@@ -301,6 +318,9 @@ def connect(address: Address, *, name: str = "headwater") -> psycopg.Connection[
         raise PostgresConnectionError("cannot connect", server=address, reason=reason) from None
     for kind in ("json", "jsonb"):
         connection.adapters.register_loader(kind, TextLoader)
+    connection.adapters.register_loader("date", FarDateLoader)
+    connection.adapters.register_loader("timestamp", FarTimestampLoader)
+    connection.adapters.register_loader("timestamptz", FarTimestamptzLoader)
     return connection
 
 

@@ -22,12 +22,15 @@ from headwater.spark.relay import Relay, Spool, new_attempt, send
 from headwater.targets.frames import block_range
 from headwater.targets.postgres.transactions import TryAgain
 from headwater.targets.postgres.transfer import Transfer
+from headwater.targets.values import Fitting, Tally
 
 if TYPE_CHECKING:
     from headwater.spark.executors import ExecutorRows
 
 _NAMES = ("attempt", "rows", "lowest", "highest", "nulls")
-RECEIPT = pa.schema([(name, pa.int64()) for name in _NAMES])
+_ALTERED = "altered"  # what was done to values, as text
+RECEIPT = pa.schema([*((name, pa.int64()) for name in _NAMES), (_ALTERED, pa.string())])
+Note = Callable[[Tally], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,19 @@ class RowSender:
     entrance: Entrance
     transfer: Transfer
     block_column: str = ""
+    fitting: Fitting | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
         """Send, and yield the receipt."""
-        attempt, seen = new_attempt(), _Seen(self.block_column)
+        attempt, seen, tally = new_attempt(), _Seen(self.block_column), Tally()
+        if self.fitting is not None:
+            batches = self.fitting.through(batches, tally)
         remaining = (batch for batch in batches if batch.num_rows)
         first = next(remaining, None)
         if first is not None:
             rows = self.transfer.encode(first.schema, seen.through(chain([first], remaining)))
             send(self.entrance, attempt, rows)
-        yield seen.receipt(attempt)
+        yield seen.receipt(attempt, tally)
 
 
 class _Seen:
@@ -74,11 +80,12 @@ class _Seen:
                 self._blocks = [min(known), max(known)] if known else []
             yield batch
 
-    def receipt(self, attempt: int) -> pa.RecordBatch:
+    def receipt(self, attempt: int, tally: Tally) -> pa.RecordBatch:
         """Return what the driver is told."""
         lowest, highest = self._blocks or (None, None)
         facts = (attempt, self._rows, lowest, highest, self._nulls)
-        return pa.RecordBatch.from_pylist([dict(zip(_NAMES, facts, strict=True))], schema=RECEIPT)
+        told = {**dict(zip(_NAMES, facts, strict=True)), _ALTERED: tally.dump()}
+        return pa.RecordBatch.from_pylist([told], schema=RECEIPT)
 
 
 Rows = Iterator[bytes]
@@ -92,6 +99,7 @@ class Staged:
     spools: list[Spool]
     num_rows: int
     blocks: tuple[int | None, int | None, int]
+    altered: Tally
 
     def read(self) -> Rows:
         """Yield the rows, a megabyte at a time."""
@@ -102,9 +110,17 @@ class Staged:
 class Distributed:
     """A frame whose rows lie on executors. Used like an Arrow table, within one transaction."""
 
-    def __init__(self, staging: Staging, rows: ExecutorRows) -> None:
+    def __init__(
+        self,
+        staging: Staging,
+        rows: ExecutorRows,
+        fitting: Fitting | None = None,
+        note: Note | None = None,
+    ) -> None:
         self._staging = staging
         self._rows = rows
+        self._fitting = fitting
+        self._note = note
         self._staged: Staged | None = None
 
     @property
@@ -114,7 +130,11 @@ class Distributed:
 
     def select(self, names: Sequence[str]) -> Distributed:
         """Return the same rows with fewer columns."""
-        return Distributed(self._staging, self._rows.select(names))
+        return Distributed(self._staging, self._rows.select(names), self._fitting, self._note)
+
+    def fitted(self, fitting: Fitting, note: Note) -> Distributed:
+        """Return the same rows, made to fit where they are encoded; `note` is told of it."""
+        return Distributed(self._staging, self._rows, fitting, note)
 
     @property
     def num_rows(self) -> int:
@@ -128,7 +148,11 @@ class Distributed:
 
     def stage(self, transfer: Transfer, block_column: str, publish: Publish | None) -> Rows:
         """Have the tasks send their rows, and `publish` copy them; without it, return them."""
-        self._staged = self._staging.stage(self._rows, transfer, block_column, publish)
+        self._staged = self._staging.stage(
+            self._rows, transfer, block_column, publish, self._fitting
+        )
+        if self._note is not None:
+            self._note(self._staged.altered)
         return iter(()) if publish else self._staged.read()
 
 
@@ -153,7 +177,12 @@ class Staging:
         return Distributed(self, rows)
 
     def stage(
-        self, rows: ExecutorRows, transfer: Transfer, block_column: str, publish: Publish | None
+        self,
+        rows: ExecutorRows,
+        transfer: Transfer,
+        block_column: str,
+        publish: Publish | None,
+        fitting: Fitting | None = None,
     ) -> Staged:
         """Stage rows, unless an earlier try has, and publish them meanwhile."""
         ordinal, self._next = self._next, self._next + 1
@@ -164,7 +193,7 @@ class Staging:
             return staged
         with rows.relay(self._port) as relay:
             publisher = None if publish is None else _Publisher(relay, publish)
-            sender = RowSender(relay.entrance, transfer, block_column)
+            sender = RowSender(relay.entrance, transfer, block_column, fitting)
             try:
                 receipts = rows.run(sender, RECEIPT).to_pylist()
             except BaseException:
@@ -174,7 +203,7 @@ class Staging:
             counted = [one for one in receipts if one["rows"]]
             attempts = [one["attempt"] for one in counted]
             error, published = (None, set()) if publisher is None else publisher.finish(attempts)
-            staged = _staged(relay.take(attempts), counted)
+            staged = _staged(relay.take(attempts), counted, receipts)
         self._staged.append(staged)
         if error is not None:
             raise error
@@ -233,7 +262,12 @@ class _Publisher:
             raise InterruptedError("the Spark job has failed")
 
 
-def _staged(spools: list[Spool], counted: Sequence[dict[str, Any]]) -> Staged:
+def _staged(
+    spools: list[Spool], counted: Sequence[dict[str, Any]], receipts: Sequence[dict[str, Any]]
+) -> Staged:
+    altered = Tally()
+    for one in receipts:
+        altered.add(Tally.load(one[_ALTERED]))
     known = [one for one in counted if one["lowest"] is not None]
     return Staged(
         spools,
@@ -243,4 +277,5 @@ def _staged(spools: list[Spool], counted: Sequence[dict[str, Any]]) -> Staged:
             max((one["highest"] for one in known), default=None),
             sum(one["nulls"] for one in counted),
         ),
+        altered,
     )

@@ -14,6 +14,7 @@ from headwater.targets.postgres.triggers import Triggers
 from headwater.targets.postgres.undo import PostgresUndoLog
 from headwater.targets.sql.flow import Store
 from headwater.targets.sql.settings import StateSettings, Table
+from headwater.targets.values import Altered
 
 ISOLATION_LEVELS = ("serializable", "repeatable read", "read committed")
 
@@ -73,6 +74,7 @@ def open_store(
     tables: Sequence[Table] = (),
     *,
     automatic: bool = True,
+    altered: Altered | None = None,
 ) -> PostgresStore:
     """Return what is kept of a stream in a database. Nothing is read or created yet."""
     catalog = PostgresCatalog(
@@ -86,4 +88,4 @@ def open_store(
     )
     undo = PostgresUndoLog(session, stream_id)
     merger = PostgresMerger(session, undo)
-    return PostgresStore.of(session, settings, stream_id, catalog, merger, undo)
+    return PostgresStore.of(session, settings, stream_id, catalog, merger, undo, altered)

@@ -29,6 +29,7 @@ from headwater.targets.sql.flow import SqlTarget
 from headwater.targets.sql.settings import Table
 from headwater.targets.sql.state import Newest
 from headwater.targets.tables import TableOptions
+from headwater.targets.values import check_policy
 
 logger = logging.getLogger("headwater.targets.postgres")
 
@@ -42,6 +43,7 @@ def postgres_target(
     on_start: OnStart[Tx] | None = None,
     on_before_rollback: OnRollback[Tx] | None = None,
     on_after_rollback: OnRollback[Tx] | None = None,
+    unrepresentable: str = "replace",
     settings: PostgresSettings | None = None,
 ) -> PostgresTarget:
     """Write a stream to PostgreSQL.
@@ -59,11 +61,14 @@ def postgres_target(
         on_before_rollback: `on_before_rollback(tx, cursor)`, called inside the transaction that
             undoes a fork, before any table is; for what the target does not track.
         on_after_rollback: the same, after all tables were restored.
+        unrepresentable: what is done with a value that a column cannot hold: `"replace"` it by the
+            nearest one, `"null"`, `"skip"` its row, or `"stop"`. Counted and told in any case.
         settings: the stream id, where the state is kept, how transactions run.
     """
     check_address(dsn, "postgres")
     callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
-    return PostgresTarget(dsn, tables, aggregates, callbacks, settings)
+    policy = check_policy(unrepresentable)
+    return PostgresTarget(dsn, tables, aggregates, callbacks, settings, policy)
 
 
 class PostgresTarget(SqlTarget[Session]):
@@ -129,6 +134,7 @@ class PostgresTarget(SqlTarget[Session]):
             self._id,
             self._tables,
             automatic=self._callbacks.on_data is None,
+            altered=self.altered,
         )
         self._transactions = Transactions(
             session,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -126,6 +127,13 @@ class Tx(BaseTx[Session, Layout]):
                 )
                 self._check_blocks(layout, rows)
 
+    def _fitted(self, layout: Layout, rows: pa.Table | Distributed) -> pa.Table | Distributed:
+        if isinstance(rows, pa.Table):
+            return super()._fitted(layout, rows)
+        fitting = self._fitting(layout, rows.schema)
+        note = partial(self.store.altered.note, str(layout.name))
+        return rows.fitted(fitting, note) if fitting else rows
+
     @contextmanager
     def _whole(
         self, name: QualifiedName, frame: Any, key: Sequence[str]
@@ -134,6 +142,7 @@ class Tx(BaseTx[Session, Layout]):
         self._require(name, rows.schema.names, key)
         layout = self.store.catalog.prepare(name, rows.schema, key)
         self._refuse(layout, "upsert")
+        rows = self._fitted(layout, rows)
         if isinstance(rows, pa.Table):
             columns = list(layout.key)
             self._refuse_keys(layout, missing_keys(rows, columns), repeated_keys(rows, columns))
@@ -143,7 +152,7 @@ class Tx(BaseTx[Session, Layout]):
     @contextmanager
     def _keys(self, layout: Layout, rows: Any, wanted: Sequence[str]) -> Iterator[Source[Layout]]:
         self._require(layout.name, rows.schema.names, wanted)
-        rows = rows.select(wanted)
+        rows = self._fitted(layout, rows.select(wanted))
         layout = self.store.catalog.build(layout)
         self.store.catalog.prepare(layout.name, rows.schema, None)
         with _coded(layout, rows):

@@ -5,10 +5,15 @@ What has no exact counterpart (structures, lists of lists) becomes `jsonb`.
 
 from __future__ import annotations
 
+import re
+from datetime import date
+from typing import Any
+
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import RawCursor
+from psycopg.types.datetime import DateLoader, TimestampLoader, TimestamptzLoader
 
 from headwater.changes.declaration import ColumnType
 from headwater.decode.columns.integers import wide_integer
@@ -167,6 +172,56 @@ def _arrow_type(column: psycopg.Column) -> tuple[pa.DataType, bool]:
 
 
 _FALLBACK = (pa.string(), True)
+_FAR = re.compile(r"(\d+)-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(\.\d+)?(?:\+00)?)?( BC)?")
+_CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097  # of the calendar, after which it begins anew
+
+
+def _far_days(text: str) -> tuple[int, int]:
+    """Return days and microseconds since 1970 of a date or a time that Python has no object for."""
+    found = _FAR.fullmatch(text)
+    if found is None:
+        raise psycopg.DataError(f"neither a date nor a time: {text[:40]!r}")
+    year, month, day = (int(one) for one in found.groups()[:3])
+    year = 1 - year if found[8] else year
+    cycles, year = divmod(year, _CYCLE_YEARS)
+    begun = date(year + _CYCLE_YEARS, month, day).toordinal() - date(1970, 1, 1).toordinal()
+    days = begun + (cycles - 1) * _CYCLE_DAYS
+    hour, minute, second = (int(one or 0) for one in found.groups()[3:6])
+    rest = round(float(found[7] or 0) * 1_000_000)
+    return days, ((days * 24 + hour) * 60 + minute) * 60_000_000 + second * 1_000_000 + rest
+
+
+class FarDateLoader(DateLoader):
+    """Reads dates; those that Python has no object for as days since 1970."""
+
+    def load(self, data: Any) -> Any:
+        """Return a date, or a number of days."""
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return _far_days(bytes(data).decode())[0]
+
+
+class FarTimestampLoader(TimestampLoader):
+    """Reads times; those that Python has no object for as microseconds since 1970."""
+
+    def load(self, data: Any) -> Any:
+        """Return a time, or a number of microseconds."""
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return _far_days(bytes(data).decode())[1]
+
+
+class FarTimestamptzLoader(TimestamptzLoader):
+    """The same for times with a zone; a connection's is UTC."""
+
+    def load(self, data: Any) -> Any:
+        """Return a time, or a number of microseconds."""
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return _far_days(bytes(data).decode())[1]
 
 
 def _text(value: object) -> str:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import pyarrow as pa
 
+from headwater.core.rooms import Form, Room
 from headwater.errors import EvolveError, PrimaryKeyMissingError
 from headwater.targets.contract import NEW_COLUMN
 from headwater.targets.sql.dialect import Dialect, Session
@@ -43,7 +44,10 @@ class Undo(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its type as declared, and without precision, domains resolved, as `bare`."""
+    """A column: its type as declared, and without precision, domains resolved, as `bare`.
+
+    `required`: it cannot be null.
+    """
 
     name: str
     type: str
@@ -53,6 +57,7 @@ class Column:
     generated: bool = False
     identity: bool = False
     default: str | None = None
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ class Catalog(Generic[Held, Laid]):
         self._declared = {one.name.folded: one for one in declared}
         self._automatic = automatic
         self._layouts: dict[tuple[str, str], Laid] = {}
+        self._rooms: dict[tuple[str, str], tuple[Layout, dict[str, Room]]] = {}
         self._checked: set[tuple[tuple[str, str], pa.Schema]] = set()
 
     def forget(self) -> None:
@@ -179,6 +185,31 @@ class Catalog(Generic[Held, Laid]):
                 key=list(layout.key),
             )
         return layout
+
+    def rooms(self, layout: Layout, names: Iterable[str]) -> dict[str, Room]:
+        """Return what the columns of a table can hold, by the names that a frame gives them."""
+        known = self._rooms.get(layout.name.folded)
+        if known is None or known[0] is not layout:
+            known = self._rooms[layout.name.folded] = layout, self._all_rooms(layout)
+        found = {name: self.spelled(layout, name) for name in names}
+        return {name: known[1][one] for name, one in found.items() if one in known[1]}
+
+    def _all_rooms(self, layout: Layout) -> dict[str, Room]:
+        rooms = {one.name: self.dialect.room(one) for one in layout.columns.values()}
+        indexes = (layout.key, *self.declared(layout.name).indexes)
+        for at, given in enumerate(indexes):
+            index = [self.spelled(layout, one) for one in given]
+            long = [one for one in index if rooms[one].form in (Form.TEXT, Form.BYTES)]
+            for one in index:
+                size, share = rooms[one].size, self.dialect.longest_key
+                if share is not None and one in long:
+                    share //= len(long)
+                    size = share if size is None else min(size, share)
+                rooms[one] = replace(rooms[one], size=size, unique=rooms[one].unique or not at)
+        return {
+            name: replace(one, required=one.unique or layout.columns[name].required)
+            for name, one in rooms.items()
+        }
 
     def spelled(self, layout: Layout, column: str) -> str:
         """Return the table's own spelling of a column's name."""
@@ -308,6 +339,7 @@ class Catalog(Generic[Held, Laid]):
 
     def _refuse_names(self, name: QualifiedName, schema: pa.Schema) -> None:
         names = [self.dialect.fold(one) for one in schema.names]
+        self.dialect.check_columns(name, schema.names)
         twice = {one for one in names if names.count(one) > 1}
         reserved = {one for one in names if one.startswith(RESERVED)}
         if twice or reserved or not names:

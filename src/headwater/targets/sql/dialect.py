@@ -7,7 +7,7 @@ as `$1`; where an engine needs, or is faster with, a form of its own, the form i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from headwater.address import Address
+from headwater.core.rooms import Room
 from headwater.errors import HeadwaterError
 from headwater.targets.sql.settings import Table, table
 from headwater.targets.sql.text import Fragment, Part, QualifiedName, compose, literal
@@ -103,6 +104,7 @@ class Dialect(ABC, Generic[Held]):
     letter: ClassVar[Fragment]  # the type of one character
     change_id: ClassVar[Fragment]  # the type of `id` in a change log
     change_index: ClassVar[tuple[str, ...]]  # the columns by which its rows are found
+    longest_key: ClassVar[int | None] = None  # bytes of all texts of a key
     numbers_changes: ClassVar[bool] = False  # the target makes those ids, not the database
     all_tables: ClassVar[Fragment]  # the query of `table_schema` and `table_name`
     same_table: ClassVar[Fragment]  # the rows of such a query that are of table `$1`, `$2`
@@ -147,6 +149,9 @@ class Dialect(ABC, Generic[Held]):
         """Return what two spellings of one column have in common."""
         return column
 
+    def check_columns(self, table: QualifiedName, names: Iterable[str]) -> None:
+        """Refuse names of columns that the database would not keep as they are."""
+
     def check_change_log_tables(self, session: Held, names: Sequence[QualifiedName]) -> None:
         """Refuse tables whose changes a change log could not capture."""
 
@@ -167,6 +172,10 @@ class Dialect(ABC, Generic[Held]):
     @abstractmethod
     def can_hold(self, column: Column, field: pa.Field) -> bool:
         """Tell whether a column can hold all values of a field without loss."""
+
+    @abstractmethod
+    def room(self, column: Column) -> Room:
+        """Return what a column can hold."""
 
     @abstractmethod
     def is_integer(self, column: Column) -> bool:

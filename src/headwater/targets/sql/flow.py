@@ -10,7 +10,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from headwater.address import Address
 from headwater.core import Batch, BlockRange, PipeState
+from headwater.core.rooms import Policy
 from headwater.errors import EvolveError, HeadwaterError, StateMissingError
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.database import Callbacks, DatabaseTarget
@@ -34,6 +35,7 @@ from headwater.targets.sql.state import Newest, SyncTable
 from headwater.targets.sql.text import QualifiedName
 from headwater.targets.sql.undo import KEPT, UndoLog
 from headwater.targets.tables import TableOptions, declare_tables
+from headwater.targets.values import Altered
 
 PRUNE_EVERY = 25
 _BELOW_ALL = -1  # of all blocks
@@ -52,6 +54,7 @@ class Store:
     merger: Merger[Any, Any]
     side: SideTables
     config: ConfigTable
+    altered: Altered = field(default_factory=Altered)
 
     @classmethod
     def of(
@@ -62,6 +65,7 @@ class Store:
         catalog: Catalog[Any, Any],
         merger: Merger[Any, Any],
         undo: UndoLog[Any, Any],
+        altered: Altered | None = None,
     ) -> Self:
         """Return what is kept of a stream. Nothing is read or created yet."""
         dialect, schema = catalog.dialect, settings.schema
@@ -74,6 +78,7 @@ class Store:
             merger,
             SideTables(session, dialect, schema, own_id),
             ConfigTable(session, dialect, schema, own_id, stream_id),
+            altered or Altered(),
         )
 
 
@@ -97,9 +102,10 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
         aggregates: Iterable[Aggregate],
         callbacks: Callbacks,
         settings: StateSettings | None,
+        policy: Policy = Policy.REPLACE,
     ) -> None:
         self._settings = settings or self.settings_type()
-        super().__init__(callbacks, self._settings.id)
+        super().__init__(callbacks, self._settings.id, policy)
         if callbacks.on_data is not None and tables is None:
             raise self.dialect.errors.undeclared(
                 "on_data is given, but not the tables that it writes"
@@ -158,6 +164,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
 
         def write() -> Newest | None:
             newest = None
+            self.altered.begin()
             for batch, scope, pair in zip(batches, scopes, pairwise(states), strict=False):
                 self._write(batch.data, scope)
                 self._store.side.write(batch.data.side)
@@ -171,6 +178,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
             return newest
 
         self._change_whole(write, state, scopes[0] if scopes else None)
+        self.altered.committed()
         self._commits += 1
 
     def roll_back(self, state: PipeState) -> None:
@@ -345,6 +353,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
         ]
 
         def write() -> Newest | None:
+            self.altered.begin()
             if self._store.config.read() != config:
                 for (_, batch), scope in zip(batches, scopes, strict=True):
                     self._write(batch.data, scope, replace=replace)
@@ -352,6 +361,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
             return self._newest()
 
         self._change_whole(write, self._state, scopes[0])
+        self.altered.committed()
 
     def rename_outputs(self, renamed: Mapping[str, str], begun: str, config: str) -> None:
         """Rename tables and store the configuration, in one transaction.

@@ -9,17 +9,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 
+from headwater.core.rooms import Form, Policy
 from headwater.targets.contract import Scope
 from headwater.targets.sql.catalog import Layout, Undo
 from headwater.targets.sql.dialect import Dialect, Session
 from headwater.targets.sql.flow import Store
+from headwater.targets.sql.merge.changes import FILL, SET, TableChanges
+from headwater.targets.sql.settings import BLOCK_COLUMN
 from headwater.targets.sql.text import Fragment, QualifiedName, equal, quote
+from headwater.targets.values import Fitting, Tally
 
+_CHANGED = (Form.TEXT, Form.JSON)  # numbers of changes are compared with their column before
 Held = TypeVar("Held", bound=Session)
 Laid = TypeVar("Laid", bound=Layout)
 
@@ -51,7 +56,8 @@ class BaseTx(ABC, Generic[Held, Laid]):
         name = self.dialect.name(table)
         self.store.catalog.declared(name)
         for rows in self._pieces(frame):
-            self._insert(self.store.catalog.prepare(name, rows.schema, None), rows)
+            layout = self.store.catalog.prepare(name, rows.schema, None)
+            self._insert(layout, self._fitted(layout, rows))
             del rows  # memory holds one piece at a time
 
     def upsert(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
@@ -125,7 +131,7 @@ class BaseTx(ABC, Generic[Held, Laid]):
                     table=name,
                     block=catalog.spelled(layout, layout.block_column),
                 )
-            self._insert(layout, rows)
+            self._insert(layout, self._fitted(layout, rows))
             is_first = False
 
     def prepare(
@@ -133,6 +139,48 @@ class BaseTx(ABC, Generic[Held, Laid]):
     ) -> Any:
         """Return a table for rows like these, created if need be: for what is built on this."""
         return self.store.catalog.prepare(self.dialect.name(table), schema, key, types)
+
+    # --- values -----------------------------------------------------------------------------------
+
+    def _fitting(self, layout: Laid, schema: pa.Schema) -> Fitting:
+        """Plan how rows are made to fit into a table."""
+        block = self.dialect.fold(layout.block_column)
+        own = [one for one in schema.names if self.dialect.fold(one) == block]
+        return Fitting.plan(
+            schema,
+            self.store.catalog.rooms(layout, schema.names),
+            self.store.altered.policy,
+            self.dialect.errors.table,
+            own[0] if own else BLOCK_COLUMN,
+            -1 if self._scope is None else self._scope.block,
+        )
+
+    def _fitted(self, layout: Laid, rows: Any) -> Any:
+        """Return rows that fit into a table, as the target's policy says."""
+        fitting, tally = self._fitting(layout, rows.schema), Tally()
+        rows = fitting.apply(rows, tally) if fitting else rows
+        self.store.altered.note(str(layout.name), tally)
+        return rows
+
+    def fitted_changes(self, changes: TableChanges, layout: Laid) -> TableChanges:
+        """Return changes that fit into a table. None is left out for a value that is set: it is
+        replaced, also where rows are to be skipped."""
+        rooms = self.store.catalog.rooms(layout, changes.shape.columns)
+        names: dict[str, str] = {}
+        for one in changes.frame.schema.names:
+            place = changes.place_of(one)
+            if place is not None and place[0] in ("key", SET, FILL):
+                names[one] = place[1].name
+        wanted = {one: rooms[name] for one, name in names.items() if rooms[name].form in _CHANGED}
+        altered, tally = self.store.altered, Tally()
+        policy = Policy.REPLACE if altered.policy is Policy.SKIP else altered.policy
+        error = self.dialect.errors.table
+        fitting = Fitting.plan(changes.frame.schema, wanted, policy, error, "block")
+        if not fitting:
+            return changes
+        frame = fitting.apply(changes.frame, tally)
+        altered.note(str(layout.name), tally.renamed(names))
+        return replace(changes, frame=frame)
 
     # --- guards -----------------------------------------------------------------------------------
 

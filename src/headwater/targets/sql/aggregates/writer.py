@@ -83,6 +83,7 @@ class Aggregates:
             if delta.num_rows:
                 shape = _with_integers(merger.shape(plan.table, layout), columns)
                 changes = delta_changes(plan, delta, shape, columns, scope.block)
+                changes = tx.fitted_changes(changes, layout)
                 floor = scope.block - 1 if scope.hot else scope.block
                 merger.apply([[changes]], {plan.table: layout}, floor)
 

@@ -143,7 +143,11 @@ class Hooks:
             if work.laid_out is None:
                 shapes = self.shapes.values()
                 rounds = merger.rounds(self._rounds, shapes, work.folded, work.floor)
-            merger.apply(rounds, self.layouts, work.floor)
+            fitted = (
+                [tx.fitted_changes(one, self.layouts[one.shape.name]) for one in several]
+                for several in rounds
+            )
+            merger.apply(fitted, self.layouts, work.floor)
 
     def lay_out(self, folded: pa.Table, last: int) -> list[TableChanges]:
         """Return the frames of folded changes of final blocks up to `last`. In any thread."""

@@ -38,6 +38,7 @@ from headwater.targets.sql.merge.changes import Shape, TableChanges
 from headwater.targets.sql.state import CURSORS
 from headwater.targets.sql.text import QualifiedName
 from headwater.targets.sql.undo import CHANGE_LOG
+from headwater.targets.values import check_policy
 
 if TYPE_CHECKING:
     from headwater.targets.duckdb import DuckDBSettings
@@ -53,6 +54,7 @@ def history_target(
     aggregates: Iterable[Aggregate] = (),
     settings: PostgresSettings | DuckDBSettings | None = None,
     shared_with_sink: FinalOf | None = None,
+    unrepresentable: str = "replace",
 ) -> HistoryTarget:
     """Apply a stream of changes to tables of PostgreSQL or DuckDB.
 
@@ -71,6 +73,8 @@ def history_target(
         shared_with_sink: for a Substreams stream whose id is its module's hash: go on where
             substreams-sink-sql stopped in this database, and keep `cursors` in its form, so that it
             can go on too. `headwater.substreams.cursor_text.final_block` is what it takes.
+        unrepresentable: what is done with a text that a column cannot hold: `"replace"`, `"null"`
+            or `"stop"`. No change is left out, so `"skip"` replaces, too.
     """
     names = Names.of(tables, history_table, cursors_table)
     check_address(place, "postgres", "duckdb")
@@ -81,9 +85,10 @@ def history_target(
         raise InvalidOptionError(
             f"this database takes {made.settings_type.__name__}", got=type(given).__name__
         )
+    policy = check_policy(unrepresentable)
     hooks = Hooks(made.dialect, names, given.schema, shared_with_sink)
     callbacks = Callbacks.check(hooks.on_data, hooks.on_start)
-    return HistoryTarget(made(place, hooks.tables(), aggregates, callbacks, given), hooks)
+    return HistoryTarget(made(place, hooks.tables(), aggregates, callbacks, given, policy), hooks)
 
 
 @dataclass(frozen=True, slots=True)

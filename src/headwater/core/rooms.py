@@ -1,0 +1,190 @@
+"""What a column of each target can hold, and what is done with a value that it cannot. Pure data.
+
+Contracts emit any value. `Room` says the limits of one column, and each target's function gives the
+room of a type by its name in SQL. `targets/values.py` carries it out on columns of rows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+DAY_US = 86_400_000_000
+SECOND_NS = 1_000_000_000
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
+POSTGRES_KEY_BYTES = 2_400
+"""Of all texts of a key together: an entry of an index has at most 2,704 bytes."""
+DUCKDB_KEY_BYTES = 8_000  # of 8,192
+
+
+class Policy(StrEnum):
+    """What is done with values that a target cannot hold; counted and told, whatever it is."""
+
+    REPLACE = "replace"
+    NULL = "null"
+    SKIP = "skip"
+    STOP = "stop"
+
+
+class Form(StrEnum):
+    """What a column keeps, and what text that goes there must be."""
+
+    ANY = "any"
+    TEXT = "text"
+    INTEGER = "integer"
+    DECIMAL = "decimal"
+    BYTES = "bytes"
+    UUID = "uuid"
+    TIME = "time"
+    DATE = "date"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The limits of one column.
+
+    `lowest` and `highest` are integers: of decimals without their point (`scale` digits follow
+    it), of times in microseconds since 1970, of dates in days. `step` is how many nanoseconds lie
+    between two times. `nul`: text may hold the character 0. `finite`: a float must be a number.
+    `size` and `length` are the most bytes and characters of a text, `width` those of bytes of one
+    length. `unique`: the column tells rows apart, so two values must not become one. `required`:
+    it cannot be null. `inner` is the room of what lists and structures contain.
+    """
+
+    form: Form = Form.ANY
+    lowest: int | None = None
+    highest: int | None = None
+    scale: int = 0
+    step: int = 1
+    nul: bool = True
+    finite: bool = False
+    size: int | None = None
+    length: int | None = None
+    width: int | None = None
+    unique: bool = False
+    required: bool = False
+    inner: Room | None = None
+
+
+def integers(bits: int, *, signed: bool = True) -> Room:
+    """Return the room of integers of so many bits."""
+    top = 2 ** (bits - signed)
+    return Room(Form.INTEGER, -top if signed else 0, top - 1)
+
+
+def decimals(digits: int, scale: int) -> Room:
+    """Return the room of decimals of so many digits."""
+    return Room(Form.DECIMAL, 1 - 10**digits, 10**digits - 1, scale)
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------
+
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # of the years 1 and 9999: Python's and Spark's ends
+_PYTHON_TIMES = (_FIRST_DAY * DAY_US, (_LAST_DAY + 1) * DAY_US - 1)
+_JSON_PARTS = Room(Form.ANY, _PYTHON_TIMES[0], _PYTHON_TIMES[1], step=1000, nul=False, finite=True)
+_POSTGRES: dict[str, Room] = {
+    "smallint": integers(16),
+    "integer": integers(32),
+    "bigint": integers(64),
+    "numeric": decimals(1000, 0),
+    "bytea": Room(Form.BYTES),
+    "uuid": Room(Form.UUID),
+    "text": Room(Form.TEXT, nul=False),
+    "character varying": Room(Form.TEXT, nul=False),
+    "character": Room(Form.TEXT, nul=False),
+    "json": Room(Form.JSON, nul=False, inner=_JSON_PARTS),
+    "jsonb": Room(Form.JSON, nul=False, inner=_JSON_PARTS),
+    "timestamp with time zone": Room(Form.TIME, -210_866_803_200_000_000, _INT64, step=1000),
+    "timestamp without time zone": Room(Form.TIME, -210_866_803_200_000_000, _INT64, step=1000),
+    "date": Room(Form.DATE, -2_440_588, 2_145_042_905),  # 4713 BC to 5874897
+}
+_CHARACTERS = re.compile(r"character(?: varying)?\((\d+)\)")
+_NUMERIC = re.compile(r"numeric\((\d+),\s*(-?\d+)\)")
+
+
+def postgres_room(kind: str, bare: str) -> Room:
+    """Return the room of a PostgreSQL type; `bare` is its own spelling without precision."""
+    if bare.endswith("[]"):
+        return Room(inner=postgres_room(kind.removesuffix("[]"), bare.removesuffix("[]")))
+    found = _POSTGRES.get(bare, Room(Form.TEXT, nul=False))
+    if (limit := _CHARACTERS.fullmatch(kind)) is not None:
+        return Room(Form.TEXT, nul=False, length=int(limit[1]))
+    if (digits := _NUMERIC.fullmatch(kind)) is not None:
+        return decimals(int(digits[1]), int(digits[2]))
+    return found
+
+
+# --- ClickHouse -----------------------------------------------------------------------------------
+
+_YEAR_1900, _YEAR_2300 = -25_567, 120_530  # days
+_CLICKHOUSE: dict[str, Room] = {
+    "Date": Room(Form.DATE, 0, 65_535),
+    "Date32": Room(Form.DATE, _YEAR_1900, _YEAR_2300 - 1),
+    "UUID": Room(Form.UUID),
+    "Bool": Room(),
+}
+_CLICKHOUSE_TYPE = re.compile(r"(U?)Int(\d+)|Decimal\((\d+), ?(\d+)\)|DateTime64\((\d)|DateTime")
+
+
+def clickhouse_room(kind: str) -> Room:
+    """Return the room of a ClickHouse type, without `Nullable` and `LowCardinality`."""
+    found = _CLICKHOUSE_TYPE.match(kind)
+    if found is None:
+        return _CLICKHOUSE.get(kind, Room())
+    unsigned, bits, digits, scale, places = found.groups()
+    if bits:
+        return integers(int(bits), signed=not unsigned)
+    if digits:
+        return decimals(int(digits), int(scale))
+    if places is None:
+        return Room(Form.TIME, 0, (2**32 - 1) * 1_000_000, step=SECOND_NS)
+    step = 10 ** (9 - int(places))
+    highest = min(_YEAR_2300 * DAY_US - 1, _INT64 * step // 1000)
+    return Room(Form.TIME, _YEAR_1900 * DAY_US, highest, step=step)
+
+
+# --- DuckDB ---------------------------------------------------------------------------------------
+
+_DUCKDB: dict[str, Room] = {
+    "BIGNUM": decimals(1000, 0),
+    "UUID": Room(Form.UUID),
+    "JSON": Room(Form.JSON),
+    "DATE": Room(Form.DATE, -_INT32 + 1, _INT32 - 1),  # the ends are the infinities
+}
+_DUCKDB |= {
+    f"{'' if signed else 'U'}{name}": integers(bits, signed=signed)
+    for name, bits in (("TINYINT", 8), ("SMALLINT", 16), ("INTEGER", 32), ("BIGINT", 64),
+                       ("HUGEINT", 128))
+    for signed in (True, False)
+}  # fmt: skip
+_DUCKDB_DECIMAL = re.compile(r"DECIMAL\((\d+), ?(\d+)\)")
+
+
+def duckdb_room(kind: str) -> Room:
+    """Return the room of a DuckDB type."""
+    if kind.endswith("[]"):
+        return Room(inner=duckdb_room(kind.removesuffix("[]")))
+    if kind.startswith("TIMESTAMP"):
+        return Room(Form.TIME, -_INT64 + 1, _INT64 - 1, step=1000)
+    digits = _DUCKDB_DECIMAL.fullmatch(kind)
+    return _DUCKDB.get(kind, Room()) if digits is None else decimals(*map(int, digits.groups()))
+
+
+# --- lakes: Iceberg, Delta, Parquet ---------------------------------------------------------------
+
+_LAKE: dict[str, Room] = {
+    "int32": integers(32),
+    "int64": integers(64),
+    "date32[day]": Room(Form.DATE, _FIRST_DAY, _LAST_DAY),
+}
+_LAKE_DECIMAL = re.compile(r"decimal\w*\((\d+), (\d+)\)")
+
+
+def lake_room(kind: str) -> Room:
+    """Return the room of a type in which lake tables keep values, as Arrow spells it."""
+    if kind.startswith("timestamp"):
+        return Room(Form.TIME, _PYTHON_TIMES[0], _PYTHON_TIMES[1], step=1000)
+    digits = _LAKE_DECIMAL.fullmatch(kind)
+    return _LAKE.get(kind, Room()) if digits is None else decimals(*map(int, digits.groups()))

@@ -1,0 +1,225 @@
+"""Values that contracts can emit and targets cannot hold: none of them stops a stream."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headwater.changes import Changes, TableSchema
+from headwater.core import Batch, BlockCursor, BlockHeader, Head
+from headwater.errors import PostgresNameError, PostgresSizeError, PostgresTableError
+from headwater.targets import Delivery
+from headwater.targets.duckdb import duckdb_target
+from headwater.targets.postgres import postgres_target, table
+from headwater.targets.sql.aggregates import aggregate
+from headwater.targets.sql.change_log.target import history_target
+from tests.targets import postgres_places
+from tests.unit.test_values import COLUMNS
+
+Make = Callable[..., Any]
+NAMES = [f"{str(one.type).partition('<')[0].partition('[')[0]}_{at}"
+         for at, one in enumerate(COLUMNS)]  # fmt: skip
+
+
+class Stream:
+    """Commits blocks to a target."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        target.bind("s")
+        self.state = target.recover()
+
+    def block(self, number: int, final: int = 0, **data: pa.Table) -> None:
+        """Commit one block, of which the portal calls `final` finalized."""
+        head = Head(BlockCursor(final, f"h{final}"))
+        header = BlockHeader(number, f"h{number}", f"h{number - 1}", number - 1, number)
+        state = self.state.advance([header], head)
+        batch = Batch((header,), head, state, (), Delivery(data))
+        prepare = self.target.capabilities.prepare_batch
+        self.target.commit([batch if prepare is None else prepare(batch)], state)
+        self.state = state
+
+    def fork(self, number: int) -> None:
+        """Go back to a block."""
+        safe = next(one for one in self.state.landing_points() if one.number == number)
+        self.state = self.state.rewind(safe)
+        self.target.roll_back(self.state)
+
+
+@pytest.fixture
+def stream() -> Iterator[Callable[[Any], Stream]]:
+    """Return a function that starts a stream; it is closed with the test."""
+    opened: list[Any] = []
+
+    def start(target: Any) -> Stream:
+        opened.append(target)
+        return Stream(target)
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+def _postgres(path: Path) -> Make:
+    dsn = postgres_places.database()
+    return lambda **options: postgres_target(dsn, **options)
+
+
+def _duckdb(path: Path) -> Make:
+    return lambda **options: duckdb_target(path / "chain.duckdb", **options)
+
+
+MAKERS = {"postgres": _postgres, "duckdb": _duckdb}
+LACKS = {  # types for which a target has no column at all, which it says before it writes
+    "duckdb": {"timestamp[ns]", "decimal256(76, 0)"},
+}
+
+
+def frame_of(name: str, block: int) -> pa.Table:
+    """Return the ends of all types that a target has columns for, below each other."""
+    longest = max(map(len, COLUMNS))
+    columns = {
+        one: pa.concat_arrays([values, pa.nulls(longest - len(values), values.type)])
+        for one, values in zip(NAMES, COLUMNS, strict=True)
+        if str(values.type) not in LACKS.get(name, ())
+    }
+    return pa.table({"block_number": pa.repeat(block, longest), **columns})
+
+
+def count(s: Stream, name: str) -> int:
+    """Return how many rows a table has."""
+    return int(s.target.query(f"SELECT count(*) AS n FROM {name}")["n"][0].as_py())
+
+
+@pytest.mark.guarantee("VALUE-1")
+@pytest.mark.parametrize("policy", ["replace", "null", "skip"])
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_the_ends_of_every_type_are_committed_and_undone(
+    name: str, policy: str, tmp_path: Path, stream: Callable[[Any], Stream]
+) -> None:
+    s = stream(MAKERS[name](tmp_path)(unrepresentable=policy))
+    rows = frame_of(name, 1).num_rows
+    for block in (1, 2):
+        s.block(block, final=1, ends=frame_of(name, block))
+    left_out = s.target.altered.rows // 2
+    assert s.target.altered.values or name != "postgres"
+    assert (left_out > 0) == (policy == "skip" and s.target.altered.values > 0)
+    assert count(s, "ends") == 2 * (rows - left_out)
+    s.fork(1)
+    assert count(s, "ends") == rows - left_out
+
+
+def keyed(*rows: tuple[str, int]) -> pa.Table:
+    return pa.table({"who": [one for one, _ in rows], "value": [one for _, one in rows]})
+
+
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_texts_of_a_key_stay_apart_are_written_again_and_undone(
+    name: str, tmp_path: Path, stream: Callable[[Any], Stream]
+) -> None:
+    """With the character 0, too long for an index, and one that looks like what another becomes."""
+    noise = "".join(map(chr, random.Random(7).choices(range(0x4E00, 0x9FFF), k=9_000)))
+    names = ["a", "b\0", "b\ufffd", noise, noise + "2"]
+    s = stream(
+        MAKERS[name](tmp_path)(
+            tables=[table("t", key=["who"])],
+            on_data=lambda tx, data: tx.upsert("t", data["t"]),
+        )
+    )
+    s.block(1, final=1, t=keyed(*((one, 1) for one in names)))
+    held = s.target.query("SELECT who, value FROM t ORDER BY who").to_pylist()
+    assert len(held) == 5
+    s.block(2, final=1, t=keyed(*((one, 2) for one in names)))
+    assert {one["value"] for one in s.target.query("SELECT value FROM t").to_pylist()} == {2}
+    taken = held[1]["who"]  # someone emits what a text has become
+    s.block(3, final=1, t=keyed((taken, 3)))
+    assert count(s, "t") >= 5
+    s.fork(1)
+    assert s.target.query("SELECT who, value FROM t ORDER BY who").to_pylist() == held
+
+
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_sums_by_a_text_that_cannot_be_held_are_exact_after_a_fork(
+    name: str, tmp_path: Path, stream: Callable[[Any], Stream]
+) -> None:
+    sums = aggregate("sums", source="t", keys=["who"], add={"total": "value"})
+    s = stream(MAKERS[name](tmp_path)(aggregates=[sums]))
+    for block in (1, 2, 3):
+        rows = pa.table({"block_number": [block] * 3, "who": ["a\0", "a\ufffd", "a\0"],
+                         "value": [1, 10, 2]})  # fmt: skip
+        s.block(block, final=1, t=rows)
+    s.fork(2)
+    found = s.target.query("SELECT total FROM sums").to_pylist()
+    assert sorted(int(one["total"]) for one in found) == [6, 20]
+
+
+def test_changes_with_the_character_zero_are_applied_and_undone(
+    stream: Callable[[Any], Stream],
+) -> None:
+    schema = TableSchema("t", ("who",), {"who": "text", "note": "text"})
+    s = stream(history_target(postgres_places.database(), tables=[schema]))
+    for block, note in ((1, "x\0"), (2, "y\0"), (3, "z")):
+        made = Changes(block).upsert("t", {"who": "a\0"}, note=note)
+        s.block(block, final=1, changes=made.toArrow())
+    s.fork(2)
+    assert s.target.query("SELECT note FROM t").to_pylist() == [{"note": "y\ufffd"}]
+
+
+def test_postgres_refuses_names_that_it_would_cut_before_it_creates_anything(
+    stream: Callable[[Any], Stream],
+) -> None:
+    dsn = postgres_places.database()
+    long = "n" * 64
+    with pytest.raises(PostgresNameError, match="E2116"):
+        postgres_target(dsn, tables=[table("t", key=[long])])
+    s = stream(postgres_target(dsn))
+    with pytest.raises(PostgresNameError, match=rf"E2116.*{long}"):
+        s.block(1, t=pa.table({"block_number": [1], long: ["x"]}))
+    found = "SELECT count(*) AS n FROM pg_tables WHERE tablename = 't'"
+    assert s.target.query(found)["n"].to_pylist() == [0]
+
+
+def test_postgres_refuses_rows_that_no_page_holds(stream: Callable[[Any], Stream]) -> None:
+    dsn = postgres_places.database()
+    s = stream(postgres_target(dsn))
+    wide = {f"c{at}": ["x" * 100] for at in range(500)}
+    with pytest.raises(PostgresSizeError, match=r"E2117.*columns=501"):
+        s.block(1, t=pa.table({"block_number": [1], **wide}))
+
+
+def test_postgres_codes_what_a_table_of_the_users_cannot_take(
+    stream: Callable[[Any], Stream],
+) -> None:
+    """An index of the user's own that values are too long for."""
+    dsn = postgres_places.database()
+
+    def prepare(tx: Any) -> None:
+        tx.execute("CREATE TABLE t (block_number bigint, note text UNIQUE)")
+
+    s = stream(postgres_target(dsn, tables=["t"], on_start=prepare))
+    noise = bytes(range(256)).hex() * 9 + "".join(f"{at * 7919 % 99991:x}" for at in range(5_000))
+    with pytest.raises(PostgresSizeError, match="E2117"):
+        s.block(1, t=pa.table({"block_number": [1], "note": [noise]}))
+
+
+def test_postgres_reads_far_times_back_as_they_are(stream: Callable[[Any], Stream]) -> None:
+    s = stream(postgres_target(postgres_places.database()))
+    times = pa.array([2**62, -(2**57), 253_402_300_800_000_000, None]).cast(pa.timestamp("us"))
+    days = pa.array([2**30, -2_000_000, 2_932_897, None], pa.int32()).cast(pa.date32())
+    zoned = times.cast(pa.timestamp("us", "UTC"))
+    s.block(1, t=pa.table({"block_number": [1] * 4, "at": times, "zoned": zoned, "day": days}))
+    found = s.target.query("SELECT at, zoned, day FROM t")
+    for name, wanted in (("at", times), ("zoned", zoned), ("day", days)):
+        assert found[name].combine_chunks().equals(wanted)
+
+
+def test_a_stream_can_be_told_to_stop(stream: Callable[[Any], Stream]) -> None:
+    s = stream(postgres_target(postgres_places.database(), unrepresentable="stop"))
+    with pytest.raises(PostgresTableError, match=r"column=note.*block=1"):
+        s.block(1, t=pa.table({"block_number": [1], "note": ["a\0"]}))
+    s.block(1, t=pa.table({"block_number": [1], "note": ["a"]}))
