@@ -27,8 +27,9 @@ from headwater.errors import (
 )
 from headwater.targets import delta_target, iceberg_target, parquet_target
 from headwater.targets.contract import Delivery, SideTable, Target
+from headwater.targets.lake.authors import Author, slug, window_stem
 from headwater.targets.lake.columns import check_columns, conform, lake_schema
-from headwater.targets.lake.files import FilePlan, slug, window_stem, write_distributed, write_files
+from headwater.targets.lake.files import FilePlan, write_distributed, write_files
 from headwater.targets.lake.paths import CatalogPlace, Place
 from headwater.targets.lake.side import SideFiles, side_status
 from headwater.targets.lake.state import FORMAT, STATE, SideFile, StoredStream
@@ -139,12 +140,12 @@ def test_files_are_named_by_window_stream_and_attempt_and_described_by_receipts(
     place: Place,
 ) -> None:
     plan = FilePlan(
-        place, SCHEMA, window_stem("My Stream", 1, 3), sort_by=("block_number",),
+        place, SCHEMA, window_stem(Author(slug("My Stream"), 2), 1, 3), sort_by=("block_number",),
         block_column="block_number", window=(1, 3),
     )  # fmt: skip
     one, two = write_files(plan, ROWS)[0], write_files(plan, ROWS)[0]
     assert one.name != two.name, "attempts never share a file"
-    assert one.name.startswith(f"data/0000000001-0000000003-{slug('My Stream')}-00000-")
+    assert one.name.startswith(f"data/0000000001-0000000003-{slug('My Stream')}-e000002-00000-")
     assert (one.rows, one.first, one.last) == (3, 1, 3)
     assert {found.name: found.size for found in place.files()}[one.name] == one.size
     with place.open(one.name) as source:
@@ -265,7 +266,7 @@ def test_side_rows_are_few_files_however_often_rows_come(place: Place) -> None:
     columns = pa.schema(
         [("block_number", pa.int64()), ("ordinal", pa.int64()), ("text", pa.string())]
     )
-    side = SideFiles(place)
+    side = SideFiles(place, 3)
     side.open([SideTable("notes", columns)])
     files: dict[str, tuple[SideFile, ...]] = {}
     for number in range(30):
@@ -280,7 +281,9 @@ def test_side_rows_are_few_files_however_often_rows_come(place: Place) -> None:
     assert side.read(back, "notes", after=(18, 0))["text"].to_pylist() == ["19", "20"]
     settled = side.settle(back, "notes", (18, 0), {})
     assert side.read(settled, "notes", up_to_block=19)["text"].to_pylist() == ["19"]
-    assert side.sweep(settled) > 0
+    for epoch in (2, 3):
+        assert SideFiles(place, epoch).sweep(settled) == 0, "they may be another writer's"
+    assert SideFiles(place, 4).sweep(settled) > 0
     assert len(list(place.files("side"))) == len(settled["notes"])
     with pytest.raises(InvalidOptionError):
         side.read(files, "other")

@@ -98,7 +98,7 @@ def _kind(path: str, properties: dict[str, str]) -> str:
 
 def _delta(place: Place, stream_id: str | None, grace_hours: float) -> Done:
     settings: DeltaSettings = import_extra("delta", "DeltaSettings")()
-    settings = replace(settings, retention_hours=int(grace_hours))
+    settings = replace(settings, retention_hours=grace_hours)
     work = import_extra("delta", "maintain_folder", ".admin")
     done: Done = work(place, stream_id=stream_id, settings=settings)
     return done

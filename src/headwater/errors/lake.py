@@ -1,6 +1,4 @@
-"""E22: lake targets (Iceberg, Delta, Parquet). E2201 to E2219 are shared and Iceberg's own,
-E2220 to E2229 Parquet's, E2230 to E2239 Delta's.
-"""
+"""E22: lake targets (Iceberg, Delta, Parquet). E2220 to E2222 are Parquet's own."""
 
 from headwater.errors.base import TargetError
 
@@ -104,6 +102,16 @@ class UndeclaredLakeTableError(
     fix="name every table that is written in tables=[...]: undo is kept for these",
 ):
     """A table is written that was not declared, so a fork could not undo it."""
+
+
+class LakeFileGoneError(
+    TargetError,
+    code="E2223",
+    fix="something has deleted a file of the table: let VACUUM and other sweeps keep what the "
+    "newest version names; bring the file back from a copy, or load the table again under a new "
+    "stream id; nothing was committed",
+):
+    """A file that a table names is not there."""
 
 
 class UnexplainedFilesError(

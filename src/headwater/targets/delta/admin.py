@@ -12,12 +12,14 @@ import pyarrow as pa
 
 from headwater.errors import LakeForeignWriteError
 from headwater.targets.delta.maintenance import Maintenance
+from headwater.targets.delta.settings import DeltaSettings
 from headwater.targets.delta.tables import StreamTables
-from headwater.targets.delta.target import DeltaSettings, read_state
+from headwater.targets.delta.target import read_state
 from headwater.targets.lake.admin import BLOCK_COLUMN, LakeAdmin
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.side import side_status
 from headwater.targets.lake.state import StoredStream
+from headwater.targets.lake.tx import TableRewritten
 from headwater.targets.side_rows import SideStatus
 
 _ATTEMPTS = 5
@@ -56,11 +58,12 @@ def _maintain(place: Place, stream_id: str, settings: DeltaSettings) -> dict[str
         for one in tables.open.values():
             one.read_undo(floor)
         work = Maintenance(
-            list(tables.open.values()), stream_id, floor, settings, tables.announce, bounded=False
-        )
+            list(tables.open.values()), stream_id, stored.epoch, floor, settings, tables.announce,
+            bounded=False,
+        )  # fmt: skip
         try:
             return {**work.run(), "swept": work.sweep()}
-        except LakeForeignWriteError:
+        except TableRewritten:
             continue
     raise LakeForeignWriteError("tables change all the time", tables=", ".join(tables.open))
 

@@ -46,6 +46,11 @@ class DataFile:
         known = len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit()
         return (int(parts[0]), int(parts[1])) if known else (-1, -1)
 
+    @property
+    def rows(self) -> int:
+        """How many rows the file has."""
+        return int(json.loads(self.stats)["numRecords"])
+
     def ends(self, column: str) -> tuple[Any, Any]:
         """Return the smallest and the largest value of a column; None where it is not known."""
         found = json.loads(self.stats or "{}")

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from headwater.targets.delta.changes import DataFile, Net
-from headwater.targets.delta.tables import StreamTable
-from headwater.targets.lake.files import window_stem
+from headwater.targets.delta.settings import DeltaSettings
+from headwater.targets.delta.stream_table import StreamTable
+from headwater.targets.lake.authors import Author, Sweeper, file_name, slug, window_stem
 from headwater.targets.lake.tx import ROWS, Announce
-
-if TYPE_CHECKING:
-    from headwater.targets.delta.target import DeltaSettings
 
 BIN_BYTES = 128 << 20  # of files that become one
 
@@ -27,11 +24,13 @@ class Maintenance:
     """Maintains the tables of one stream. Blocks above `floor` may be undone.
 
     `said` is what a commit to a table is to say; without it, maintenance comes from outside and
-    takes no stream over. `bounded` limits what is rewritten by the settings.
+    takes no stream over. `epoch` is that of the stream. `bounded` limits what is rewritten by the
+    settings.
     """
 
     tables: Sequence[StreamTable]
     stream_id: str
+    epoch: int
     floor: int
     settings: DeltaSettings
     announce: Announce
@@ -42,13 +41,11 @@ class Maintenance:
         """Compact, write checkpoints, shorten the log; return how many files were compacted.
 
         Raises:
-            LakeForeignWriteError: a table has changed meanwhile; the others are done.
+            TableRewritten: a table has changed meanwhile; the others are done.
         """
         compacted = self.compact()
         for table in self.tables:
             self.announce(f"checkpoint {table.name}")
-            if self.said is not None:
-                table.commit(Net({}, {}), self.said(table))  # the state must not expire with it
             table.checkpoint()
         self.shorten_logs()
         return {"compacted": compacted}
@@ -57,6 +54,8 @@ class Maintenance:
         """Delete entries of logs that neither a rollback nor time travel needs."""
         self.announce("shorten logs")
         kept = self.settings.log_entries
+        for one in self.tables if self.said is not None else ():
+            one.look()
         return sum(one.shorten_log(self.floor, kept) for one in self.tables)
 
     def compact(self) -> int:
@@ -65,7 +64,8 @@ class Maintenance:
         for table in self.tables:
             for several in self._bins(table):
                 first = min(one.first_block for one in several)
-                stem = window_stem(self.stream_id, first, max(one.last_block for one in several))
+                author = Author(slug(self.stream_id), self.epoch, self.said is None)
+                stem = window_stem(author, first, max(one.last_block for one in several))
                 plan = table.plan(table.columns, stem)
                 batches = (batch for one in several for batch in table.read([one]).to_batches(ROWS))
                 self.announce(f"compact {table.name}")
@@ -79,7 +79,10 @@ class Maintenance:
         return done
 
     def sweep(self) -> int:
-        """Delete files that nothing needs any more; return how many those were."""
+        """Delete files that nothing needs any more; return how many those were.
+
+        Those that a commit has removed, or that a writer has left who can commit nothing more.
+        """
         return sum(map(self._sweep, self.tables))
 
     def _bins(self, table: StreamTable) -> list[list[DataFile]]:
@@ -109,12 +112,23 @@ class Maintenance:
         return [one for one in bins if len(one) >= settings.compact_files]
 
     def _sweep(self, table: StreamTable) -> int:
-        needed = {path for change in table.undo for path in (*change.added, *change.removed)}
+        hours, inside = self.settings.retention_hours, self.said is not None
+        sweeper = Sweeper(self.stream_id, table.epoch, inside)
+        removed = set(table.unreferenced(hours, full=False))
         gone = [
             path
-            for path in table.unreferenced(self.settings.retention_hours)
-            if path not in needed and path.endswith(".parquet")
+            for path in table.unreferenced(hours, full=True)
+            if path in removed or sweeper.may_delete(path)
         ]
+        if inside:
+            table.look()
+        else:
+            table.reload()
+            table.read_undo(self.floor)
+        needed = {path for change in table.undo for path in (*change.added, *change.removed)}
+        needed |= table.live().keys()
+        kept = set(map(file_name, needed))
+        gone = [path for path in gone if file_name(path) not in kept and sweeper.is_own(path)]
         for path in gone:
             self.announce(f"sweep {table.name}")
             table.place.delete(path)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,45 +26,18 @@ from headwater.errors import (
 from headwater.targets.database import OnData
 from headwater.targets.delta.changes import DataFile, Net, Undo
 from headwater.targets.delta.maintenance import Maintenance
-from headwater.targets.delta.tables import StreamTable, StreamTables, Table, table
-from headwater.targets.lake.files import slug
+from headwater.targets.delta.settings import DeltaSettings, Table, table
+from headwater.targets.delta.stream_table import StreamTable
+from headwater.targets.delta.tables import StreamTables
+from headwater.targets.lake.authors import Author, slug
 from headwater.targets.lake.paths import Options, Place
 from headwater.targets.lake.state import STATE, StoredStream, position
-from headwater.targets.lake.target import LakeSettings, LakeTarget
-from headwater.targets.lake.tx import Change, Tx
+from headwater.targets.lake.target import LakeTarget
+from headwater.targets.lake.tx import Change, TableRewritten, Tx
 from headwater.targets.tables import TableOptions, declare_tables
 
 _ATTEMPTS = 5  # at a table that an earlier writer still commits to
 logger = logging.getLogger("headwater.targets.delta")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaSettings(LakeSettings):
-    """Where the state is kept, and how much is kept and rewritten.
-
-    Args:
-        id: the stream's id, if it is to be another than that of the stream.
-        maintain_every: after so many commits small files of final blocks are compacted; 0 leaves
-            that to `headwater maintain`.
-        small_file_bytes: files below are compacted, once there are `compact_files` of them.
-        compact_files: how many small files are worth a rewrite.
-        compact_bytes: at most so much is rewritten between two batches.
-        rewrite_bytes: `upsert` and `delete` rewrite at most so much for one batch.
-        retention_hours: files that the table has ceased to name are kept so long for readers and
-            time travel; those that a rollback needs are kept in any case.
-        log_entries: of the log that stay for time travel, beside those of hot blocks; each commit
-            lists them all, so a commit takes longer the more there are.
-    """
-
-    retention_hours: int = 168
-    log_entries: int = 200
-
-    def __post_init__(self) -> None:
-        LakeSettings.__post_init__(self)
-        if self.retention_hours < 0:
-            raise InvalidOptionError("retention_hours: 0 or more", got=self.retention_hours)
-        if self.log_entries < 1:
-            raise InvalidOptionError("log_entries: 1 or more", got=self.log_entries)
 
 
 def delta_target(
@@ -135,11 +108,13 @@ class DeltaTarget(LakeTarget[DataFile]):
         tables.load()
         found = read_state(tables)
         epoch = 0 if found is None else found.epoch
+        if self._tables is not None and epoch > self._stored.epoch:
+            raise LakeWriterError("another writer of the stream has begun", stream=self._id)
         self._stored = replace(found or StoredStream(self._id), epoch=epoch + 1)
         self._open_side(self._place.under(f"_headwater/{slug(self._id)}"))
         lead = tables.lead
         for one in sorted(tables.open.values(), key=lambda one: one is not lead):
-            self._claim(one)
+            self._claim(one, tables)
         self._sweep_side()
         self._tables = tables
 
@@ -151,8 +126,12 @@ class DeltaTarget(LakeTarget[DataFile]):
         assert self._tables is not None, "a target recovers before anything else"
         return self._tables
 
-    def _claim(self, one: StreamTable) -> None:
-        """Put a table back to the state's cursor, in a commit that no earlier writer has seen."""
+    def _claim(self, one: StreamTable, tables: StreamTables) -> None:
+        """Put a table back to the state's cursor, in a commit that no earlier writer has seen.
+
+        One that an earlier writer has changed meanwhile is read again, and then whether this start
+        still holds the table that leads: a later one may have put it right already.
+        """
         for attempt in range(_ATTEMPTS):
             one.read_undo(self._stored.state.undo_floor)
             self._announce(f"claim {one.name}")
@@ -162,13 +141,21 @@ class DeltaTarget(LakeTarget[DataFile]):
                 if one.is_lead or attempt + 1 == _ATTEMPTS:
                     raise
                 one.reload()
+                tables.check_lead()
             else:
+                one.keep_log()
                 return
 
     # --- changing ---------------------------------------------------------------------------------
 
     def _table(self, name: str, schema: pa.Schema | None) -> StreamTable | None:
-        return self._opened.get(name, schema, self._said(self._stored, lead=True))
+        tables = self._opened
+        known = name in tables.open
+        found = tables.get(name, schema, self._said(self._stored, lead=True))
+        if found is not None and not known and tables.lead not in (None, found):
+            tables.check_lead()  # a later start would see the table, and claim it
+            self._claim(found, tables)
+        return found
 
     def _check_rename(self, old: str, new: str) -> None:
         self._opened.check_rename(old, new)
@@ -201,10 +188,11 @@ class DeltaTarget(LakeTarget[DataFile]):
         """Put the table that leads back, with what is stored; then the others."""
         tables = self._opened
         lead = tables.make_lead(self._said(stored, lead=True))
-        self._put_back(lead, stored)
-        for one in tables.open.values():
-            if one is not lead:
-                self._put_back(one, stored)
+        author = Author(slug(stored.stream_id), stored.epoch)
+        several = sorted(tables.open.values(), key=lambda one: one is not lead)
+        ways = [one.way_back(stored.state.number, author) for one in several]  # or nothing changes
+        for one, net in zip(several, ways, strict=True):
+            self._put_back(one, stored, net)
 
     def _write_config(self, text: str) -> None:
         self.recover()
@@ -213,15 +201,31 @@ class DeltaTarget(LakeTarget[DataFile]):
         else:
             super()._write_config(text)
 
-    def _put_back(self, one: StreamTable, stored: StoredStream, *, always: bool = False) -> None:
-        net = one.put_back(stored.state.number)
-        if not (net or always or one.is_lead):
-            return
-        self._announce(f"put back {one.name}")
-        one.commit(net, self._said(stored, lead=one.is_lead))
-        one.forget()
+    def _put_back(
+        self,
+        one: StreamTable,
+        stored: StoredStream,
+        found: Net | None = None,
+        *,
+        always: bool = False,
+    ) -> None:
+        """Commit the way back to what is stored: one that was found before, or is found now."""
+        number, author = stored.state.number, Author(slug(stored.stream_id), stored.epoch)
+        for attempt in range(_ATTEMPTS):
+            net = one.way_back(number, author) if found is None else found
+            if not (net or always or one.is_lead):
+                break
+            self._announce(f"put back {one.name}")
+            try:
+                one.commit(net, self._said(stored, lead=one.is_lead))
+                break
+            except TableRewritten:  # at this moment
+                found = None
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+        one.went_back(number)
         if net:
-            logger.info("table.back table=%s block=%d", one.name, stored.state.number)
+            logger.info("table.back table=%s block=%d", one.name, number)
 
     def _said(self, stored: StoredStream, *, lead: bool = False) -> dict[str, str]:
         """Return what a commit says of itself: its block; that of the leader, the whole state."""
@@ -243,6 +247,7 @@ class DeltaTarget(LakeTarget[DataFile]):
         return Maintenance(
             list(self._opened.open.values()),
             self._id,
+            self._stored.epoch,
             self._stored.state.undo_floor,
             self._settings,
             self._announce,

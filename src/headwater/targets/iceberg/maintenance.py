@@ -25,7 +25,7 @@ from headwater.targets.iceberg.snapshots import (
     properties_of,
 )
 from headwater.targets.iceberg.tables import StreamTable, place_of
-from headwater.targets.lake.files import slug
+from headwater.targets.lake.authors import slug
 from headwater.targets.lake.state import BLOCK, HASH, StoredStream, position
 
 BIN_BYTES = 64 << 20  # of files that become one

@@ -19,7 +19,7 @@ from headwater.errors import LakeWriterError
 from headwater.targets.iceberg.settings import create_namespace
 from headwater.targets.iceberg.snapshots import TableChange, properties_of
 from headwater.targets.iceberg.tables import PROPERTIES, place_of
-from headwater.targets.lake.files import slug
+from headwater.targets.lake.authors import slug
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.state import STREAM, StoredStream
 

@@ -1,21 +1,20 @@
 """Parquet files of lake targets: written on executors or on the driver, each attempt on its own.
 
 A file counts once a commit names it. Every attempt of a task writes files of its own, whose names
-tell the stream, the blocks and the attempt; what comes back is a receipt per file, of the attempts
-that Spark counts. Files of the others, and those of a commit that never came, are named by nothing:
-they are orphans, which `headwater maintain` sweeps. So a task may be tried again or run twice.
+tell the blocks, the writer (`Author`) and the attempt; what comes back is a receipt per file, of
+the attempts that Spark counts. Files of the others, and those of a commit that never came, are
+named by nothing: they are orphans, which a sweep deletes. So a task may be tried again or run
+twice.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
-from hashlib import sha256
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -125,6 +124,12 @@ class ValueSplit:
         """Yield the rows of each combination of values."""
         found = pa.Table.from_batches([rows]).group_by(list(self.columns)).aggregate([])
         for one in found.to_pylist():
+            empty = [name for name in self.columns if one[name] == ""]
+            if empty:
+                raise LakeSchemaError(
+                    "a partition holds no empty text: readers would find null",
+                    column=empty[0],
+                )
             mine = [
                 pc.is_null(rows.column(name))
                 if one[name] is None
@@ -196,19 +201,6 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
         yield from _leaves(f"{path}.list.element", kind.value_type)
     else:
         yield path
-
-
-def window_stem(stream_id: str, first: int, last: int) -> str:
-    """Return how names of files begin: the blocks, then the stream."""
-    return f"{max(first, 0):010d}-{max(last, 0):010d}-{slug(stream_id)}"
-
-
-def slug(text: str) -> str:
-    """Return a text as a part of a name of files and tables; two texts never have the same."""
-    plain = re.sub(r"[^a-z0-9_]+", "_", text.lower()).strip("_")[:40]
-    if plain == text:
-        return plain
-    return f"{plain or 'stream'}_{sha256(text.encode()).hexdigest()[:8]}"
 
 
 class _Attempt:

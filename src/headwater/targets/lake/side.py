@@ -3,11 +3,14 @@
 The stored state names the files (`StoredStream.side`), so rows of side tables change in the very
 step that replaces the state: with their batch, with a rollback, or when messages are settled. A
 file is never changed; each method writes new files and returns what the next state is to name.
-What no state names is an orphan. All of it runs on the driver.
+What no state names is an orphan. Names tell the epoch of the writer, and only files of earlier ones
+are swept: a start that was paused and replaced deletes nothing of its successor. All of it runs on
+the driver.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,13 +36,18 @@ Files = Mapping[str, tuple[SideFile, ...]]
 DIRECTORY = "side"
 _GROWTH = 3  # a file at least so many times as large as the next one is left alone
 _CACHED = 64
+_EPOCH = re.compile(r"-e(\d{6,})-[0-9a-f]+\.parquet$")
 
 
 class SideFiles:
-    """Reads and writes the files; `place` is where the stream keeps its state."""
+    """Reads and writes the files; `place` is where the stream keeps its state.
 
-    def __init__(self, place: Place) -> None:
+    `epoch` is that of the writer, 0 for one that only reads.
+    """
+
+    def __init__(self, place: Place, epoch: int = 0) -> None:
         self._place = place
+        self._epoch = epoch
         self._tables: dict[str, SideTable] = {}
         self._cache: dict[str, pa.Table] = {}
 
@@ -122,9 +130,17 @@ class SideFiles:
                 self._place.delete(one.name)
 
     def sweep(self, files: Files) -> int:
-        """Delete the files that the stored state does not name; return how many those were."""
+        """Delete files of earlier epochs that the state does not name; return how many they were.
+
+        `files` are those of a state that this epoch has taken over: no later state names others of
+        earlier epochs.
+        """
         kept = {one.name for held in files.values() for one in held}
-        found = [one.name for one in self._place.files(DIRECTORY) if one.name not in kept]
+        found = [
+            one.name
+            for one in self._place.files(DIRECTORY)
+            if one.name not in kept and _epoch_of(one.name) < self._epoch
+        ]
         for name in found:
             self._place.delete(name)
         return len(found)
@@ -159,7 +175,7 @@ class SideFiles:
             return []
         rows = in_key_order(rows)
         blocks = rows.column(KEY[0])
-        file = f"{DIRECTORY}/{name}-{secrets.token_hex(8)}.parquet"
+        file = f"{DIRECTORY}/{name}-e{self._epoch:06d}-{secrets.token_hex(8)}.parquet"
         with self._place.create(file) as sink:
             pq.write_table(rows, sink, compression="zstd")
         self._keep(file, rows)
@@ -178,6 +194,12 @@ class SideFiles:
         while len(self._cache) >= _CACHED:
             del self._cache[next(iter(self._cache))]
         self._cache[name] = rows
+
+
+def _epoch_of(name: str) -> int:
+    """Return the epoch of a file's writer; 0 in names of releases that told none."""
+    found = _EPOCH.search(name)
+    return 0 if found is None else int(found[1])
 
 
 def side_status(files: Files) -> dict[str, SideStatus]:

@@ -12,7 +12,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar, Generic
@@ -30,13 +30,15 @@ from headwater.errors import (
 )
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.database import LEGACY_ID
+from headwater.targets.lake.authors import Author, slug
 from headwater.targets.lake.paths import Place, coded_full_disk, coded_storage_errors
 from headwater.targets.lake.side import SideFiles
 from headwater.targets.lake.state import StoredStream
-from headwater.targets.lake.tx import BLOCK_NUMBER, Change, File, LakeTable, Tx
+from headwater.targets.lake.tx import BLOCK_NUMBER, Change, File, LakeTable, TableRewritten, Tx
 from headwater.targets.side_rows import check_side_table
 
 SWEEP_S = 86_400.0
+_ATTEMPTS = 5  # at tables that others rewrite
 logger = logging.getLogger("headwater.targets")
 
 
@@ -121,20 +123,25 @@ class LakeTarget(ABC, Generic[File]):
 
     def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Write the batches' files, commit them to their tables, and store the state."""
-        self.recover()
+        for left in reversed(range(_ATTEMPTS)):
+            self.recover()
+            with suppress(TableRewritten), self._changing(again=left > 0):
+                self._commit_batches(batches, state)
+                break
+        if batches:
+            self._count_commit()
+
+    def _commit_batches(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         states = [self._stored.state, *(batch.state for batch in batches[:-1]), state]
         changes: dict[str, list[Change[File]]] = {}
         side = self._stored.side
-        with self._changing():
-            for batch, (before, after) in zip(batches, pairwise(states), strict=False):
-                for name, one in self._write(batch.data, before, after).items():
-                    changes.setdefault(name, []).append(one)
-                if batch.data.side:
-                    self._announce("write side rows")
-                    side = self._side.add(side, batch.data.side)
-            self._store(replace(self._stored, state=state, side=side), changes)
-        if batches:
-            self._count_commit()
+        for batch, (before, after) in zip(batches, pairwise(states), strict=False):
+            for name, one in self._write(batch.data, before, after).items():
+                changes.setdefault(name, []).append(one)
+            if batch.data.side:
+                self._announce("write side rows")
+                side = self._side.add(side, batch.data.side)
+        self._store(replace(self._stored, state=state, side=side), changes)
 
     def roll_back(self, state: PipeState) -> None:
         """Store the state that the fork leads to, and put the tables back to it."""
@@ -309,7 +316,8 @@ class LakeTarget(ABC, Generic[File]):
     def _tx(self, scope: Scope, state: PipeState, *, widens: bool = False) -> Tx[File]:
         """Return what writes one batch; its commits say `state`."""
         room = self._given.rewrite_bytes
-        return Tx(self._table, self._id, scope, state, room, self._announce, widens=widens)
+        author = Author(slug(self._id), self._stored.epoch)
+        return Tx(self._table, author, scope, state, room, self._announce, widens=widens)
 
     def _count_commit(self) -> None:
         self._commits += 1
@@ -329,11 +337,11 @@ class LakeTarget(ABC, Generic[File]):
             self._side.discard(before.side, stored.side)
 
     def _open_side(self, place: Place) -> None:
-        self._side = SideFiles(place)
+        self._side = SideFiles(place, self._stored.epoch)
         self._side.open(self._side_tables)
 
     def _sweep_side(self) -> None:
-        """Delete the files of side tables that a crash has left."""
+        """Delete the files of side tables that writers before this one have left."""
         self._announce("sweep side files")
         self._side.sweep(self._stored.side)
 
@@ -355,12 +363,19 @@ class LakeTarget(ABC, Generic[File]):
             logger.info("maintenance.done id=%s %s", self._id, done)
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Surround a change: after a failure nothing that is remembered is used any more."""
+    def _changing(self, *, again: bool = False) -> Iterator[None]:
+        """Surround a change: after a failure nothing that is remembered is used any more.
+
+        `again` says that a change is tried again if others have rewritten the table meanwhile.
+        """
         self._dirty = True
         try:
             with coded_full_disk():
                 yield
+        except TableRewritten as error:
+            if again:
+                raise
+            raise LakeForeignWriteError("others rewrite the tables all the time") from error
         except LakeWriterError as error:
             self._replaced = error
             raise

@@ -20,8 +20,9 @@ from headwater.core import BlockRange, PipeState
 from headwater.errors import EvolveError, LakeRewriteError, LakeUnsupportedError
 from headwater.targets.contract import Scope
 from headwater.targets.frames import executor_rows, to_arrow
+from headwater.targets.lake.authors import Author, window_stem
 from headwater.targets.lake.columns import check_columns
-from headwater.targets.lake.files import FilePlan, WrittenFile, window_stem, write_distributed
+from headwater.targets.lake.files import FilePlan, WrittenFile, write_distributed
 from headwater.targets.lake.keys import check_key, conformed, distinct_keys, filled, split_by_key
 
 BLOCK_NUMBER = "block_number"
@@ -29,6 +30,10 @@ ROWS = 50_000  # of a table in memory, written at a time
 Announce = Callable[[str], None]
 Ranges = Mapping[str, tuple[Any, Any]]
 File = TypeVar("File")  # a data file as the format's log or manifest names it
+
+
+class TableRewritten(Exception):  # noqa: N818 - an event, which never leaves a target
+    """Others have rewritten files that a commit replaces: it is made again, of what is there."""
 
 
 @dataclass(slots=True)
@@ -137,7 +142,7 @@ class Tx(Generic[File]):
     def __init__(
         self,
         find: Callable[[str, pa.Schema | None], LakeTable[File] | None],
-        stream_id: str,
+        author: Author,
         scope: Scope,
         state: PipeState,
         room: int,
@@ -152,7 +157,7 @@ class Tx(Generic[File]):
         self._state = state
         self._room = room
         self._announce = announce
-        self._stem = window_stem(stream_id, scope.after + 1, scope.block)
+        self._stem = window_stem(author, scope.after + 1, scope.block)
 
     def insert(self, table: str, frame: Any) -> None:
         """Add rows. Columns that the frame lacks are null."""

@@ -1,0 +1,397 @@
+"""One table of a stream in Delta's format: read, widened, and changed in atomic commits.
+
+Runs on the driver. A table belongs to one stream. Each commit carries Delta's transaction id with a
+version that grows: of two writers of one stream the one that has not seen the other's commit is
+refused. Delta itself would accept an old version and a writer without one, so each start commits to
+every table before it trusts what it has read. What other engines commit meanwhile is looked at,
+never guessed: they may rewrite files, also those of hot blocks, and change no rows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import ceil
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.schema import Field
+from deltalake.schema import Schema as DeltaSchema
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow import fs
+
+from headwater.errors import (
+    LakeFileGoneError,
+    LakeForeignWriteError,
+    LakeUndoError,
+    LakeWriterError,
+)
+from headwater.targets.delta.changes import (
+    DataFile,
+    Net,
+    Undo,
+    dump_changes,
+    file_statistics,
+    flat_statistics,
+    load_changes,
+)
+from headwater.targets.delta.rewritten import by_row
+from headwater.targets.delta.settings import Table
+from headwater.targets.lake.authors import Author
+from headwater.targets.lake.columns import check_columns, lake_schema
+from headwater.targets.lake.files import (
+    FilePlan,
+    ValueSplit,
+    WrittenFile,
+    partition_text,
+)
+from headwater.targets.lake.keys import conformed
+from headwater.targets.lake.paths import Place
+from headwater.targets.lake.state import BLOCK, EPOCH
+from headwater.targets.lake.tx import LakeTable, TableRewritten
+
+CHANGES = "headwater.changes"
+LEAD = "headwater.lead"
+LOG = "_delta_log"
+_CHECKPOINT = ".checkpoint.parquet"
+_ENTRY = re.compile(r"(\d{20})(?:\.json|\.checkpoint\.parquet)$")
+_ATTEMPTS = 20  # at a commit, while others commit
+_HISTORY = 64  # commits that are read at once
+KEEP_LOG = {"delta.logRetentionDuration": "interval 36500 days"}
+"""The state of a stream is in the log, however long it stands still; `shorten_log` shortens it."""
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
+class StreamTable(LakeTable[DataFile]):
+    """One table: as this writer has left it, or as others have rewritten it since."""
+
+    def __init__(self, declared: Table, place: Place, handle: DeltaTable, app: str) -> None:
+        super().__init__()
+        self.declared, self.place, self.name = declared, place, declared.name
+        self.key = declared.key
+        self.undo: list[Undo] = []  # of blocks that a fork may take, oldest first
+        self._handle = handle
+        self._app = app
+        self._version = handle.transaction_version(app) or 0
+        self._seen = handle.version()  # of the log: what comes next is looked at
+        self._rewritten = False  # whether others may have rewritten files of hot blocks
+        self._learn()
+
+    def _learn(self) -> None:
+        found = pa.schema(self._handle.schema().to_arrow())
+        self.columns = lake_schema(found)
+        self.partition_by = tuple(self._handle.metadata().partition_columns)
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch that has committed to the table."""
+        return next((int(one[EPOCH]) for one in self.said()), 0)
+
+    def look(self, *, fenced: bool = True) -> None:
+        """Read what others have committed since; what it was like before is forgotten.
+
+        Not while files wait for their commit, but to make it again.
+
+        Raises:
+            LakeWriterError: another writer of the stream has committed.
+            LakeForeignWriteError: others have changed rows.
+        """
+        self._handle.update_incremental()
+        if fenced:
+            self.check_writer(self._handle)
+        for version in range(self._seen + 1, self._handle.version() + 1):
+            self._look_at(version)
+        if self._handle.version() > self._seen:
+            self._seen = self._handle.version()
+            self.forget()
+            self._learn()
+
+    def check_writer(self, handle: DeltaTable) -> None:
+        """Refuse to go on if another writer of the stream has committed, as a handle says."""
+        if (handle.transaction_version(self._app) or 0) > self._version:
+            raise LakeWriterError("another writer of the stream has committed", table=self.name)
+
+    def _look_at(self, version: int) -> None:
+        """Accept a commit that is this stream's, or that has rewritten files without their rows."""
+        text = self.place.read(f"{LOG}/{version:020d}.json") or b""
+        entry = [json.loads(line) for line in text.splitlines()]
+        if any(CHANGES in one.get("commitInfo", {}) for one in entry):
+            return
+        files = [one[kind] for one in entry for kind in ("add", "remove") if kind in one]
+        if any(one.get("dataChange", True) for one in files):
+            raise LakeForeignWriteError(
+                "others have changed rows of the table", table=self.name, version=version
+            )
+        self._rewritten |= bool(files) or not entry
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether the table's commits carry the state of the stream."""
+        return self._handle.metadata().configuration.get(LEAD) == "true"
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    def plan(self, frame: pa.Schema, stem: str) -> FilePlan:
+        """Return how rows of a frame become files of this table; widen it if that was declared."""
+        if self.declared.evolve:
+            self.widen(frame)
+        check_columns(self.name, frame, self.columns)
+        split = ValueSplit(self.partition_by) if self.partition_by else None
+        return FilePlan(self.place, self.columns, stem, split=split)
+
+    def widen(self, frame: pa.Schema) -> None:
+        """Add the columns that are new, in a commit of their own."""
+        new = [one for one in lake_schema(frame) if one.name not in self.columns.names]
+        if new:
+            fields = DeltaSchema.from_arrow(pa.schema(new)).fields
+            with self._changed():
+                self._handle.alter.add_columns(list[Field](fields))
+            self._learn()
+
+    def data_file(self, file: WrittenFile) -> tuple[str, DataFile]:
+        """Return a written file as the log names it, and its path."""
+        values = json.loads(file.partition) if file.partition else ()
+        partition = dict(zip(self.partition_by, values, strict=True))
+        return file.name, DataFile(file.name, file.size, file_statistics(file.metadata), partition)
+
+    def _committed_files(self) -> dict[str, DataFile]:
+        rows = pa.table(self._handle.get_add_actions(flatten=True)).to_pylist()
+        found = {}
+        for one in rows:
+            values = {name: partition_text(one[f"partition.{name}"]) for name in self.partition_by}
+            path = unquote(one["path"])  # as actions take it, which encode it again
+            found[path] = DataFile(path, one["size_bytes"], flat_statistics(one), values)
+        return found
+
+    def size_of(self, file: DataFile) -> int:
+        """Return how many bytes a file has."""
+        return file.size
+
+    def ends(self, file: DataFile, column: str) -> tuple[Any, Any]:
+        """Return the ends of a column that the log has of the file."""
+        return file.ends(column)
+
+    def read(self, files: Sequence[DataFile]) -> pa.Table:
+        """Return the rows of some files, in the columns of today."""
+        found = [self.columns.empty_table()]
+        for one in files:
+            try:
+                with self.place.open(one.path) as file:
+                    rows = pq.ParquetFile(file).read()
+            except FileNotFoundError as error:
+                self._gone(one.path, error)
+            for name, text in one.partition.items():
+                if name not in rows.column_names:  # other engines leave it to the log
+                    value = pa.scalar(text, pa.string()).cast(self.columns.field(name).type)
+                    rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+            found.append(conformed(rows, self.columns))
+        return pa.concat_tables(found)
+
+    def _gone(self, path: str, error: FileNotFoundError) -> NoReturn:
+        """Say why a file is not there: others have rewritten it, or it is missing."""
+        self._handle.update_incremental()
+        if path not in self._committed_files():
+            raise TableRewritten(self.name) from error
+        raise LakeFileGoneError(
+            "a file that the table names is not there", table=self.name, file=path
+        ) from error
+
+    def is_there(self, path: str) -> bool:
+        """Tell whether a file that the log names, or has named, is on disk."""
+        found = self.place.filesystem.get_file_info(self.place.path_of(path))
+        return bool(found.type == fs.FileType.File)
+
+    # --- commits ----------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        net: Net,
+        said: Mapping[str, str],
+        changes: Sequence[Undo] = (),
+        *,
+        changed: bool = True,
+        fenced: bool = True,
+    ) -> None:
+        """Add and remove files in one commit, which says what it is.
+
+        Only maintenance from outside is not `fenced`: it says nothing, and takes no stream over.
+
+        Raises:
+            LakeWriterError: another writer of the stream has committed.
+            LakeForeignWriteError: others have changed rows.
+            TableRewritten: others have rewritten files that this commit removes.
+        """
+        now = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(one.path, changed, now, one.size, one.partition)
+            for one in net.removed.values()
+        ]
+        actions += [
+            AddAction(one.path, one.size, one.partition, now, changed, one.stats)
+            for one in net.added.values()
+        ]
+        properties = CommitProperties(
+            custom_metadata={**said, CHANGES: dump_changes(changes)} if fenced else {},
+            app_transactions=[Transaction(self._app, self._version + 1)] if fenced else [],
+            max_commit_retries=0,  # delta-rs would let a commit in that removes what is gone
+        )
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._handle.create_write_transaction(
+                    actions,
+                    "append",
+                    self._handle.schema(),
+                    list(self.partition_by) or None,
+                    commit_properties=properties,
+                    post_commithook_properties=None if fenced else _NO_HOOKS,
+                )
+                break
+            except CommitFailedError as error:
+                self.look(fenced=fenced)
+                live = self._committed_files() if net.removed else {}
+                if attempt + 1 == _ATTEMPTS or not net.removed.keys() <= live.keys():
+                    raise TableRewritten(self.name) from error
+        self._version += fenced
+        self.committed()
+        self._handle.update_incremental()
+        if self._handle.version() == self._seen + 1:
+            self._seen += 1
+        else:
+            self.look(fenced=fenced)
+
+    def way_back(self, number: int, author: Author) -> Net:
+        """Return what undoes all batches above a block. Nothing is changed, but files are written
+        where rows have to be taken out of others.
+
+        Raises:
+            LakeUndoError: files that a rollback needs are gone.
+        """
+        self.look()
+        net = Net.of([one for one in self.undo if one.block > number]).undone()
+        gone = [path for path in net.added if not self.is_there(path)]
+        if gone:
+            raise LakeUndoError(
+                "files that a rollback needs were deleted", table=self.name, block=number,
+                files=len(gone), first=gone[0],
+            )  # fmt: skip
+        if not self._rewritten:
+            return net
+        live = self.live()
+        lost = [one for path, one in net.removed.items() if path not in live]
+        there = {path: one for path, one in net.removed.items() if path in live}
+        net = Net({path: one for path, one in net.added.items() if path not in live}, there)
+        return by_row(self, net, lost, number, author) if lost else net
+
+    def went_back(self, number: int) -> None:
+        """Forget how to undo what has been undone."""
+        self.undo = [one for one in self.undo if one.block <= number]
+        self.forget()
+
+    def forget_up_to(self, floor: int) -> None:
+        """Forget how to undo blocks that no fork can take."""
+        self.undo = [one for one in self.undo if one.block > floor]
+
+    def read_undo(self, floor: int) -> None:
+        """Learn from the log how to undo batches above a block. Called by each start.
+
+        Raises:
+            LakeUndoError: the log does not go back so far.
+        """
+        said = []
+        for one in self.said():
+            said.append(one)
+            if int(one[BLOCK]) <= floor:
+                break
+        if said and int(said[-1][BLOCK]) > floor and said[-1]["version"]:
+            raise LakeUndoError(
+                "the log has lost commits of blocks that are not final",
+                table=self.name,
+                block=said[-1][BLOCK],
+                floor=floor,
+            )
+        versions = [one["version"] for one in said]
+        newest, oldest = self._handle.version(), min(versions, default=0)
+        self._rewritten = newest - oldest + 1 != len(versions)  # commits of others lie between
+        self.undo = []
+        for one in reversed(said):
+            block = int(one[BLOCK])
+            self.undo = [held for held in self.undo if held.block <= block]
+            self.undo += [held for held in load_changes(one[CHANGES]) if held.block > floor]
+
+    def said(self) -> Iterator[dict[str, Any]]:
+        """Yield what the stream's own commits said, the newest first."""
+        limit, seen = _HISTORY, 0
+        while True:
+            found = self._handle.history(limit)
+            for one in found[seen:]:
+                if CHANGES in one:
+                    yield one
+            if len(found) < limit:
+                return
+            limit, seen = limit * 4, len(found)
+
+    def reload(self) -> None:
+        """Read what others have committed, another writer of the stream among them."""
+        self._handle.update_incremental()
+        self._version = self._handle.transaction_version(self._app) or 0
+        self._seen = self._handle.version()
+        self.forget()
+        self._learn()
+
+    def keep_log(self) -> None:
+        """Have other engines leave the log of a table alone that an earlier release has made."""
+        held = self._handle.metadata().configuration
+        if not KEEP_LOG.items() <= held.items():
+            with self._changed():
+                self._handle.alter.set_table_properties(KEEP_LOG)
+
+    def unreferenced(self, hours: float, *, full: bool) -> list[str]:
+        """Return files that no version of the last hours needs.
+
+        Those that a commit has removed; with `full` those, too, that no commit has named. delta-rs
+        counts whole hours: a part of one is a whole one, so that nothing goes too early.
+        """
+        found: list[str] = self._handle.vacuum(
+            ceil(hours), dry_run=True, enforce_retention_duration=False, full=full
+        )
+        return found
+
+    def checkpoint(self) -> None:
+        """Write the log's checkpoint."""
+        self._handle.create_checkpoint()
+
+    def shorten_log(self, floor: int, kept: int) -> int:
+        """Delete entries of the log below a checkpoint; return how many those were.
+
+        Every commit lists the log, so its length is what a commit takes. The newest `kept` entries
+        stay, and all that undo blocks above the floor, the stream's state among them.
+        """
+        needed = next((one["version"] for one in self.said() if int(one[BLOCK]) <= floor), 0)
+        last = min(needed, self._handle.version() - kept)
+        names = [one.name for one in self.place.files(LOG)]
+        found = [(int(match[1]), match[0]) for match in map(_ENTRY.search, names) if match]
+        ends = [version for version, name in found if name.endswith(_CHECKPOINT)]
+        cut = max((one for one in ends if one <= last), default=0)
+        gone = [f"{LOG}/{name}" for version, name in found if version < cut]
+        for name in gone:
+            self.place.delete(name)
+        return len(gone)
+
+    @contextmanager
+    def _changed(self) -> Iterator[None]:
+        """Surround a commit that changes no files."""
+        try:
+            yield
+        except CommitFailedError as error:
+            self.look()
+            raise TableRewritten(self.name) from error
+        self._handle.update_incremental()
+        if self._handle.version() == self._seen + 1:
+            self._seen += 1

@@ -1,0 +1,289 @@
+"""A start, commit, fork or maintenance of Iceberg or Delta that is paused anywhere, and replaced.
+
+Another writer takes over while it stands still, and commits. Whatever the first one does when it
+goes on, tables and side files stay as its successor has left them, and it ends in a coded error.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
+
+from headwater.core import Batch
+from headwater.errors import LakeForeignWriteError, LakeWriterError
+from headwater.targets.contract import Delivery, SideTable
+from headwater.targets.delta import DeltaSettings, delta_target
+from headwater.targets.delta import tables as delta_tables
+from headwater.targets.iceberg import IcebergSettings, iceberg_target, table
+from headwater.targets.lake.paths import Place
+from headwater.testing.conformance.model import (
+    BALANCES,
+    KEY,
+    LOG,
+    PLAIN,
+    Change,
+    Rig,
+    balance,
+    log,
+    plain,
+    upsert,
+)
+from headwater.testing.conformance.suite import apply_changes
+from tests.sampling import visit
+
+NOTES = SideTable(
+    "notes",
+    pa.schema([("block_number", pa.int64()), ("ordinal", pa.int64()), ("text", pa.string())]),
+)
+ACTIONS = ["first", "recover", "commit", "rollback", "table", "maintain"]
+EVERY = {"iceberg": 7, "delta": 5}
+
+
+class Pause:
+    """Calls something once, before the n-th of the steps that are watched while it is on."""
+
+    def __init__(self) -> None:
+        self.on, self.seen, self.at = False, 0, -1
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def __call__(self, step: str = "") -> None:
+        if not self.on:
+            return
+        self.seen += 1
+        if self.seen - 1 == self.at:
+            self.on = False
+            self.meanwhile()
+            self.on = True
+
+    @contextmanager
+    def watching(self, at: int, meanwhile: Callable[[], None]) -> Iterator[None]:
+        self.on, self.seen, self.at, self.meanwhile = True, 0, at, meanwhile
+        try:
+            yield
+        finally:
+            self.on = False
+
+
+class WatchedCatalog(SqlCatalog):
+    """A catalog that says before it is asked."""
+
+    pause: Pause
+
+    def load_table(self, *given: Any, **more: Any) -> Any:
+        self.pause()
+        return super().load_table(*given, **more)
+
+    def commit_table(self, *given: Any) -> Any:
+        self.pause()
+        return super().commit_table(*given)
+
+    def create_table(self, *given: Any, **more: Any) -> Any:
+        self.pause()
+        return super().create_table(*given, **more)
+
+
+class RigWithNotes(Rig):
+    """Writes a side row with each block."""
+
+    def prepare(self, batch: Batch[tuple[Change, ...]]) -> Batch[Delivery]:
+        made = super().prepare(batch)
+        rows = [{"block_number": batch.headers[-1].number, "ordinal": 0, "text": "a note"}]
+        notes = pa.Table.from_pylist(rows, schema=NOTES.columns)
+        return made.with_data(replace(made.data, side={"notes": notes}))
+
+
+class Lake:
+    """An empty place of a format, and writers of it."""
+
+    def __init__(self, kind: str, path: Path, pause: Pause) -> None:
+        self.kind, self.path, self.pause = kind, path, pause
+        path.mkdir()
+
+    def target(self) -> Any:
+        keyed = table(BALANCES, key=KEY) if self.kind == "iceberg" else BALANCES
+        tables: list[Any] = [LOG, keyed, PLAIN]
+        if self.kind == "iceberg":
+            catalog = WatchedCatalog(
+                "x", uri=f"sqlite:///{self.path}/catalog.db", warehouse=f"file://{self.path}"
+            )
+            catalog.pause = self.pause
+            settings = IcebergSettings(compact_files=2, maintain_every=0, grace_s=0)
+            made: Any = iceberg_target(
+                catalog, tables=tables, on_data=apply_changes, settings=settings
+            )
+        else:
+            made = delta_target(
+                self.path, tables=tables, on_data=apply_changes,
+                settings=DeltaSettings(compact_files=2, maintain_every=0, retention_hours=0),
+            )  # fmt: skip
+        made.on_step = self.pause
+        made.bind("one")
+        made.open_side_tables([NOTES])
+        return made
+
+    def rig(self, target: Any) -> RigWithNotes:
+        return RigWithNotes(target, self.rows, [LOG, BALANCES, PLAIN])
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]]
+        if self.kind == "delta":
+            if not (self.path / name / "_delta_log").exists():
+                return []
+            found = DeltaTable(self.path / name).to_pyarrow_table().to_pylist()
+            return found
+        catalog = load_catalog(
+            "x", type="sql", uri=f"sqlite:///{self.path}/catalog.db", warehouse=str(self.path)
+        )
+        try:
+            found = catalog.load_table(f"default.{name}").scan().to_arrow().to_pylist()
+        except NoSuchTableError:
+            return []
+        finally:
+            catalog.close()
+        return found
+
+
+def changes(number: int) -> list[Change]:
+    return [log(number, f"row {number}"), upsert(balance("all", "t", number))]
+
+
+def act(rig: Rig, action: str) -> None:
+    if action == "recover":
+        rig.target.recover()
+    elif action == "first":
+        if rig.target.recover().cursor is None:
+            rig.block(1, *changes(1), final=0)
+    elif action == "commit":
+        rig.block(4, *changes(4), final=1)
+    elif action == "table":
+        rig.block(4, plain("stale"), final=1)
+    elif action == "maintain":
+        rig.target.maintain()  # type: ignore[attr-defined]
+    else:
+        rig.roll_back(2)
+
+
+@pytest.fixture
+def pause(monkeypatch: pytest.MonkeyPatch) -> Pause:
+    watch = Pause()
+
+    class Watched(DeltaTable):
+        def __init__(self, *given: Any, **more: Any) -> None:
+            watch()
+            super().__init__(*given, **more)
+
+        def update_incremental(self) -> None:
+            watch()
+            super().update_incremental()
+
+        def create_write_transaction(self, *given: Any, **more: Any) -> None:
+            watch()
+            super().create_write_transaction(*given, **more)
+
+    monkeypatch.setattr(delta_tables, "DeltaTable", Watched)
+    for name in ("delete", "files", "create"):
+        whole = getattr(Place, name)
+
+        def watched(self: Place, *given: Any, whole: Any = whole, **more: Any) -> Any:
+            watch()
+            return whole(self, *given, **more)
+
+        monkeypatch.setattr(Place, name, watched)
+    return watch
+
+
+class Play:
+    """A writer that does something, is paused at one point, and replaced meanwhile."""
+
+    def __init__(self, lake: Lake, action: str) -> None:
+        self.lake, self.action = lake, action
+        self.rig = lake.rig(lake.target())
+        if action != "first":
+            self.rig.target.recover()
+            final = 3 if action == "maintain" else 1
+            for number in range(1, 4):
+                self.rig.block(number, *changes(number), final=min(number, final))
+            if action == "recover":
+                self.rig.target.close()
+                self.rig.target = lake.target()
+        self.new = lake.rig(lake.target())
+
+    def take_over(self) -> None:
+        """Begin as another writer, and commit a block."""
+        new, state = self.new, self.new.target.recover()
+        if self.action != "first":
+            new.model._kept = list(self.rig.model._kept)
+        if state.number == 2:
+            new.model.roll_back(state)
+        elif state.number > new.state.number:
+            new.model.commit(committed(self.action), state)
+        assert new.state == state
+        number = max(state.number, 0) + 1
+        new.block(number, *changes(number), plain("new"), final=1, branch="b")
+        new.check()
+
+    def judge(self, error: Exception | None) -> None:
+        """Look at what there is after the paused writer went on and ended so."""
+        new, target = self.new, self.new.target
+        new.check()
+        epochs = [one.target._stored.epoch for one in (self.rig, new)]  # type: ignore[attr-defined]
+        if error is None and epochs[0] > epochs[1]:
+            with pytest.raises(LakeWriterError):  # it has begun after all: it is the later start
+                target.commit((), new.state)
+            return
+        assert error is None or isinstance(error, LakeWriterError), error
+        side: Any = target
+        held = side.read_side_table("notes").num_rows
+        side._side._cache.clear()
+        assert side.read_side_table("notes").num_rows == held, "its files are there"
+        number = new.state.number + 1
+        new.block(number, *changes(number), final=1, branch="b")
+        new.check()
+        last = self.lake.target()
+        assert last.recover() == new.state
+        new.check()
+        for one in (self.rig.target, target):
+            with pytest.raises(LakeWriterError):
+                one.commit((), new.state)
+        last.close()
+
+
+@pytest.mark.guarantee("LAKE-3")
+@pytest.mark.parametrize("kind", ["delta"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_whoever_is_replaced_while_it_is_paused_changes_nothing(
+    kind: str, action: str, tmp_path: Path, pause: Pause
+) -> None:
+    numbers = itertools.count()
+
+    def stop_at(at: int) -> int | None:
+        play = Play(Lake(kind, tmp_path / str(next(numbers)), pause), action)
+        error: Exception | None = None
+        with pause.watching(at, play.take_over):
+            try:
+                act(play.rig, action)
+            except (LakeWriterError, LakeForeignWriteError) as refused:
+                error = refused
+        if pause.seen <= at:
+            assert error is None
+            return pause.seen
+        play.judge(error)
+        return None
+
+    visit(EVERY[kind], stop_at)
+
+
+def committed(action: str) -> list[Change]:
+    """Return what an action commits, if it was paused only after that."""
+    return {"table": [plain("stale")], "first": changes(1), "commit": changes(4)}[action]
