@@ -34,7 +34,11 @@ LOWEST_PYTHON = "3.11"
 NOT_FOR_TESTS = ("mypy", "pyspark", "ruff")  # of the group `dev`; pyspark is what is resolved
 SPARK_AREAS: dict[str, tuple[str, ...]] = {
     "data source": ("spark/test_datasource.py",),
-    "pipeline": ("spark/test_stream_on_spark.py", "spark/test_spans.py"),
+    "pipeline": (
+        "spark/test_stream_on_spark.py",
+        "spark/test_spans.py",
+        "spark/test_plans.py",
+    ),
     "lake": ("spark/test_lake_on_spark.py",),
     "Spark's own connectors": ("spark/test_lake_connectors.py",),
     "what versions lack": ("spark/test_versions.py",),

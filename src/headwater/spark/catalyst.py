@@ -16,7 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as Classic
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-_ROW_BY_ROW = {"Filter", "Generate", "Project", "SubqueryAlias", "View"}
+_ROW_BY_ROW = {
+    "Filter", "Generate", "Project", "Repartition", "RepartitionByExpression", "ResolvedHint",
+    "Sort", "SubqueryAlias", "View",
+}  # fmt: skip
 _KEPT_SIDE = {  # of a join: where the batch may stand, so that each row is made of one of its rows
     "CROSS": (0, 1), "INNER": (0, 1), "LEFT ANTI": (0,), "LEFT OUTER": (0,), "LEFT SEMI": (0,),
     "RIGHT OUTER": (1,),

@@ -34,9 +34,10 @@ _PACKAGE = "org.apache.spark.sql.execution.arrow."
 def from_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
     """Return a DataFrame of a table; `schema` is that of `spark_schema`.
 
-    Spark takes an empty batch for the end of a stream, so the rows are written as one.
+    Spark takes an empty batch for the end of a stream, so the rows are written as one; 4.0 wants a
+    batch also where there is no row.
     """
-    table = table.combine_chunks()
+    table = table.combine_chunks() if table.num_rows else table.schema.empty_table()
     if not _can(session):
         return session.createDataFrame(table, schema)
     inner: Any = session

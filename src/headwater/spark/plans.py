@@ -12,15 +12,20 @@ such a result was made of. Runs on the driver; Spark starts with the first use o
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from itertools import dropwhile, takewhile
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+import headwater
 from headwater.errors import ColumnTypeError, TransformActionError, TransformPlanError
 from headwater.spark import catalyst
 from headwater.spark.driver_rows import to_arrow
@@ -106,6 +111,20 @@ def refuse(what: str) -> NoReturn:
     )
 
 
+def _call_of(error: Exception) -> str:
+    """Return which method of Spark has raised, and where user code has called it."""
+    ours, spark = (str(Path(one.__file__ or "").parent) for one in (headwater, pyspark))
+    frames = list(
+        dropwhile(
+            lambda one: one.filename.startswith(ours), traceback.extract_tb(error.__traceback__)
+        )
+    )
+    user = takewhile(lambda one: not one.filename.startswith((ours, spark)), frames)
+    at = [f"{Path(one.filename).name}:{one.lineno}" for one in user][-1:]
+    asked = [one.name for one in frames if one.filename.startswith(spark)][:1]
+    return " at ".join([*asked, *at])
+
+
 class TransformPlan:
     """What a transform makes of frames with certain columns.
 
@@ -123,10 +142,9 @@ class TransformPlan:
         try:
             made = transform(given)
         except (PySparkException, AssertionError) as error:
-            first = str(error).partition("\n")[0]
-            if _REFUSED.search(first) is None:
+            if _REFUSED.search(str(error).partition("\n")[0]) is None:
                 raise
-            refuse(first)
+            refuse(_call_of(error))
         self._provider = provider
         self._same: dict[str, str] = {}
         self._nodes: dict[str, catalyst.Node] = {}
