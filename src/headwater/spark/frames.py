@@ -229,3 +229,24 @@ def frames(tables: Mapping[str, pa.Table], spark_provider: SparkProvider) -> dic
     transforms needs no session and no Java at the head.
     """
     return {name: Frame(table, spark_provider) for name, table in tables.items()}
+
+
+def as_frames(made: Mapping[str, Any], spark_provider: SparkProvider) -> dict[str, Any]:
+    """Return what a transform made as what callbacks are given: all of it does as a DataFrame.
+
+    DataFrames and frames stay as they are. What has no more than its rows, as an Arrow table has,
+    is wrapped.
+    """
+    return {name: _as_frame(one, spark_provider) for name, one in made.items()}
+
+
+def _as_frame(made: Any, spark_provider: SparkProvider) -> Any:
+    if isinstance(made, pa.RecordBatch):
+        made = pa.Table.from_batches([made])
+    kind = type(made)
+    if not isinstance(made, pa.Table):
+        is_spark = isinstance(made, LikeDataFrame) or kind.__module__.startswith("pyspark.sql.")
+        if is_spark or not hasattr(kind, "toArrow"):  # what is no frame the target refuses
+            return made
+        made = made.toArrow()
+    return Frame(made, spark_provider)

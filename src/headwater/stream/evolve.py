@@ -298,7 +298,7 @@ class _Evolving:
             self.history,
             held,
             merge_ranges(one for several in ranges.values() for one in several),
-            others={} if stream.steps else others,
+            others={} if stream.steps else frames(others, lambda: run.session),
             outputs=set(ranges),
             replaces=replaces,
             emptied=emptied,

@@ -18,7 +18,7 @@ import pyarrow as pa
 from headwater.core import BlockCursor
 from headwater.core.callbacks import Callback
 from headwater.errors import InvalidOptionError
-from headwater.spark.frames import SparkProvider
+from headwater.spark.frames import SparkProvider, as_frames
 from headwater.spark.plans import Schema, TransformPlan, schema_of
 from headwater.stream.context import BatchContext, StartInfo
 
@@ -98,6 +98,7 @@ class Transforms:
     """The steps of one run. Plans that follow each other are one plan."""
 
     def __init__(self, stream_id: str, steps: Sequence[Step], provider: SparkProvider) -> None:
+        self._provider = provider
         self._stages: list[_Planned | Step] = []
         for step in steps:
             last = self._stages[-1] if self._stages else None
@@ -111,7 +112,7 @@ class Transforms:
     def __call__(self, data: Frames, ctx: BatchContext | None) -> Frames:
         """Return what becomes of a batch."""
         for stage in self._stages:
-            data = stage.transform(data, ctx)
+            data = as_frames(stage.transform(data, ctx), self._provider)
         return data
 
     def together(self, several: Sequence[Mapping[str, pa.Table]]) -> Sequence[Frames] | None:
