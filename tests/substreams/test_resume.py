@@ -147,7 +147,7 @@ def test_another_chain_behind_the_address_ends_the_stream_after_some_patience(
         rewound(path, to)
     before = held(path)
     with simulated_endpoint(chain=foreign, modules=[TRANSFERS]) as server:
-        with pytest.raises(UndoDepthError, match=r"E3106.*another"):
+        with pytest.raises(UndoDepthError, match="E3106"):
             run(stream_of(server), transfers(path))
         assert len(server.sessions) <= 6
     assert held(path) == before

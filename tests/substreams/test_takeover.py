@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -9,11 +10,14 @@ import pyarrow as pa
 import pytest
 
 from headwater.changes import Changes
-from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
+from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState, resolve_undo
 from headwater.substreams.cursor_text import CursorText, final_block, write_cursor
 from headwater.targets import history_target
 from headwater.targets.contract import Delivery, SideTable, prepared
+from headwater.testing.substreams import simulated_endpoint
+from tests.substreams.scripted import TABLES, chain_of, expected, run, stop_at, stored, stream_of
 from tests.targets import postgres_places
+from tests.targets.change_log.places import Place, open_place
 
 HASH = "6aca30692dfa835efe09fbf51b0a1735ea3b3155"
 SIDE = SideTable(
@@ -144,6 +148,59 @@ def test_a_cursor_that_cannot_be_read_is_taken_over_without_finality(address: st
     target, state = open_target(address)
     target.close()
     assert (state.number, state.finalized) == (102, None)
+
+
+def test_a_fork_goes_back_to_any_block_that_the_sinks_log_reaches(address: str) -> None:
+    target, state = open_target(address)
+    found = resolve_undo(state, BlockCursor(101, "h101"))
+    assert found is not None
+    assert found.safe_cursor == BlockCursor(101, "h101")
+    target.roll_back(state.rewind(found.safe_cursor))
+    target.close()
+    assert rows(address, TABLE) == [("gone", 1), ("tx1", 1500)]
+    again, state = open_target(address)
+    again.close()
+    assert state.cursor == BlockCursor(101, "h101")
+
+
+@pytest.mark.parametrize("final", [99, 101, 102])
+def test_what_the_sink_has_pruned_is_final_though_its_cursor_names_one_block_less(
+    address: str, final: int
+) -> None:
+    with psycopg.connect(address, autocommit=True) as sink:
+        sink.execute("DELETE FROM substreams_history WHERE block_num <= %s", [final])
+        sink.execute("UPDATE cursors SET cursor = %s", [cursor_of(102, final - 1)])
+    target, state = open_target(address)
+    target.close()
+    assert state.finalized is not None
+    assert state.finalized.number == final
+    assert [one.number for one in state.landing_points()] == list(range(final, 103))
+
+
+@pytest.mark.guarantee("UNDO-1")
+@pytest.mark.parametrize(("depth", "located"), [(1, True), (6, True), (9, True), (4, False)])
+def test_the_last_blocks_of_the_sink_were_orphaned_before_the_stream_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, located: bool
+) -> None:
+    """Every block after the one that stays is read again, and none that the sink has pruned."""
+    chain = chain_of(30, 20)
+    with open_place("postgres", tmp_path) as place, simulated_endpoint(chain=chain) as server:
+        run(stream_of(server), shared(place), stop_at(29))
+        for table in ("sync", "headwater_substreams_cursors", "headwater_config"):
+            place.sql(f"DROP TABLE IF EXISTS {table} CASCADE")
+        place.sql("UPDATE substreams_history SET stream_id = ''")
+        chain.fork(depth, length=depth + 3)
+        if not located:
+            monkeypatch.setattr(chain, "find", lambda block_hash: None)
+        run(stream_of(server), shared(place), stop_at(32))
+        chain.fork(2, length=5)
+        target = shared(place)
+        run(stream_of(server), target, stop_at(35))
+        assert stored(target.query) == expected(chain.canonical(0, 35))
+
+
+def shared(place: Place) -> Any:
+    return place.target(*TABLES, shared_with_sink=final_block)
 
 
 def test_an_empty_cursor_and_those_of_other_modules_are_left_alone(address: str) -> None:

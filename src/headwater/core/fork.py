@@ -121,7 +121,8 @@ def resolve_undo(state: PipeState, last_valid: BlockCursor) -> ForkResolution | 
     """Return where an undo signal sends us; None if nothing above the last valid block is held.
 
     It is the newest block of ours at or below the last valid one, which itself may have had no
-    output. So the same signal, given again, finds nothing to undo.
+    output. So the same signal, given again, finds nothing to undo. A block of ours that is known
+    by its number alone gets its hash from the signal.
 
     Raises:
         UndoDepthError: it lies below what can be undone, or is another block than ours.
@@ -146,7 +147,10 @@ def resolve_undo(state: PipeState, last_valid: BlockCursor) -> ForkResolution | 
             stored=ours,
             cursor=state.cursor,
         )
-    return None if ours == state.cursor else ForkResolution(ours, ForkRule.UNDO)
+    if ours == state.cursor:
+        return None
+    named = ours.number == last_valid.number and ours.hash == UNKNOWN_HASH
+    return ForkResolution(last_valid if named and last_valid.hash else ours, ForkRule.UNDO)
 
 
 def _refuse_contradiction(state: PipeState, sample: frozenset[BlockCursor]) -> None:

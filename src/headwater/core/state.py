@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headwater.core.cursor import BlockCursor, BlockHeader, Head
+from headwater.core.cursor import UNKNOWN_HASH, BlockCursor, BlockHeader, Head
 from headwater.errors import BlockOrderError, HotBatchError, RewindError
 
 Chain = tuple[BlockCursor, ...]
@@ -162,10 +162,12 @@ class PipeState:
     def rewind(self, safe_cursor: BlockCursor) -> PipeState:
         """Return the state that a rollback to `safe_cursor` commits. Finality is kept.
 
-        Called on the driver after `resolve_fork`. Repeating it is harmless.
+        Called on the driver after `resolve_fork`. Repeating it is harmless. A block that is known
+        by its number alone takes the hash of `safe_cursor`.
         """
         points = self.landing_points()
-        if safe_cursor not in points:
+        unnamed = BlockCursor(safe_cursor.number, UNKNOWN_HASH)
+        if safe_cursor not in points and unnamed not in points:
             raise RewindError(
                 "not a block this state can go back to",
                 wanted=safe_cursor,
@@ -173,6 +175,8 @@ class PipeState:
                 cursor=self.cursor,
             )
         kept = truncate_chain(points, safe_cursor.number)
+        if kept[-1] == unnamed:
+            kept = (*kept[:-1], safe_cursor)
         return PipeState(safe_cursor, self.finalized, kept)
 
     def _with(self, cursor: BlockCursor, chain: Chain, final: int, cap: int) -> PipeState:

@@ -37,6 +37,7 @@ from headwater.core.cursor import UNKNOWN_HASH
 from headwater.errors import SubstreamsMessageError
 from headwater.pipeline import Answers
 from headwater.substreams.client import Reading, SubstreamsClient
+from headwater.substreams.cursor_text import final_block
 from headwater.substreams.cursors import CursorLog
 from headwater.substreams.messages import (
     Message,
@@ -85,6 +86,8 @@ class SubstreamsSource:
         self._feed: Feed | None = None
         self._floor = self._last = -1  # what the loop had when dialled; the last number said
         self._held: Mapping[int, str | None] = {}  # blocks of the loop that may come again
+        self._asked: tuple[PipeState, BlockCursor | None] = (PipeState(), None)
+        self._undone: int | None = None  # the block of an undo signal, until the loop has landed
         self._unsure = False  # whether the loop's own block is still to be seen again
         self._final = self._chain_head = 0
         self._exhausted: set[int] = set()
@@ -118,7 +121,8 @@ class SubstreamsSource:
 
     def _answers(self, state: PipeState, stop: int) -> Answers:
         feed = self._feed
-        if feed is None or feed.stop != stop or not state.number >= self._log.last:
+        elsewhere = self._undone not in (None, state.number) or state.number < self._log.last
+        if feed is None or feed.stop != stop or elsewhere:
             feed = self._dial(state, stop)
         while True:
             self._check()
@@ -161,8 +165,13 @@ class SubstreamsSource:
         if exact and not state.is_hot:
             cursor, exact = "", False
         known = state.cursor is not None and state.cursor.hash not in (None, UNKNOWN_HASH)
-        self._held = {one.number: one.hash for one in state.landing_points()} if known else {}
+        self._held = {
+            one.number: one.hash
+            for one in state.landing_points()
+            if one.hash not in (None, UNKNOWN_HASH)
+        }
         self._unsure = known and not exact
+        self._asked, self._undone = (state, final_block(cursor)), None
         if not cursor and state.cursor is not None:
             start = state.number
         reading = self._client.read(cursor=cursor, start=start, stop=stop)
@@ -224,12 +233,18 @@ class SubstreamsSource:
     def _undo(self, signal: UndoSignal) -> Iterator[Undo]:
         """Pass an undo signal on, and stand at its block.
 
-        The loop may land below it, where it does not hold that block. The log says then that more
-        was handed out than the loop has, so the next reading dials anew from where it stands.
+        The loop may land below it, where it does not hold that block: the next reading dials anew
+        from where it stands. So it does where the endpoint could not locate the block of a cursor,
+        and undoes down to what that calls final: the message of the same block may have said that
+        one more was.
         """
         block = signal.last_valid
+        self._undone = block.number
+        state, final = self._asked
+        if final == block and state.finalized is not None and state.is_final(block.number):
+            block = state.finalized
         self._log.undo(block.number)
-        if block.hash is not None and not self._log.cursor_of(block):
+        if block == signal.last_valid and block.hash is not None and not self._log.cursor_of(block):
             self._log.restore(block, signal.cursor)
         self._exhausted.clear()
         self._floor = self._last = block.number

@@ -12,7 +12,9 @@ from headwater.core import (
     cut_batches,
     hot_cursors,
     resolve_fork,
+    resolve_undo,
 )
+from headwater.core.cursor import UNKNOWN_HASH
 from headwater.core.state import cap_chain, extend_chain, prune_chain
 from headwater.errors import BlockOrderError, HotBatchError, RewindError
 
@@ -215,6 +217,21 @@ class TestRewind:
     def test_a_rewind_below_finality_or_to_a_foreign_block_is_refused(self, target: str) -> None:
         with pytest.raises(RewindError, match="E1005"):
             state("4 5 6 7", "5").rewind(cursors(target)[0])
+
+    def test_a_block_that_is_known_by_its_number_alone_is_named_by_the_signal(self) -> None:
+        """Such are those between, where another program's log says what each block did."""
+        numbers = tuple(BlockCursor(one, UNKNOWN_HASH) for one in (6, 7))
+        chain = (*cursors("5"), *numbers, *cursors("8"))
+        held = PipeState(chain[-1], chain[0], chain)
+        (seven,) = cursors("7")
+        found = resolve_undo(held, seven)
+        assert found is not None
+        after = held.rewind(found.safe_cursor)
+        assert after == PipeState(seven, chain[0], (*chain[:2], seven))
+        assert resolve_undo(after, seven) is None
+        unnamed = resolve_undo(after, BlockCursor(6))
+        assert unnamed is not None
+        assert after.rewind(unnamed.safe_cursor).cursor == numbers[0]
 
     def test_an_empty_state_has_nowhere_to_go(self) -> None:
         with pytest.raises(RewindError, match="oldest=None"):

@@ -5,12 +5,12 @@
         endpoint.chain.fork(3)  # three blocks are replaced: the stream gets an undo signal
 
 It behaves as the public ones do: a session that resumes after an orphaned block begins with an undo
-signal; blocks without output may be left out; v4 bundles blocks. What goes wrong is said by faults.
+signal; blocks without output may be left out; v4 bundles blocks; a cursor of a block that is not
+final names the block before the last final one. What goes wrong is said by faults.
 """
 
 from __future__ import annotations
 
-import base64
 import hmac
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +21,9 @@ from typing import Any
 
 import grpc
 
+from headwater.core import BlockCursor
+from headwater.errors import SinkCursorError
+from headwater.substreams.cursor_text import CursorText, read_cursor, write_cursor
 from headwater.substreams.wire import CLASSES, V2, V4, VERSIONS
 from headwater.testing.chain.live import LiveChain
 from headwater.testing.chain.tree import ChainSim, SimBlock
@@ -269,11 +272,11 @@ class _Session:
 
     def _cursor(self, block: SimBlock) -> str:
         final, head = self._chain.finalized, self._chain.head
-        lib = block if final is None or final.number > block.number else final
-        step = _FINAL if final is not None and block.number <= final.number else _NEW
-        lib = self._chain.canonical(0, 0)[0] if final is None else lib
-        text = f"c3:{step}:{block.number}:{block.hash}:{head.number}:{head.hash}"
-        return base64.urlsafe_b64encode(f"{text}:{lib.number}:{lib.hash}".encode()).decode()
+        first = self._chain.canonical(self._chain.start_block, self._chain.start_block)[0]
+        if final is not None and block.number <= final.number:
+            return write_cursor(CursorText(_FINAL, _at(block), _at(head), _at(block)))
+        before = None if final is None else self._chain.at_or_below(final.number - 1)
+        return write_cursor(CursorText(_NEW, _at(block), _at(head), _at(before or first)))
 
     def _data(self, data: dict[str, Any]) -> Iterator[bytes]:
         message = self._say(**data)
@@ -321,8 +324,8 @@ class _Session:
         elif isinstance(fault, faults.UndoesTo):
             self._fault = None
             block_hash = fault.hash
-            cursor = f"c3:{_NEW}:{fault.number}:{block_hash}:0:x:{fault.number}:{block_hash}"
-            text = base64.urlsafe_b64encode(cursor.encode()).decode()
+            at = BlockCursor(fault.number, block_hash)
+            text = write_cursor(CursorText(_NEW, at, at, at))
             yield self._say(**_undo_to(fault.number, block_hash, text))
 
 
@@ -448,7 +451,12 @@ def _undo_to(number: int, block_hash: str, cursor: str) -> dict[str, Any]:
 def _read_cursor(cursor: str) -> tuple[int, int, str, int]:
     """Return the step, the block's number and hash, and the number of its last final block."""
     try:
-        parts = base64.urlsafe_b64decode(cursor.encode()).decode().split(":")
-        return int(parts[1]), int(parts[2]), parts[3], int(parts[6])
-    except (ValueError, IndexError):
+        said = read_cursor(cursor)
+    except SinkCursorError:
         raise SessionEnd("INVALID_ARGUMENT", "the cursor cannot be read") from None
+    return said.step, said.block.number, f"0x{said.block.hash}", said.final.number
+
+
+def _at(block: SimBlock) -> BlockCursor:
+    """Return a block as an endpoint names it."""
+    return BlockCursor(block.number, block.hash.removeprefix("0x"))

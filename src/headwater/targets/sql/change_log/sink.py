@@ -14,7 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.core import BlockCursor, PipeState
+from headwater.core import DEFAULT_CAP, BlockCursor, PipeState
+from headwater.core.cursor import UNKNOWN_HASH
 from headwater.targets.sql.text import Fragment, QualifiedName
 
 FinalOf = Callable[[str], BlockCursor | None]
@@ -48,13 +49,10 @@ class SinkTables:
         cursor, number, block_hash = rows[0]
         if state.number == number and self.cursor_at(number) == cursor:
             return
-        block = BlockCursor(number, block_hash or None)
-        final = self._final_of(cursor)
-        if final is not None and final.number >= number:
-            final = block
-        chain = (block,) if final in (None, block) else (final, block)
+        chain = self._chain(session, stream_id, BlockCursor(number, block_hash or None), cursor)
+        final = chain[0] if self._final_of(cursor) else None
         store.side.remove_above(-1)
-        store.sync.replace(PipeState(block, final, chain))
+        store.sync.replace(PipeState(chain[-1], final, chain))
         row = {"block_number": number, "ordinal": 0, "block_hash": block_hash, "cursor": cursor}
         store.side.write({CURSORS_SIDE: pa.table({name: [one] for name, one in row.items()})})
         session.run(
@@ -65,6 +63,35 @@ class SinkTables:
             quote=Fragment("'\"'"),
         )
         logger.warning("sink.taken_over id=%s block=%d final=%s", stream_id, number, final)
+
+    def _chain(
+        self, session: Any, stream_id: str, block: BlockCursor, cursor: str
+    ) -> tuple[BlockCursor, ...]:
+        """Return what a fork can go back to: every number that the sink's log reaches.
+
+        Its rows say what each block did, whatever its hash. The sink removes those of blocks that
+        the endpoint's message calls final, while the cursor names the block before the last of
+        these: what is next to that and has no row is final too.
+        """
+        final = self._final_of(cursor)
+        rows = session.rows(
+            "SELECT min(block_num), bool_or(block_num = $2::bigint) FROM {log} "
+            "WHERE stream_id IN ('', $1::text)",
+            [stream_id, -1 if final is None else final.number + 1],
+            log=self._log,
+        )
+        lowest, has_next = rows[0]
+        if final is None:
+            first = block.number if lowest is None else max(0, lowest - 1)
+            floor: tuple[BlockCursor, ...] = ()
+        elif final.number + (not has_next) >= block.number:
+            return (block,)
+        else:
+            floor = (final,) if has_next else (BlockCursor(final.number + 1, UNKNOWN_HASH),)
+            first = floor[0].number + 1
+        first = max(first, block.number - DEFAULT_CAP)
+        between = (BlockCursor(one, UNKNOWN_HASH) for one in range(first, block.number))
+        return (*floor, *between, block)
 
     def cursor_at(self, number: int) -> str | None:
         """Return the endpoint's cursor of a block that is stored."""
