@@ -17,6 +17,7 @@ from headwater.address import Secret
 from headwater.errors import (
     InvalidOptionError,
     ModuleFailedError,
+    PlaintextEndpointError,
     QuotaExceededError,
     SubstreamsEndpointError,
     SubstreamsMessageError,
@@ -71,7 +72,7 @@ class Caller:
             **options,
         }
         self.client = SubstreamsClient(
-            Endpoint.parse(server.url),
+            options.pop("endpoint", Endpoint.parse(server.url)),
             order,
             clock=self.clock,
             random=lambda: 0.5,
@@ -257,6 +258,32 @@ def test_a_failed_module_is_shown_with_its_reason_and_logs(server: EndpointServe
     with pytest.raises(ModuleFailedError, match=r"map_x failed: division by zero.*first \| last"):
         Caller(server).read()
     assert len(server.sessions) == 1
+
+
+@pytest.mark.parametrize("length", [0, 9000])
+def test_a_module_that_fails_in_a_status_alone_is_shown_with_its_reason(
+    server: EndpointServer, length: int
+) -> None:
+    said = (
+        "step new irr: handler step new: execute modules: applying executor results: execute: maps "
+        'wasm call: block 12: module "db_out": general wasm execution failed: wasm execution '
+        f"failed deterministically: {'at ' * (length // 3)}panic in the wasm: division by zero"
+    )
+    server.faults.add(EndsWith(1, "INVALID_ARGUMENT", said))
+    with pytest.raises(ModuleFailedError, match=r"E3104.*db_out failed.*division by zero") as end:
+        Caller(server).read()
+    assert ("block 12: general" in str(end.value)) == (not length)
+    assert len(server.sessions) == 1
+
+
+def test_an_endpoint_that_speaks_no_tls_is_told_from_one_that_is_away(
+    server: EndpointServer,
+) -> None:
+    there = Endpoint.parse(server.url.removeprefix("http://"))
+    caller = Caller(server, endpoint=there)
+    with pytest.raises(PlaintextEndpointError, match=r"E3110.*http://.*--plaintext"):
+        caller.read()
+    assert caller.clock.slept == []
 
 
 # --- traps ----------------------------------------------------------------------------------------

@@ -215,8 +215,13 @@ def run(
         int, typer.Option("--live-block-flush-interval", min=0, help="Hot blocks a commit.")
     ] = 1,
     max_retries: Annotated[
-        int, typer.Option("--max-retries", min=-1, help="Sessions without a block; -1: no end.")
-    ] = 3,
+        int,
+        typer.Option(
+            "--max-retries",
+            min=-1,
+            help="Sessions in a row without a block: 20 take about ten minutes; -1: no end.",
+        ),
+    ] = 20,
     infinite_retry: Annotated[
         bool, typer.Option("--infinite-retry", help="The same as --max-retries -1.")
     ] = False,

@@ -59,6 +59,15 @@ class UndoDepthError(
     """The endpoint has another block than a stored one that cannot be undone."""
 
 
+class PlaintextEndpointError(
+    PortalError,
+    code="E3110",
+    fix="write http://host:port, or give --plaintext to headwater sink run; no key is sent over "
+    "plaintext",
+):
+    """TLS was asked for, and the endpoint answered without."""
+
+
 class SubstreamsEndpointError(
     PortalError,
     code="E3107",

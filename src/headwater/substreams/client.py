@@ -9,6 +9,7 @@ Runs on the driver, in a thread of the source; `abort` may be called from any th
 from __future__ import annotations
 
 import random as chance
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,6 +21,7 @@ import grpc
 from headwater.errors import (
     InvalidOptionError,
     ModuleFailedError,
+    PlaintextEndpointError,
     QuotaExceededError,
     SubstreamsRefusedError,
     SubstreamsUnreachableError,
@@ -33,6 +35,12 @@ RECEIVE_LIMIT = 1 << 30
 IDLE_S = 90.0
 FIRST_PAUSE_S, PAUSE_GROWTH, LONGEST_PAUSE_S = 0.5, 1.5, 60.0
 _LOGS_SHOWN = 20
+_REASON_SHOWN = 4000
+_NO_TLS = re.compile(r"handshake failed.*WRONG_VERSION_NUMBER", re.IGNORECASE | re.DOTALL)
+_FAILED = re.compile(
+    r'block (\d+): module "([^"]+)": (.*wasm execution failed deterministically.*)', re.DOTALL
+)
+"""How an endpoint says in a status that a module fails on a block each time."""
 
 
 class Verdict(Enum):
@@ -245,6 +253,7 @@ class Reading:
         Raises:
             SubstreamsRefusedError, QuotaExceededError: a status that a new session cannot mend.
             ModuleFailedError: a module failed.
+            PlaintextEndpointError: no TLS is spoken there.
             SubstreamsUnreachableError: too many sessions in a row brought no block.
             SubstreamsMessageError: a message cannot be read.
         """
@@ -308,6 +317,10 @@ class Reading:
         verdict = judge(status, text, said=session.said, blocks=session.blocks)
         if verdict is Verdict.OLDER_VERSION and len(client.versions) > 1:
             client.versions.pop(0)
+        elif _NO_TLS.search(text) and self._last < 0 and not client.endpoint.plaintext:
+            raise PlaintextEndpointError(
+                "the endpoint does not speak TLS", endpoint=client.endpoint, endpoint_says=shown
+            ) from None
         elif verdict is Verdict.RECONNECT:
             client.tell(NoticeKind.RECONNECTED, "the endpoint asks for a new session", status)
         elif verdict is Verdict.RETRY:
@@ -317,6 +330,9 @@ class Reading:
             facts = {"endpoint": client.endpoint, "status": status, "endpoint_says": shown_as}
             if verdict is Verdict.QUOTA:
                 raise QuotaExceededError(said, **facts) from None
+            if (failed := _FAILED.search(text)) is not None:
+                at, module, reason = failed.groups()
+                raise self._failed(FatalError(module, f"block {at}: {reason}")) from None
             raise SubstreamsRefusedError(said, **facts) from None
 
     def _wait(self, session: _Session, status: str, shown: str) -> None:
@@ -346,14 +362,19 @@ class Reading:
 
     def _check_module(self, session: _Session) -> None:
         """Raise if the session ended because a module failed."""
-        failed, hide = session.failed, self._client.credentials.hide
-        if failed is not None:
-            raise ModuleFailedError(
-                f"module {failed.module} failed: {hide(failed.reason)}",
-                module=failed.module,
-                logs=" | ".join(hide(line) for line in failed.logs[-_LOGS_SHOWN:]) or "none",
-                logs_truncated=failed.logs_truncated or len(failed.logs) > _LOGS_SHOWN,
-            ) from None
+        if session.failed is not None:
+            raise self._failed(session.failed) from None
+
+    def _failed(self, failed: FatalError) -> ModuleFailedError:
+        """Return what to raise of a failed module; of a long reason its end, which is the cause."""
+        hide, reason = self._client.credentials.hide, failed.reason
+        cut = "… " if len(reason) > _REASON_SHOWN else ""
+        return ModuleFailedError(
+            f"module {failed.module} failed: {cut}{hide(reason)[-_REASON_SHOWN:]}",
+            module=failed.module,
+            logs=" | ".join(hide(line) for line in failed.logs[-_LOGS_SHOWN:]) or "none",
+            logs_truncated=failed.logs_truncated or len(failed.logs) > _LOGS_SHOWN,
+        )
 
 
 class _Session:
