@@ -12,6 +12,7 @@ import pytest
 
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.faults.kinds import StallBeforeHeaders
+from tests.spark.test_startup import fake_java
 from tests.stream.test_signals import STOPPING, Program, is_whole, run
 
 __all__ = ["run"]
@@ -83,6 +84,40 @@ def test_a_signal_while_spark_starts_ends_the_program(run: Callable[..., Program
     processes = descendants(program.process.pid)
     os.killpg(program.process.pid, signal.SIGINT)
     assert program.end() == 130
+    wait_until_gone(processes)
+
+
+WAITS = """
+import sys
+from headwater import duckdb_target, evm, portal_stream
+
+url, path, java = sys.argv[1:4]
+
+def wait_for_spark(data):
+    print("waits", flush=True)
+    return {"transfers": data["transfers"].limit(1)}
+
+portal_stream(
+    id="transfers", portal=url, outputs={"transfers": evm.events("erc20.Transfer")},
+).pipe(wait_for_spark).pipe_to(duckdb_target(path))
+"""
+
+
+@pytest.mark.guarantee("STOP-1")
+def test_a_stop_does_not_wait_for_a_spark_that_does_not_come_up(
+    run: Callable[..., Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transform asks for a DataFrame, and the JVM never listens."""
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "java", "exec sleep 1000")))
+    program = run(program=WAITS)
+    program.wait_for("waits")
+    program.wait_idle_for(lambda: bool(descendants(program.process.pid)))
+    processes = descendants(program.process.pid)
+    program.process.send_signal(signal.SIGTERM)
+    assert program.end() == 143
+    text = "".join(program.err)
+    assert STOPPING in text
+    assert "the batch in hand is dropped" in text
     wait_until_gone(processes)
 
 

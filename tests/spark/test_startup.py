@@ -7,16 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from headwater.errors import StoppedSparkError
 from headwater.spark.startup import SparkOfRun
 from headwater.targets import duckdb_target
 from headwater.testing import simulated_portal
+from tests import sampling
 from tests.spark.conftest import LAST
 from tests.stream.truth import COLUMNS, transfers
 
@@ -26,7 +30,7 @@ from pyspark import SparkContext
 from headwater import evm, portal_stream
 from headwater.errors import HeadwaterError
 from headwater.pipeline import Committed
-from headwater.spark import startup
+from headwater.spark.local_start import LocalStart
 from headwater.targets import duckdb_target
 
 url, path, last, wait = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "wait"
@@ -37,7 +41,7 @@ def on_event(event):
     if isinstance(event, Committed):
         reached.append(event.state.cursor.number)
         if wait and len(reached) == 1:
-            assert startup._Start.newest.ended.wait(300)
+            assert LocalStart.newest.ended.wait(300)
 
 error = None
 try:
@@ -47,7 +51,7 @@ try:
     ).pipe_to(duckdb_target(path), on_event=on_event)
 except HeadwaterError as raised:
     error = raised.code
-start = startup._Start.newest
+start = LocalStart.newest
 if not wait:
     start._thread.join(300)
 process = start._process
@@ -58,6 +62,106 @@ print(json.dumps({
     "options": active and active.getConf().get("spark.driver.extraJavaOptions"),
     "handler": signal.getsignal(signal.SIGINT) is before,
 }), flush=True)
+"""
+
+
+AGAIN = """
+import faulthandler, json, os, signal, sys, threading, time
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from headwater import evm, portal_stream
+from headwater.pipeline import Committed
+from headwater.spark import local_session
+from headwater.spark.local_start import LocalStart
+from headwater.stream import StopRequested
+from headwater.targets import duckdb_target
+
+url, path, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
+most_pauses = int(sys.argv[4])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs lack
+sys.ps1 = "> "  # as in a notebook: a signal ends the cell, and the program goes on
+faulthandler.dump_traceback_later(400 + 20 * most_pauses, exit=True)
+
+def wait_for(reached):
+    while not reached():
+        time.sleep(0.002)
+
+def left():
+    return [SparkContext._active_spark_context, SparkContext._gateway, SparkContext._jvm,
+            SparkSession._instantiatedSession, SparkSession._activeSession,
+            *(one for one in sys.path if "userFiles-" in one)]
+
+def cell(moment, path=path):
+    def on_event(event):
+        if isinstance(event, Committed):
+            moment()
+    portal_stream(
+        id="transfers", portal=url, far=20, first_span=100,
+        outputs={"transfers": evm.events("erc20.Transfer", range=(0, last))},
+    ).pipe_to(duckdb_target(path), on_event=on_event, progress=False)
+
+def stop_when(reached, how):
+    def stop():
+        wait_for(lambda: reached(LocalStart.newest))
+        how()
+        raise StopRequested
+    return stop
+
+interrupted = lambda: os.kill(os.getpid(), signal.SIGINT)
+ended = lambda: None
+
+# before Java listens the process is ended, later a start goes on and the next cell takes it
+cell(stop_when(lambda start: start._process is not None, ended))
+first = LocalStart.newest
+cell(stop_when(lambda start: start is not first and start._process is not None, interrupted))
+second = LocalStart.newest
+wait_for(lambda: not first._thread.is_alive() and not second._thread.is_alive())
+assert not any(left()), left()
+cell(stop_when(lambda start: start._process is not None and start._process._listens, ended))
+third = LocalStart.newest
+assert third is not second
+cell(stop_when(lambda start: SparkContext._gateway is not None, interrupted))
+cell(stop_when(lambda start: SparkContext._active_spark_context is not None, ended))
+assert LocalStart.newest is third, "one start for three cells"
+wait_for(lambda: not third._thread.is_alive())
+assert third._process.process.poll() is not None
+assert not any(left()), left()
+
+was_up = []
+for tenth in range(most_pauses):
+    def pause():
+        time.sleep(tenth / 10)
+        was_up.append(LocalStart.newest.came_up)
+    cell(stop_when(lambda start: True, pause), f"{path}-{tenth}")
+    wait_for(lambda: not LocalStart.newest._thread.is_alive())
+    assert not any(left()), (tenth, left())
+    print("stopped after", tenth / 10, type(LocalStart.newest._error), was_up[-1], flush=True)
+    if was_up[-10:] == [True] * 10:
+        break
+
+# a cell that makes a session is interrupted, and run again
+before = LocalStart.newest
+
+def interrupt():
+    wait_for(lambda: LocalStart.newest is not before and LocalStart.newest._process is not None)
+    interrupted()
+
+threading.Thread(target=interrupt).start()
+try:
+    local_session()
+    raise AssertionError("it was interrupted")
+except KeyboardInterrupt:
+    pass
+assert local_session().range(3).count() == 3
+
+# a Java process that is killed is not used again
+Java = SparkContext._gateway.proc
+Java.kill()
+Java.wait()
+cell(lambda: wait_for(lambda: LocalStart.newest.ended.is_set()))
+assert SparkContext._gateway.proc.pid != Java.pid
+assert SparkContext._active_spark_context is not None, "spans were read by executors"
+print("rows", flush=True)
 """
 
 
@@ -91,6 +195,35 @@ def test_a_run_cancels_its_own_jobs_and_no_others(spark: SparkSession, tmp_path:
         assert "cancelled" in str(job.exception())
     assert not busy.cancel(), "it is over"
     idle.close()
+
+
+def test_a_stop_ends_the_wait_for_an_answer_of_the_jvm_and_the_jvm_goes_on(
+    spark: SparkSession,
+) -> None:
+    """While it is cold it plans for long before there is a job that could be cancelled."""
+    idle, busy = SparkOfRun(None), SparkOfRun(None)
+    assert idle.context is spark.sparkContext
+    asks = Event()
+
+    def ask() -> None:
+        jvm: Any = busy.context._jvm
+        asks.set()
+        jvm.java.lang.Thread.sleep(600_000)
+
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(ask)
+        assert asks.wait(300)
+        assert not idle.cancel()
+        cut = False
+        while not wait([asking], timeout=0.1).done:  # what it asked before may be asked again
+            cut = busy.cancel() or cut
+        assert cut
+        assert isinstance(asking.exception(), Py4JError)
+    with pytest.raises(StoppedSparkError):
+        busy.session  # noqa: B018 - it raises
+    assert spark.range(3).count() == 3
+    idle.close()
+    busy.close()
 
 
 def rows_of(path: Path) -> list[tuple[Any, ...]]:
@@ -200,3 +333,19 @@ def test_a_spark_that_does_not_start_is_named_and_what_was_committed_stays(
         assert otherwise is None or "no memory" in told["shown"], "what else Java says is handed on"
         truth = transfers(portal.chain, portal.chain.canonical(0, 9))
         assert rows_of(tmp_path / "a.duckdb") == truth
+
+
+def test_what_is_stopped_while_spark_starts_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    """Streams one after the other in one process, as in a notebook, stopped at any moment."""
+    pauses = 200 if sampling.is_whole() else 0  # of 100 ms more each
+    with simulated_portal(seed=7, blocks=LAST + 21, blocks_per_answer=10) as portal:
+        done = subprocess.run(
+            [sys.executable, "-c", AGAIN, portal.url, str(tmp_path / "a"), str(LAST), str(pauses)],
+            capture_output=True,
+            text=True,
+            timeout=500 + 20 * pauses,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+        truth = transfers(portal.chain, portal.chain.canonical(0, LAST))
+        assert rows_of(tmp_path / "a") == truth

@@ -217,14 +217,20 @@ def test_spark_is_sized_for_dataframes_where_code_behind_the_stream_may_use_them
             assert started.pop() is not uses_frames
 
 
-def test_a_stop_cancels_jobs_of_the_run_that_goes_on_after_another_has_filled_a_part(
-    portal: PortalServer,
+def test_a_stop_reaches_the_run_that_fills_a_part_and_the_one_that_goes_on_afterwards(
+    portal: PortalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = stream_of(portal)
     target: MemoryTarget[Any] = MemoryTarget()
     opening = Opening(target, StreamRecord("one", registry=CollectorRegistry()))
-    with stream._opened(opening) as run:
+    cancelled: list[object] = []
+    monkeypatch.setattr(PortalRun, "cancel", lambda run: cancelled.append(run))
+    with stream._running(opening) as run:
         assert isinstance(run, PortalRun)
-        cancel = opening.interrupt.cancel
-        run.to_fill(stream, target, {}).stop()
-        assert opening.interrupt.cancel == cancel
+        with run.filling(stream, target, {}) as inner:
+            opening.interrupt.break_off()
+        assert cancelled == [run, inner]
+        opening.interrupt.break_off()
+        assert cancelled == [run, inner, run]
+    opening.interrupt.break_off()
+    assert cancelled == [run, inner, run], "nothing is left of a run that is over"

@@ -19,7 +19,7 @@ from headwater.errors import HeadwaterError, PipelineFileError
 from headwater.logs import setup_logging
 from headwater.metrics import StreamRecord
 from headwater.stream import StopRequested, Stream, StreamHandle
-from headwater.stream.handle import Interrupt, StopNow
+from headwater.stream.handle import Interrupt, StopNow, stop_all
 from headwater.stream.stream import reading_definitions
 from headwater.stream.view import ProgressView
 
@@ -76,12 +76,11 @@ def run(
     def records() -> list[StreamRecord]:
         return [job.record for job in jobs if job.record]
 
-    with ProgressView(records, shown=progress, always_ends=True) as view:
-        interrupt.say = view.say
-        with interrupt.handling():
-            with suppress(StopRequested):
-                _supervise(jobs, interrupt, view, restarts)
-            _stop([job.handle for job in jobs if job.handle is not None])
+    view = ProgressView(records, shown=progress, always_ends=True)
+    with view, interrupt.handling(view.say):
+        with suppress(StopRequested):
+            _supervise(jobs, interrupt, view, restarts)
+        _stop([job.handle for job in jobs if job.handle is not None])
     failed = [job for job in jobs if job.error is not None]
     for job in failed:
         say(f"{job.id}: {job.error}", "red")
@@ -126,12 +125,10 @@ def _stop(handles: list[StreamHandle]) -> None:
     broken_off = False
     while True:
         try:
-            for one in handles:
-                one.interrupt.request()
-                if broken_off:
+            if broken_off:
+                for one in handles:
                     one.interrupt.break_off()
-            for one in handles:
-                one.stop()
+            stop_all(handles)
         except StopNow:
             broken_off = True
         else:

@@ -221,3 +221,11 @@ class TransformPlanError(
     "anything else is a transform for pipe_batches(f)",
 ):
     """A transform given to `pipe` returned something that is no plan of the frames it was given."""
+
+
+class StoppedSparkError(
+    SparkError,
+    code="E5040",
+    fix="start the stream again: it goes on from its last commit",
+):
+    """A run that was told to stop asked for Spark, or waited for it to start."""

@@ -125,7 +125,8 @@ class Archive:
 
     def _make(self) -> None:
         from headwater.spark.jvm import JvmProcess
-        from headwater.spark.session import NARROW, context_in, settings_of, warm_up
+        from headwater.spark.local_start import context_in
+        from headwater.spark.session import NARROW, settings_of, warm_up
 
         options = self._ask_options()
         settings = settings_of("headwater archive", {**NARROW, "spark.master": "local[1]"})

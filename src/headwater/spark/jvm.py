@@ -10,8 +10,10 @@ import os
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from py4j.clientserver import ClientServerConnection  # type: ignore[import-untyped]
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 
@@ -110,6 +113,8 @@ class JvmProcess:
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._folder / "connection"),
         }
         self.was_ended = False
+        self._listens = False
+        self._guard = Lock()
         # Its input is a pipe: the process ends when this one does, however that one ends. It is
         # in a group of its own, so that Ctrl-C does not reach it, and `end` reaches all of it.
         self.process = subprocess.Popen(
@@ -138,6 +143,10 @@ class JvmProcess:
             said = file.read_bytes()
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
+        with self._guard:
+            if self.was_ended:
+                raise SparkStartError("the Java process of Spark was ended before it was ready")
+            self._listens = True
         port, size = struct.unpack_from("!ii", said)
         gateway = _connect(port, said[8 : 8 + size].decode())
         gateway.proc = self.process
@@ -150,6 +159,14 @@ class JvmProcess:
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGTERM)
+
+    def end_before_it_listens(self) -> bool:
+        """End the process unless Python talks to it already; tell whether it was ended."""
+        with self._guard:
+            if self._listens:
+                return False
+            self.end()
+        return True
 
     def close_input(self) -> None:
         """Let the process end by itself, after what it has to do at its end."""
@@ -164,6 +181,21 @@ class JvmProcess:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+def cut_wait(thread: int) -> bool:
+    """Have the answer fail that a thread waits for, if a JVM is to give it; tell whether it waits.
+
+    The connection is cut, which is that thread's alone. The JVM goes on, and so do other threads.
+    """
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not ClientServerConnection.send_command.__code__:
+        frame = frame.f_back
+    if frame is None:
+        return False
+    with suppress(OSError, AttributeError):  # it is closed this moment
+        frame.f_locals["self"].socket.shutdown(socket.SHUT_RDWR)
+    return True
 
 
 def _quiet() -> list[str]:

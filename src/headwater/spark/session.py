@@ -8,24 +8,18 @@ the user's and is used as it is.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
+from threading import Event, current_thread, main_thread
+from types import FrameType
 
 import pyarrow as pa
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from headwater.errors import SparkStartError
-from headwater.spark.archive import Archive
-from headwater.spark.jvm import JvmProcess, find_java
-
-logger = logging.getLogger("headwater.spark")
+from headwater.spark.local_start import LocalStart, active_context, making
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _GIB = 1 << 30
@@ -56,9 +50,6 @@ NARROW = {
 }
 """For streams whose rows never enter the JVM: it schedules tasks, and needs little for that."""
 
-making = threading.RLock()
-"""Is held while a session is made here: half of one must not be taken for a session."""
-
 
 def local_session(app: str = "headwater", **conf: object) -> SparkSession:
     """Return the session that is active, unchanged, or make one for this machine.
@@ -70,44 +61,20 @@ def local_session(app: str = "headwater", **conf: object) -> SparkSession:
         JavaMissingError: there is no session yet, and no Java to make one with.
         SparkStartError: Spark does not start.
     """
-    with making:
-        active = active_session()
-        if active is not None:
-            return active
-        with _own_interrupt_handler():
-            make_context(app, _texts(conf))
-            return SparkSession.builder.getOrCreate()
-
-
-def make_context(
-    app: str,
-    conf: dict[str, str],
-    on_process: Callable[[JvmProcess], None] = lambda process: None,
-) -> SparkContext:
-    """Start Spark on this machine; `on_process` is told of the Java process once it runs.
-
-    Called on the driver, in any thread, under the lock `making`.
-    """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = settings_of(app, conf)
-    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
-        return context_in(None, settings)
-    archive = Archive.find()
-    command = None if archive is None else archive.command(settings)
-    if archive is not None and command is not None:
-        process = JvmProcess(settings, command)
-        on_process(process)
+    if (active := active_session()) is not None:
+        return active
+    ended = Event()
+    start = LocalStart.join(ended, settings_of(app, _texts(conf)), workers=False)
+    if start is not None:
         try:
-            return context_in(process, settings)
-        except SparkStartError as error:
-            if process.was_ended:
-                raise
-            logger.warning("spark.archive is not usable and removed: %s", error)
-            archive.forget()
-    find_java()
-    process = JvmProcess(settings)
-    on_process(process)
-    return context_in(process, settings)
+            ended.wait()
+            start.take()
+        finally:
+            start.leave(ended)
+        on_main = current_thread() is main_thread()
+        if on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _cancel_jobs)
+    return active_session() or local_session(app, **conf)
 
 
 def settings_of(app: str, conf: Mapping[str, str]) -> dict[str, str]:
@@ -120,24 +87,14 @@ def settings_of(app: str, conf: Mapping[str, str]) -> dict[str, str]:
     return settings
 
 
-def context_in(process: JvmProcess | None, settings: Mapping[str, str]) -> SparkContext:
-    """Make a context in a Java process; None for the one that Spark is connected to already."""
-    gateway = None if process is None else process.connect()
-    return SparkContext(conf=SparkConf().setAll(list(settings.items())), gateway=gateway)
-
-
-@contextmanager
-def _own_interrupt_handler() -> Iterator[None]:
-    """Put back a handler of SIGINT that the program has set: Spark replaces it with its own.
-
-    A stream that starts its session in the middle of a run would end in a trace otherwise. Python's
-    default handler is left to Spark, which cancels its jobs first.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    on_main = threading.current_thread() is threading.main_thread()
-    if on_main and callable(before) and before is not signal.default_int_handler:
-        signal.signal(signal.SIGINT, before)
+def _cancel_jobs(number: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C like a Spark that was started in the main thread: end its jobs first."""
+    try:
+        context = SparkContext._active_spark_context
+        if context is not None:
+            context.cancelAllJobs()
+    finally:
+        raise KeyboardInterrupt
 
 
 def active_session() -> SparkSession | None:
@@ -147,7 +104,7 @@ def active_session() -> SparkSession | None:
     """
     with making:
         active = SparkSession.getActiveSession()
-        if active is None and SparkContext._active_spark_context is not None:
+        if active is None and active_context() is not None:
             active = SparkSession.builder.getOrCreate()  # without settings: as it is
         return active
 

@@ -10,46 +10,28 @@ Runs on the driver: `SparkOfRun` in the run's thread, the start in a thread of i
 
 from __future__ import annotations
 
-import atexit
-import logging
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from threading import Event, Lock, Thread, get_ident
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from threading import Event, get_ident
+from typing import Any
 from uuid import uuid4
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from headwater.errors import StoppedSparkError
 from headwater.portal import PortalBudget
 from headwater.spark.archive import make_later
 from headwater.spark.entrance import driver_address
-from headwater.spark.jvm import JvmProcess
+from headwater.spark.jvm import cut_wait
+from headwater.spark.local_start import LocalStart, active_context, without_words_of_py4j
 from headwater.spark.permits import PORT as PERMITS_PORT
 from headwater.spark.permits import Office, PermitOffice
-from headwater.spark.session import (
-    NARROW,
-    active_session,
-    local_session,
-    make_context,
-    making,
-)
+from headwater.spark.session import NARROW, active_session, settings_of
 from headwater.spark.versions import check_session
 
-logger = logging.getLogger("headwater.spark")
-
 APP = "headwater"
-EXIT_S = 2.0  # what the end of the program waits for a Spark that it has not used
-
-
-@contextmanager
-def ignoring_interrupts() -> Iterator[None]:
-    """Let Ctrl-C do nothing: the program is ending, which takes a moment. Called at its exit."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class SparkOfRun:
@@ -71,11 +53,14 @@ class SparkOfRun:
         self._given = given
         self._narrow = narrow
         self._on_wait = on_wait
-        self._start: _Start | None = None
+        self._start: LocalStart | None = None
+        self._start_ended = Event()  # or nothing is to wait for it any more
+        self._waits = self._cancelled = False
         self._budget: PortalBudget | None = None
         self._office: PermitOffice | None = None
         self._tag = f"headwater-{uuid4().hex}"
         self._tagged: set[int] = set()  # threads whose jobs carry the tag
+        self._quiet = ExitStack()
 
     def limit(self, budget: PortalBudget) -> None:
         """Have executors keep within a budget. Called once, before the first span."""
@@ -101,18 +86,12 @@ class SparkOfRun:
         """
         if self._given is not None:
             return True
-        if self._start is not None:
-            if self._start.ended.is_set():
-                self._start.check()
-            return self._start.ended.is_set()
-        if not making.acquire(blocking=False):
-            return False  # another thread makes one, which will be active
-        try:
-            if SparkContext._active_spark_context is not None:
-                return True
-            self._start = _Start(NARROW if self._narrow else {})
-        finally:
-            making.release()
+        if not self._join():
+            return True
+        assert self._start is not None, "it was joined"
+        if self._start.ended.is_set():
+            self._start.check()
+            return True
         return False
 
     @property
@@ -125,9 +104,7 @@ class SparkOfRun:
         if self._given is not None:
             return self._marked(self._given.sparkContext)
         with self._waiting():
-            self._wait()
-            active = SparkContext._active_spark_context
-            return self._marked(local_session(APP).sparkContext if active is None else active)
+            return self._marked(self._wait())
 
     @property
     def session(self) -> SparkSession:
@@ -140,23 +117,36 @@ class SparkOfRun:
             self._marked(self._given.sparkContext)
             return self._given
         with self._waiting():
-            self._wait()
-            session = active_session() or local_session(APP)
-            self._marked(session.sparkContext)
-            return session
+            self._marked(self._wait())
+            return active_session() or self.session  # other code may stop it this moment
 
     def cancel(self) -> bool:
-        """End the jobs of this run that are under way; tell whether there are any.
+        """End what this run waits for of Spark; tell whether it waited.
 
-        What waits for them fails. Called from another thread.
+        That is the start of Spark, a job, or an answer of the driver's JVM, which plans for long
+        while it is cold. What waits fails, and so does what asks for Spark later. Called from
+        another thread, again and again until the run has ended: a job may be on its way to Spark.
         """
-        context = SparkContext._active_spark_context
+        if not self._cancelled:
+            self._quiet.enter_context(without_words_of_py4j())
+        waited, self._cancelled = self._waits, True
+        self._start_ended.set()
+        cancelled = self._cancel_jobs()
+        if not cancelled:  # the end of a job is an answer, too, and says more
+            cancelled = sum(map(cut_wait, tuple(self._tagged))) > 0
+        return cancelled or waited
+
+    def _cancel_jobs(self) -> bool:
+        context: Any = SparkContext._active_spark_context
         if not self._tagged or context is None:
             return False
-        tracker = context._jsc.sc().statusTracker()  # Python's own does not know tags
-        if set(tracker.getActiveJobIds()).isdisjoint(tracker.getJobIdsForTag(self._tag)):
+        try:
+            tracker = context._jsc.sc().statusTracker()  # Python's own does not know tags
+            if set(tracker.getActiveJobIds()).isdisjoint(tracker.getJobIdsForTag(self._tag)):
+                return False
+            context.cancelJobsWithTag(self._tag)
+        except (Py4JError, OSError, AttributeError):  # Spark has ended, and its jobs with it
             return False
-        context.cancelJobsWithTag(self._tag)
         return True
 
     def close(self) -> None:
@@ -171,14 +161,17 @@ class SparkOfRun:
         if self._office is not None:
             self._office.__exit__()
             self._office = None
-        if self._start is not None:
-            self._start.give_up()
-            if self._start.came_up:
+        start, self._start = self._start or LocalStart.newest, None
+        if start is not None:
+            start.leave(self._start_ended)
+            if start.came_up:
                 make_later()
-            self._start = None
+        self._quiet.close()
 
     def _marked(self, context: SparkContext) -> SparkContext:
         """Tag the jobs of this thread from now on, so that `cancel` finds them."""
+        if self._cancelled:
+            raise StoppedSparkError("the run was stopped before it used Spark")
         if get_ident() not in self._tagged:
             context.addJobTag(self._tag)
             self._tagged.add(get_ident())
@@ -191,116 +184,31 @@ class SparkOfRun:
             yield
             return
         self._on_wait(True)
+        self._waits = True
         try:
             yield
         finally:
+            self._waits = False
             self._on_wait(False)
 
-    def _wait(self) -> None:
-        """Wait for the start that was begun here, or by another run of this process."""
-        if self._start is not None:
-            self._start.take()
-        elif _Start.newest is not None:
-            _Start.newest.share()
+    def _join(self) -> bool:
+        """Join the start of a local Spark, which may begin here; False if a Spark is there."""
+        if self._start is None:
+            settings = settings_of(APP, NARROW if self._narrow else {})
+            self._start = LocalStart.join(self._start_ended, settings)
+        return self._start is not None
 
-
-class _Start:
-    """One start of a local Spark, in a thread of its own, and its end if no run has used it."""
-
-    newest: _Start | None = None
-
-    def __init__(self, conf: Mapping[str, str]) -> None:
-        self._conf = dict(conf)
-        self.ended = Event()
-        self._lock = Lock()
-        self._decided = Event()
-        self._wanted = True
-        self._process: JvmProcess | None = None
-        self._error: BaseException | None = None
-        _Start.newest = self
-        self._thread = Thread(target=self._run, name="headwater-spark", daemon=True)
-        self._thread.start()
-        atexit.register(self._leave)
-
-    def take(self) -> None:
-        """Wait until Spark is there, to use it; raise what went wrong."""
-        self.share()
-        self.check()
-
-    def check(self) -> None:
-        """Raise what went wrong, if Spark could not start."""
-        if self._error is not None:
-            raise self._error
-
-    def share(self) -> None:
-        """Wait until Spark is there, to use it; or until it is gone, if its run has given it up."""
-        with self._lock:
-            self._decided.set()
-        self.ended.wait()
-        if not self._wanted:
-            self._thread.join()
-
-    @property
-    def came_up(self) -> bool:
-        """Whether Spark has started."""
-        return self.ended.is_set() and self._error is None
-
-    def give_up(self) -> None:
-        """Have Spark end, unless it was used. Called when the run that began it ends."""
-        with self._lock:
-            if self._decided.is_set():
-                return
-            self._wanted = False
-            self._decided.set()
-        if self._process is not None and not self.ended.is_set():
-            self._process.end()
-
-    def _leave(self) -> None:
-        """End a Spark that nothing uses before the interpreter ends, and its thread with it.
-
-        A thread that still runs then is frozen where it is, and extensions report leaks.
-        """
-        self.give_up()
-        if not self._wanted:
-            with ignoring_interrupts():
-                self._thread.join(EXIT_S)
-
-    def _run(self) -> None:
-        with making:
-            try:
-                context = make_context(APP, self._conf, self._note)
-                context.parallelize([0], 1).map(int).collect()  # Python workers are there too
-            except BaseException as error:  # noqa: BLE001 - raised where Spark is asked for
-                self._error = error
-                self._forget()
-        self.ended.set()
-        self._decided.wait()
-        if not self._wanted and self._error is None:
-            with making:
-                self._stop(context)
-        atexit.unregister(self._leave)
-        if not self._wanted:
-            logger.info("spark.unused: it ends with the stream")
-
-    def _note(self, process: JvmProcess) -> None:
-        self._process = process
-        if not self._wanted:
-            process.end()
-
-    def _stop(self, context: SparkContext) -> None:
-        """Stop what no run has used, unless other code has made a session of it meanwhile."""
-        used = SparkSession._instantiatedSession is not None
-        if used or SparkContext._active_spark_context is not context:
-            return
-        with suppress(Exception):  # the process is ended in any case
-            context.stop()
-        self._forget()
-
-    def _forget(self) -> None:
-        """End the process, and leave nothing that would make Spark use it again."""
-        if self._process is None or SparkContext._active_spark_context is not None:
-            return
-        self._process.end()
-        self._process.wait()
-        SparkContext._gateway = None
-        SparkContext._jvm = None
+    def _wait(self) -> SparkContext:
+        """Wait until there is a Spark to stay."""
+        while True:
+            joined = self._join()
+            if joined and not self._cancelled:
+                self._start_ended.wait()
+            if self._cancelled:
+                raise StoppedSparkError("the run was stopped while it waited for Spark")
+            if joined and self._start is not None:
+                self._start.take()
+            active = active_context()
+            if active is not None:
+                return active
+            self._start = None  # other code has stopped it since

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -144,13 +145,13 @@ class Filler(Protocol):
         """
         ...
 
-    def to_fill(
+    def filling(
         self,
         stream: PortalStream,
         target: Target[Delivery],
         ranges: Mapping[str, tuple[BlockRange, ...]],
-    ) -> Run:
-        """Return the run of a stream that reads these blocks, all of them final."""
+    ) -> AbstractContextManager[Run]:
+        """Open the run of a stream that reads these blocks, all of them final."""
         ...
 
     def filled(self, text: str | None) -> None:
@@ -303,16 +304,13 @@ class _Evolving:
             replaces=replaces,
             emptied=emptied,
         )
-        run = self.filler.to_fill(filled, target, ranges)
         logger.warning("config.filling id=%s outputs=%s to=%s", stream.id, shown, final)
-        try:
+        with self.filler.filling(filled, target, ranges) as run:
             loop = Pipeline(run, target, run, flush=stream.flush, rollback_cap=stream.rollback_cap)
             for event in loop.steps():
                 run.on_event(event)
                 at = max(event.state.number, 0)
                 self.filler.filled(f"filling {shown}: block {at:,} of {final.number:,}")
-        finally:
-            run.stop()
 
     def _held(self) -> Config:
         text = self.stored.read()

@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event as Flag
 from threading import Thread, current_thread, main_thread
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.core.callbacks import Callback
 from headwater.core.messages import Committed, Event, Listener
-from headwater.errors import TransportError
+from headwater.errors import StoppedSparkError, TransportError
 from headwater.metrics import StreamRecord, announce
 from headwater.portal import HttpTransport, Request, Response, SystemClock
-from headwater.spark.startup import ignoring_interrupts
+from headwater.spark.local_start import ignoring_interrupts
 from headwater.stream.context import Progress
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headwater.stream")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PATIENCE_S = 5.0  # what a stop leaves executors to end their part of a batch
+PATIENCE_S = 2.0  # what a stop leaves executors to end their part of a batch
+LOOK_S = 0.2  # how often it looks whether they do something then
 BREAK_OFF_S = 1.5  # what a second signal leaves the run to end by itself
 LEAVE_S = 2.0  # what a program that ends leaves a stream that it has not stopped
 RECENT = 100  # how many entries `recent_progress` has at most
@@ -59,26 +60,39 @@ class StopNow(StopRequested):
 class Interrupt:
     """Turns signals and calls of `request` into `StopRequested`, at moments when that is harmless.
 
-    Handlers are installed on the main thread only, and put back when the run is over. `abort` is
-    called to break off a request that waits for its answer, `cancel` to end what executors do (it
-    tells whether they did anything), `say` with what a person should know. `signal` is the signal
-    that came first, `gave_up` whether executors were not waited for.
+    Handlers are installed on the main thread only, and put back when the run is over. `signal` is
+    the signal that came first, `gave_up` whether executors were not waited for.
     """
 
-    def __init__(self, say: Callable[[str], None] = logger.warning) -> None:
-        self.abort: Callable[[], None] = lambda: None
-        self.cancel: Callable[[], bool] = lambda: False
-        self.say = say
+    def __init__(self) -> None:
         self.signal: int | None = None
         self.gave_up = False
+        self._reached: list[tuple[Callable[[], None], Callable[[], bool]]] = []
+        self._say: Callable[[str], None] = logger.warning
+        self._breaking_off: list[Thread] = []
         self._requested = Flag()
         self._over = Flag()
         self._answered = False
         self._busy = False
 
     @contextmanager
-    def handling(self) -> Iterator[None]:
-        """Handle signals for the duration of a run.
+    def reaching(self, abort: Callable[[], None], cancel: Callable[[], bool]) -> Iterator[None]:
+        """Have a stop reach what a run waits for, as long as the run is open.
+
+        `abort` breaks off a request that waits for its answer, `cancel` ends what executors do and
+        tells whether they did anything. Both are called from other threads. A run that fills a part
+        for another one is reached as well as that one.
+        """
+        reached = (abort, cancel)
+        self._reached.append(reached)
+        try:
+            yield
+        finally:
+            self._reached.remove(reached)
+
+    @contextmanager
+    def handling(self, say: Callable[[str], None] | None = None) -> Iterator[None]:
+        """Handle signals for the duration of a run; `say` tells a person what comes of them.
 
         Python runs a handler once the main thread is back from C code, which may take long while a
         database works. So a thread hears of signals as well, by the file descriptor that Python
@@ -87,6 +101,7 @@ class Interrupt:
         if current_thread() is not main_thread():
             yield
             return
+        self._say = say or self._say
         heard, told = socket.socketpair()
         told.setblocking(False)
         before: dict[int, Any] = {one: signal.signal(one, self._handle) for one in SIGNALS}
@@ -101,7 +116,8 @@ class Interrupt:
             for one, handler in before.items():
                 signal.signal(one, handler)
             told.close()
-            listener.join(BREAK_OFF_S)
+            for thread in (listener, *self._breaking_off):
+                thread.join(BREAK_OFF_S)
             if self.signal is not None:
                 self._answer()  # the listener may have missed it
 
@@ -142,16 +158,18 @@ class Interrupt:
         """Ask the run to end. Called from another thread, or by a listener."""
         self._requested.set()
         if not self._busy:
-            self.abort()
+            for abort, _ in tuple(self._reached):
+                abort()
 
     def break_off(self) -> None:
         """End what executors do: what the run waits for fails. Called from another thread.
 
         Where no executor works, for example while a database commits, nothing changes.
         """
-        if self.cancel() and not self.gave_up:
+        cancelled = [cancel() for _, cancel in tuple(self._reached)]
+        if any(cancelled) and not self.gave_up:
             self.gave_up = True
-            self.say("the batch in hand is dropped, and read again next time")
+            self._say("the batch in hand is dropped, and read again next time")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Run in the main thread, between two of its steps."""
@@ -166,27 +184,29 @@ class Interrupt:
         """Run in a thread of its own until the run is over."""
         signals = 0
         with heard:
-            while True:
-                try:
-                    number = heard.recv(1)
-                except TimeoutError:
-                    self.break_off()
-                    continue
-                if not number:
-                    return
+            while number := heard.recv(1):
                 signals += number[0] in SIGNALS
                 if signals == 1:
                     self._answer()
-                    heard.settimeout(PATIENCE_S)
+                    breaking_off = Thread(target=self._lose_patience, daemon=True)
+                    self._breaking_off.append(breaking_off)
+                    breaking_off.start()
                 elif signals > 1 and not self._over.wait(BREAK_OFF_S):
-                    self.say("stopped in the middle of a batch; the next start recovers")
+                    self._say("stopped in the middle of a batch; the next start recovers")
                     os._exit(128 + number[0])
+
+    def _lose_patience(self) -> None:
+        """Break off what is not done in time; at once where the target is not being changed."""
+        end = time.monotonic() + PATIENCE_S
+        while not self._over.wait(LOOK_S):
+            if not self._busy or time.monotonic() > end:
+                self.break_off()
 
     def _answer(self) -> None:
         """Answer the first signal, once."""
         if not self._answered:
             self._answered = True
-            self.say("stopping after this batch; press again to stop now")
+            self._say("stopping after this batch; press again to stop now")
 
 
 class StoppableClock(SystemClock):
@@ -209,7 +229,10 @@ class StoppableTransport:
         self._transport = transport
         self._record = record
         self._interrupt = interrupt
-        interrupt.abort = transport.abort
+
+    def abort(self) -> None:
+        """Break off the request that is under way. Called from any thread."""
+        self._transport.abort()
 
     def send(self, request: Request) -> Response:
         """Send one request, unless the run is to end."""
@@ -224,7 +247,6 @@ class StoppableTransport:
 
     def close(self) -> None:
         """Release every connection."""
-        self._interrupt.abort = lambda: None
         self._transport.close()
 
 
@@ -275,10 +297,7 @@ class StreamHandle:
         Called by a listener, in the stream's own thread, it only asks for the end. A stream that
         has ended already stays as it is. An error of the stream is not raised here.
         """
-        self.interrupt.request()
-        if self._thread is not current_thread():
-            while not self._wait(PATIENCE_S):
-                self.interrupt.break_off()
+        stop_all([self])
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the stream has ended, for `timeout` seconds at most; tell whether it has.
@@ -314,7 +333,8 @@ class StreamHandle:
         except StopRequested:
             self._stopped()
         except Exception as error:
-            if self.interrupt.signal is None and not self.interrupt.gave_up:
+            stopped = isinstance(error, StoppedSparkError)
+            if self.interrupt.signal is None and not self.interrupt.gave_up and not stopped:
                 self.record.ended(error)
                 raise
             # signals reach executors, too, and what they worked at then fails
@@ -364,3 +384,19 @@ class StreamHandle:
         finally:
             self._finished.set()
             atexit.unregister(self._leave)
+
+
+def stop_all(handles: Sequence[StreamHandle]) -> None:
+    """Ask all of them to end, and wait until they have; executors are not waited for long.
+
+    A handle whose thread calls this is only asked.
+    """
+    end = time.monotonic() + PATIENCE_S
+    for one in handles:
+        one.interrupt.request()
+    waited = [one for one in handles if one._thread is not current_thread()]
+    for one in waited:
+        while not one._wait(LOOK_S):
+            if time.monotonic() > end:
+                for each in waited:
+                    each.interrupt.break_off()

@@ -111,7 +111,7 @@ class PortalStream(Stream):
                     on_notice=opening.on_notice,
                 )
             )
-            run = PortalRun(self, client, clock, opening, budget)
+            run = PortalRun(self, client, clock, opening, budget, abort=transport.abort)
             stack.callback(run.stop)
             yield run
 

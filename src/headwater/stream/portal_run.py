@@ -6,8 +6,8 @@ again continues from what the target recovers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -71,9 +71,11 @@ class PortalRun(Run):
         opening: Opening,
         budget: PortalBudget | None = None,
         *,
+        abort: Callable[[], None] = lambda: None,
         ranges: Mapping[str, tuple[BlockRange, ...]] | None = None,
     ) -> None:
         super().__init__(stream, clock, opening)
+        self.abort = abort
         self._budget = budget or PortalBudget()
         self._spark.limit(self._budget)
         self._portal_stream = stream
@@ -296,16 +298,25 @@ class PortalRun(Run):
                 found.append(BlockRange(resolved.from_block, end))
         return tuple(found)
 
-    def to_fill(
+    @contextmanager
+    def filling(
         self,
         stream: PortalStream,
         target: Target[Delivery],
         ranges: Mapping[str, tuple[BlockRange, ...]],
-    ) -> PortalRun:
-        """Return the run of a stream that reads these blocks, with the client of this one."""
+    ) -> Iterator[PortalRun]:
+        """Open the run of a stream that reads these blocks, with the client of this one."""
         record = StreamRecord(stream.id, registry=CollectorRegistry())
         opening = Opening(target, record, finalized=True, interrupt=self._interrupt)
-        return PortalRun(stream, self._client, self._clock, opening, self._budget, ranges=ranges)
+        run = PortalRun(
+            stream, self._client, self._clock, opening, self._budget,
+            abort=self.abort, ranges=ranges,
+        )  # fmt: skip
+        try:
+            with self._interrupt.reaching(run.abort, run.cancel):
+                yield run
+        finally:
+            run.stop()
 
     def filled(self, text: str | None) -> None:
         """Show how far it is; end here if a stop was asked for."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -70,8 +70,11 @@ class Opening:
 class Run(Host[Delivery]):
     """What a stream is while it runs: the loop's `Source` and its `Host`.
 
-    Each kind of stream derives from it: `open` says what is read and how it is decoded.
+    Each kind of stream derives from it: `open` says what is read and how it is decoded. `abort`
+    breaks off the request that waits for its answer; it is called from another thread.
     """
+
+    abort: Callable[[], None]
 
     def __init__(self, stream: Stream, clock: Clock, opening: Opening) -> None:
         target = opening.target
@@ -91,8 +94,6 @@ class Run(Host[Delivery]):
         self._shared = bool(stream.extensions) or can.rereads
         narrow = stream.is_single and not (stream.steps or self._shared or can.uses_frames)
         self._spark = SparkOfRun(stream.spark, narrow=narrow, on_wait=self._waits_for_spark)
-        self._cancel_outer = self._interrupt.cancel  # of a run that this one fills a part for
-        self._interrupt.cancel = self._spark.cancel
         self._source: Source | None = None
         self._assembler: Assembler | None = None
 
@@ -221,7 +222,6 @@ class Run(Host[Delivery]):
         """Tell the transformers that the run is over, all of them, and release what is held."""
         if self._assembler is not None:
             self._assembler.release()
-        self._interrupt.cancel = self._cancel_outer
         self._spark.close()
         steps, self._started = list(self._stream.steps) if self._started else [], False
         stop_all([self._extensions, *steps])
@@ -264,6 +264,10 @@ class Run(Host[Delivery]):
             )  # fmt: skip
         if isinstance(event, Waited):
             logger.info("replica.stale id=%s at=%s", self._stream.id, event.state.cursor)
+
+    def cancel(self) -> bool:
+        """End what executors do for the run; tell whether they did. Called from another thread."""
+        return self._spark.cancel()
 
     @property
     def session(self) -> SparkSession:

@@ -223,7 +223,7 @@ class Stream(ABC):
             target.write(lambda cursor=None: self._read(cursor, target.fork, handle=handle))
             return
         record = handle.record
-        with self._opened(Opening(target, record, interrupt=handle.interrupt)) as run:
+        with self._running(Opening(target, record, interrupt=handle.interrupt)) as run:
             target.bind(self.id)
             for event in self._steps(run, TimedTarget(target, record)):
                 file = target.capabilities.file
@@ -261,7 +261,7 @@ class Stream(ABC):
         target, ask_user = into or Handover(cursor), AskUser(on_fork)
         interrupt = Interrupt() if handle is None else handle.interrupt
         record = self._record("iteration", CollectorRegistry()) if handle is None else handle.record
-        with self._opened(Opening(target, record, finalized, ask_user, interrupt)) as run:
+        with self._running(Opening(target, record, finalized, ask_user, interrupt)) as run:
             for event in self._steps(run, target):
                 if handle is not None:
                     handle.on_event(event, run)
@@ -269,6 +269,12 @@ class Stream(ABC):
                     with interrupt.uninterrupted():
                         yield from target.take()
                 interrupt.check()
+
+    @contextmanager
+    def _running(self, opening: Opening) -> Iterator[Run]:
+        """Open a run, and have a stop reach it."""
+        with self._opened(opening) as run, opening.interrupt.reaching(run.abort, run.cancel):
+            yield run
 
     def _steps(self, run: Run, target: Target[Delivery]) -> Iterator[Event]:
         """Run the loop; the run is told of every event first."""
@@ -327,10 +333,9 @@ def pipe_and_tell(
 def _run_here(handle: StreamHandle, *, progress: bool, always_ends: bool = False) -> None:
     """Run in this thread until the end, with signals handled and the progress shown."""
     with ExitStack() as stack:
-        if progress:
-            view = ProgressView(lambda: [handle.record], always_ends=always_ends)
-            handle.interrupt.say = stack.enter_context(view).say
-        stack.enter_context(handle.interrupt.handling())
+        view = ProgressView(lambda: [handle.record], shown=progress, always_ends=always_ends)
+        stack.enter_context(view)
+        stack.enter_context(handle.interrupt.handling(view.say if progress else None))
         handle.run()
     code = handle.interrupt.exit_code()
     if code is not None and not hasattr(sys, "ps1"):

@@ -168,6 +168,7 @@ class SubstreamsRun(Run):
             decode=None if stream.far else stream.decoder.decode,
             prepare=None if stream.steps else opening.target.capabilities.prepare_rows,
         )
+        self.abort = self._messages.abort
 
     def open(self, state: PipeState) -> None:
         """Compare what the module is with what the stored rows were made of, and begin.
@@ -183,7 +184,6 @@ class SubstreamsRun(Run):
         if self._target.capabilities.config is None and state.cursor is not None:
             check_first(stream.module, state, first, 0, stream.id)
         self._extensions.start(state)
-        self._interrupt.abort = self._messages.abort
         source: Source = self._messages
         if stream.undo_buffer and not self._finalized:
             source = UndoBuffer(
@@ -243,7 +243,6 @@ class SubstreamsRun(Run):
 
     def stop(self) -> None:
         """End the session, then everything else."""
-        self._interrupt.abort = lambda: None
         self._messages.close()
         super().stop()
 
