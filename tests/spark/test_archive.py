@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -93,6 +97,35 @@ def test_two_processes_do_not_make_it_at_once(archive: Archive) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert not archive.make()
     assert not archive.exists
+
+
+MAKING = """
+from headwater.spark.archive import Archive, main
+Archive._ask_options = lambda archive: []
+main()
+"""
+
+
+def test_a_making_that_is_stopped_leaves_no_part(tmp_path: Path) -> None:
+    """Java writes what it has when it ends; a part that a killed making has left goes as well."""
+    begun = tmp_path / "begun"
+    writes = (
+        'for one in "$@"; do case $one in -XX:Archive*) part=${one#*=} ;; esac; done\n'
+        "trap 'sleep 0.3; echo classes > $part; exit' TERM\n"
+        f"touch {begun}\nwhile :; do sleep 0.05; done"
+    )
+    java(tmp_path / "java", writes)
+    own = environment(tmp_path)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SPARK_")}
+    making = subprocess.Popen([sys.executable, "-c", MAKING], env={**kept, **own})
+    while not begun.exists():
+        assert making.poll() is None
+        time.sleep(0.01)
+    (folder,) = (tmp_path / "cache" / "headwater").iterdir()
+    (folder / "classes.123").write_bytes(b"of a process that was killed")
+    making.terminate()
+    assert making.wait(300) == 143
+    assert [one.name for one in folder.iterdir()] == ["lock"]
 
 
 def test_a_cache_folder_that_cannot_be_had_is_no_error(

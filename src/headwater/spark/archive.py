@@ -17,6 +17,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -115,9 +116,18 @@ class Archive:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return False
-            if not self.exists:
-                self._make()
+            self._remove_parts()
+            try:
+                if not self.exists:
+                    self._make()
+            finally:
+                self._remove_parts()
         return True
+
+    def _remove_parts(self) -> None:
+        """Remove what makings have left that were stopped. Called under the lock."""
+        for part in self.folder.glob("classes.[0-9]*"):
+            part.unlink(missing_ok=True)
 
     @property
     def _kept(self) -> Path:
@@ -144,7 +154,7 @@ class Archive:
             part.replace(self.classes)
         finally:
             process.end()
-            part.unlink(missing_ok=True)
+            process.wait()  # Java writes the part when it ends, however it ends
 
     def _ask_options(self) -> list[str]:
         """Return the options with which Spark's own script starts Java on this machine."""
@@ -212,6 +222,7 @@ def _key(java: Path, home: Path) -> str:
 
 def main() -> int:
     """Make the archive, at the lowest priority."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # it cleans up
     with suppress(OSError):
         os.nice(19)
     archive = Archive.find()
