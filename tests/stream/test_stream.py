@@ -34,6 +34,7 @@ from headwater.errors import (
     NetworkError,
     PortalHttpError,
     PortalUnreachableError,
+    ResumeError,
     SkippedBlocksError,
     StreamIdError,
 )
@@ -369,6 +370,71 @@ def test_pipe_to_iterator_resumes_after_a_full_cursor_and_survives_forks(
             portal.fork(2)
     assert portal.ledger.stream_requests()[0].parent_block_hash == start.hash
     assert sum(own.rows.values()) == len(transfers(portal.chain, portal.chain.canonical(31)))
+
+
+class Resumed:
+    """A target of one's own that goes on after a stored cursor, as `resume` says."""
+
+    def __init__(self, portal: PortalServer, stored: Any, answer: BlockCursor | None) -> None:
+        self.portal, self.stored, self.answer = portal, stored, answer
+        self.delivered: list[int] = []
+
+    def write(self, read: Any) -> None:
+        for batch in read():
+            self.delivered.append(batch.ctx.stream.state.current.number)
+            if batch.ctx.stream.state.current == self.portal.chain.head.cursor:
+                return
+
+    def run(self) -> None:
+        target = create_target(
+            write=self.write, fork=lambda blocks: self.answer, resume=lambda: self.stored
+        )
+        stream_of(self.portal, poll_interval_s=0.001).pipe_to(target)
+
+
+def test_resume_says_where_a_target_of_ones_own_goes_on(portal: PortalServer) -> None:
+    at = {number: portal.chain.canonical(number, number)[0].cursor for number in (30, 40, 50)}
+    ahead = portal.chain.canonical(55, 55)[0].cursor  # finality may be ahead of a backfill
+    for stored in (at[40], (at[40], None), (at[40], at[30]), (at[40], at[40]), (at[40], ahead)):
+        own = Resumed(portal, stored, None)
+        own.run()
+        assert own.delivered[0] > 40
+        assert portal.ledger.stream_requests()[0].parent_block_hash == at[40].hash
+        portal.ledger.clear()
+    for none in (None, (None, None)):
+        own = Resumed(portal, none, None)
+        own.run()
+        assert portal.ledger.stream_requests()[0].from_block == 0
+        portal.ledger.clear()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [7, "cursor", (1, 2, 3), (None, BlockCursor(3, "0x3")), (BlockCursor(9, "0x9"), BlockCursor(3)),
+     (BlockCursor(9, "0x9"), BlockCursor(9, "0x8"))],
+)  # fmt: skip
+def test_what_cannot_be_resumed_is_refused_before_anything_is_asked(
+    portal: PortalServer, stored: Any
+) -> None:
+    with pytest.raises(ResumeError, match="E0065"):
+        Resumed(portal, stored, None).run()
+    assert portal.ledger.stream_requests() == []
+
+
+def test_no_fork_goes_below_what_resume_said_is_final(portal: PortalServer) -> None:
+    """The callback is asked once, and a portal on another chain is refused."""
+    cursor, floor, below = (
+        portal.chain.canonical(number, number)[0].cursor for number in (58, 50, 49)
+    )
+    portal.fork(5, 7)
+    with pytest.raises(ForkCursorError, match=r"E1007.*final.*finalized=50"):
+        Resumed(portal, (cursor, floor), below).run()
+    own = Resumed(portal, (cursor, floor), floor)
+    own.run()
+    assert own.delivered[0] == 51
+    portal.fork(14, 16)  # 48 is the last block of both chains
+    with pytest.raises(ForkCursorMissingError, match="contradicts a finalized block"):
+        Resumed(portal, (cursor, floor), floor).run()
 
 
 def test_a_fork_callback_that_gives_up_ends_the_run(portal: PortalServer) -> None:

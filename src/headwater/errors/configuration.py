@@ -204,6 +204,15 @@ class PipelineSilentError(
     """`headwater status` finds nobody who knows how far a running stream is."""
 
 
+class ResumeError(
+    ConfigError,
+    code="E0065",
+    fix="return None for a beginning, the BlockCursor to go on after, or a pair of it and the "
+    "finalized BlockCursor that you stored with it (ctx.stream.head.finalized)",
+):
+    """`resume` of a target of your own returned something that a stream cannot go on from."""
+
+
 class VerifyError(
     ConfigError,
     code="E0033",

@@ -27,6 +27,7 @@ from headwater.errors import (
     ForkCursorMissingError,
     ForkHandlerMissingError,
     InvalidOptionError,
+    ResumeError,
     StreamIdError,
 )
 from headwater.stream.context import StreamBatch
@@ -34,6 +35,7 @@ from headwater.targets.contract import Capabilities, Delivery
 
 _CONTRACT = ("capabilities", "bind", "recover", "commit", "roll_back", "close")
 OnFork = Callable[[list[BlockCursor]], BlockCursor | None]
+Resume = Callable[[], BlockCursor | tuple[BlockCursor | None, BlockCursor | None] | None]
 
 
 class Read(Protocol):
@@ -50,18 +52,54 @@ class OwnedTarget:
 
     write: Callable[[Read], object]
     fork: OnFork | None = None
+    resume: Resume | None = None
+
+    def start(self, cursor: BlockCursor | None) -> PipeState:
+        """Return where a reading begins: at the cursor that `read` is given, else by `resume`."""
+        if cursor is not None or self.resume is None:
+            return start_after(cursor)
+        found = self.resume()
+        at, floor = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        for one in (at, floor):
+            if one is not None and not isinstance(one, BlockCursor):
+                raise ResumeError("resume returned no cursor", got=repr(found))
+        if floor is None or at is None:
+            if floor is not None:
+                raise ResumeError("a finalized cursor without one to go on after", got=repr(found))
+            return start_after(at)
+        if floor.hash is None:
+            raise ResumeError("a finalized cursor needs its hash", got=floor)
+        if floor.number == at.number and at.hash not in (None, floor.hash):
+            raise ResumeError("two hashes of one block", cursor=at, finalized=floor)
+        if floor.number >= at.number:
+            return PipeState(at, at, (at,))
+        return PipeState(at, floor, (floor, at))
 
 
-def create_target(*, write: Callable[[Read], None], fork: OnFork | None = None) -> OwnedTarget:
+def start_after(cursor: BlockCursor | None) -> PipeState:
+    """Return the state behind a cursor of which nothing else is known."""
+    return PipeState(cursor, None, () if cursor is None else (cursor,))
+
+
+def create_target(
+    *,
+    write: Callable[[Read], None],
+    fork: OnFork | None = None,
+    resume: Resume | None = None,
+) -> OwnedTarget:
     """Return a target whose cursor, data and rollback chain are the user's.
 
     `write(read)` runs once: `for batch in read(cursor): …` with the cursor to resume after, or
-    None. `fork(previous_blocks)` gets the portal's sample of its chain and returns the last good
-    cursor; None means that there is none, and ends the run with `ForkCursorMissingError`. The two
-    are never called at the same time.
+    None. `resume()` returns it instead, or a pair of it and the finalized cursor that was stored
+    with it; `read()` begins there, and no fork goes below what is final: a portal that contradicts
+    it is refused. `fork(previous_blocks)` gets the portal's sample of its chain and returns the
+    last good cursor; None means that there is none, and ends the run with
+    `ForkCursorMissingError`. They are never called at the same time.
     """
     return OwnedTarget(
-        Callback("write", write, "read"), Callback.optional("fork", fork, "previous_blocks")
+        Callback("write", write, "read"),
+        Callback.optional("fork", fork, "previous_blocks"),
+        Callback.optional("resume", resume, ""),
     )
 
 
@@ -102,8 +140,8 @@ def check_cursor(cursor: object) -> None:
 class Handover:
     """A target that hands each batch over instead of storing it."""
 
-    def __init__(self, cursor: BlockCursor | None) -> None:
-        self._start = PipeState(cursor, None, () if cursor is None else (cursor,))
+    def __init__(self, start: PipeState) -> None:
+        self._start = start
         self._batches: list[StreamBatch] = []
 
     @property
@@ -137,8 +175,9 @@ class Handover:
 class AskUser:
     """Decides forks by the user's callback, which names the cursor to go on from."""
 
-    def __init__(self, on_fork: OnFork | None) -> None:
+    def __init__(self, on_fork: OnFork | None, floor: BlockCursor | None = None) -> None:
         self._on_fork = on_fork
+        self._floor = floor  # what the user said is final
 
     def __call__(
         self, state: PipeState, previous_blocks: Sequence[BlockCursor], *, patient: bool
@@ -160,6 +199,7 @@ class AskUser:
             )
         if patient and state.cursor and contradicting_block(state, previous_blocks):
             return ForkResolution(state.cursor, ForkRule.WAIT), state
+        self._refuse_contradiction(previous_blocks)
         ordered = sorted(previous_blocks, key=lambda block: block.number)
         safe = self._on_fork(ordered)
         if safe is None:
@@ -175,6 +215,12 @@ class AskUser:
                 got=safe,
                 cursor=state.cursor,
             )
+        if self._floor is not None and safe.number < self._floor.number:
+            raise ForkCursorError(
+                "the fork callback named a block below the one that resume said is final",
+                got=safe,
+                finalized=self._floor,
+            )
         if safe.number == state.cursor.number:
             return self._stay(state.cursor, safe, patient=patient), state
         final = state.finalized
@@ -182,6 +228,16 @@ class AskUser:
             final = None
         kept = extend_chain(state.rollback_chain, safe)
         return ForkResolution(safe, ForkRule.MATCH), PipeState(safe, final, kept)
+
+    def _refuse_contradiction(self, previous_blocks: Sequence[BlockCursor]) -> None:
+        """Raise if the portal keeps naming another block than the user's final one."""
+        if self._floor is None:
+            return
+        theirs = contradicting_block(PipeState(self._floor, self._floor), previous_blocks)
+        if theirs is not None:
+            raise ForkCursorMissingError(
+                "the portal contradicts a finalized block", ours=self._floor, portal=theirs
+            )
 
     def _stay(self, cursor: BlockCursor, safe: BlockCursor, *, patient: bool) -> ForkResolution:
         """Wait a while with the cursor that the portal has just refused; then give up."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 from prometheus_client import CollectorRegistry
 
-from headwater.core import DEFAULT_CAP, BlockCursor, Flush, FlushRules
+from headwater.core import DEFAULT_CAP, BlockCursor, Flush, FlushRules, PipeState
 from headwater.core.callbacks import Callback
 from headwater.core.messages import Listener
 from headwater.dashboard import serve
@@ -45,6 +45,7 @@ from headwater.stream.owned import (
     check_cursor,
     check_id,
     check_target,
+    start_after,
 )
 from headwater.stream.run import Opening, Run, TimedTarget
 from headwater.stream.transformer import Step, Transform, Transformer
@@ -220,7 +221,7 @@ class Stream(ABC):
     def _work(self, target: Target[Delivery] | OwnedTarget, handle: StreamHandle) -> None:
         """Run until the range is read, or until a stop."""
         if isinstance(target, OwnedTarget):
-            target.write(lambda cursor=None: self._read(cursor, target.fork, handle=handle))
+            target.write(lambda cursor=None: self._read_for(target, cursor, handle))
             return
         record = handle.record
         with self._running(Opening(target, record, interrupt=handle.interrupt)) as run:
@@ -235,30 +236,38 @@ class Stream(ABC):
 
     def __iter__(self) -> Iterator[StreamBatch]:
         """Read final blocks, from the beginning of the range every time."""
-        return self._read(None, None, finalized=True)
+        return self._read(PipeState(), None, finalized=True)
 
     def read_into(self, target: Handover) -> Iterator[StreamBatch]:
         """Read from the beginning of the range; a fork ends it. Called by `verify`."""
         return self._read(
-            None, Callback("on_fork", lambda previous: None, "previous_blocks"), into=target
+            PipeState(), Callback("on_fork", lambda previous: None, "previous_blocks"), into=target
         )
+
+    def _read_for(
+        self, target: OwnedTarget, cursor: BlockCursor | None, handle: StreamHandle
+    ) -> Iterator[StreamBatch]:
+        """Hand out batches to a target of the user's, which says where to begin."""
+        check_cursor(cursor)
+        start = target.start(cursor)
+        return self._read(start, target.fork, floor=start.finalized, handle=handle)
 
     def _read(
         self,
-        cursor: BlockCursor | None,
+        start: PipeState,
         on_fork: OnFork | None,
         *,
         finalized: bool = False,
         handle: StreamHandle | None = None,
         into: Handover | None = None,
+        floor: BlockCursor | None = None,
     ) -> Iterator[StreamBatch]:
         """Hand out batches one by one; what happens in between is the caller's.
 
         A stop waits until the caller comes back for the next batch. `into` is told of more than the
-        caller is given.
+        caller is given. No fork goes below `floor`.
         """
-        check_cursor(cursor)
-        target, ask_user = into or Handover(cursor), AskUser(on_fork)
+        target, ask_user = into or Handover(start), AskUser(on_fork, floor)
         interrupt = Interrupt() if handle is None else handle.interrupt
         record = self._record("iteration", CollectorRegistry()) if handle is None else handle.record
         with self._running(Opening(target, record, finalized, ask_user, interrupt)) as run:
@@ -349,4 +358,6 @@ def pipe_to_iterator(
 
     `on_fork(previous_blocks)` returns the last good cursor, or None to give up.
     """
-    return stream._read(initial_cursor, Callback("on_fork", on_fork, "previous_blocks"))
+    check_cursor(initial_cursor)
+    start = start_after(initial_cursor)
+    return stream._read(start, Callback("on_fork", on_fork, "previous_blocks"))

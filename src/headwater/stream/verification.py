@@ -406,7 +406,7 @@ class _Reader(Handover):
     """Hands batches over, and keeps the children of factories that come with them."""
 
     def __init__(self) -> None:
-        super().__init__(None)
+        super().__init__(PipeState())
         self._side: list[pa.Table] = []
 
     @property
