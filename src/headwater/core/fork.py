@@ -8,7 +8,7 @@ consecutive 409s converge.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -163,16 +163,20 @@ def _refuse_contradiction(state: PipeState, sample: frozenset[BlockCursor]) -> N
 
 
 def contradicting_block(
-    state: PipeState, previous_blocks: Iterable[BlockCursor]
+    state: PipeState, previous_blocks: Collection[BlockCursor]
 ) -> BlockCursor | None:
-    """Return the block of the sample that has the number of our final block and another hash."""
+    """Return the block of the sample that has the number of our final block and another hash.
+
+    A sample that holds our final block does not contradict it, whatever else it holds: a service
+    may name one number twice.
+    """
     ours = state.finalized
-    if ours is None:
+    if ours is None or ours in previous_blocks:
         return None
     return next((b for b in previous_blocks if b.number == ours.number and b != ours), None)
 
 
-def is_stale(state: PipeState, previous_blocks: Iterable[BlockCursor]) -> bool:
+def is_stale(state: PipeState, previous_blocks: Collection[BlockCursor]) -> bool:
     """Tell whether a replica is behind, or still on a branch that finality has ruled out.
 
     Neither says anything against our blocks, so it is worth waiting for another answer. Called by

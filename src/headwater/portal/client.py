@@ -156,6 +156,8 @@ class PortalClient:
                     raise TimestampError("the portal finds no block by time") from error
                 self.block_at(0)
                 return None
+            if not answer.strip():  # 204: the time lies beyond the head
+                return None
             self._blocks_at[timestamp] = read_block_at(answer)
         return self._blocks_at[timestamp]
 

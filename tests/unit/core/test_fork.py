@@ -7,6 +7,7 @@ from headwater.core import (
     ForkResolution,
     ForkRule,
     PipeState,
+    contradicting_block,
     find_rollback_index,
     resolve_fork,
 )
@@ -113,6 +114,13 @@ def test_a_portal_that_stays_below_a_final_cursor_is_named() -> None:
 def test_a_long_sample_is_shown_by_its_ends() -> None:
     with pytest.raises(ForkCursorMissingError, match=r"4#h4b … 9#h9b \(6 blocks\)"):
         resolve_fork(state("5 6"), cursors("4b 5b 6b 7b 8b 9b"), patient=False)
+
+
+@pytest.mark.parametrize("sample", ["5b 5", "5 5b", "0b 4b 5 5b"])
+def test_a_sample_that_holds_our_final_block_contradicts_nothing(sample: str) -> None:
+    """A service near block 0 adds an entry that is of no chain."""
+    assert resolve_fork(state("5 6 7", "5"), cursors(sample)).safe_cursor == cursors("5")[0]
+    assert contradicting_block(state("5 6", "5"), cursors(sample)) is None
 
 
 def test_a_cursor_without_hash_never_matches_and_never_contradicts() -> None:

@@ -109,6 +109,21 @@ def test_a_time_without_a_block_is_its_own_error_where_it_cannot_mean_the_head(
         Harness(script).client.resolve_range(spec)
 
 
+def test_a_time_beyond_the_head_may_be_an_answer_without_content() -> None:
+    (spec,) = parse_ranges(datetime.fromtimestamp(NOW, UTC))
+    portal = Harness([Reply(204), HEAD, Reply(204)])
+    assert portal.client.resolve_range(spec) == BlockRange(10)
+
+
+def test_a_time_in_the_future_is_shown_as_a_date() -> None:
+    (spec,) = parse_ranges("2031-05-06")
+    with pytest.raises(TimestampError, match=r"time=2031-05-06 00:00:00 UTC, now=2023-11-14 22:30"):
+        Harness([NO_BLOCK, FIRST_BLOCK]).client.resolve_range(spec)
+    far = RangeSpec(At(10**15))
+    with pytest.raises(TimestampError, match="time=1000000000000000 s since 1970"):
+        Harness([NO_BLOCK, FIRST_BLOCK]).client.resolve_range(far)
+
+
 def test_a_portal_without_finality_says_so_once() -> None:
     portal = Harness([Reply(404)] * 2)
     assert portal.client.finalized_head() is None

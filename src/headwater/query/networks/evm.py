@@ -2,7 +2,9 @@
 
 Some columns are younger than their chain: `baseFeePerGas` (London), `blobGasUsed` and
 `excessBlobGas` (Cancun), a receipt's `status` (Byzantium). They are optional here, because a stream
-may begin before them.
+may begin before them. Others are not what every chain has: a header without proof of work lacks
+`nonce`, `mixHash` and `difficulty`; a transaction that batches several has no `value`, `input` or
+signature of its own.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ _BLOCK = (
     *fields("hash parentHash", _HEX),
     Field("timestamp", WireType.SECONDS),
     *fields("transactionsRoot receiptsRoot stateRoot logsBloom sha3Uncles", _HEX),
-    *fields("extraData miner nonce mixHash", _HEX),
+    *fields("extraData miner", _HEX),
+    *fields("nonce mixHash", _HEX, _OPTIONAL),
     Field("size", _NUMBER),
-    *fields("gasLimit gasUsed difficulty", _QUANTITY),
-    *fields("totalDifficulty baseFeePerGas blobGasUsed excessBlobGas", _QUANTITY, _OPTIONAL),
+    *fields("gasLimit gasUsed", _QUANTITY),
+    *fields("difficulty totalDifficulty baseFeePerGas", _QUANTITY, _OPTIONAL),
+    *fields("blobGasUsed excessBlobGas", _QUANTITY, _OPTIONAL),
     Field("l1BlockNumber", _NUMBER, _OPTIONAL),
     Field("uncles", _HEX, _OPTIONAL, is_list=True),
     Field("withdrawalsRoot", _HEX, _OPTIONAL),
@@ -49,15 +53,17 @@ _TRANSACTION = (
     Field("nonce", WireType.NUMBER_OR_DECIMAL),
     Field("from", _HEX),
     Field("to", _HEX, _OPTIONAL),
-    Field("input", _HEX),
-    *fields("value gas gasPrice", _QUANTITY),
-    *fields("maxFeePerGas maxPriorityFeePerGas", _QUANTITY, _OPTIONAL),
-    Field("v", _QUANTITY),
-    *fields("r s", _HEX),
+    Field("input", _HEX, _OPTIONAL),
+    Field("value", _QUANTITY, _OPTIONAL),
+    Field("gas", _QUANTITY),
+    *fields("gasPrice maxFeePerGas maxPriorityFeePerGas", _QUANTITY, _OPTIONAL),
+    Field("v", _QUANTITY, _OPTIONAL),
+    *fields("r s", _HEX, _OPTIONAL),
     *fields("yParity chainId", _NUMBER, _OPTIONAL),
     *fields("sighash contractAddress", _HEX, _OPTIONAL),
-    *fields("gasUsed cumulativeGasUsed effectiveGasPrice", _QUANTITY),
-    Field("type", _NUMBER),
+    *fields("gasUsed cumulativeGasUsed", _QUANTITY),
+    Field("effectiveGasPrice", _QUANTITY, _OPTIONAL),
+    Field("type", _NUMBER, _OPTIONAL),
     Field("status", _NUMBER, _OPTIONAL),
     Field("logsBloom", _HEX, _OPTIONAL),
     Field("blobVersionedHashes", _HEX, _OPTIONAL, is_list=True),
@@ -93,7 +99,7 @@ _TRACE = (
     Field("error", _STRING, _NULLABLE),
     Field("revertReason", _STRING, _OPTIONAL),
     _action("create", "createFrom", "from", _HEX),
-    _action("create", "createValue", "value", _QUANTITY),
+    _action("create", "createValue", "value", _QUANTITY, _OPTIONAL),
     _action("create", "createGas", "gas", _QUANTITY),
     _action("create", "createInit", "init", _HEX),
     _result("create", "createResultGasUsed", "gasUsed", _QUANTITY, _NULLABLE),

@@ -409,3 +409,38 @@ def test_tables_pickle() -> None:
     assert copy == output
     assert copy.schema == output.schema
     assert pa.types.is_list(copy.schema.field("trace_address").type)
+
+
+@pytest.mark.parametrize("absent", [True, False], ids=["left out", "null"])
+def test_what_a_chain_does_not_have_is_null_and_stops_no_stream(absent: bool) -> None:
+    """Headers without proof of work, and transactions that batch several."""
+    lacking = {
+        "block": ["nonce", "mixHash", "difficulty"],
+        "transaction": [
+            "input", "value", "gasPrice", "v", "r", "s", "effectiveGasPrice", "type",
+        ],
+        "trace": ["createValue"],
+    }  # fmt: skip
+    fields = {one.wire: one.name for name in lacking for one in EVM.entity(name).fields}
+    outputs = {
+        "block": evm.blocks(fields=[fields[one] for one in lacking["block"]]),
+        "transaction": evm.transactions(fields=[fields[one] for one in lacking["transaction"]]),
+        "trace": evm.traces(fields=[fields[one] for one in lacking["trace"]]),
+    }
+
+    def without(name: str) -> dict[str, Any]:
+        return {} if absent else dict.fromkeys(lacking[name])
+
+    found = json.loads(line(7).decode())
+    found["header"] |= without("block")
+    found["transactions"] = [{"transactionIndex": 0, "hash": "0x01", **without("transaction")}]
+    action = {} if absent else {"value": None}
+    found["traces"] = [
+        {"transactionIndex": 0, "traceAddress": [0], "type": "create", "action": action}
+    ]
+    tables = decode_outputs(
+        outputs, [json.dumps(found).encode()], dict.fromkeys(outputs, EVERYTHING)
+    ).tables
+    for name, wires in lacking.items():
+        (row,) = tables[name].to_pylist()
+        assert {row[fields[one]] for one in wires} == {None}
