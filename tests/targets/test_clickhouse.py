@@ -75,6 +75,7 @@ def make(url: str) -> Iterator[Make]:
             on_start=on_start,
             on_before_rollback=on_before_rollback,
             on_after_rollback=on_after_rollback,
+            unrepresentable=settings.pop("unrepresentable", "replace"),
             settings=ClickHouseSettings(id=id, **settings),
         )
         made.append(Stream(target, url))
@@ -200,7 +201,7 @@ def test_a_table_is_created_from_the_frame_and_its_values_come_back_exactly(make
 def test_a_value_that_would_change_on_its_way_is_refused(
     make: Make, kind: str, column: pa.Array
 ) -> None:
-    s = make(table("t", types={"value": kind}))
+    s = make(table("t", types={"value": kind}), unrepresentable="stop")
     rows = pa.table(
         {"block_number": pa.array([1], pa.int64()), "log_index": pa.array([0]), "value": column}
     )

@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.errors import ClickHouseRowsError
+from headwater.core.rooms import Policy
+from headwater.errors import ClickHouseRowsError, ClickHouseTableError
 from headwater.targets.clickhouse import ClickHouseClient
 from headwater.targets.clickhouse.transfer import Piece, Transfer, pieces_of
+from headwater.targets.values import Fitting
 from tests.targets.clickhouse_places import database
 
 TYPES = {"block_number": "Int64", "n": "Int64", "sender": "Nullable(FixedString(2))"}
-TRANSFER = Transfer("t", TYPES, {}, ("block_number", "n"), "block_number", (1, 9), True)
+FITTING = Fitting({}, Policy.REPLACE, ClickHouseTableError)
+TRANSFER = Transfer("t", TYPES, {}, ("block_number", "n"), "block_number", (1, 9), True, FITTING)
 
 
 def rows(*numbers: int, sender: str | None = "0xabcd") -> pa.Table:

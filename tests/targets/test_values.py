@@ -6,19 +6,27 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
 
 from headwater.changes import Changes, TableSchema
 from headwater.core import Batch, BlockCursor, BlockHeader, Head
-from headwater.errors import PostgresNameError, PostgresSizeError, PostgresTableError
+from headwater.errors import (
+    ClickHouseTableError,
+    PostgresNameError,
+    PostgresSizeError,
+    PostgresTableError,
+)
 from headwater.targets import Delivery
+from headwater.targets.clickhouse import ClickHouseClient, ClickHouseTarget, clickhouse_target
+from headwater.targets.clickhouse import table as clickhouse_table
 from headwater.targets.duckdb import duckdb_target
 from headwater.targets.postgres import postgres_target, table
 from headwater.targets.sql.aggregates import aggregate
 from headwater.targets.sql.change_log.target import history_target
-from tests.targets import postgres_places
+from tests.targets import clickhouse_places, postgres_places
 from tests.unit.test_values import COLUMNS
 
 Make = Callable[..., Any]
@@ -74,7 +82,13 @@ def _duckdb(path: Path) -> Make:
     return lambda **options: duckdb_target(path / "chain.duckdb", **options)
 
 
-MAKERS = {"postgres": _postgres, "duckdb": _duckdb}
+def _clickhouse(path: Path) -> Make:
+    url = clickhouse_places.database()
+    return lambda **options: clickhouse_target(url, **options)
+
+
+SQL = {"postgres": _postgres, "duckdb": _duckdb}
+MAKERS = {**SQL, "clickhouse": _clickhouse}
 LACKS = {  # types for which a target has no column at all, which it says before it writes
     "duckdb": {"timestamp[ns]", "decimal256(76, 0)"},
 }
@@ -93,7 +107,8 @@ def frame_of(name: str, block: int) -> pa.Table:
 
 def count(s: Stream, name: str) -> int:
     """Return how many rows a table has."""
-    return int(s.target.query(f"SELECT count(*) AS n FROM {name}")["n"][0].as_py())
+    shown = f"{name}_live" if isinstance(s.target, ClickHouseTarget) else name
+    return int(s.target.query(f"SELECT count(*) AS n FROM {shown}")["n"][0].as_py())
 
 
 @pytest.mark.guarantee("VALUE-1")
@@ -107,7 +122,7 @@ def test_the_ends_of_every_type_are_committed_and_undone(
     for block in (1, 2):
         s.block(block, final=1, ends=frame_of(name, block))
     left_out = s.target.altered.rows // 2
-    assert s.target.altered.values or name != "postgres"
+    assert s.target.altered.values
     assert (left_out > 0) == (policy == "skip" and s.target.altered.values > 0)
     assert count(s, "ends") == 2 * (rows - left_out)
     s.fork(1)
@@ -118,7 +133,7 @@ def keyed(*rows: tuple[str, int]) -> pa.Table:
     return pa.table({"who": [one for one, _ in rows], "value": [one for _, one in rows]})
 
 
-@pytest.mark.parametrize("name", list(MAKERS))
+@pytest.mark.parametrize("name", list(SQL))
 def test_texts_of_a_key_stay_apart_are_written_again_and_undone(
     name: str, tmp_path: Path, stream: Callable[[Any], Stream]
 ) -> None:
@@ -143,7 +158,7 @@ def test_texts_of_a_key_stay_apart_are_written_again_and_undone(
     assert s.target.query("SELECT who, value FROM t ORDER BY who").to_pylist() == held
 
 
-@pytest.mark.parametrize("name", list(MAKERS))
+@pytest.mark.parametrize("name", list(SQL))
 def test_sums_by_a_text_that_cannot_be_held_are_exact_after_a_fork(
     name: str, tmp_path: Path, stream: Callable[[Any], Stream]
 ) -> None:
@@ -205,6 +220,51 @@ def test_postgres_codes_what_a_table_of_the_users_cannot_take(
     noise = bytes(range(256)).hex() * 9 + "".join(f"{at * 7919 % 99991:x}" for at in range(5_000))
     with pytest.raises(PostgresSizeError, match="E2117"):
         s.block(1, t=pa.table({"block_number": [1], "note": [noise]}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "stored"),
+    [
+        ("DateTime", pa.array([-315_619_200, 4_417_977_600, 7]).cast(pa.timestamp("s")),
+         ["1970-01-01 00:00:00", "2106-02-07 06:28:15", "1970-01-01 00:00:07"]),
+        ("DateTime64(1)", pa.array([1_500, 1_550, -(2**55)]).cast(pa.timestamp("ms")),
+         ["1970-01-01 00:00:01.5", "1970-01-01 00:00:01.5", "1900-01-01 00:00:00.0"]),
+        ("Date32", pa.array([-40_000, 200_000, 0], pa.int32()).cast(pa.date32()),
+         ["1900-01-01", "2299-12-31", "1970-01-01"]),
+        ("Decimal(10, 2)", pa.array(["1.239", "-99999999999", "x"]), ["1.23", "-99999999.99", "0"]),
+        ("FixedString(2)", pa.array(["0xabcd", "xy", "0xab"]), ["ABCD", "7879", "0000"]),
+        ("UUID", pa.array([str(UUID(int=5)), "u", "x" * 36]),
+         [str(UUID(int=5)), str(UUID(int=0)), str(UUID(int=0))]),
+        ("Nullable(UInt8)", pa.array(["256", "-1", "x"]), ["255", "0", None]),
+    ],
+)  # fmt: skip
+def test_clickhouse_stores_the_nearest_value_that_a_table_of_the_users_can_hold(
+    stream: Callable[[Any], Stream], kind: str, given: pa.Array, stored: list[str | None]
+) -> None:
+    url = clickhouse_places.database()
+    s = stream(clickhouse_target(url, tables=[clickhouse_table("t", order_by=["at"])]))
+    s.target.query("SELECT 1")
+    sql = f"CREATE TABLE t (block_number Int64, at Int64, x {kind}) ENGINE MergeTree ORDER BY at"
+    ClickHouseClient(url).run(sql)
+    s.block(1, t=pa.table({"block_number": [1] * 3, "at": [0, 1, 2], "x": given}))
+    shown = "hex(x)" if kind.startswith("Fixed") else "toString(x)"
+    found = s.target.query(f"SELECT {shown} AS x FROM t ORDER BY at")["x"].to_pylist()
+    assert [one if one is None or isinstance(one, str) else one.decode() for one in found] == stored
+    assert s.target.altered.values >= 1
+
+
+@pytest.mark.parametrize("kind", ["Date", "DateTime", "DateTime64(3)", "Float64"])
+def test_clickhouse_refuses_text_for_what_the_server_would_make_of_it(
+    stream: Callable[[Any], Stream], kind: str
+) -> None:
+    """Before a row is sent, also if the first frame has none."""
+    s = stream(
+        clickhouse_target(clickhouse_places.database(), tables=[
+            clickhouse_table("t", types={"x": kind}, order_by=["block_number"])
+        ])
+    )  # fmt: skip
+    with pytest.raises(ClickHouseTableError, match="column=x"):
+        s.block(1, t=pa.table({"block_number": [1], "x": ["0.1"]}).slice(0, 0))
 
 
 def test_postgres_reads_far_times_back_as_they_are(stream: Callable[[Any], Stream]) -> None:

@@ -7,7 +7,7 @@ room of a type by its name in SQL. `targets/values.py` carries it out on columns
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 DAY_US = 86_400_000_000
@@ -123,17 +123,31 @@ _CLICKHOUSE: dict[str, Room] = {
     "Date": Room(Form.DATE, 0, 65_535),
     "Date32": Room(Form.DATE, _YEAR_1900, _YEAR_2300 - 1),
     "UUID": Room(Form.UUID),
-    "Bool": Room(),
 }
-_CLICKHOUSE_TYPE = re.compile(r"(U?)Int(\d+)|Decimal\((\d+), ?(\d+)\)|DateTime64\((\d)|DateTime")
+_CLICKHOUSE_NESTED = re.compile(r"(Nullable|LowCardinality|Array)\((.*)\)")
+_CLICKHOUSE_TYPE = re.compile(
+    r"(U?)Int(\d+)|Decimal\((\d+), ?(\d+)\)|DateTime64\((\d).*|DateTime(?:\(.*)?|"
+    r"FixedString\((\d+)\)"
+)
 
 
 def clickhouse_room(kind: str) -> Room:
-    """Return the room of a ClickHouse type, without `Nullable` and `LowCardinality`."""
-    found = _CLICKHOUSE_TYPE.match(kind)
+    """Return the room of a ClickHouse type."""
+    required = True
+    while (nested := _CLICKHOUSE_NESTED.fullmatch(kind)) is not None:
+        if nested[1] == "Array":
+            return Room(inner=clickhouse_room(nested[2]), required=True)
+        required, kind = required and nested[1] != "Nullable", nested[2]
+    return replace(_clickhouse_room(kind), required=required)
+
+
+def _clickhouse_room(kind: str) -> Room:
+    found = _CLICKHOUSE_TYPE.fullmatch(kind)
     if found is None:
         return _CLICKHOUSE.get(kind, Room())
-    unsigned, bits, digits, scale, places = found.groups()
+    unsigned, bits, digits, scale, places, width = found.groups()
+    if width:
+        return Room(Form.BYTES, width=int(width))
     if bits:
         return integers(int(bits), signed=not unsigned)
     if digits:

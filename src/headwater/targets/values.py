@@ -7,9 +7,9 @@ have no check. No value becomes a Python object, but those that have to be repla
 
 Replaced: the character 0 becomes U+FFFD, a text that is too long is cut, a number or a time beyond
 the ends becomes the end, more digits than there is room for are cut. What is no number, time or
-bytes at all becomes null, and where the column cannot be null, its row is left out. Texts and bytes
-of a key end with a digest of what they were, so that two of them never become one; other values of
-a key cannot be replaced, and their rows are left out.
+bytes at all becomes null, and zero where the column cannot be null. Texts and bytes of a key end
+with a digest of what they were, so that two of them never become one; other values of a key cannot
+be replaced, and their rows are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import pyarrow.compute as pc
 
 from headwater.core.rooms import Form, Policy, Room
 from headwater.errors import HeadwaterError, InvalidOptionError
-from headwater.targets.value_checks import Check, check_of, nulls, put
+from headwater.targets.value_checks import check_of, put
+from headwater.targets.value_texts import Check, nulls, zeros
 
 logger = logging.getLogger("headwater.targets")
 
@@ -165,8 +166,11 @@ class Fitting:
             return marks, values
         nulled = self.policy is Policy.NULL and not (room.required or room.unique)
         others = values.filter(marks)
-        values = put(values, marks, nulls(others) if nulled else check.mend(others))
-        if room.required or room.unique:
+        others = nulls(others) if nulled else check.mend(others)
+        if room.required and not room.unique:
+            others = zeros(others, room)
+        values = put(values, marks, others)
+        if room.unique:
             return pc.and_(marks, pc.is_null(values)), values
         return pa.repeat(False, len(values)), values
 

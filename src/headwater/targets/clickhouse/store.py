@@ -20,6 +20,7 @@ from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.writer import Attempts, Writer, insert_distributed
 from headwater.targets.contract import Scope
 from headwater.targets.frames import bounded_tables, executor_rows, to_arrow
+from headwater.targets.values import Altered, Tally
 
 Params = Mapping[str, object]
 
@@ -37,12 +38,14 @@ class Inserts:
         attempts: Attempts,
         lease: Lease,
         piece_rows: int,
+        altered: Altered | None = None,
     ) -> None:
         self.client = client
         self.attempts = attempts
         self.lease = lease
         self.stream_id = lease.stream_id
         self.piece_rows = piece_rows
+        self.altered = Altered() if altered is None else altered
         self._generation = ""
         self._count = 0
 
@@ -88,20 +91,24 @@ class Store:
         layout = self._catalog.prepare(name, schema)
         version = self._catalog.next_version(layout)
         scope = self._scope if self._catalog.is_managed(name) else None
-        transfer = plan_transfer(schema, layout, self._inserts.lease.id_in(name), scope, version)
+        altered, stream_id = self._inserts.altered, self._inserts.lease.id_in(name)
+        transfer = plan_transfer(schema, layout, stream_id, scope, version, altered.policy)
         token = self._inserts.token()
         if far is not None and layout.deduplicates:
-            insert_distributed(far, self._inserts.writer(transfer, token))
+            writer = self._inserts.writer(transfer, token)
+            altered.note(str(name), insert_distributed(far, writer))
             return
+        tally = Tally()
         start, step = 0, self._inserts.piece_rows
         target = transfer.target(self._inserts.lease.condition)
         for rows in bounded_tables(frame, step):
             for first in range(0, rows.num_rows, step):
-                piece = Piece(transfer, self._client.compression)
+                piece = Piece(transfer, self._client.compression, tally)
                 piece.add(rows.slice(first, step))
                 known = f"{token}/{start + first}" if layout.deduplicates else None
                 self._client.insert_body(target, piece.seal(), known)
             start += rows.num_rows
+        altered.note(str(name), tally)
 
     def declare(self, table: Table) -> None:
         """Add a table to those that the target undoes: for what is built on this, in `on_start`."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, BlockRange, PipeState
 from headwater.core.callbacks import NamedCallback
+from headwater.core.rooms import Policy
 from headwater.errors import (
     ClickHouseConnectionError,
     ClickHouseDatabaseError,
@@ -47,6 +48,7 @@ from headwater.targets.database import (
     OnStart,
 )
 from headwater.targets.tables import TableOptions, declare_tables
+from headwater.targets.values import check_policy
 
 ROLLBACK_ARGUMENTS = ("type", "store", "cursor", "safe_cursor")
 
@@ -63,6 +65,7 @@ def clickhouse_target(
     on_rollback: Callable[..., object] | None = None,
     on_before_rollback: OnRollback[Store] | None = None,
     on_after_rollback: OnRollback[Store] | None = None,
+    unrepresentable: str = "replace",
     settings: ClickHouseSettings | None = None,
 ) -> ClickHouseTarget:
     """Write a stream to ClickHouse.
@@ -85,6 +88,8 @@ def clickhouse_target(
             what lies above a cursor: after a fork, and at every start with a stored cursor, because
             a crash may have interrupted the removal. The same names as for other targets.
         on_after_rollback: the same, after what is named in `tables` has gone.
+        unrepresentable: what is done with a value that a column cannot hold: `"replace"` it by the
+            nearest one, `"null"`, `"skip"` its row, or `"stop"`. Counted and told in any case.
         settings: the stream id, where the state is kept and for how long.
     """
     undo = (on_rollback, on_before_rollback, on_after_rollback)
@@ -93,9 +98,10 @@ def clickhouse_target(
     callbacks = Callbacks.check(
         on_data, on_start, on_before_rollback, on_after_rollback, writer="store"
     )
+    policy = check_policy(unrepresentable)
     declared = None if tables is None else declare_tables(tables, Table, table)
     return ClickHouseTarget(
-        client_or_url, declared, callbacks, on_rollback, settings or ClickHouseSettings()
+        client_or_url, declared, callbacks, on_rollback, settings or ClickHouseSettings(), policy
     )
 
 
@@ -115,8 +121,9 @@ class ClickHouseTarget(DatabaseTarget):
         callbacks: Callbacks,
         on_rollback: Callable[..., object] | None,
         settings: ClickHouseSettings,
+        policy: Policy = Policy.REPLACE,
     ) -> None:
-        super().__init__(callbacks, settings.id)
+        super().__init__(callbacks, settings.id, policy)
         self.clock: Callable[[], float] = time.time
         given = client_or_url
         self._client = ClickHouseClient(given) if isinstance(given, str) else given.copy()
@@ -155,12 +162,14 @@ class ClickHouseTarget(DatabaseTarget):
             self._sync.append(states, self._state)
             if self._lease.is_new:  # from here on a missing state is an error
                 self._lease.renew(is_new=False)
+        self.altered.committed()
         self._state, self._dirty = state, False
         self._catalog.resumed = True
 
     def _try(self, write: Callable[[], None]) -> None:
         """Write batches; again if what was written cannot be trusted."""
         for attempt in range(tries := self._settings.attempts or _BATCH_ATTEMPTS):
+            self.altered.begin()
             try:
                 write()
                 break
@@ -250,6 +259,7 @@ class ClickHouseTarget(DatabaseTarget):
         self._dirty = True
         self._try(lambda: self._history.write(batches, widen=replace))
         self._config.write(config)
+        self.altered.committed()
         self._dirty = False
 
     def rename_outputs(self, renamed: Mapping[str, str], begun: str, config: str) -> None:
@@ -327,7 +337,7 @@ class ClickHouseTarget(DatabaseTarget):
         self._lease = lease = Lease(client, epochs, sync, self._id)
         self._sync = SyncTable(client, sync, lease, settings.max_rows, self.clock)
         attempts = Attempts(client, sync.suffixed("__attempts"))
-        self._inserts = Inserts(client, attempts, lease, settings.insert_rows)
+        self._inserts = Inserts(client, attempts, lease, settings.insert_rows, self.altered)
         self._undo = Undo(client, lease)
         self._config = LeasedConfig(client, sync.database, lease)
         self._catalog = Catalog(

@@ -14,12 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.core.rooms import Policy, clickhouse_room
 from headwater.errors import ClickHouseRowsError, ClickHouseTableError
 from headwater.targets.clickhouse.layout import Family, Layout
 from headwater.targets.clickhouse.sql import into
 from headwater.targets.clickhouse.types import fit
 from headwater.targets.contract import NEW_COLUMN, Scope
 from headwater.targets.frames import block_range
+from headwater.targets.values import Fitting, Tally
 
 PIECE_BYTES = 128 << 20  # of rows as they come
 _STEP_ROWS, _STEP_BYTES = 32_768, 8 << 20  # fewer at a time cost more than their own work
@@ -36,11 +38,16 @@ class Transfer:
     block_column: str
     blocks: tuple[int, int] | None
     deduplicates: bool
+    fitting: Fitting
 
     def target(self, condition: str) -> str:
         """Return what follows INSERT INTO, if the server shall refuse without a condition."""
         added = {name: kind for name, (_, _, kind) in self.constants.items()}
         return into(self.table, {**self.types, **added}, condition)
+
+    def fitted(self, frame: pa.Table, tally: Tally) -> pa.Table:
+        """Return rows whose values have a place in the table."""
+        return self.fitting.apply(frame, tally) if self.fitting else frame
 
     def apply(self, frame: pa.Table) -> pa.Table:
         """Return rows as they are sent; raise a coded error if they could not be undone."""
@@ -71,11 +78,12 @@ def plan_transfer(
     stream_id: str,
     scope: Scope | None,
     version: int,
+    policy: Policy = Policy.REPLACE,
 ) -> Transfer:
     """Plan how a frame is written.
 
     Raises:
-        ClickHouseTableError: the table lacks a column of the frame.
+        ClickHouseTableError: the table lacks a column of the frame, or has one of another type.
     """
     lacking = [name for name in schema.names if name not in layout.columns]
     if lacking:
@@ -100,6 +108,11 @@ def plan_transfer(
         filled[layout.block_column] = (scope.block, pa.int64())
     constants = {name: (*made, layout.columns[name]) for name, made in filled.items()}
     types = {name: layout.columns[name] for name in schema.names if name not in constants}
+    for name, kind in types.items():  # types are compared before a row is sent
+        fit(pa.chunked_array([], schema.field(name).type), kind, name)
+    rooms = {name: clickhouse_room(kind) for name, kind in types.items()}
+    block = -1 if scope is None else scope.block
+    fitting = Fitting.plan(schema, rooms, policy, ClickHouseTableError, layout.block_column, block)
     known = all(name in types or name in constants for name in layout.sorting_key)
     merges = layout.family is not Family.OTHER and layout.sign not in schema.names
     return Transfer(
@@ -110,14 +123,18 @@ def plan_transfer(
         layout.block_column,
         None if scope is None else (scope.after + 1, scope.block),
         layout.deduplicates,
+        fitting,
     )
 
 
 class Piece:
     """Takes rows until it is sealed; then its body can be sent any number of times."""
 
-    def __init__(self, transfer: Transfer, compression: str | None) -> None:
+    def __init__(
+        self, transfer: Transfer, compression: str | None, tally: Tally | None = None
+    ) -> None:
         self.rows = 0
+        self._tally = Tally() if tally is None else tally
         self.size = 0
         self._transfer = transfer
         self._options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
@@ -130,10 +147,11 @@ class Piece:
 
         Raises:
             ClickHouseRowsError: a block number is not one of the batch's.
-            ClickHouseTableError: a value would change on its way into the column.
+            ClickHouseTableError: a value has no place, and the policy is to stop.
         """
-        fitted = self._transfer.apply(rows)
-        self._keys.add(rows)
+        kept = self._transfer.fitted(rows, self._tally)
+        fitted = self._transfer.apply(kept)
+        self._keys.add(kept)
         if self._writer is None:
             self._writer = pa.ipc.new_stream(self._sink, fitted.schema, options=self._options)
         self._writer.write_table(fitted)
@@ -152,10 +170,14 @@ class Piece:
 
 
 def pieces_of(
-    batches: Iterable[pa.RecordBatch], transfer: Transfer, limit: int, compression: str | None
+    batches: Iterable[pa.RecordBatch],
+    transfer: Transfer,
+    limit: int,
+    compression: str | None,
+    tally: Tally | None = None,
 ) -> Iterator[tuple[pa.Buffer, int]]:
     """Cut the rows of a partition into bodies and their rows; always after the same rows."""
-    piece = Piece(transfer, compression)
+    piece = Piece(transfer, compression, tally)
     for rows in _steps(batches, min(limit, _STEP_ROWS)):
         while rows.num_rows:
             room = limit - piece.rows
@@ -163,7 +185,7 @@ def pieces_of(
             piece.add(part)
             if piece.rows >= limit or piece.size >= PIECE_BYTES:
                 yield piece.seal(), piece.rows
-                piece = Piece(transfer, compression)
+                piece = Piece(transfer, compression, tally)
     if piece.rows:
         yield piece.seal(), piece.rows
 

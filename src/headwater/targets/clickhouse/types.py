@@ -1,7 +1,8 @@
 """Arrow types and ClickHouse types: which column a frame's column becomes, and which it fits.
 
 A frame may be written to a column of another type as long as no value changes. The server would
-wrap, cut or pad some values silently; those are refused here.
+wrap, cut or pad some values silently: `targets/values.py` has seen to those, and types whose values
+it would change are refused here.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.decode.columns.hex_text import bytes_of, is_lower_hex
+from headwater.decode.columns.hex_text import bytes_of
 from headwater.decode.columns.integers import wide_integer
 from headwater.errors import ClickHouseTableError
+from headwater.targets.value_checks import put
 
 _PLAIN = {
     pa.string(): "String",
@@ -104,8 +106,8 @@ def fit(column: Any, kind: str, name: str) -> Any:
         if wanted == "String" and natural != "String" and not natural.startswith("FixedString"):
             raise _unfit(name, source, kind, "make it text in a transform")
         return column
-    if integer := _INTEGER.fullmatch(wanted):
-        return _fit_integers(column, name, kind, integer[1] == "U", int(integer[2]))
+    if _INTEGER.fullmatch(wanted):
+        return _fit_integers(column, name, kind)
     if wanted.startswith("FixedString("):
         return _fit_bytes(column, name, kind, int(wanted[12:-1]))
     if wanted.startswith("DateTime"):
@@ -122,8 +124,8 @@ def fit(column: Any, kind: str, name: str) -> Any:
 
 def _is_safe(source: pa.DataType, natural: str, wanted: str) -> bool:
     """Tell whether the server turns all values into the other type without a change, or refuses."""
-    if natural == "String":
-        return not wanted.startswith(_NESTED) or wanted.startswith("JSON")
+    if natural == "String":  # the server would round text to a float, and take many for a date
+        return not wanted.startswith((*_NESTED, "Date", "Float")) or wanted.startswith("JSON")
     if wanted.startswith("Decimal") and natural.startswith("Decimal"):
         digits, scale = (int(one) for one in wanted[8:-1].split(","))
         return bool(source.scale <= scale and source.precision - source.scale <= digits - scale)
@@ -146,40 +148,14 @@ def _unfit(name: str, source: object, kind: str, hint: str = "") -> ClickHouseTa
     return ClickHouseTableError(said, column=name, frame=source, found=kind)
 
 
-def _fit_integers(column: Any, name: str, kind: str, unsigned: bool, bits: int) -> Any:
-    lowest = 0 if unsigned else -(2 ** (bits - 1))
-    highest = 2 ** (bits if unsigned else bits - 1) - 1
+def _fit_integers(column: Any, name: str, kind: str) -> Any:
+    """Return integers, or text of such: that all are in range was seen to before."""
     source = column.type
     if pa.types.is_integer(source) or (pa.types.is_decimal(source) and source.scale == 0):
-        ends = [one.as_py() for one in pc.min_max(column).values()]
-        if ends[0] is not None and (ends[0] < lowest or ends[1] > highest):
-            raise _unfit(name, source, kind, f"it holds {ends[0]} to {ends[1]}")
         return column
     if column_type(pa.field(name, source)) != "String":
         raise _unfit(name, source, kind)
-    bad = _out_of_range(column.cast(pa.string()), lowest, highest)
-    if bad is not None:
-        raise _unfit(name, source, kind, f"{bad[:90]!r} is no integer of that width")
     return column
-
-
-def _out_of_range(texts: Any, lowest: int, highest: int) -> str | None:
-    """Return a text that is not an integer within these limits."""
-    longest = pc.max(pc.binary_length(texts)).as_py() or 0
-    if longest < len(str(highest)) and pc.all(pc.ascii_is_decimal(texts), min_count=0).as_py():
-        return None
-    right = pc.match_substring_regex(texts, "^-?[0-9]+$")
-    negative = pc.starts_with(texts, "-")
-    digits = pc.utf8_ltrim(texts, "-0")
-    for limit, side in ((str(highest), pc.invert(negative)), (str(-lowest), negative)):
-        length = pc.binary_length(digits)
-        longer = pc.greater(length, len(limit))
-        higher = pc.and_(pc.equal(length, len(limit)), pc.greater(digits, limit))
-        if limit == "0":
-            longer, higher = pc.greater(length, 0), pc.equal(length, -1)
-        right = pc.and_not(right, pc.and_(side, pc.or_(longer, higher)))
-    place = pc.index(pc.fill_null(right, True), pa.scalar(False)).as_py()
-    return None if place < 0 else str(texts[place])
 
 
 def _fit_bytes(column: Any, name: str, kind: str, width: int) -> Any:
@@ -187,18 +163,24 @@ def _fit_bytes(column: Any, name: str, kind: str, width: int) -> Any:
         raise _unfit(name, column.type, kind)
     if column.null_count == len(column):
         return pa.nulls(len(column), pa.binary(width))
-    shortest, longest = (one.as_py() for one in pc.min_max(pc.binary_length(column)).values())
-    if shortest == longest == width:
+    is_hex = pc.not_equal(pc.binary_length(column), width)
+    if not pc.any(is_hex, min_count=0).as_py():
         return column.cast(pa.binary()).cast(pa.binary(width))
-    if shortest != 2 * width + 2 or longest != shortest:
-        raise _unfit(name, column.type, kind, f"{shortest} to {longest} bytes")
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    return pa.chunked_array(
-        [_from_hex(one, width, name, kind) for one in chunks], type=pa.binary(width)
-    )
+    return pa.chunked_array([_as_bytes(one, width) for one in chunks], type=pa.binary(width))
 
 
-def _from_hex(texts: Any, width: int, name: str, kind: str) -> Any:
+def _as_bytes(values: Any, width: int) -> Any:
+    """Return bytes of values that are `0x…` texts, or bytes already."""
+    is_hex = pc.fill_null(pc.not_equal(pc.binary_length(values), width), False)
+    if pc.all(pc.or_(is_hex, pc.is_null(values)), min_count=0).as_py():
+        return _from_hex(values, width)
+    plain = values.filter(pc.invert(is_hex)).cast(pa.binary()).cast(pa.binary(width))
+    made = put(pa.nulls(len(values), pa.binary(width)), pc.invert(is_hex), plain)
+    return put(made, is_hex, _from_hex(values.filter(is_hex), width))
+
+
+def _from_hex(texts: Any, width: int) -> Any:
     """Turn `0x…` texts of one length into bytes, all at once."""
     known = texts.drop_null().cast(pa.large_binary())
     size = 2 * width + 2
@@ -208,9 +190,6 @@ def _from_hex(texts: Any, width: int, name: str, kind: str) -> Any:
     rows = raw.reshape(-1, size)
     digits = np.ascontiguousarray(rows[:, 2:]).reshape(-1)
     digits[(digits >= ord("A")) & (digits <= ord("F"))] |= 0x20
-    prefixed = bool(np.all(rows[:, 0] == ord("0")) and np.all(rows[:, 1] == ord("x")))
-    if not prefixed or not is_lower_hex(digits):
-        raise _unfit(name, texts.type, kind, "not all are 0x and hex digits")
     values = bytes_of(digits).tobytes()
     made = pa.Array.from_buffers(pa.binary(width), len(known), [None, pa.py_buffer(values)])
     if not texts.null_count:
@@ -221,14 +200,9 @@ def _from_hex(texts: Any, width: int, name: str, kind: str) -> Any:
 
 def _fit_times(column: Any, name: str, kind: str, wanted: str) -> Any:
     source = column.type
-    if column_type(pa.field(name, source)) == "String":
-        return column
     if not pa.types.is_timestamp(source):
-        raise _unfit(name, source, kind)
+        raise _unfit(name, source, kind, "make it a timestamp in a transform")
     match = re.match(r"DateTime64\((\d)", wanted)
     digits = int(match[1]) if match else 0
-    unit = _UNITS[max(one for one in _UNITS if one <= digits)]
-    try:
-        return column.cast(pa.timestamp(unit, source.tz or "UTC"), safe=True)
-    except pa.ArrowInvalid as error:
-        raise _unfit(name, source, kind, "parts of a second would be lost") from error
+    unit = _UNITS[min(one for one in _UNITS if one >= digits)]
+    return column.cast(pa.timestamp(unit, source.tz or "UTC"))

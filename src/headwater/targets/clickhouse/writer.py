@@ -22,12 +22,14 @@ from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.sql import TableName, compose
 from headwater.targets.clickhouse.transfer import Transfer, pieces_of
 from headwater.targets.sql.text import Fragment
+from headwater.targets.values import Tally
 
 if TYPE_CHECKING:
     from headwater.spark.executors import ExecutorRows
 
 _NAMES = ("partition", "pieces", "rows")
-_RECEIPT = pa.schema([(name, pa.int64()) for name in _NAMES])
+_ALTERED = "altered"  # what was done to values, as text
+_RECEIPT = pa.schema([*((name, pa.int64()) for name in _NAMES), (_ALTERED, pa.string())])
 
 
 class TryAgain(Exception):  # noqa: N818 - not an error: the batch is written again
@@ -87,9 +89,10 @@ class Writer:
 
     def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
         """Insert, and yield the receipt."""
-        pieces, rows = 0, 0
+        pieces, rows, tally = 0, 0, Tally()
         token = f"{self.token}/{part}"
-        found = pieces_of(batches, self.transfer, self.piece_rows, self.client.compression)
+        compression = self.client.compression
+        found = pieces_of(batches, self.transfer, self.piece_rows, compression, tally)
         made = deque(islice(found, 2))
         if len(made) > 1:
             self.attempts.note(token, self.condition)
@@ -101,12 +104,14 @@ class Writer:
             del body
             made.extend(islice(found, 1))
         self.client.close()
-        facts = dict(zip(_NAMES, (part, pieces, rows), strict=True))
+        facts = {**dict(zip(_NAMES, (part, pieces, rows), strict=True)), _ALTERED: tally.dump()}
         yield pa.RecordBatch.from_pylist([facts], schema=_RECEIPT)
 
 
-def insert_distributed(rows: ExecutorRows, writer: Writer) -> None:
-    """Have the tasks insert rows that lie on executors; runs on the driver.
+def insert_distributed(rows: ExecutorRows, writer: Writer) -> Tally:
+    """Have the tasks insert rows that lie on executors; return what was done to values.
+
+    Runs on the driver.
 
     Raises:
         TryAgain: a partition may be a mixture of two attempts.
@@ -115,3 +120,7 @@ def insert_distributed(rows: ExecutorRows, writer: Writer) -> None:
     several = [f"{writer.token}/{one['partition']}" for one in receipts if one["pieces"] > 1]
     if several and not writer.attempts.are_single(several):
         raise TryAgain("a task of several inserts was attempted twice")
+    altered = Tally()
+    for one in receipts:
+        altered.add(Tally.load(one[_ALTERED]))
+    return altered
