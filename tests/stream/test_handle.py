@@ -201,7 +201,7 @@ def test_spark_is_sized_for_dataframes_where_code_behind_the_stream_may_use_them
         iceberg_target(tmp_path / "iceberg", **owned),
         delta_target(tmp_path / "delta", **owned),
         parquet_target(tmp_path / "parquet", **owned),
-        *([Handover(None)] if uses_frames else []),
+        *([Handover(PipeState())] if uses_frames else []),
     ]
     started: list[bool] = []
 

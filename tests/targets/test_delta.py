@@ -199,7 +199,7 @@ def test_a_wider_type_is_refused_in_words(tmp_path: Path) -> None:
         ("x", pa.array([0.1], pa.float64())),
     ):
         path = tmp_path / column
-        rig = started(path, tables=[table("log", evolve=True)])
+        rig = started(path, tables=[table("log", evolve=True)], unrepresentable="stop")
         rig.block(1, frame(1, small), final=1)
         with pytest.raises(LakeSchemaError, match=rf"{column}.*a column of Delta keeps its type"):
             rig.block(2, frame(2, pa.table({"block_number": [2], column: value})))

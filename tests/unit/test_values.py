@@ -57,6 +57,7 @@ ROOMS: dict[str, Room] = {
         kind: clickhouse_room(kind)
         for kind in (
             *("UInt8", "Int64", "UInt256", "Int256", "Decimal(10, 2)", "Date", "Date32", "UUID"),
+            *("FixedString(2)", "LowCardinality(Nullable(String))", "Array(Nullable(Date))"),
             *("DateTime", "DateTime64(3)", "DateTime64(6, 'UTC')", "DateTime64(9)"),
         )
     },
@@ -64,7 +65,9 @@ ROOMS: dict[str, Room] = {
         kind: duckdb_room(kind)
         for kind in ("BIGINT", "UHUGEINT", "BIGNUM", "DECIMAL(38,0)", "DATE", "TIMESTAMP", "DATE[]")
     },
-    **{kind: lake_room(kind) for kind in ("int32", "timestamp[us]", "decimal128(38, 0)")},
+    **{
+        kind: lake_room(kind) for kind in ("int32", "timestamp[us]", "decimal128(38, 0)", "list<x>")
+    },
     "key": KEY,
 }
 
@@ -158,12 +161,12 @@ def test_long_bytes_of_a_key_keep_their_beginning_and_stay_apart() -> None:
     assert all(len(one) <= 60 and one.startswith(b"x" * 40) for one in found)
 
 
-def test_a_key_that_is_no_text_and_a_value_that_must_be_there_leave_their_row_out() -> None:
+def test_a_key_that_is_no_text_leaves_its_row_out_and_a_value_that_must_be_there_is_zero() -> None:
     key = replace(ROOMS["integer"], unique=True, required=True)
     rows, tally = fitted(pa.array([2**40, 1]), key)
     assert rows["x"].to_pylist() == [1]
     assert tally.rows == 1
-    assert texts(pa.array(["x", "1"]), replace(ROOMS["integer"], required=True)) == ["1"]
+    assert texts(pa.array(["x", "1"]), replace(ROOMS["integer"], required=True)) == ["0", "1"]
     assert texts(pa.array([2**40]), replace(ROOMS["integer"], required=True), "null") == [2**31 - 1]
 
 
@@ -188,6 +191,14 @@ def test_what_was_done_is_counted_with_its_commit_and_told_once(
     told = [one.getMessage() for one in caplog.records if "unrepresentable" in one.getMessage()]
     assert len(told) == 1
     assert "table=t column=x block=6" in told[0]
+
+
+def test_the_number_of_a_block_is_never_replaced() -> None:
+    frame = pa.table({"block_number": [2**40]})
+    rooms = {"block_number": ROOMS["integer"]}
+    fitting = Fitting.plan(frame.schema, rooms, Policy.SKIP, PostgresTableError, "block_number")
+    with pytest.raises(PostgresTableError, match="column=block_number"):
+        fitting.apply(frame, Tally())
 
 
 def test_an_unknown_policy_is_refused() -> None:

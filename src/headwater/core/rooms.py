@@ -193,11 +193,14 @@ _LAKE: dict[str, Room] = {
     "int64": integers(64),
     "date32[day]": Room(Form.DATE, _FIRST_DAY, _LAST_DAY),
 }
+_LAKE_PARTS = Room(Form.ANY, _PYTHON_TIMES[0], _PYTHON_TIMES[1], step=1000)
 _LAKE_DECIMAL = re.compile(r"decimal\w*\((\d+), (\d+)\)")
 
 
 def lake_room(kind: str) -> Room:
     """Return the room of a type in which lake tables keep values, as Arrow spells it."""
+    if kind.startswith(("list", "struct")):
+        return Room(inner=_LAKE_PARTS)
     if kind.startswith("timestamp"):
         return Room(Form.TIME, _PYTHON_TIMES[0], _PYTHON_TIMES[1], step=1000)
     digits = _LAKE_DECIMAL.fullmatch(kind)

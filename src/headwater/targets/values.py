@@ -93,7 +93,8 @@ class Tally:
 class Fitting:
     """How the rows of one frame are made to fit one table. It pickles.
 
-    `rooms` holds only columns that are checked. `error` is what the target raises.
+    `rooms` holds only columns that are checked. `error` is what the target raises; it always does
+    where the number of a block has no place: a row of another block could not be undone.
     """
 
     rooms: Mapping[str, Room]
@@ -143,7 +144,7 @@ class Fitting:
             if check is None or marks is None:
                 continue
             tally.note(name, pc.sum(marks).as_py(), self._first_block(rows, marks))
-            if self.policy is Policy.STOP:
+            if self.policy is Policy.STOP or name == self.block_column:
                 self._refuse(rows, name, plain, marks)
             gone, plain = self._settled(plain, marks, check, room)
             left_out = gone if left_out is None else pc.or_(left_out, gone)
@@ -185,7 +186,7 @@ class Fitting:
             not pa.types.is_nested(values.type)
         ) else "a part of it"  # fmt: skip
         raise self.error(
-            "a value does not fit its column, and unrepresentable='stop' says to stop",
+            "a value does not fit its column",
             column=name,
             got=f"{got!r:.80}",
             frame=values.type,

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from headwater.core import AtHead, BlockCursor, BlockRange, parse_ranges
+from headwater.core import AtHead, BlockCursor, BlockRange, RangeSpec, parse_ranges
+from headwater.core.ranges import At
 from headwater.errors import (
     InvalidOptionError,
     MalformedAnswerError,

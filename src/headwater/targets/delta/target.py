@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from headwater.core.callbacks import Callback
+from headwater.core.rooms import Policy
 from headwater.errors import (
     InvalidOptionError,
     LakeUnsupportedError,
@@ -35,6 +36,7 @@ from headwater.targets.lake.state import STATE, StoredStream, position
 from headwater.targets.lake.target import LakeTarget
 from headwater.targets.lake.tx import Change, TableRewritten, Tx
 from headwater.targets.tables import TableOptions, declare_tables
+from headwater.targets.values import check_policy
 
 _ATTEMPTS = 5  # at a table that an earlier writer still commits to
 logger = logging.getLogger("headwater.targets.delta")
@@ -47,6 +49,7 @@ def delta_target(
     on_data: OnData[Tx[DataFile]] | None = None,
     aggregates: Iterable[object] = (),
     options: Options | None = None,
+    unrepresentable: str = "replace",
     settings: DeltaSettings | None = None,
 ) -> DeltaTarget:
     """Write a stream to Delta tables.
@@ -60,6 +63,8 @@ def delta_target(
         aggregates: not offered: aggregate in the engine that reads the tables.
         options: credentials and addresses of an object store (`s3.endpoint`, `s3.region`,
             `s3.access-key-id`, `s3.secret-access-key`); left out, those of the environment.
+        unrepresentable: what is done with a value that a column cannot hold: `"replace"` it by the
+            nearest one, `"null"`, `"skip"` its row, or `"stop"`. Counted and told in any case.
         settings: the stream id, how much is kept and rewritten.
     """
     if tuple(aggregates):
@@ -72,6 +77,7 @@ def delta_target(
         {one.name: one for one in declared},
         Callback.optional("on_data", on_data, "tx, data", "tx, data, ctx"),
         settings or DeltaSettings(),
+        check_policy(unrepresentable),
     )
 
 
@@ -84,8 +90,9 @@ class DeltaTarget(LakeTarget[DataFile]):
         tables: Mapping[str, Table],
         on_data: Callback | None,
         settings: DeltaSettings,
+        policy: Policy = Policy.REPLACE,
     ) -> None:
-        super().__init__(on_data, settings)
+        super().__init__(on_data, settings, policy)
         self._place = place
         self._declared = tables
         self._settings = settings

@@ -20,6 +20,7 @@ from pyiceberg.table.snapshots import Operation
 
 from headwater.core import PipeState
 from headwater.core.callbacks import Callback
+from headwater.core.rooms import Policy
 from headwater.errors import (
     InvalidOptionError,
     LakeForeignWriteError,
@@ -37,6 +38,7 @@ from headwater.targets.lake.state import StoredStream, position
 from headwater.targets.lake.target import LakeTarget
 from headwater.targets.lake.tx import Change, Tx
 from headwater.targets.tables import TableOptions, declare_tables
+from headwater.targets.values import check_policy
 
 _ATTEMPTS = 5  # at a table that others compact
 _EXPIRED_AT_ONCE = 16  # snapshots
@@ -49,6 +51,7 @@ def iceberg_target(
     tables: Iterable[str | TableOptions | Table],
     on_data: OnData[Tx[DataFile]] | None = None,
     aggregates: Iterable[object] = (),
+    unrepresentable: str = "replace",
     settings: IcebergSettings | None = None,
 ) -> IcebergTarget:
     """Write a stream to Iceberg tables.
@@ -62,6 +65,8 @@ def iceberg_target(
             the batch had to be repeated. Left out, each output is inserted into the table of its
             own name.
         aggregates: not offered: aggregate in the engine that reads the tables.
+        unrepresentable: what is done with a value that a column cannot hold: `"replace"` it by the
+            nearest one, `"null"`, `"skip"` its row, or `"stop"`. Counted and told in any case.
         settings: the stream id, the namespace, how much is kept and rewritten.
     """
     if tuple(aggregates):
@@ -70,7 +75,8 @@ def iceberg_target(
     if not declared:
         raise InvalidOptionError('tables names every table that is written: tables=["transfers"]')
     callback = Callback.optional("on_data", on_data, "tx, data", "tx, data, ctx")
-    return IcebergTarget(catalog, declared, callback, settings or IcebergSettings())
+    policy = check_policy(unrepresentable)
+    return IcebergTarget(catalog, declared, callback, settings or IcebergSettings(), policy)
 
 
 class IcebergTarget(LakeTarget[DataFile]):
@@ -90,8 +96,9 @@ class IcebergTarget(LakeTarget[DataFile]):
         tables: Sequence[Table],
         on_data: Callback | None,
         settings: IcebergSettings,
+        policy: Policy = Policy.REPLACE,
     ) -> None:
-        super().__init__(on_data, settings)
+        super().__init__(on_data, settings, policy)
         self._named = catalog if isinstance(catalog, Catalog) else CatalogName.of(catalog)
         self._declared = tables
         self._settings = settings

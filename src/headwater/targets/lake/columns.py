@@ -7,11 +7,16 @@ integers stay decimal text, which is exact.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.core.rooms import Policy, lake_room
 from headwater.errors import LakeSchemaError
 from headwater.targets.contract import NEW_COLUMN
+from headwater.targets.values import Fitting
 
 _SAME = {
     pa.bool_(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(),
@@ -66,7 +71,7 @@ def lake_type(kind: pa.DataType, column: str) -> pa.DataType:
 def check_columns(table: str, frame: pa.Schema, held: pa.Schema) -> None:
     """Refuse a frame with a column that the table lacks, or that does not fit into its type.
 
-    What fits by its type may still hold a value that does not: `conform` refuses that.
+    What fits by its type may still hold a value that does not: `fitting` sees to that.
     """
     known = {field.name: field for field in held}
     for field in frame:
@@ -99,6 +104,19 @@ def fits(kind: pa.DataType, held: pa.DataType) -> bool:
     if types.is_float32(kind):
         return bool(types.is_float64(held))
     return bool(types.is_string(kind) and types.is_decimal(held) and held.scale == 0)
+
+
+def fitting(
+    frame: pa.Schema, held: pa.Schema, policy: Policy, key: Sequence[str] = (), block: int = -1
+) -> Fitting:
+    """Plan how rows of a frame are made to fit into a table, before they are conformed."""
+    rooms = {
+        one.name: replace(
+            lake_room(str(one.type)), unique=one.name in key, required=not one.nullable
+        )
+        for one in held
+    }
+    return Fitting.plan(frame, rooms, policy, LakeSchemaError, "block_number", block)
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

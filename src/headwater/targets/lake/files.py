@@ -26,6 +26,7 @@ from headwater.errors import LakePathError, LakeSchemaError
 from headwater.targets.frames import block_range, bounded_tables, executor_rows
 from headwater.targets.lake.columns import conform
 from headwater.targets.lake.paths import Place
+from headwater.targets.values import Fitting, Tally
 
 if TYPE_CHECKING:
     from headwater.spark.executors import ExecutorRows
@@ -50,6 +51,7 @@ _RECEIPT = pa.schema(
         ("last", pa.int64()),
         ("partition", pa.string()),
         ("footer", pa.binary()),
+        ("altered", pa.string()),
     ]
 )
 
@@ -57,7 +59,8 @@ _RECEIPT = pa.schema(
 class WrittenFile(NamedTuple):
     """What is known of a file that was written: enough to commit it without reading it again.
 
-    `first` and `last` are its blocks, -1 if the rows name none; `footer` is Parquet's.
+    `first` and `last` are its blocks, -1 if the rows name none; `footer` is Parquet's. A receipt
+    without a name is of no file: `altered` says what was done to values of the part.
     """
 
     part: int
@@ -68,6 +71,7 @@ class WrittenFile(NamedTuple):
     last: int
     partition: str
     footer: bytes
+    altered: str = ""
 
     @property
     def metadata(self) -> pq.FileMetaData:
@@ -95,15 +99,27 @@ class FilePlan:
     window: tuple[int, int] | None = None
     file_bytes: int = FILE_BYTES
     compression: str = COMPRESSION
+    fitting: Fitting | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
         """Write the rows of a part on an executor, and yield the receipts."""
-        rows = [one._asdict() for one in self.write(batches, part)]
+        tally = Tally()
+        files = self.write(batches, part, tally)
+        if tally:
+            files.append(WrittenFile(part, "", 0, 0, -1, -1, "", b"", tally.dump()))
+        rows = [one._asdict() for one in files]
         if rows:
             yield pa.RecordBatch.from_pylist(rows, schema=_RECEIPT)
 
-    def write(self, batches: Iterable[pa.RecordBatch], part: int = 0) -> list[WrittenFile]:
-        """Write rows in this process; if that fails, remove what was begun."""
+    def write(
+        self, batches: Iterable[pa.RecordBatch], part: int = 0, tally: Tally | None = None
+    ) -> list[WrittenFile]:
+        """Write rows in this process; if that fails, remove what was begun.
+
+        The tally is told what was done to values.
+        """
+        if self.fitting is not None:
+            batches = self.fitting.through(batches, Tally() if tally is None else tally)
         attempt = _Attempt(self, part)
         try:
             for batch in batches:
@@ -147,25 +163,32 @@ def partition_text(value: object) -> str | None:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def write_files(plan: FilePlan, frame: Any) -> list[WrittenFile]:
+def write_files(plan: FilePlan, frame: Any, tally: Tally | None = None) -> list[WrittenFile]:
     """Write the rows of a frame: on executors if they lie there, in this process otherwise.
 
     Called on the driver. Files come in order of their parts; no rows, no files.
     """
     far = executor_rows(frame)
     if far is not None and far.reaches_driver:
-        return write_distributed(plan, far)
+        return write_distributed(plan, far, tally)
     tables = bounded_tables(frame)
-    return plan.write(batch for table in tables for batch in table.to_batches(_BATCH_ROWS))
+    batches = (batch for table in tables for batch in table.to_batches(_BATCH_ROWS))
+    return plan.write(batches, 0, tally)
 
 
-def write_distributed(plan: FilePlan, rows: ExecutorRows) -> list[WrittenFile]:
+def write_distributed(
+    plan: FilePlan, rows: ExecutorRows, tally: Tally | None = None
+) -> list[WrittenFile]:
     """Have tasks write rows that lie on executors; the receipts of the attempts that count.
 
     Raises:
         LakePathError: executors write to a disk that is not the driver's.
     """
-    found = [WrittenFile(**one) for one in rows.run(plan, _RECEIPT).to_pylist()]
+    told = [WrittenFile(**one) for one in rows.run(plan, _RECEIPT).to_pylist()]
+    found = [one for one in told if one.name]
+    altered = Tally() if tally is None else tally
+    for one in told:
+        altered.add(Tally.load(one.altered))
     for one in found:
         if not plan.place.is_seen(one.name):
             raise LakePathError(

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from headwater.core import Batch, BlockRange, PipeState
 from headwater.core.callbacks import Callback
+from headwater.core.rooms import Policy
 from headwater.errors import (
     EvolveError,
     InvalidOptionError,
@@ -36,6 +37,7 @@ from headwater.targets.lake.side import SideFiles
 from headwater.targets.lake.state import StoredStream
 from headwater.targets.lake.tx import BLOCK_NUMBER, Change, File, LakeTable, TableRewritten, Tx
 from headwater.targets.side_rows import check_side_table
+from headwater.targets.values import Altered
 
 SWEEP_S = 86_400.0
 _ATTEMPTS = 5  # at tables that others rewrite
@@ -78,9 +80,12 @@ class LakeTarget(ABC, Generic[File]):
 
     _side: SideFiles
 
-    def __init__(self, on_data: Callback | None, settings: LakeSettings) -> None:
+    def __init__(
+        self, on_data: Callback | None, settings: LakeSettings, policy: Policy = Policy.REPLACE
+    ) -> None:
         self.on_step: Callable[[str], None] | None = None
         self.clock: Callable[[], float] = time.monotonic
+        self.altered = Altered(policy)
         self._on_data = on_data
         self._given = settings
         self._id = settings.id or LEGACY_ID
@@ -95,7 +100,11 @@ class LakeTarget(ABC, Generic[File]):
     def capabilities(self) -> Capabilities[Delivery]:
         """It keeps side tables and the configuration, and can be given rows of earlier blocks."""
         return Capabilities(
-            side_tables=self, config=self, history=self, uses_frames=self._on_data is not None
+            side_tables=self,
+            config=self,
+            history=self,
+            uses_frames=self._on_data is not None,
+            altered=self.altered.totals,
         )
 
     def bind(self, stream_id: str) -> None:
@@ -135,6 +144,7 @@ class LakeTarget(ABC, Generic[File]):
         states = [self._stored.state, *(batch.state for batch in batches[:-1]), state]
         changes: dict[str, list[Change[File]]] = {}
         side = self._stored.side
+        self.altered.begin()
         for batch, (before, after) in zip(batches, pairwise(states), strict=False):
             for name, one in self._write(batch.data, before, after).items():
                 changes.setdefault(name, []).append(one)
@@ -142,6 +152,7 @@ class LakeTarget(ABC, Generic[File]):
                 self._announce("write side rows")
                 side = self._side.add(side, batch.data.side)
         self._store(replace(self._stored, state=state, side=side), changes)
+        self.altered.committed()
 
     def roll_back(self, state: PipeState) -> None:
         """Store the state that the fork leads to, and put the tables back to it."""
@@ -255,6 +266,7 @@ class LakeTarget(ABC, Generic[File]):
             return
         (first, _), (_, last) = batches[0], batches[-1]
         scope = Scope(last.state.number, first.from_block - 1, hot=False)
+        self.altered.begin()
         with self._changing():
             tx = self._tx(scope, self._stored.state, widens=replace)
             for covered, batch in batches:
@@ -262,6 +274,7 @@ class LakeTarget(ABC, Generic[File]):
                     tx.put_in_place(output, frame, covered)
             changes = {name: [one] for name, one in tx.changes.items() if one}
             self._store(dataclasses.replace(self._stored, config=config), changes)
+        self.altered.committed()
         self._count_commit()
 
     def rename_outputs(self, renamed: Mapping[str, str], begun: str, config: str) -> None:
@@ -317,7 +330,8 @@ class LakeTarget(ABC, Generic[File]):
         """Return what writes one batch; its commits say `state`."""
         room = self._given.rewrite_bytes
         author = Author(slug(self._id), self._stored.epoch)
-        return Tx(self._table, author, scope, state, room, self._announce, widens=widens)
+        announce, altered = self._announce, self.altered
+        return Tx(self._table, author, scope, state, room, announce, altered, widens=widens)
 
     def _count_commit(self) -> None:
         self._commits += 1

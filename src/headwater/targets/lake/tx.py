@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
@@ -21,9 +21,10 @@ from headwater.errors import EvolveError, LakeRewriteError, LakeUnsupportedError
 from headwater.targets.contract import Scope
 from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.lake.authors import Author, window_stem
-from headwater.targets.lake.columns import check_columns
+from headwater.targets.lake.columns import check_columns, fitting
 from headwater.targets.lake.files import FilePlan, WrittenFile, write_distributed
 from headwater.targets.lake.keys import check_key, conformed, distinct_keys, filled, split_by_key
+from headwater.targets.values import Altered, Fitting, Tally
 
 BLOCK_NUMBER = "block_number"
 ROWS = 50_000  # of a table in memory, written at a time
@@ -147,6 +148,7 @@ class Tx(Generic[File]):
         state: PipeState,
         room: int,
         announce: Announce,
+        altered: Altered,
         *,
         widens: bool = False,
     ) -> None:
@@ -157,6 +159,7 @@ class Tx(Generic[File]):
         self._state = state
         self._room = room
         self._announce = announce
+        self._altered = altered
         self._stem = window_stem(author, scope.after + 1, scope.block)
 
     def insert(self, table: str, frame: Any) -> None:
@@ -165,11 +168,14 @@ class Tx(Generic[File]):
         if far is not None and far.reaches_driver:
             held, plan = self._plan(table, far.schema)
             self._announce(f"write files of {table}")
-            self._add(held, write_distributed(plan, far))
+            tally = Tally()
+            fitting = self._fitting(held, far.schema)
+            self._add(held, write_distributed(replace(plan, fitting=fitting), far, tally))
+            self._altered.note(table, tally)
             return
         rows = to_arrow(frame)
         held, plan = self._plan(table, rows.schema)
-        self._write(held, plan, rows)
+        self._write(held, plan, self._fitted(held, rows))
 
     def upsert(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
         """Add rows, or replace the columns that the frame has where the key exists already."""
@@ -177,7 +183,7 @@ class Tx(Generic[File]):
         held, plan = self._plan(table, rows.schema)
         wanted = check_key(table, key or held.key, held.columns.names)
         missing = [one for one in held.columns.names if one not in rows.column_names]
-        rows = conformed(rows, held.columns)
+        rows = conformed(self._fitted(held, rows), held.columns)
         before = self._take_out(held, distinct_keys(table, rows, wanted, once=True))
         if missing and before.num_rows:
             rows = filled(rows, before, wanted, missing)
@@ -192,6 +198,7 @@ class Tx(Generic[File]):
         wanted = check_key(table, key or held.key, held.columns.names)
         check_columns(table, rows.schema, held.columns)
         columns = pa.schema([held.columns.field(one) for one in wanted])
+        rows = self._fitted(held, rows.select(wanted))
         self._take_out(held, distinct_keys(table, conformed(rows, columns), wanted, once=False))
 
     def put_in_place(self, table: str, frame: Any, blocks: BlockRange) -> None:
@@ -228,6 +235,17 @@ class Tx(Generic[File]):
         if self._widens:
             held.widen(schema)
         return held, held.plan(schema, self._stem)
+
+    def _fitting(self, table: LakeTable[File], frame: pa.Schema) -> Fitting:
+        policy, block = self._altered.policy, self._scope.block
+        return fitting(frame, table.columns, policy, table.key, block)
+
+    def _fitted(self, table: LakeTable[File], rows: pa.Table) -> pa.Table:
+        """Return rows whose values have a place in a table."""
+        tally = Tally()
+        rows = self._fitting(table, rows.schema).apply(rows, tally)
+        self._altered.note(table.name, tally)
+        return rows
 
     def _write(self, table: LakeTable[File], plan: FilePlan, rows: pa.Table) -> None:
         if rows.num_rows:

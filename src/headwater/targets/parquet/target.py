@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from headwater.core import Batch, PipeState
 from headwater.core.callbacks import Callback
+from headwater.core.rooms import Policy
 from headwater.errors import (
     InvalidOptionError,
     LakeForeignWriteError,
@@ -38,7 +39,7 @@ from headwater.errors import (
 )
 from headwater.targets.contract import Capabilities, Delivery, StoredConfig
 from headwater.targets.frames import executor_rows, to_arrow
-from headwater.targets.lake.columns import check_columns, conform, lake_schema
+from headwater.targets.lake.columns import check_columns, conform, fitting, lake_schema
 from headwater.targets.lake.files import COMPRESSION, GROUP_ROWS, FilePlan, write_distributed
 from headwater.targets.lake.paths import Options, Place, coded_full_disk, coded_storage_errors
 from headwater.targets.parquet.held import Held, HeldBatch, by_range
@@ -51,6 +52,7 @@ from headwater.targets.parquet.windows import (
     staged_stem,
 )
 from headwater.targets.tables import TableOptions, declare_tables
+from headwater.targets.values import Altered, Tally, check_policy
 
 MEMORY_BYTES = 256 << 20
 STAGING = "_staging"
@@ -80,6 +82,7 @@ def parquet_target(
     memory_bytes: int = MEMORY_BYTES,
     compression: str = COMPRESSION,
     options: Options | None = None,
+    unrepresentable: str = "replace",
     id: str | None = None,
 ) -> ParquetTarget:
     """Write the final rows of a stream to Parquet files.
@@ -96,6 +99,8 @@ def parquet_target(
         compression: of the files: zstd, snappy, gzip, none and so on.
         options: credentials and addresses of an object store (`s3.endpoint`, `s3.region`,
             `s3.access-key-id`, `s3.secret-access-key`); left out, those of the environment.
+        unrepresentable: what is done with a value that a column cannot hold: `"replace"` it by the
+            nearest one, `"null"`, `"skip"` its row, or `"stop"`. Counted and told in any case.
         id: the key of the stored state, if not the stream's id.
     """
     if on_data is not None and tables is None:
@@ -113,6 +118,7 @@ def parquet_target(
         memory_bytes,
         compression,
         id,
+        check_policy(unrepresentable),
     )
 
 
@@ -132,8 +138,10 @@ class ParquetTarget:
         memory_bytes: int,
         compression: str,
         given_id: str | None,
+        policy: Policy = Policy.REPLACE,
     ) -> None:
         self.clock: Callable[[], float] = time.monotonic
+        self.altered = Altered(policy)
         self.folder = Folder(place)
         self._tables = tables
         self._on_data = on_data
@@ -151,7 +159,12 @@ class ParquetTarget:
     @property
     def capabilities(self) -> Capabilities[Delivery]:
         """It keeps the configuration, and publishes what is final when all is read."""
-        return Capabilities(config=self, finish=self._finish, uses_frames=self._on_data is not None)
+        return Capabilities(
+            config=self,
+            finish=self._finish,
+            uses_frames=self._on_data is not None,
+            altered=self.altered.totals,
+        )
 
     def bind(self, stream_id: str) -> None:
         """Take the stream's id, unless the target was given another."""
@@ -183,9 +196,11 @@ class ParquetTarget:
     @coded_full_disk()
     def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Take the batches in, and publish what has become final if it is due."""
+        self.altered.begin()
         states = [self._state, *(batch.state for batch in batches[:-1]), state]
         for batch, (before, after) in zip(batches, pairwise(states), strict=False):
             self._take(batch, before, after)
+        self.altered.committed()
         self._state = state
         final = state.undo_floor
         going = self._held.up_to(final)
@@ -237,7 +252,8 @@ class ParquetTarget:
         """Add rows to a batch; called by its `Tx`."""
         if self._on_data is not None and name not in self._tables:
             raise ParquetWriteError("a table is written that was not declared", table=name)
-        rows = executor_rows(frame) if far else None
+        rows, tally = executor_rows(frame) if far else None, Tally()
+        last = held.cursor.number
         if rows is not None and rows.reaches_driver:
             schema = self._prepare(name, rows.schema, held.first)
             assert self._files is not None, "a target recovers before it writes"
@@ -245,11 +261,15 @@ class ParquetTarget:
             plan = FilePlan(
                 self.folder.place, schema, stem, f"{name}/{STAGING}",
                 block_column="block_number", window=window, compression=self._compression,
+                fitting=fitting(rows.schema, schema, self.altered.policy, block=last),
             )  # fmt: skip
-            held.staged.setdefault(name, []).extend(write_distributed(plan, rows))
+            held.staged.setdefault(name, []).extend(write_distributed(plan, rows, tally))
+            self.altered.note(name, tally)
             return
         found = to_arrow(frame)
         schema = self._prepare(name, found.schema, held.first)
+        found = fitting(found.schema, schema, self.altered.policy, block=last).apply(found, tally)
+        self.altered.note(name, tally)
         fitted = [conform(one, schema) for one in found.combine_chunks().to_batches()]
         held.rows.setdefault(name, []).append(pa.Table.from_batches(fitted, schema))
 
