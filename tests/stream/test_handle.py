@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from headwater import create_target, evm
+from headwater.core import PipeState
 from headwater.errors import InvalidOptionError, NetworkError
 from headwater.metrics import StreamRecord
 from headwater.pipeline import Committed, Event, Settled

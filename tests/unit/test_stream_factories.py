@@ -23,12 +23,15 @@ from headwater.core import (
     RangeSpec,
 )
 from headwater.decode import Output, evm
+from headwater.decode.evm.factory import FOUND_FIELDS
 from headwater.errors import BlockLinkError
 from headwater.query import Query, merge_queries
+from headwater.stream.context import BatchCounts, BatchInfo
 from headwater.stream.factories import Factories, FactoryScan
-from headwater.stream.factory_index import FactoryIndex, factories_of
+from headwater.stream.factory_index import FactoryIndex, factories_of, query_children
 from headwater.testing import ChainSim, Network, Selection, SimBlock
 from tests.stream import pool_truth as truth
+from tests.unit.decode.samples import line
 
 
 class Portal:
@@ -56,9 +59,6 @@ class Portal:
 
     def finalized_head(self, attempts: Any = None) -> BlockCursor | None:
         return BlockCursor(self.final) if self.final >= 0 else None
-
-    def start_block(self) -> int:
-        return 0
 
     def resolve_range(self, spec: RangeSpec) -> BlockRange:
         return spec.resolve()
@@ -215,3 +215,54 @@ def test_blocks_behind_all_that_was_asked_for_are_made_up_for(portal: Portal) ->
     stored: Any = factories.rows(batch_of(portal, portal.branch[20], query))
     addresses = [one for one in stored["factory_children"]["address"].to_pylist() if one]
     assert sorted(addresses) == sorted([*model.pools, *model.launchpads])
+
+
+def test_creations_that_are_left_out_are_counted_with_the_batch_that_is_read_next(
+    portal: Portal,
+) -> None:
+    """Each is a child whose rows will be missing."""
+    made = evm.factory(
+        "0x" + "11" * 20, "Made(address indexed token, address pool)", child="pool", on_error="skip"
+    )
+    outputs: dict[str, Output] = {"swaps": evm.events(truth.SWAP_EVENT, contracts=made)}
+    client: Any = portal
+    factories = Factories([made], client, no_span, 10**9, lambda: None)
+    factories.plan([BlockRange(1)], None)
+    topics = [made.event.topic0, "0x" + "00" * 12 + "22" * 20]
+    counted = []
+    for number, logs in enumerate([[log(made, 0, topics), log(made, 1, topics)], []], start=1):
+        batch: Batch[Any] = Batch(
+            (BlockHeader(number, f"0x{number}"),), Head(), PipeState(), (), (line(number, logs),)
+        )
+        found = factories.decode(outputs, batch, {"swaps": [BlockRange(1)]})
+        counted.append(found.skipped)
+    assert counted == [{"swaps": 0, "factory Made": 2}, {"swaps": 0}]
+    factories.note_skipped({made.key: 3})
+    info = BatchInfo(1, lambda: BatchCounts(0, 0, {"swaps": 1}))
+    assert info.with_skipped(factories.take_skipped()).skipped == {"swaps": 1, "factory Made": 3}
+    assert info.with_skipped({}).known() is None
+
+
+def log(made: Any, index: int, topics: list[str]) -> dict[str, Any]:
+    """Return a creation whose child is longer than an address."""
+    return {
+        "logIndex": index, "transactionIndex": 0, "address": made.contracts[0], "topics": topics,
+        "data": "0x" + "ff" * 32, "transactionHash": "0x" + "33" * 32,
+    }  # fmt: skip
+
+
+def test_many_events_of_one_factory_are_one_filter() -> None:
+    """An ABI may have hundreds of events; a portal takes a hundred filters."""
+    made = evm.factory("0x" + "11" * 20, "Made(address indexed token)", child="token")
+    events = [evm.events(f"Event{at}(uint256 value)", contracts=made) for at in range(130)]
+    index = FactoryIndex([made], {made.key: 0})
+    found = [1, 0, 0, "0x" + "22" * 20]
+    columns = [pa.array([one], kind.type) for one, kind in zip(found, FOUND_FIELDS, strict=True)]
+    index.add(made.key, pa.table(columns, schema=pa.schema(FOUND_FIELDS)), 10)
+    bound = index.bind({"all": evm.union(*events)}, 10)
+    asked = query_children(bound.values(), 10)
+    assert len(asked.filters) == 1
+    asked_for = dict(asked.filters[0].conditions)
+    assert isinstance(asked_for["topic0"], tuple)
+    assert (len(asked_for["topic0"]), asked_for["address"]) == (130, (found[3],))
+    asked.body(0)

@@ -11,6 +11,7 @@ import random
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from headwater.core import (
     DEFAULT_CAP,
@@ -194,7 +195,9 @@ class PortalClient:
             return found
         now = int(self._conditions.clock.now())
         if timestamp > now + ahead_s:
-            raise TimestampError("the time lies in the future", timestamp=timestamp, now=now)
+            raise TimestampError(
+                "the time lies in the future", time=_date(timestamp), now=_date(now)
+            )
         head = self.head()
         found = self.block_at(timestamp)
         if found is None:
@@ -313,6 +316,14 @@ class PortalClient:
     def tell(self, kind: NoticeKind, message: str, **facts: object) -> None:
         """Tell the operator what was decided on the way."""
         self._conditions.notify(Notice(kind, message, facts))
+
+
+def _date(timestamp: int) -> str:
+    """Write a time as people do, in UTC; one that no calendar has stays a number."""
+    try:
+        return f"{datetime.fromtimestamp(timestamp, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp} s since 1970"
 
 
 def _missing(first: int, oldest: int, after: BlockCursor | None) -> MissingBlocksError:

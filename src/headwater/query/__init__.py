@@ -21,6 +21,7 @@ from headwater.query.query import (
     check_limits,
     hash_document,
     merge_queries,
+    merge_requests,
     plan_requests,
 )
 from headwater.query.values import Condition, ValueKind
@@ -56,5 +57,6 @@ __all__ = [
     "check_limits",
     "hash_document",
     "merge_queries",
+    "merge_requests",
     "plan_requests",
 ]

@@ -203,6 +203,15 @@ def merge_queries(queries: Iterable[Query]) -> Query:
     )
 
 
+def merge_requests(queries: Iterable[Query]) -> Query:
+    """Return what `merge_queries` does, with filters joined that differ in their events alone.
+
+    For requests only: a stored definition has the hash of what is asked for, filter by filter.
+    """
+    merged = merge_queries(queries)
+    return replace(merged, filters=_joined(merged.filters))
+
+
 def plan_requests(outputs: Sequence[tuple[BlockRange, Query]]) -> list[tuple[BlockRange, Query]]:
     """Return what to ask for where: ascending ranges, each with the union of what applies there.
 
@@ -212,8 +221,7 @@ def plan_requests(outputs: Sequence[tuple[BlockRange, Query]]) -> list[tuple[Blo
     _refuse_other_networks([query for _, query in outputs])
     plan: list[tuple[BlockRange, Query]] = []
     for block_range, applying in segment_ranges(outputs):
-        query = merge_queries(applying)
-        query = replace(query, filters=_joined(query.filters))
+        query = merge_requests(applying)
         if plan and _touches(plan[-1][0], block_range) and plan[-1][1] == query:
             plan[-1] = (BlockRange(plan[-1][0].from_block, block_range.to_block), query)
         else:

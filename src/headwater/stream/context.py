@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headwater.core import BlockCursor, BlockRange, Chain, Head
@@ -90,6 +90,18 @@ class BatchInfo:
     known: Callable[[], BatchCounts | None] = field(default=lambda: None, repr=False)
     missing: tuple[BlockRange, ...] = ()
 
+    def with_skipped(self, more: Mapping[str, int]) -> BatchInfo:
+        """Return the same with more that was left out, wherever it was read."""
+
+        def added(found: BatchCounts) -> BatchCounts:
+            return replace(found, skipped={**found.skipped, **more})
+
+        def known() -> BatchCounts | None:
+            found = self.known()
+            return None if found is None else added(found)
+
+        return replace(self, counts=lambda: added(self.counts()), known=known)
+
     @property
     def bytes_size(self) -> int:
         """The bytes of the block lines that were read."""
@@ -102,7 +114,11 @@ class BatchInfo:
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """By output, the rows that could not be decoded and were left out (`on_error="skip"`)."""
+        """By output, the rows that could not be decoded and were left out (`on_error="skip"`).
+
+        Creations stand under "factory" and the name of their event, in the batch that was read
+        next: each of them is a child whose rows are missing.
+        """
         return self.counts().skipped
 
 

@@ -14,6 +14,7 @@ it is of another branch and is not used.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -29,7 +30,7 @@ from headwater.decode import (
 from headwater.errors import BlockLinkError
 from headwater.pipeline import Raw
 from headwater.portal import LeaveOut, PortalClient
-from headwater.query import Query, merge_queries
+from headwater.query import Query, merge_requests
 from headwater.stream.factory_index import CHILDREN, FactoryIndex, query_children
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
 
@@ -147,7 +148,8 @@ class Factories:
         if asked:
             self._index.observe(entities, last.number)
         self._cursor = last
-        return decode_entities(self._index.bind(outputs, last.number), entities, ranges)
+        found = decode_entities(self._index.bind(outputs, last.number), entities, ranges)
+        return replace(found, skipped={**found.skipped, **self._index.take_skipped()})
 
     def prepare_span(
         self, outputs: Mapping[str, Output], batch: Batch[Raw], ranges: Ranges, query: Query
@@ -169,6 +171,14 @@ class Factories:
         if not asking:
             return bound, query.headers_only()
         return bound, query_children(asking, last.number)
+
+    def note_skipped(self, counts: Mapping[str, int]) -> None:
+        """Count creations that executors could not decode, by the keys of factories."""
+        self._index.skip(counts)
+
+    def take_skipped(self) -> dict[str, int]:
+        """Return how many creations were left out since the last batch, by their factories."""
+        return self._index.take_skipped()
 
     def _final(self) -> int:
         final = self._client.finalized_head(attempts=None)
@@ -286,7 +296,9 @@ class FactoryScan:
     def _add(self, missing: Missing, lines: list[bytes], to_block: int) -> None:
         entities = read_outputs([(output, [one]) for output, one in missing.values()], lines)
         for key, (output, block_range) in missing.items():
-            self._index.add(key, output.decode(entities, [block_range]).table, to_block)
+            found = output.decode(entities, [block_range])
+            self._index.skip({key: found.skipped})
+            self._index.add(key, found.table, to_block)
 
     def _lines_up_to(self, cursor: BlockCursor, query: Query, first: int) -> list[bytes] | None:
         """Return the blocks up to a cursor, if they end in it."""
@@ -304,4 +316,4 @@ class FactoryScan:
 
 
 def _union(missing: Missing) -> Query:
-    return merge_queries([output.query for output, _ in missing.values()])
+    return merge_requests([output.query for output, _ in missing.values()])

@@ -19,6 +19,7 @@ Runs on the driver, in one thread.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ from headwater.core import BlockRange
 from headwater.decode import Children, ChildScope, Entities, Factory, Output, creations_of
 from headwater.decode.evm.events import CreationsOutput, UnionOutput
 from headwater.decode.evm.factory import FOUND_FIELDS
-from headwater.query import Query, merge_queries
+from headwater.query import Query, merge_requests
 from headwater.targets.contract import SideTable
 
 _Output = TypeVar("_Output", bound=Output)
@@ -67,6 +68,7 @@ class FactoryIndex:
 
     def __init__(self, factories: Sequence[Factory], starts: Mapping[str, int]) -> None:
         self._known = {one.key: _Known(one, starts[one.key]) for one in factories}
+        self._skipped: Counter[str] = Counter()
 
     def load(self, rows: pa.Table) -> None:
         """Take over what a target has stored, up to the last mark. Called once per run."""
@@ -111,13 +113,24 @@ class FactoryIndex:
         one.children = one.children.add(found)
         one.complete = max(one.complete, to_block)
 
+    def skip(self, counts: Mapping[str, int]) -> None:
+        """Count creations that could not be decoded and were left out, by the factory's key."""
+        for key, count in counts.items():
+            self._skipped[f"factory {self._known[key].factory.event.name}"] += count
+
+    def take_skipped(self) -> dict[str, int]:
+        """Return what was left out since the last call; nothing is left out in most streams."""
+        found, self._skipped = dict(+self._skipped), Counter()
+        return found
+
     def observe(self, entities: Entities, to_block: int) -> None:
         """Find the creations among the items of a batch's blocks, which follow what is known."""
         for key, one in self._known.items():
             missing = one.missing(to_block)
             if missing is not None:
-                found = self._creations(one).decode(entities, [missing]).table
-                self.add(key, found, to_block)
+                found = self._creations(one).decode(entities, [missing])
+                self.skip({key: found.skipped})
+                self.add(key, found.table, to_block)
 
     def bind(self, outputs: Mapping[str, Output], to_block: int) -> dict[str, Output]:
         """Return the outputs with the children that exist up to a block."""
@@ -310,4 +323,4 @@ def query_children(outputs: Iterable[Output], block: int) -> Query:
         left -= count
         addresses = scope.children.found(0, block)["address"].to_pylist()
         queries.append(scope.narrow(output.query, addresses))
-    return merge_queries(queries)
+    return merge_requests(queries)

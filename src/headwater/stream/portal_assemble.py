@@ -114,7 +114,11 @@ class PortalAssembler(Assembler):
         if not isinstance(batch.data, core.Span):
             return super()._frames(batch)
         span = self._plan_span(batch, batch.data)
-        return self._hold(span, batch.data.blocks, keep=self._shared or not self._backfill.at_once)
+        keep = self._shared or not self._backfill.at_once
+        frames, info = self._hold(span, batch.data.blocks, keep=keep)
+        if self._factories is not None and (skipped := self._factories.take_skipped()):
+            info = info.with_skipped(skipped)
+        return frames, info
 
     def _learn(self, span: Span) -> None:
         """Tell the source what a span held, so that the next ones keep within their limits."""

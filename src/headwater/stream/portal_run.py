@@ -373,6 +373,8 @@ class PortalRun(Run):
             for name, frame in span.frames.items():
                 for rows in bounded_tables(frame):
                     yield name, rows.cast(outputs[name].schema)
+            if self._factories is not None:
+                self._factories.note_skipped(span.report().skipped)
 
 
 class _PlanningTransport:

@@ -345,7 +345,8 @@ class CreationsOutput:
             UndecodableLogError: a factory's log has the event's topics but not its content, and
                 the factory's `on_error` is "raise".
         """
-        rows = self.events.decode(entities, ranges).table
+        found = self.events.decode(entities, ranges)
+        rows = found.table
         names = dict(
             zip(
                 (one.name for one in self.factory.event.parameters),
@@ -355,9 +356,8 @@ class CreationsOutput:
         )
         wanted = [*_PLACE, names[self.factory.child]]
         wanted += [names[one] for one in self.factory.columns]
-        return DecodedRows(
-            pa.Table.from_arrays([rows[name] for name in wanted], schema=self.schema)
-        )
+        table = pa.Table.from_arrays([rows[name] for name in wanted], schema=self.schema)
+        return DecodedRows(table, found.skipped)
 
 
 def creations_of(factory: Factory) -> CreationsOutput:
