@@ -14,7 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headwater.core import BlockCursor, Flush, Head, find_rollback_index
+from headwater.core import BlockCursor, Flush, Head, RollbackHistory, find_rollback_index
 from headwater.core.messages import (
     Buffered,
     Committed,
@@ -125,6 +125,7 @@ __all__ = [
     "Progress",
     "Recovered",
     "RetryPolicy",
+    "RollbackHistory",
     "RolledBack",
     "Settled",
     "StopRequested",

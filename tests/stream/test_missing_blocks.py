@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 
 from headwater import (
     BlockCursor,
+    RollbackHistory,
     StopRequested,
     create_target,
     find_rollback_index,
+    pipe_to_iterator,
 )
 from headwater.cli import app
 from headwater.core import BlockRange
@@ -250,6 +252,39 @@ def test_a_target_of_the_users_is_asked_to_undo_what_nobody_can_confirm(
     stream.pipe_to(create_target(write=write, fork=fork))
     assert left_out == [BlockRange(FINAL + 1, 79)]
     assert [one for one in kept if one > FINAL] == list(range(80, 91))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5, 14])
+def test_a_history_follows_forks_of_any_depth_where_a_conflict_names_one_block(
+    portal: PortalServer, depth: int
+) -> None:
+    """Looking for a common block alone ends at the first fork of one block."""
+    history, rows = RollbackHistory(), dict[int, int]()
+
+    def on_fork(previous_blocks: list[BlockCursor]) -> BlockCursor:
+        safe = history.resolve(previous_blocks)
+        for number in [one for one in rows if one > safe.number]:
+            del rows[number]
+        return safe
+
+    forks = 0
+    for batch in pipe_to_iterator(stream_of(portal), None, on_fork):
+        history.append(batch)
+        rows[batch.ctx.stream.state.current.number] = batch.ctx.batch.rows_count
+        if history.cursor == portal.chain.head.cursor:
+            if forks == 3:
+                break
+            forks += 1
+            portal.fork(depth, depth + 1)
+    assert sum(rows.values()) == len(rows_without(portal))
+    history = RollbackHistory.load(history.dump())
+    portal.fork(depth, depth + 1)
+    for batch in pipe_to_iterator(stream_of(portal), history.cursor, on_fork):
+        history.append(batch)
+        rows[batch.ctx.stream.state.current.number] = batch.ctx.batch.rows_count
+        if history.cursor == portal.chain.head.cursor:
+            break
+    assert sum(rows.values()) == len(rows_without(portal))
 
 
 def test_creations_that_left_the_window_are_an_error_or_counted(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from headwater.core.ranges import (
     parse_ranges,
     segment_ranges,
 )
+from headwater.core.rollback_history import RollbackHistory
 from headwater.core.spans import (
     BLOCK_COST,
     BYTES_PER_ROW,
@@ -90,6 +91,7 @@ __all__ = [
     "RangeEnd",
     "RangeSpec",
     "Raw",
+    "RollbackHistory",
     "Span",
     "SpanLimits",
     "SpanSize",
