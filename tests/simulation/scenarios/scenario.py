@@ -32,7 +32,7 @@ from headwater.testing.crash import Crash
 from headwater.testing.oracle import DisagreementError, Row, Rows
 from headwater.testing.portal.dataset import PortalSim
 from headwater.testing.portal.replicas import Balance, Finality
-from headwater.testing.portal.stream_plan import Behind
+from headwater.testing.portal.stream_plan import Behind, Surface
 from headwater.testing.portal.transport import SimTransport, VirtualClock
 from tests.simulation.scenarios.crash import CrashingTarget
 from tests.simulation.scenarios.settings import Flow, Setting
@@ -75,6 +75,7 @@ class Scenario(Host[Rows]):
             behind=dice.choice(list(Behind)),
             conflict_before_no_content=dice.random() < 0.6,
             chunk_bytes=dice.choice([(1, 50), (1, 5000), None]),
+            surface=Surface.HOTBLOCKS if seed % 12 == 2 else Surface.PORTAL,
         )
         if not on.finality_known:
             for replica in self.portal.replicas:

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from headwater.core import BlockRange, Blocks
+from headwater.errors import MissingBlocksError
 from headwater.portal import PortalClient
 from headwater.spark.streaming.follower import FinalPart, JournalPart
 from headwater.spark.streaming.offsets import Offset, ReadFrom
@@ -22,6 +23,7 @@ from headwater.testing import (
     SimBlock,
     SimTransport,
     VirtualClock,
+    simulated_portal,
 )
 from tests.sampling import is_whole
 from tests.spark.streaming.micro_batches import TRANSFER, Killed, Query, limits
@@ -219,6 +221,33 @@ def test_a_run_up_to_now_ends_at_the_head_of_its_start_while_the_chain_grows(
             assert query.ends[-1]["hash"] == chain.canonical()[goal].hash
             assert query.ends[-1]["forks"] == run + 1
             query.kill()
+
+
+def test_a_changelog_ends_where_the_portal_has_lost_its_next_block(tmp_path: Path) -> None:
+    """A query that was down for longer than the window; what is in its journal stays."""
+    chain = chain_of(3)
+    portal = PortalSim(chain, seed=3, surface="hotblocks")
+    with Query(portal, tmp_path, dice=Random(3), limits=limits()) as query:
+        while query.trigger():
+            pass
+        ends = list(query.ends)
+        query.kill()
+        chain.fork(5)
+        chain.extend(40)
+        portal.drop_below(chain.head.number - 10)
+        for _ in range(2):
+            with pytest.raises(MissingBlocksError, match="E3010"):
+                query.trigger()
+        assert query.ends == ends
+
+
+def test_a_changelog_that_begins_below_the_oldest_block_is_refused() -> None:
+    """It was made to begin with the oldest block, without a word."""
+    with simulated_portal(seed=3, blocks=40, surface="hotblocks", window=10) as portal:
+        options = {"portal": portal.url, "event": "erc20.Transfer", "final_only": "true"}
+        with pytest.raises(MissingBlocksError, match=r"missing=5\.\.29"):
+            load_stream({**options, "from_block": "5"}).first_block()
+        assert load_stream({**options, "from_block": "30"}).first_block() == 30
 
 
 def test_the_net_meets_forks_kills_and_replays(tmp_path: Path) -> None:
