@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,14 @@ from headwater.pipeline import Event, Settled
 from headwater.stream import StreamBatch
 from headwater.stream.missing_blocks import MISSING, missing_ranges
 from headwater.stream.verification import verify
-from headwater.targets import duckdb_target, parquet_target
+from headwater.targets import (
+    clickhouse_target,
+    delta_target,
+    duckdb_target,
+    iceberg_target,
+    parquet_target,
+    postgres_target,
+)
 from headwater.targets.admin import open_admin
 from headwater.targets.compare import BlockFinding
 from headwater.testing import PortalServer, simulated_portal
@@ -33,6 +40,7 @@ from tests.stream.test_factories import pool_portal
 from tests.stream.test_factories import stream_of as pools_stream
 from tests.stream.test_stream import StopAtHead, held, stream_of
 from tests.stream.truth import transfers
+from tests.targets import clickhouse_places, postgres_places
 
 FINAL = 45
 
@@ -54,7 +62,7 @@ def missing(path: Path, stream_id: str = "transfers") -> list[str]:
     return [str(one) for one in missing_ranges(rows)]
 
 
-def shown(path: Path) -> Any:
+def shown(path: Path | str) -> Any:
     """Return what `headwater status` says of the missing blocks."""
     result = CliRunner().invoke(app, ["status", str(path), "--json"])
     return json.loads(result.output)[0]["missing_blocks"]
@@ -128,6 +136,53 @@ def test_with_skip_hot_rows_that_nobody_can_confirm_go_and_all_else_is_counted(
     lost = BlockRange(FINAL + 1, portal.sim.oldest - 1)
     assert held(path) == rows_without(portal, lost)
     assert (missing(path), shown(path)) == ([str(lost)], portal.sim.oldest - 1 - FINAL)
+
+
+def place_of(kind: str, folder: Path) -> tuple[str, Callable[[], Any]]:
+    """Return the address of an empty place, and what makes a target on it."""
+    if kind == "postgres":
+        address = postgres_places.database()
+        return address, lambda: postgres_target(address)
+    if kind == "clickhouse":
+        address = clickhouse_places.database()
+        return address, lambda: clickhouse_target(address)
+    address = str(folder / "lake")
+    if kind == "delta":
+        return address, lambda: delta_target(address)
+    return address, lambda: iceberg_target(address, tables=["transfers"])
+
+
+@pytest.mark.guarantee("RANGE-1")
+@pytest.mark.parametrize("kind", ["postgres", "clickhouse", "delta", "iceberg"])
+def test_the_count_is_committed_with_the_rows_and_goes_with_them(
+    kind: str, portal: PortalServer, tmp_path: Path
+) -> None:
+    address, target = place_of(kind, tmp_path)
+
+    def run_again() -> None:
+        stream = stream_of(portal, missing_blocks="skip")
+        stream.pipe_to(target(), on_event=StopAtHead(portal))
+
+    def missed() -> list[str]:
+        rows = open_admin(address).read_side_table("transfers", MISSING)
+        return [str(one) for one in missing_ranges(rows)]
+
+    run_again()
+    portal.fork(depth=8, length=10)
+    portal.extend(60)
+    portal.sim.drop_below(100)
+    run_again()
+    assert (missed(), shown(address)) == (["46..99"], 54)
+    portal.fork(depth=5, length=6)
+    run_again()
+    assert missed() == ["46..99"], "a fork above the gap leaves it"
+    found = verify(stream_of(portal), address)
+    assert (found.is_equal, [one.name for one in found.left_out]) == (True, ["blocks 0..99"])
+    portal.fork(depth=12, length=30)  # the first block behind the gap is among them
+    portal.sim.drop_below(120)
+    run_again()
+    assert missed() == ["46..119"]
+    assert verify(stream_of(portal), address).is_equal
 
 
 @pytest.mark.parametrize("skip", [False, True])

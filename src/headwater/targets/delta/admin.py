@@ -14,10 +14,10 @@ from headwater.errors import LakeForeignWriteError
 from headwater.targets.delta.maintenance import Maintenance
 from headwater.targets.delta.settings import DeltaSettings
 from headwater.targets.delta.tables import StreamTables
-from headwater.targets.delta.target import read_state
+from headwater.targets.delta.target import read_state, side_place
 from headwater.targets.lake.admin import BLOCK_COLUMN, LakeAdmin
 from headwater.targets.lake.paths import Place
-from headwater.targets.lake.side import side_status
+from headwater.targets.lake.side import Files, side_status
 from headwater.targets.lake.state import StoredStream
 from headwater.targets.lake.tx import TableRewritten
 from headwater.targets.side_rows import SideStatus
@@ -77,6 +77,14 @@ class DeltaAdmin(LakeAdmin):
         """Return how much each side table holds of a stream."""
         stored = {one.stream_id: one for one in self._stored()}.get(stream_id)
         return super().side_tables(stream_id) if stored is None else side_status(stored.side)
+
+    def _side_files(self, stream_id: str) -> tuple[Place, Files] | None:
+        stored = {one.stream_id: one for one in self._stored()}.get(stream_id)
+        return (
+            None
+            if stored is None
+            else (side_place(Place.of(self._address), stream_id), stored.side)
+        )
 
     def _stored(self) -> Iterator[StoredStream]:
         place = Place.of(self._address)

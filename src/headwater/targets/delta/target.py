@@ -118,7 +118,7 @@ class DeltaTarget(LakeTarget[DataFile]):
         if self._tables is not None and epoch > self._stored.epoch:
             raise LakeWriterError("another writer of the stream has begun", stream=self._id)
         self._stored = replace(found or StoredStream(self._id), epoch=epoch + 1)
-        self._open_side(self._place.under(f"_headwater/{slug(self._id)}"))
+        self._open_side(side_place(self._place, self._id))
         lead = tables.lead
         for one in sorted(tables.open.values(), key=lambda one: one is not lead):
             self._claim(one, tables)
@@ -261,6 +261,11 @@ class DeltaTarget(LakeTarget[DataFile]):
             bounded,
             lambda one: self._said(self._stored, lead=one.is_lead),
         )
+
+
+def side_place(place: Place, stream_id: str) -> Place:
+    """Return where a stream keeps the files of its side tables."""
+    return place.under(f"_headwater/{slug(stream_id)}")
 
 
 def read_state(tables: StreamTables) -> StoredStream | None:

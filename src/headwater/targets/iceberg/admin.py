@@ -18,9 +18,10 @@ from headwater.errors import LakeForeignWriteError
 from headwater.targets.iceberg.maintenance import Maintenance
 from headwater.targets.iceberg.settings import CatalogName, IcebergSettings, Table
 from headwater.targets.iceberg.snapshots import properties_of
-from headwater.targets.iceberg.tables import StreamTable
+from headwater.targets.iceberg.tables import StreamTable, place_of
 from headwater.targets.lake.admin import BLOCK_COLUMN, LakeAdmin
-from headwater.targets.lake.side import side_status
+from headwater.targets.lake.paths import Place
+from headwater.targets.lake.side import Files, side_status
 from headwater.targets.lake.state import STATE, STREAM, StoredStream
 from headwater.targets.side_rows import SideStatus
 
@@ -100,6 +101,14 @@ class IcebergAdmin(LakeAdmin):
         """Return how much each side table holds of a stream."""
         stored = {one.stream_id: one for one in self._stored()}.get(stream_id)
         return super().side_tables(stream_id) if stored is None else side_status(stored.side)
+
+    def _side_files(self, stream_id: str) -> tuple[Place, Files] | None:
+        with _opened(self._address) as catalog:
+            for names in _tables_by_stream(catalog).values():
+                stored, states, _ = _load(catalog, names)
+                if stored is not None and stored.stream_id == stream_id:
+                    return place_of(states[0]), stored.side
+        return None
 
     def _stored(self) -> Iterator[StoredStream]:
         with _opened(self._address) as catalog:

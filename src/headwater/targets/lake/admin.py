@@ -19,10 +19,12 @@ from headwater.targets.admin import BlockRows, StreamStatus, TableStatus, find_s
 from headwater.targets.compare import counted
 from headwater.targets.contract import SideTable
 from headwater.targets.lake.paths import Place
+from headwater.targets.lake.side import Files, SideFiles
 from headwater.targets.lake.state import StoredStream
 from headwater.targets.side_rows import SideStatus
 
 BLOCK_COLUMN = "block_number"
+_ATTEMPTS = 5  # readings of files that a running stream may replace meanwhile
 
 
 class LakeAdmin(ABC):
@@ -70,6 +72,26 @@ class LakeAdmin(ABC):
         find_stream(self.streams(), stream_id)
         return {}
 
+    def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
+        """Return a stream's rows of a side table; none, if it keeps none."""
+        find_stream(self.streams(), stream_id)
+        for attempt in range(_ATTEMPTS):
+            found = self._side_files(stream_id)
+            if found is None:
+                break
+            reader = SideFiles(found[0])
+            reader.open([table])
+            try:
+                return reader.read(found[1], table.name)
+            except FileNotFoundError:  # the stream has replaced a file since
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        return table.columns.empty_table()
+
+    def _side_files(self, stream_id: str) -> tuple[Place, Files] | None:
+        """Return where a stream keeps its side tables, and their files; None if it keeps none."""
+        return None
+
     # --- what is not done from outside ------------------------------------------------------------
 
     def move(
@@ -81,10 +103,6 @@ class LakeAdmin(ABC):
     def reset(self, stream_id: str, *, force: bool = False, keep_data: bool = False) -> NoReturn:
         """Refuse: a folder is deleted, or a table is dropped, by what made it."""
         self._refuse("forgets no stream", stream_id)
-
-    def read_side_table(self, stream_id: str, table: SideTable) -> NoReturn:
-        """Refuse."""
-        self._refuse("reads no side tables", stream_id)
 
     def target(self, stream_id: str) -> NoReturn:
         """Refuse."""
