@@ -109,7 +109,7 @@ class PostgresSizeError(
     TargetError,
     code="E2117",
     fix="divide wide rows among several tables, and index columns of short values; the texts of a "
-    "primary key and of indexes= are shortened by the target, those of other indexes are not. "
+    "key and of columns in an index are shortened by the target, those of expressions are not. "
     "Nothing of the batch was committed",
 ):
     """A row, an entry of an index or a statement is larger than PostgreSQL takes."""

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from headwater.core import Batch, BlockCursor, BlockRange, PipeState, RangeSpec, clip_ranges
 from headwater.core.ranges import Latest
+from headwater.core.rooms import Policy
 from headwater.decode.evm.events import UnionOutput
 from headwater.errors import VerifyError
 from headwater.portal import HttpTransport, PortalClient
@@ -45,6 +46,7 @@ from headwater.targets.sql.aggregates.writer import Recomputed
 from headwater.targets.sql.catalog import Undo
 from headwater.targets.sql.change_log.target import HistoryTarget
 from headwater.targets.sql.flow import SqlTarget
+from headwater.targets.values import Fitting, Tally
 
 PIECE_ROWS, PIECE_BLOCKS = 100_000, 20_000  # that are compared at once
 SAMPLE_BLOCKS = 200
@@ -166,6 +168,7 @@ class _Plan:
         self._known = {one.name: one for one in status.tables}
         self.children: pa.Table | None = None
         self.left_out: list[LeftOut] = []
+        self.policy = _policy_of(target, admin)
         sums = self._sums_of(target)
         if given:
             pairs = [(table, output or table) for table, _, output in map(_cut, given)]
@@ -197,7 +200,8 @@ class _Plan:
             stored = self._admin.read_table(name)
             sources = sorted({part.source for part in sums.plan.parts})
             report = TableReport(name, ", ".join(sources), 0, sums.keys, stored.num_rows)
-            report.findings += sums.compare(stored)
+            rooms = self._admin.rooms(self._stream.id, name)
+            report.findings += sums.compare(stored, rooms, self.policy)
             reports.append(report)
         now = find_stream(self._admin.streams(), self._stream.id).state.cursor
         if now != self._status.state.cursor:
@@ -274,6 +278,15 @@ def _behind(target: Any) -> list[Any]:
     if isinstance(target, Sequence):
         return list(target)
     return [] if target is None else [target]
+
+
+def _policy_of(target: Any, admin: Admin) -> Policy:
+    """Return what was done with values that the place cannot hold: as its target says, if given."""
+    package = type(admin).__module__.rpartition(".")[0]
+    behind = _behind(target)
+    own = [one for one in behind if type(one).__module__.startswith(package)] or behind
+    found: list[Policy] = [one.altered.policy for one in own if hasattr(one, "altered")]
+    return found[0] if found else Policy.REPLACE
 
 
 def _untracked(admin: Admin, target: Any) -> list[str]:
@@ -374,7 +387,7 @@ def _compare(
         for blocks, data in _pieces(stream, ranges, spot, reader):
             last = max(last, blocks.to_block or 0)
             for report in plan.rows:
-                _compare_rows(admin, stream.id, report, blocks, data)
+                _compare_rows(admin, stream.id, report, blocks, data, plan.policy)
             for sums in plan.sums.values() if data else ():
                 sums.add(data)
         if plan.children is not None:
@@ -388,9 +401,10 @@ def _compare_rows(
     report: TableReport,
     blocks: BlockRange,
     data: Mapping[str, pa.Table],
+    policy: Policy,
 ) -> None:
     last = blocks.to_block or 0
-    stored, block = admin.read_blocks(stream_id, report.table, blocks.from_block, last)
+    stored, block, rooms = admin.read_blocks(stream_id, report.table, blocks.from_block, last)
     expected = data.get(report.output)
     if expected is None and data:
         raise VerifyError(
@@ -398,8 +412,11 @@ def _compare_rows(
         )
     if expected is None:
         expected = stored.drop_columns([COUNT]).slice(0, 0)
+    shared = shared_columns(expected.column_names, stored.column_names)
+    wanted = {name: rooms[one] for name, one in shared.items() if one in rooms}
+    fitting = Fitting.plan(expected.schema, wanted, policy, VerifyError, block)
     report.blocks += last - blocks.from_block + 1
-    report.add(expected, stored, block)
+    report.add(fitting.apply(expected, Tally()), stored, block)
 
 
 class _Reader(Handover):

@@ -9,7 +9,7 @@ stops.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from headwater.core import BlockCursor, PipeState
+from headwater.core.rooms import Room
 from headwater.errors import (
     CursorMoveError,
     InvalidOptionError,
@@ -74,10 +75,14 @@ class StreamStatus:
 
 
 class BlockRows(NamedTuple):
-    """Rows of a range of blocks; column `headwater_count` says how often each row counts."""
+    """Rows of a range of blocks; column `headwater_count` says how often each row counts.
+
+    `rooms` are what the table's columns can hold.
+    """
 
     rows: pa.Table
     block_column: str
+    rooms: Mapping[str, Room]
 
 
 class MoveKind(StrEnum):

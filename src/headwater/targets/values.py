@@ -47,6 +47,14 @@ def check_policy(given: str) -> Policy:
         ) from None
 
 
+TEXTS = (Form.TEXT, Form.JSON)  # what changes and sums hold as text: their numbers were compared
+
+
+def no_row_left_out(policy: Policy) -> Policy:
+    """Return the policy for changes and sums, of which none can be left out for one value."""
+    return Policy.REPLACE if policy is Policy.SKIP else policy
+
+
 # --- all columns of a frame -----------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from headwater.core import PipeState
+from headwater.core.rooms import clickhouse_room
 from headwater.errors import (
     ClickHouseServerError,
     ClickHouseTableError,
@@ -232,7 +233,8 @@ class ClickHouseAdmin:
                 ),
                 {"first": first, "last": last, "id": stream_id},
             )
-            return BlockRows(rows, layout.block_column)
+            rooms = {name: clickhouse_room(kind) for name, kind in layout.columns.items()}
+            return BlockRows(rows, layout.block_column, rooms)
 
     def target(self, stream_id: str) -> ClickHouseTarget:
         """Return a target for the stream's side tables; it leaves the user's tables alone."""

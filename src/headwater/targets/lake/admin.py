@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.core.rooms import lake_room
 from headwater.errors import LakeCommandError, LakePathError, VerifyError
 from headwater.targets.admin import BlockRows, StreamStatus, TableStatus, find_stream
 from headwater.targets.compare import counted
@@ -65,7 +66,9 @@ class LakeAdmin(ABC):
                 "no column with the number of the block", table=table, column=BLOCK_COLUMN
             )
         block = pc.field(BLOCK_COLUMN)
-        return BlockRows(counted(rows.filter((block >= first) & (block <= last))), BLOCK_COLUMN)
+        found = rows.filter((block >= first) & (block <= last))
+        rooms = {one.name: lake_room(str(one.type)) for one in rows.schema}
+        return BlockRows(counted(found), BLOCK_COLUMN, rooms)
 
     def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
         """Return how much each side table holds of a stream."""

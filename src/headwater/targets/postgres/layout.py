@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from headwater.targets.postgres.session import Session
@@ -57,7 +58,13 @@ def read_layout(session: Session, name: QualifiedName) -> Layout | None:
             (SELECT array_agg(a.attname::text ORDER BY place.n) FROM pg_index AS i
                 CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS place (attnum, n)
                 JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = place.attnum
-                WHERE i.indrelid = c.oid AND i.indisprimary AND place.n <= i.indnkeyatts)
+                WHERE i.indrelid = c.oid AND i.indisprimary AND place.n <= i.indnkeyatts),
+            (SELECT json_agg(json_build_array(i.indisunique, i.columns)) FROM (
+                SELECT i.indisunique, array_agg(a.attname::text) AS columns
+                FROM pg_index AS i CROSS JOIN LATERAL unnest(i.indkey) AS place (attnum)
+                JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = place.attnum
+                WHERE i.indrelid = c.oid AND NOT i.indisprimary
+                GROUP BY i.indexrelid, i.indisunique) AS i)::text
         FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
         WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
         """,
@@ -65,7 +72,7 @@ def read_layout(session: Session, name: QualifiedName) -> Layout | None:
     )
     if not rows:
         return None
-    oid, partitioned, watched, unique, acted_upon, merged, refers, primary, key = rows[0]
+    oid, partitioned, watched, unique, acted_upon, merged, refers, primary, key, others = rows[0]
     return Layout(
         name,
         tuple(key or ()),
@@ -76,6 +83,7 @@ def read_layout(session: Session, name: QualifiedName) -> Layout | None:
         partitioned=partitioned,
         always_compare=partitioned or watched,
         unique=unique,
+        indexes=tuple((one, tuple(names)) for one, names in json.loads(others or "[]")),
         acted_upon=acted_upon,
         merged=merged,
         refers=refers,

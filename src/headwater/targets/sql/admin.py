@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import pyarrow as pa
 
 from headwater.core import PipeState
+from headwater.core.rooms import Room
 from headwater.errors import VerifyError
 from headwater.targets.admin import (
     BlockRows,
@@ -141,7 +142,15 @@ class SqlAdmin(ABC, Generic[Held]):
                 table=name,
                 block=block,
             )
-            return BlockRows(counted(rows), block)
+            catalog = self._store(session, stream_id).catalog
+            return BlockRows(counted(rows), block, catalog.rooms(layout, layout.columns))
+
+    def rooms(self, stream_id: str, table: str) -> dict[str, Room]:
+        """Return what the columns of a table can hold; nothing if there is none."""
+        with self._transaction(None) as session:
+            layout = self.dialect.read_table(session, self.dialect.name(table))
+            catalog = self._store(session, stream_id).catalog
+            return catalog.rooms(layout, layout.columns) if layout is not None else {}
 
     def read_table(self, table: str) -> pa.Table:
         """Return all rows of a table; takes no lock. An aggregate has one row per key.

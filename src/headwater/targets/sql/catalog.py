@@ -66,7 +66,8 @@ class Layout:
 
     `block_column` holds the block of an append-only table's rows; of a table with a change log it
     is the name of that log. `unique`: values are unique beside the primary key, so rows may have to
-    give way to each other. `deferred`: key and indexes are still to be built.
+    give way to each other. `indexes`: columns of other indexes, and whether they are unique.
+    `deferred`: key and indexes are still to be built.
     """
 
     name: QualifiedName
@@ -76,6 +77,7 @@ class Layout:
     columns: dict[str, Column]
     unique: bool = False
     deferred: bool = False
+    indexes: tuple[tuple[bool, tuple[str, ...]], ...] = ()
 
     @property
     def stored(self) -> list[str]:
@@ -196,8 +198,9 @@ class Catalog(Generic[Held, Laid]):
 
     def _all_rooms(self, layout: Layout) -> dict[str, Room]:
         rooms = {one.name: self.dialect.room(one) for one in layout.columns.values()}
-        indexes = (layout.key, *self.declared(layout.name).indexes)
-        for at, given in enumerate(indexes):
+        declared = self._declared.get(layout.name.folded)
+        planned = () if declared is None else tuple((False, one) for one in declared.indexes)
+        for unique, given in ((True, layout.key), *layout.indexes, *planned):
             index = [self.spelled(layout, one) for one in given]
             long = [one for one in index if rooms[one].form in (Form.TEXT, Form.BYTES)]
             for one in index:
@@ -205,9 +208,9 @@ class Catalog(Generic[Held, Laid]):
                 if share is not None and one in long:
                     share //= len(long)
                     size = share if size is None else min(size, share)
-                rooms[one] = replace(rooms[one], size=size, unique=rooms[one].unique or not at)
+                rooms[one] = replace(rooms[one], size=size, unique=rooms[one].unique or unique)
         return {
-            name: replace(one, required=one.unique or layout.columns[name].required)
+            name: replace(one, required=name in layout.key or layout.columns[name].required)
             for name, one in rooms.items()
         }
 

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 
-from headwater.core.rooms import Form, Policy
 from headwater.targets.contract import Scope
 from headwater.targets.sql.catalog import Layout, Undo
 from headwater.targets.sql.dialect import Dialect, Session
@@ -22,9 +21,8 @@ from headwater.targets.sql.flow import Store
 from headwater.targets.sql.merge.changes import FILL, SET, TableChanges
 from headwater.targets.sql.settings import BLOCK_COLUMN
 from headwater.targets.sql.text import Fragment, QualifiedName, equal, quote
-from headwater.targets.values import Fitting, Tally
+from headwater.targets.values import TEXTS, Fitting, Tally, no_row_left_out
 
-_CHANGED = (Form.TEXT, Form.JSON)  # numbers of changes are compared with their column before
 Held = TypeVar("Held", bound=Session)
 Laid = TypeVar("Laid", bound=Layout)
 
@@ -171,9 +169,9 @@ class BaseTx(ABC, Generic[Held, Laid]):
             place = changes.place_of(one)
             if place is not None and place[0] in ("key", SET, FILL):
                 names[one] = place[1].name
-        wanted = {one: rooms[name] for one, name in names.items() if rooms[name].form in _CHANGED}
+        wanted = {one: rooms[name] for one, name in names.items() if rooms[name].form in TEXTS}
         altered, tally = self.store.altered, Tally()
-        policy = Policy.REPLACE if altered.policy is Policy.SKIP else altered.policy
+        policy = no_row_left_out(altered.policy)
         error = self.dialect.errors.table
         fitting = Fitting.plan(changes.frame.schema, wanted, policy, error, "block")
         if not fitting:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from headwater.changes.model import one_array
 from headwater.changes.numbers import canonical
 from headwater.changes.values import one_spelling, text_column
+from headwater.core.rooms import Policy, Room
 from headwater.errors import AggregateError, VerifyError
 from headwater.targets.compare import KeyFinding, compare_keys
 from headwater.targets.contract import Scope
@@ -40,7 +41,9 @@ from headwater.targets.sql.merge.changes import (
     TableChanges,
 )
 from headwater.targets.sql.settings import Table, table
+from headwater.targets.values import TEXTS, Fitting, Tally, no_row_left_out
 
+_FREE = Room()
 _STEPS = {"add": ADD, "min": LOWER, "max": RAISE, "last": SET}
 
 
@@ -111,8 +114,13 @@ class Recomputed:
         delta = compute_delta(self.plan, data, self._numeric)
         self._held = reduce_delta(self.plan, pa.concat_tables([self._held, delta]), self._numeric)
 
-    def compare(self, stored: pa.Table) -> list[KeyFinding]:
-        """Return the keys whose rows differ from what is stored."""
+    def compare(
+        self, stored: pa.Table, rooms: Mapping[str, Room], policy: Policy
+    ) -> list[KeyFinding]:
+        """Return the keys whose rows differ from what is stored.
+
+        `rooms` and `policy` say what became of texts that the table cannot hold.
+        """
         names = {one.casefold(): one for one in stored.column_names}
         wanted: dict[str, pa.Array] = {}
         found: dict[str, pa.Array] = {}
@@ -129,7 +137,11 @@ class Recomputed:
             if self._numeric.get(name) or _is_stored_number(column.type):
                 texts = canonical(texts[0]), canonical(texts[1])
             found[name], wanted[name] = texts
-        return compare_keys(pa.table(wanted), pa.table(found), self.plan.key)
+        places_of = {name: rooms[names[name.casefold()]] for name in wanted
+                     if rooms.get(names[name.casefold()], _FREE).form in TEXTS}  # fmt: skip
+        held = pa.table(wanted)
+        fitting = Fitting.plan(held.schema, places_of, no_row_left_out(policy), VerifyError)
+        return compare_keys(fitting.apply(held, Tally()), pa.table(found), self.plan.key)
 
 
 def _is_stored_number(kind: pa.DataType) -> bool:
