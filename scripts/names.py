@@ -41,7 +41,7 @@ FOREIGN = {
     "Spark": "create_auto_cdc_flow DataStreamReader.name decimal foreachBatch lastProgress spark.*"
     " SupportsRowLevelOperations Trigger.AvailableNow Trigger.Once try_cast",
     "Arrow, Delta, Iceberg": ".pyiceberg.yaml decimal128 get_add_actions manage_snapshots"
-    " rewrite_data_files to_pylist truncate",
+    " expire_snapshots remove_orphan_files rewrite_data_files to_pylist truncate",
     "ClickHouse": "CollapsingMergeTree DateTime64 FixedString http_receive_timeout intDiv"
     " LowCardinality Map Nullable query_retries select_sequential_consistency",
     "the Pipes SDK": "contractFactory createTarget evmPortalStream pipeTo pipeToIterator"

@@ -47,7 +47,7 @@ NOTES = SideTable(
     pa.schema([("block_number", pa.int64()), ("ordinal", pa.int64()), ("text", pa.string())]),
 )
 ACTIONS = ["first", "recover", "commit", "rollback", "table", "maintain"]
-EVERY = {"iceberg": 7, "delta": 5}
+EVERY = {"iceberg": 16, "delta": 12}
 
 
 class Pause:
@@ -260,7 +260,7 @@ class Play:
 
 
 @pytest.mark.guarantee("LAKE-3")
-@pytest.mark.parametrize("kind", ["delta"])
+@pytest.mark.parametrize("kind", ["iceberg", "delta"])
 @pytest.mark.parametrize("action", ACTIONS)
 def test_whoever_is_replaced_while_it_is_paused_changes_nothing(
     kind: str, action: str, tmp_path: Path, pause: Pause

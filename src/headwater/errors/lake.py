@@ -114,6 +114,16 @@ class LakeFileGoneError(
     """A file that a table names is not there."""
 
 
+class LakeStorageError(
+    TargetError,
+    code="E2224",
+    fix="the storage was reached and failed then: see its own logs, and start the stream again; "
+    "nothing of the batch was committed, or all of it",
+    retryable=True,
+):
+    """A storage fails while a stream writes or reads it."""
+
+
 class UnexplainedFilesError(
     TargetError,
     code="E2220",

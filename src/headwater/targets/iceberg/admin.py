@@ -130,7 +130,8 @@ class IcebergAdmin(LakeAdmin):
             if BLOCK_COLUMN not in {one.name for one in found.schema().fields}:
                 return pa.table({})
             wanted = f"{BLOCK_COLUMN} >= {int(first)} AND {BLOCK_COLUMN} <= {int(last)}"
-            return found.scan(row_filter=wanted).to_arrow()
+            files = [one.file for one in found.scan(row_filter=wanted).plan_files()]
+            return StreamTable(Table(table), found).read(files)
 
 
 def _opened(address: str) -> closing[Catalog]:

@@ -9,10 +9,11 @@ finds its table rewritten goes on from there. A crash leaves files that nothing 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
@@ -22,10 +23,11 @@ from headwater.targets.iceberg.snapshots import (
     ancestors,
     block_of,
     live_files,
+    newest_epoch,
     properties_of,
 )
 from headwater.targets.iceberg.tables import StreamTable, place_of
-from headwater.targets.lake.authors import slug
+from headwater.targets.lake.authors import Author, Sweeper, slug
 from headwater.targets.lake.state import BLOCK, HASH, StoredStream, position
 
 BIN_BYTES = 64 << 20  # of files that become one
@@ -33,12 +35,16 @@ BIN_BYTES = 64 << 20  # of files that become one
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """Maintains the tables of one stream. `bounded` limits what is rewritten by the settings."""
+    """Maintains the tables of one stream. `bounded` limits what is rewritten by the settings.
+
+    `check` refuses to go on if the stream has another writer; maintenance from outside has none.
+    """
 
     tables: Sequence[StreamTable]
     stored: StoredStream
     settings: IcebergSettings
     bounded: bool
+    check: Callable[[], object] | None = None
 
     def run(self) -> dict[str, int]:
         """Expire and compact; return how many snapshots and files those were.
@@ -50,29 +56,39 @@ class Maintenance:
         for table in self.tables:
             gone = self.expired(table.stored)
             old, new = self._compact(table)
-            change = TableChange(table.stored)
+            change = TableChange(table.stored, outside=self.check is None)
             if old:
                 change.rewrite(new, old, self._said(table.stored))
             change.expire(gone)
             if not change:
                 continue
-            change.commit()
+            try:
+                change.commit()
+            except CommitFailedException:
+                change.abandon()
+                raise
             table.forget()
             expired, compacted = expired + len(gone), compacted + len(old)
         return {"expired": expired, "compacted": compacted}
 
     def sweep(self, others: Iterable[Table] = ()) -> int:
-        """Delete old files that no snapshot names; return how many those were."""
+        """Delete old files of the stream that no snapshot names; return how many those were.
+
+        Which files there are is read first, then what the table names by now, then who writes it.
+        """
         before = time.time() - self.settings.grace_s
         swept = 0
         for table in [*(one.stored for one in self.tables), *others]:
-            place, named = place_of(table), set(_named_files(table))
-            start = len(place.uri) + 1
-            kept = {path[start:] for path in named}
-            for file in list(place.files()):
-                if file.written < before and file.name not in kept and _is_ours(file.name):
-                    place.delete(file.name)
-                    swept += 1
+            place = place_of(table)
+            old = [one.name for one in place.files() if one.written < before]
+            now = table.catalog.load_table(table.name())
+            sweeper = Sweeper(self.stored.stream_id, newest_epoch(now), self.check is not None)
+            gone = sweeper.unnamed(old, _named_files(now))
+            if self.check is not None:
+                self.check()
+            for name in gone:
+                place.delete(name)
+            swept += len(gone)
         return swept
 
     def expired(self, table: Table) -> list[int]:
@@ -96,7 +112,8 @@ class Maintenance:
         old: list[DataFile] = []
         new: list[DataFile] = []
         room = self.settings.compact_bytes if self.bounded else None
-        stem = f"rewritten-{max(self.stored.state.number, 0):010d}-{slug(self.stored.stream_id)}"
+        author = Author(slug(self.stored.stream_id), self.stored.epoch, self.check is None)
+        stem = f"rewritten-{max(self.stored.state.number, 0):010d}-{author.mark}"
         for files in self._bins(table):
             size = sum(one.file_size_in_bytes for one in files)
             if room is not None and old and size > room:
@@ -166,8 +183,3 @@ def _named_files(table: Table) -> Iterator[str]:
             yield manifest.manifest_path
             for one in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
                 yield one.data_file.file_path
-
-
-def _is_ours(name: str) -> bool:
-    """Tell whether a file is one that a table has: what else lies there is left alone."""
-    return name.startswith(("data/", "metadata/"))

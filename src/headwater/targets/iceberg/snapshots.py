@@ -35,7 +35,8 @@ from pyiceberg.table.snapshots import (
     update_snapshot_summaries,
 )
 
-from headwater.targets.lake.state import BLOCK, HASH
+from headwater.targets.lake.authors import Author, slug
+from headwater.targets.lake.state import BLOCK, EPOCH, HASH, STREAM
 
 SMALL_MANIFEST = 1 << 20  # of bytes: those below are merged
 MANIFESTS = 32  # of a snapshot; the next one merges the small ones
@@ -50,8 +51,10 @@ class TableChange:
     A change builds on what `table` was when it was loaded or committed last.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, *, outside: bool = False) -> None:
+        """`outside` says that the change comes from maintenance beside the stream."""
         self._table = table
+        self._outside = outside
         self._metadata = cast(Any, table.metadata)
         self._base = table.current_snapshot()
         self._head = self._base
@@ -144,14 +147,15 @@ class TableChange:
         merge: bool,
     ) -> None:
         number = self._metadata.new_snapshot_id()
+        mark = Author(slug(properties[STREAM]), int(properties[EPOCH]), self._outside).mark
         self._sequence += 1
         manifests = self._held()
         merge = merge or sum(map(_is_small, manifests)) >= MANIFESTS
         if removed or merge:
-            manifests = self._without(manifests, removed, number, merge=merge)
+            manifests = self._without(manifests, removed, number, mark, merge=merge)
         entries = [_entry(ManifestEntryStatus.ADDED, number, one) for one in added]
-        manifests = [*self._written(entries, number), *manifests]
-        path = self._new_path(f"snap-{number}-0-{uuid.uuid4()}.avro")
+        manifests = [*self._written(entries, number, mark), *manifests]
+        path = self._new_path(f"snap-{number}-0-{mark}-{uuid.uuid4()}.avro")
         with write_manifest_list(
             self._metadata.format_version,
             self._table.io.new_output(path),
@@ -181,7 +185,10 @@ class TableChange:
 
     def _held(self) -> list[ManifestFile]:
         """Return the manifests of the snapshot that the next one builds on."""
-        found = [] if self._head is None else self._head.manifests(self._table.io)
+        try:
+            found = [] if self._head is None else self._head.manifests(self._table.io)
+        except FileNotFoundError as error:
+            raise CommitFailedException("the table has changed, and was swept") from error
         return [one for one in found if one.has_added_files() or one.has_existing_files()]
 
     def _without(
@@ -189,6 +196,7 @@ class TableChange:
         manifests: Sequence[ManifestFile],
         removed: Sequence[DataFile],
         number: int,
+        mark: str,
         *,
         merge: bool,
     ) -> list[ManifestFile]:
@@ -211,13 +219,15 @@ class TableChange:
                 entries.append(
                     _entry(status, number if is_gone else one.snapshot_id, one.data_file, one)
                 )
-        return [*kept, *self._written(entries, number)]
+        return [*kept, *self._written(entries, number, mark)]
 
-    def _written(self, entries: Sequence[ManifestEntry], number: int) -> Iterator[ManifestFile]:
+    def _written(
+        self, entries: Sequence[ManifestEntry], number: int, mark: str
+    ) -> Iterator[ManifestFile]:
         """Write entries into one manifest for each partition spec."""
         specs = self._metadata.specs()
         for spec_id in sorted({one.data_file.spec_id for one in entries}):
-            path = self._new_path(f"{uuid.uuid4()}-m0.avro")
+            path = self._new_path(f"{mark}-{uuid.uuid4()}-m0.avro")
             with write_manifest(
                 self._metadata.format_version,
                 specs[spec_id],
@@ -306,6 +316,12 @@ def block_of(snapshot: Snapshot) -> tuple[int, str | None] | None:
     found = properties_of(snapshot)
     text = found.get(BLOCK)
     return None if text is None else (int(text), found.get(HASH))
+
+
+def newest_epoch(table: Table) -> int:
+    """Return the newest epoch of which the table has a commit: all earlier writers are fenced."""
+    said = map(properties_of, table.metadata.snapshots)
+    return max((int(one.get(EPOCH, 0)) for one in said), default=0)
 
 
 def live_files(table: Table) -> Iterator[tuple[DataFile, int | None]]:

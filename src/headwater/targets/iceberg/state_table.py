@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import NestedField, StringType
 
-from headwater.errors import LakeWriterError
+from headwater.errors import LakeForeignWriteError, LakeWriterError
 from headwater.targets.iceberg.settings import create_namespace
 from headwater.targets.iceberg.snapshots import TableChange, properties_of
 from headwater.targets.iceberg.tables import PROPERTIES, place_of
@@ -60,6 +60,7 @@ class StateTable:
             found = self.load()
             if self._table is None:
                 self._create()
+                found = self.load()  # another start may have made it, and stored something
             next_one = StoredStream(
                 self._id, found.state, found.epoch + 1, found.config, found.side
             )
@@ -75,11 +76,23 @@ class StateTable:
 
         Raises:
             LakeWriterError: another writer has begun.
+            LakeForeignWriteError: others change the table all the time.
         """
-        try:
-            self._write(stored)
-        except CommitFailedException:
-            raise self.replaced() from None
+        before = self.stored
+        for _ in range(_STARTS):
+            try:
+                self._write(stored)
+            except CommitFailedException:  # others may have let its snapshots expire
+                found = self.load()
+                if found == stored:  # it was let in after all
+                    break
+                if found != before:
+                    raise self.replaced() from None
+            else:
+                break
+        else:
+            raise LakeForeignWriteError("the table is changed by others", table=self.name)
+        self.stored = stored
 
     def check(self) -> StoredStream:
         """Read again what is stored; refuse to go on if another writer has begun."""

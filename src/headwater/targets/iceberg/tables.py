@@ -6,17 +6,17 @@ are what a fork goes back to, so rows of two streams cannot share one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg import types as iceberg
 from pyiceberg.catalog import Catalog
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
-from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import (
-    ArrowScan,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -24,7 +24,6 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask
 from pyiceberg.table import Table as PyIcebergTable
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.sorting import SortField, SortOrder
@@ -47,7 +46,7 @@ from headwater.targets.iceberg.snapshots import (
     live_files,
     properties_of,
 )
-from headwater.targets.lake.columns import check_columns, lake_schema
+from headwater.targets.lake.columns import as_of_today, check_columns, lake_schema
 from headwater.targets.lake.files import FilePlan, WrittenFile
 from headwater.targets.lake.paths import CatalogPlace
 from headwater.targets.lake.state import BLOCK, FORMAT, FORMAT_VERSION, HASH, STREAM, position
@@ -62,6 +61,7 @@ PROPERTIES = {
     "write.parquet.compression-codec": "zstd",
 }
 NAMESPACE = "headwater.namespace"  # that of the state of the stream that writes a table
+_ATTEMPTS = 5  # at a table that others change
 NEVER = -1  # the block of an empty table
 _PLAIN: Mapping[pa.DataType, Any] = {
     pa.bool_(): iceberg.BooleanType(), pa.int32(): iceberg.IntegerType(),
@@ -166,20 +166,27 @@ class StreamTable(LakeTable[DataFile]):
 
     def read(self, files: Iterable[DataFile]) -> pa.Table:
         """Return the rows of some files, in the columns of today."""
-        table = self.stored
-        scan = ArrowScan(table.metadata, table.io, self.schema, AlwaysTrue())
-        rows = scan.to_table([FileScanTask(one) for one in files])
-        return rows.select(self.columns.names).cast(self.columns)
+        found = [self.columns.empty_table()]
+        for one in files:
+            with self.stored.io.new_input(one.file_path).open() as file:
+                found.append(as_of_today(pq.ParquetFile(file).read(), self.columns))
+        return pa.concat_tables(found)
+
+    def widens(self, frame: pa.Schema) -> bool:
+        """Tell whether a frame would change the columns, as it was declared that it may."""
+        return self.declared.evolve and any(self._unlike(frame))
+
+    def _unlike(self, frame: pa.Schema) -> tuple[list[pa.Field], list[pa.Field]]:
+        """Return the columns of a frame that are new, and those that are wider."""
+        held = {one.name: one for one in self.columns}
+        columns = list(lake_schema(frame))
+        return [one for one in columns if one.name not in held], [
+            one for one in columns if one.name in held and _is_wider(one.type, held[one.name].type)
+        ]
 
     def widen(self, frame: pa.Schema) -> None:
         """Add the columns that are new, and widen those that are too narrow."""
-        held = {one.name: one for one in self.columns}
-        new, wider = [], []
-        for one in lake_schema(frame):
-            if one.name not in held:
-                new.append(one)
-            elif _is_wider(one.type, held[one.name].type):
-                wider.append(one)
+        new, wider = self._unlike(frame)
         if not new and not wider:
             return
         with self.stored.update_schema() as update:
@@ -318,11 +325,18 @@ class StreamTables:
                 "this catalog renames no tables: keep the output's name", old=before, new=after
             ) from None
 
-    def get(self, name: str, frame: pa.Schema | None, epoch: int) -> StreamTable | None:
-        """Return a declared table; it is created for the columns of a frame, if one is given."""
+    def get(
+        self, name: str, frame: pa.Schema | None, epoch: int, check: Callable[[], object]
+    ) -> StreamTable | None:
+        """Return a declared table; it is created for the columns of a frame, if one is given.
+
+        `check` refuses to go on if another writer has begun. One that was replaced may have made
+        the table, and may write it until it finds the commit of this epoch there.
+        """
         found = self._open.get(name)
         if found is not None or frame is None:
             return found
+        check()
         declared = self.declared[name]
         schema = iceberg_schema(lake_schema(frame))
         identifier = self.identifier(name)
@@ -338,9 +352,14 @@ class StreamTables:
         except TableAlreadyExistsError:
             stored = self._catalog.load_table(identifier)
         table = self._adopt(StreamTable(declared, stored))
-        table.put_back(PipeState(), position(self._id, epoch, PipeState()))
-        self._open[name] = table
-        return table
+        for _ in range(_ATTEMPTS):
+            check()
+            with suppress(CommitFailedException):
+                table.put_back(PipeState(), position(self._id, epoch, PipeState()))
+                self._open[name] = table
+                return table
+            self.reload(table)
+        raise LakeForeignWriteError("the table is changed by others", table=name)
 
     def _adopt(self, table: StreamTable) -> StreamTable:
         """Refuse a table of another stream; take one that the user has made."""

@@ -36,7 +36,7 @@ from headwater.targets.iceberg.state_table import StateTable
 from headwater.targets.iceberg.tables import StreamTable, StreamTables
 from headwater.targets.lake.state import StoredStream, position
 from headwater.targets.lake.target import LakeTarget
-from headwater.targets.lake.tx import Change, Tx
+from headwater.targets.lake.tx import Change, TableRewritten, Tx
 from headwater.targets.tables import TableOptions, declare_tables
 from headwater.targets.values import check_policy
 
@@ -142,6 +142,7 @@ class IcebergTarget(LakeTarget[DataFile]):
     def _repair(self) -> None:
         """Make all tables end where the state does; no earlier writer can commit to them then."""
         self._tables.load()
+        self._state.check()  # what was loaded is of no later writer, and commits build on it
         state = self._stored.state
         self._put_back(state, position(self._id, self._stored.epoch, state))
         self._sweep_side()
@@ -153,6 +154,8 @@ class IcebergTarget(LakeTarget[DataFile]):
             snapshot = one.stored.current_snapshot()
             block = None if snapshot is None else block_of(snapshot)
             if block is not None and block[0] >= 0:
+                if self._state.load().epoch:  # another start has begun meanwhile
+                    return
                 raise StateMissingError(
                     "no cursor is stored, but tables of the stream are",
                     stream=self._id,
@@ -163,11 +166,15 @@ class IcebergTarget(LakeTarget[DataFile]):
     # --- changing ---------------------------------------------------------------------------------
 
     def _table(self, name: str, schema: pa.Schema | None) -> StreamTable | None:
-        if name not in self._tables.declared:
+        tables, epoch, check = self._tables, self._stored.epoch, self._state.check
+        if name not in tables.declared:
             raise UndeclaredLakeTableError("a table is written that was not declared", table=name)
-        if schema is not None and self._tables.get(name, None, self._stored.epoch) is None:
+        found = tables.get(name, None, epoch, check)
+        if schema is not None and found is None:
             self._announce(f"create table {name}")
-        return self._tables.get(name, schema, self._stored.epoch)
+        elif schema is not None and found is not None and found.widens(schema):
+            check()
+        return tables.get(name, schema, epoch, check)
 
     def _check_rename(self, old: str, new: str) -> None:
         self._tables.check_rename(old, new)
@@ -198,17 +205,12 @@ class IcebergTarget(LakeTarget[DataFile]):
         """
         for attempt in range(_ATTEMPTS):
             change = TableChange(table.stored)
-            for one in several:
-                said = position(self._id, self._stored.epoch, one.state)
-                if one.removed:
-                    change.overwrite(list(one.added.values()), list(one.removed.values()), said)
-                elif one.added:
-                    change.append(list(one.added.values()), said)
-            if not change:
-                break
-            change.expire(self._expired(table))
-            self._announce(f"commit {table.name}")
             try:
+                self._add(change, several)
+                if not change:
+                    break
+                change.expire(self._expired(table))
+                self._announce(f"commit {table.name}")
                 change.commit()
             except CommitFailedException:
                 change.abandon()
@@ -216,6 +218,14 @@ class IcebergTarget(LakeTarget[DataFile]):
             else:
                 break
         table.committed()
+
+    def _add(self, change: TableChange, several: Sequence[Change[DataFile]]) -> None:
+        for one in several:
+            said = position(self._id, self._stored.epoch, one.state)
+            if one.removed:
+                change.overwrite(list(one.added.values()), list(one.removed.values()), said)
+            elif one.added:
+                change.append(list(one.added.values()), said)
 
     def _expired(self, table: StreamTable) -> list[int]:
         """Return the snapshots that a commit lets expire, once there are some: those still there.
@@ -235,12 +245,12 @@ class IcebergTarget(LakeTarget[DataFile]):
     ) -> None:
         """Load a table again that was changed; refuse any change but a rewrite of files."""
         base = table.stored.current_snapshot()
-        self._state.check()
         self._tables.reload(table)
+        self._state.check()
         for newer, one in enumerate(ancestors(table.stored)):
             if base is not None and one.snapshot_id == base.snapshot_id:
                 if last or (newer and any(batch.removed for batch in several)):
-                    break
+                    raise TableRewritten(table.name)
                 return
             if one.summary is None or one.summary.operation is not Operation.REPLACE:
                 break
@@ -256,8 +266,8 @@ class IcebergTarget(LakeTarget[DataFile]):
                     undone = one.put_back(state, fence)
                     break
                 except CommitFailedException:
-                    self._state.check()
                     self._tables.reload(one)
+                    self._state.check()
             else:
                 raise LakeForeignWriteError(
                     "the table is changed by others all the time", table=one.name
@@ -267,10 +277,16 @@ class IcebergTarget(LakeTarget[DataFile]):
 
     def _maintain(self, *, bounded: bool) -> dict[str, int]:
         """Expire snapshots and compact files."""
-        return self._maintenance(bounded=bounded).run()
+        try:
+            return self._maintenance(bounded=bounded).run()
+        except CommitFailedException as error:
+            self._state.check()
+            raise TableRewritten(self._id) from error
 
     def _sweep(self) -> int:
         return self._maintenance(bounded=True).sweep([self._state.table])
 
     def _maintenance(self, *, bounded: bool) -> Maintenance:
-        return Maintenance(self._tables.opened(), self._stored, self._settings, bounded)
+        return Maintenance(
+            self._tables.opened(), self._stored, self._settings, bounded, self._state.check
+        )

@@ -18,6 +18,7 @@ from headwater.errors import LakeSchemaError
 from headwater.targets.contract import NEW_COLUMN
 from headwater.targets.values import Fitting
 
+_FIELD_ID = b"PARQUET:field_id"
 _SAME = {
     pa.bool_(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(),
     pa.date32(),
@@ -160,3 +161,48 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if types.is_struct(kind):
         return pa.struct([pa.field(one.name, _plain(one.type)) for one in kind])
     return _OTHER.get(kind, kind)
+
+
+def as_of_today(rows: pa.Table, columns: pa.Schema) -> pa.Table:
+    """Return rows of an Iceberg table's file in the columns of today, found by the ids of fields.
+
+    Columns of the same ids are widened, others are null. pyiceberg's own projection makes an empty
+    list of a list of structs that is null, so that rows would change as files are rewritten.
+    """
+    rows = rows.combine_chunks()
+    made = [_fitted(rows.columns, list(rows.schema), one, rows.num_rows) for one in columns]
+    return pa.Table.from_arrays(made, schema=columns)
+
+
+def _fitted(
+    values: list[pa.ChunkedArray], held: list[pa.Field], wanted: pa.Field, count: int
+) -> pa.Array:
+    """Return the values of a field among those that a file holds; null where it has none."""
+    for array, one in zip(values, held, strict=True):
+        if _is_same(one, wanted):
+            whole = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+            return _nested(whole, one.type, wanted.type)
+    return pa.nulls(count, wanted.type)
+
+
+def _is_same(held: pa.Field, wanted: pa.Field) -> bool:
+    """Tell whether two fields are one: by their ids, or by name in files of who writes no ids."""
+    mine, other = ((one.metadata or {}).get(_FIELD_ID) for one in (held, wanted))
+    by_name = mine is None or other is None
+    return bool(held.name == wanted.name if by_name else mine == other)
+
+
+def _nested(values: pa.Array, held: pa.DataType, wanted: pa.DataType) -> pa.Array:
+    if held == wanted:
+        return values
+    types = pa.types
+    if types.is_struct(wanted):
+        parts = [values.field(place) for place in range(held.num_fields)]
+        fields = [_fitted(parts, list(held), one, len(values)) for one in wanted]
+        return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=values.is_null())
+    if types.is_list(wanted):
+        items = _nested(values.values, held.value_type, wanted.value_type)
+        return pa.ListArray.from_arrays(
+            values.offsets, items, type=wanted, mask=values.is_null() if values.null_count else None
+        )
+    return pc.cast(values, wanted)

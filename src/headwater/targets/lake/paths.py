@@ -19,7 +19,13 @@ from urllib.parse import unquote, urlsplit
 from pyarrow import fs
 
 from headwater.address import Secret
-from headwater.errors import HeadwaterError, LakeDiskFullError, LakePathError
+from headwater.errors import (
+    HeadwaterError,
+    LakeDiskFullError,
+    LakeFileGoneError,
+    LakePathError,
+    LakeStorageError,
+)
 
 _S3 = ("s3", "s3a", "s3n")
 _S3_OPTIONS = {  # the names of pyiceberg, and what pyarrow calls them
@@ -69,11 +75,26 @@ def coded_storage_errors() -> Iterator[None]:
     try:
         with coded_full_disk():
             yield
-    except OSError as error:
-        reason = str(error).partition("\n")[0][:200]
+    except (OSError, EOFError) as error:
         raise LakePathError(
-            "the storage cannot be reached, or refuses", reason=reason or type(error).__name__
+            "the storage cannot be reached, or refuses", reason=_reason(error)
         ) from error
+
+
+@contextmanager
+def coded_storage_failures() -> Iterator[None]:
+    """Let an error of a storage that was reached before have a code, and be worth another try."""
+    try:
+        with coded_full_disk():
+            yield
+    except FileNotFoundError as error:
+        raise LakeFileGoneError("a file of a table is not there", reason=_reason(error)) from error
+    except (OSError, EOFError) as error:
+        raise LakeStorageError("the storage fails", reason=_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200] or type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)

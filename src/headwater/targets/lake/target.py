@@ -32,7 +32,12 @@ from headwater.errors import (
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.database import LEGACY_ID
 from headwater.targets.lake.authors import Author, slug
-from headwater.targets.lake.paths import Place, coded_full_disk, coded_storage_errors
+from headwater.targets.lake.paths import (
+    Place,
+    coded_full_disk,
+    coded_storage_errors,
+    coded_storage_failures,
+)
 from headwater.targets.lake.side import SideFiles
 from headwater.targets.lake.state import StoredStream
 from headwater.targets.lake.tx import BLOCK_NUMBER, Change, File, LakeTable, TableRewritten, Tx
@@ -75,6 +80,7 @@ class LakeTarget(ABC, Generic[File]):
         LakeForeignWriteError,
         LakeDiskFullError,
         OSError,
+        EOFError,
     )
     """Errors of maintenance between batches that the next round may not meet."""
 
@@ -150,15 +156,17 @@ class LakeTarget(ABC, Generic[File]):
                 changes.setdefault(name, []).append(one)
             if batch.data.side:
                 self._announce("write side rows")
-                side = self._side.add(side, batch.data.side)
-        self._store(replace(self._stored, state=state, side=side), changes)
+                with coded_storage_failures():
+                    side = self._side.add(side, batch.data.side)
+        with coded_storage_failures():
+            self._store(replace(self._stored, state=state, side=side), changes)
         self.altered.committed()
 
     def roll_back(self, state: PipeState) -> None:
         """Store the state that the fork leads to, and put the tables back to it."""
         self.recover()
         self._stored.state.check_reach(state)
-        with self._changing():
+        with self._changing(), coded_storage_failures():
             self._announce("write side rows")
             side = self._side.remove_above(self._stored.side, state.number)
             stored = replace(self._stored, state=state, side=side)
@@ -172,9 +180,15 @@ class LakeTarget(ABC, Generic[File]):
 
     def maintain(self) -> dict[str, int]:
         """Do all maintenance that can be done; return how much that was. Not while it writes."""
-        self.recover()
-        with self._changing():
-            return {**self._maintain(bounded=False), "swept": self._sweep()}
+        for left in reversed(range(_ATTEMPTS)):
+            self.recover()
+            with (
+                suppress(TableRewritten),
+                self._changing(again=left > 0),
+                coded_storage_failures(),
+            ):
+                return {**self._maintain(bounded=False), "swept": self._sweep()}
+        raise AssertionError("the last attempt returns or raises")
 
     # --- what the stream keeps for itself ---------------------------------------------------------
 
@@ -201,7 +215,7 @@ class LakeTarget(ABC, Generic[File]):
     ) -> None:
         """Remove rows up to a key and add those that moved, with the next state in one step."""
         self.recover()
-        with self._changing():
+        with self._changing(), coded_storage_failures():
             self._announce("write side rows")
             side = self._side.settle(self._stored.side, name, up_to, moved)
             if side != self._stored.side:
@@ -217,7 +231,7 @@ class LakeTarget(ABC, Generic[File]):
 
     def _write_config(self, text: str) -> None:
         self.recover()
-        with self._changing():
+        with self._changing(), coded_storage_failures():
             self._store(replace(self._stored, config=text), {})
 
     # --- blocks that the stream has passed --------------------------------------------------------

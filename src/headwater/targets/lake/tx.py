@@ -24,6 +24,7 @@ from headwater.targets.lake.authors import Author, window_stem
 from headwater.targets.lake.columns import check_columns, fitting
 from headwater.targets.lake.files import FilePlan, WrittenFile, write_distributed
 from headwater.targets.lake.keys import check_key, conformed, distinct_keys, filled, split_by_key
+from headwater.targets.lake.paths import coded_storage_failures
 from headwater.targets.values import Altered, Fitting, Tally
 
 BLOCK_NUMBER = "block_number"
@@ -230,11 +231,12 @@ class Tx(Generic[File]):
         raise LakeUnsupportedError("lake targets run no SQL: tx.query is not offered")
 
     def _plan(self, name: str, schema: pa.Schema) -> tuple[LakeTable[File], FilePlan]:
-        held = self._find(name, schema)
-        assert held is not None, "a schema was given"
-        if self._widens:
-            held.widen(schema)
-        return held, held.plan(schema, self._stem)
+        with coded_storage_failures():
+            held = self._find(name, schema)
+            assert held is not None, "a schema was given"
+            if self._widens:
+                held.widen(schema)
+            return held, held.plan(schema, self._stem)
 
     def _fitting(self, table: LakeTable[File], frame: pa.Schema) -> Fitting:
         policy, block = self._altered.policy, self._scope.block
@@ -250,7 +252,9 @@ class Tx(Generic[File]):
     def _write(self, table: LakeTable[File], plan: FilePlan, rows: pa.Table) -> None:
         if rows.num_rows:
             self._announce(f"write files of {table.name}")
-            self._add(table, plan.write(rows.to_batches(ROWS)))
+            with coded_storage_failures():
+                written = plan.write(rows.to_batches(ROWS))
+            self._add(table, written)
 
     def _add(self, table: LakeTable[File], files: Sequence[WrittenFile]) -> None:
         for one in files:
@@ -265,7 +269,9 @@ class Tx(Generic[File]):
         """Write the files that hold a key anew, without it; return the rows that were taken out."""
         taken = [table.columns.empty_table()]
         for path, file in self._candidates(table, keys).items():
-            found, others = split_by_key(table.read([file]), keys)
+            with coded_storage_failures():
+                rows = table.read([file])
+            found, others = split_by_key(rows, keys)
             if not found.num_rows:
                 continue
             taken.append(found)
@@ -284,7 +290,8 @@ class Tx(Generic[File]):
             if low is not None and high is not None and first <= low and high <= last:
                 self._replace(table, path, None)
                 continue
-            rows = table.read([file])
+            with coded_storage_failures():
+                rows = table.read([file])
             mine = pc.and_(
                 pc.greater_equal(rows.column(BLOCK_NUMBER), first),
                 pc.less_equal(rows.column(BLOCK_NUMBER), last),
@@ -313,7 +320,9 @@ class Tx(Generic[File]):
         for name in keys.column_names:
             ends = pc.min_max(table.comparable(keys.column(name))).as_py()
             ranges[name] = (ends["min"], ends["max"])
-        found = {path: one for path, one in table.live().items() if table.may_hold(one, ranges)}
+        with coded_storage_failures():
+            live = table.live()
+        found = {path: one for path, one in live.items() if table.may_hold(one, ranges)}
         size = sum(map(table.size_of, found.values()))
         if size > self._room:
             raise LakeRewriteError(
