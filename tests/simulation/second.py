@@ -47,7 +47,7 @@ class MemoryAdmin:
         frames = [one.data.data[name].toArrow() for one in self.store.committed.batches]
         rows = pa.concat_tables(frames) if frames else pa.table({BLOCK: pa.array([], pa.int64())})
         block = pa.compute.field(BLOCK)
-        return BlockRows(counted(rows.filter((block >= first) & (block <= last))), BLOCK)
+        return BlockRows(counted(rows.filter((block >= first) & (block <= last))), BLOCK, {})
 
     def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
         """Return none: they are compared by the judge."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headwater.targets.delta import DeltaSettings, DeltaTarget, delta_target
     from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target
     from headwater.targets.iceberg import IcebergSettings, IcebergTarget, iceberg_target
+    from headwater.targets.lake.admin import lake_moment
     from headwater.targets.parquet import ParquetTarget, Rollover, parquet_target
     from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target
     from headwater.targets.sql.change_log import HistoryTarget, history_target
@@ -53,6 +54,7 @@ _EXTRAS = {
     "duckdb_target": "duckdb",
     "history_target": "sql.change_log",
     "iceberg_target": "iceberg",
+    "lake_moment": "lake.admin",
     "parquet_target": "parquet",
     "postgres_target": "postgres",
 }
@@ -88,6 +90,7 @@ __all__ = [
     "dump_state",
     "history_target",
     "iceberg_target",
+    "lake_moment",
     "load_state",
     "parquet_target",
     "postgres_target",

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from headwater.errors import LakeForeignWriteError
+from headwater.targets.admin import find_stream
 from headwater.targets.delta.maintenance import Maintenance
 from headwater.targets.delta.settings import DeltaSettings
 from headwater.targets.delta.tables import StreamTables
 from headwater.targets.delta.target import read_state, side_place
-from headwater.targets.lake.admin import BLOCK_COLUMN, LakeAdmin
+from headwater.targets.lake.admin import BLOCK_COLUMN, LakeAdmin, LakeMoment
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.side import Files, side_status
-from headwater.targets.lake.state import StoredStream
+from headwater.targets.lake.state import BLOCK, StoredStream
 from headwater.targets.lake.tx import TableRewritten
 from headwater.targets.side_rows import SideStatus
 
@@ -85,6 +86,29 @@ class DeltaAdmin(LakeAdmin):
             if stored is None
             else (side_place(Place.of(self._address), stream_id), stored.side)
         )
+
+    def moment(self, stream_id: str) -> LakeMoment:
+        """Read the state, then the tables, then whether the chain has forked meanwhile.
+
+        Tables are committed before the one that leads, and put back after it.
+        """
+        find_stream(self.streams(), stream_id)
+        tables = _tables(Place.of(self._address), stream_id)
+        for _ in range(_ATTEMPTS):
+            tables.load()
+            stored, lead = read_state(tables), tables.lead
+            assert stored is not None, "the stream is there"
+            assert lead is not None, "the stream is there"
+            number, before = stored.state.number, lead.version
+            tables.load()
+            found = {name: one.version_at(number) for name, one in tables.open.items()}
+            lead.reload()
+            since = [int(one[BLOCK]) for one in lead.said() if one["version"] > before]
+            versions = {name: one for name, one in found.items() if one is not None}
+            if min(since, default=number) >= number and len(versions) == len(found):
+                shown = {name: one for name, one in versions.items() if name[0] != "_"}
+                return LakeMoment(stream_id, stored.state.cursor, shown)
+        raise LakeForeignWriteError("the chain forks all the time", stream=stream_id)
 
     def _stored(self) -> Iterator[StoredStream]:
         place = Place.of(self._address)

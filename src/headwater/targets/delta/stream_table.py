@@ -337,6 +337,16 @@ class StreamTable(LakeTable[DataFile]):
                 return
             limit, seen = limit * 4, len(found)
 
+    @property
+    def version(self) -> int:
+        """The newest version that was read."""
+        return self._seen
+
+    def version_at(self, number: int) -> int | None:
+        """Return the newest version of the stream's that ends at a block or below."""
+        found = (int(one["version"]) for one in self.said() if int(one[BLOCK]) <= number)
+        return next(found, None)
+
     def reload(self) -> None:
         """Read what others have committed, another writer of the stream among them."""
         self._handle.update_incremental()

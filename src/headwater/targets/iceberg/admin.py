@@ -14,12 +14,13 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table as PyIcebergTable
 
-from headwater.errors import LakeForeignWriteError
+from headwater.core import BlockCursor, PipeState
+from headwater.errors import LakeForeignWriteError, LakePathError
 from headwater.targets.iceberg.maintenance import Maintenance
 from headwater.targets.iceberg.settings import CatalogName, IcebergSettings, Table
 from headwater.targets.iceberg.snapshots import properties_of
 from headwater.targets.iceberg.tables import StreamTable, place_of
-from headwater.targets.lake.admin import BLOCK_COLUMN, LakeAdmin
+from headwater.targets.lake.admin import BLOCK_COLUMN, LakeAdmin, LakeMoment
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.side import Files, side_status
 from headwater.targets.lake.state import STATE, STREAM, StoredStream
@@ -110,6 +111,28 @@ class IcebergAdmin(LakeAdmin):
                     return place_of(states[0]), stored.side
         return None
 
+    def moment(self, stream_id: str) -> LakeMoment:
+        """Read the state, then the tables, then whether the chain has forked meanwhile."""
+        with _opened(self._address) as catalog:
+            for _ in range(_ATTEMPTS):
+                names = _tables_by_stream(catalog).get(stream_id, [])
+                stored, _, _ = _load(catalog, names)
+                if stored is None:
+                    break
+                _, _, tables = _load(catalog, names)
+                found = {one.name: one.landing(stored.state) for one in tables}
+                after, _, _ = _load(catalog, names)
+                if after is not None and _goes_on(after.state, stored.state.cursor):
+                    versions = {
+                        name.removeprefix(_DEFAULT): one.snapshot_id
+                        for name, one in found.items()
+                        if one is not None
+                    }
+                    return LakeMoment(stream_id, stored.state.cursor, versions)
+            else:
+                raise LakeForeignWriteError("the chain forks all the time", stream=stream_id)
+        raise LakePathError("no such stream has stored anything", stream=stream_id)
+
     def _stored(self) -> Iterator[StoredStream]:
         with _opened(self._address) as catalog:
             for names in _tables_by_stream(catalog).values():
@@ -132,6 +155,14 @@ class IcebergAdmin(LakeAdmin):
             wanted = f"{BLOCK_COLUMN} >= {int(first)} AND {BLOCK_COLUMN} <= {int(last)}"
             files = [one.file for one in found.scan(row_filter=wanted).plan_files()]
             return StreamTable(Table(table), found).read(files)
+
+
+def _goes_on(state: PipeState, cursor: BlockCursor | None) -> bool:
+    """Tell whether a state follows a cursor: then no fork has taken its block."""
+    if cursor is None or cursor.number <= state.undo_floor:
+        return True
+    chain = {one.number: one.hash for one in state.rollback_chain}
+    return cursor.number in chain and chain[cursor.number] == cursor.hash
 
 
 def _opened(address: str) -> closing[Catalog]:

@@ -210,7 +210,7 @@ class StreamTable(LakeTable[DataFile]):
         """
         change = TableChange(self.stored)
         current = self.stored.current_snapshot()
-        target = self._landing(state)
+        target = self.landing(state)
         back = target is not None and current is not None and target != current
         if back and target is not None:
             change.go_back(target)
@@ -223,7 +223,7 @@ class StreamTable(LakeTable[DataFile]):
             self._commit(change)
         return back
 
-    def _landing(self, state: PipeState) -> Snapshot | None:
+    def landing(self, state: PipeState) -> Snapshot | None:
         """Return the newest snapshot whose rows all belong to the state; None in a new table."""
         seen: Snapshot | None = None
         for one in ancestors(self.stored):

@@ -8,17 +8,21 @@ hot ones belong to the writer. What each format does in its own way is in its ow
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.core import BlockCursor
 from headwater.core.rooms import lake_room
-from headwater.errors import LakeCommandError, LakePathError, VerifyError
+from headwater.errors import LakeCommandError, LakePathError, LakeUnsupportedError, VerifyError
 from headwater.targets.admin import BlockRows, StreamStatus, TableStatus, find_stream
 from headwater.targets.compare import counted
 from headwater.targets.contract import SideTable
+from headwater.targets.extras import import_extra
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.side import Files, SideFiles
 from headwater.targets.lake.state import StoredStream
@@ -26,6 +30,18 @@ from headwater.targets.side_rows import SideStatus
 
 BLOCK_COLUMN = "block_number"
 _ATTEMPTS = 5  # readings of files that a running stream may replace meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class LakeMoment:
+    """One moment of all tables of a stream: the block, and the version of each that ends there.
+
+    A version is a snapshot's id in Iceberg, a number in Delta. The block is None at the beginning.
+    """
+
+    stream_id: str
+    block: BlockCursor | None
+    versions: Mapping[str, int]
 
 
 class LakeAdmin(ABC):
@@ -95,6 +111,10 @@ class LakeAdmin(ABC):
         """Return where a stream keeps its side tables, and their files; None if it keeps none."""
         return None
 
+    def moment(self, stream_id: str) -> LakeMoment:
+        """Return a moment at which all tables end in one block; refuse if there are no versions."""
+        raise LakeUnsupportedError("files of Parquet have no versions", stream=stream_id)
+
     # --- what is not done from outside ------------------------------------------------------------
 
     def move(
@@ -134,6 +154,26 @@ class LakeAdmin(ABC):
     @abstractmethod
     def _rows(self, stream_id: str, table: str, first: int, last: int) -> pa.Table:
         """Return rows of a table: all that are of these blocks, maybe others too."""
+
+
+def lake_moment(place: str | Path | Mapping[str, str], stream_id: str = "") -> LakeMoment:
+    """Return versions of all tables of a stream that end in one block, whatever is committed now.
+
+    Args:
+        place: a folder of `delta_target` or `iceberg_target`, or properties of an Iceberg catalog.
+        stream_id: of which stream; left out, the only one that is there.
+
+    Raises:
+        LakePathError: no stream, or several, have written a lake there.
+        LakeForeignWriteError: the chain forks whenever it looks.
+    """
+    given: Any = dict(place) if isinstance(place, Mapping) else str(place)
+    kind = "iceberg" if isinstance(given, dict) else kind_of_lake(given)
+    admin: LakeAdmin = import_extra(kind, "ADMIN", ".admin")(given, None, "")
+    found = [stream_id] if stream_id else [one.id for one in admin.streams()]
+    if len(found) != 1:
+        raise LakePathError("name one of the streams", streams=", ".join(found) or "none")
+    return admin.moment(found[0])
 
 
 def kind_of_lake(address: str) -> str:
