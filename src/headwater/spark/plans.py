@@ -146,6 +146,7 @@ class TransformPlan:
                 raise
             refuse(_call_of(error))
         self._provider = provider
+        self._names = list(made)
         self._same: dict[str, str] = {}
         self._nodes: dict[str, catalyst.Node] = {}
         self._shared: dict[str, catalyst.Node] = {}
@@ -198,14 +199,13 @@ class TransformPlan:
 
     def apply(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return what becomes of a batch."""
-        made = {name: data[source] for name, source in self._same.items()}
-        if self._nodes:
-            session = self._provider()
-            used = frozenset[str]().union(*(node.sources for node in self._nodes.values()))
-            rows = {name: dataframe_of(data[name], self._provider) for name in used}
-            for name, node in self._nodes.items():
-                made[name] = catalyst.bound(session, node, rows)
-        return made
+        rows = {name: dataframe_of(data[name], self._provider) for name in _sources(self._nodes)}
+        return {
+            name: data[self._same[name]]
+            if name in self._same
+            else catalyst.bound(self._provider(), self._nodes[name], rows)
+            for name in self._names
+        }
 
     def apply_together(
         self, several: Sequence[Mapping[str, pa.Table]]
@@ -216,17 +216,17 @@ class TransformPlan:
         """
         if self.mixes is not None:
             return None
-        cut: list[dict[str, Frame]] = [
-            {name: Frame(one[source], self._provider) for name, source in self._same.items()}
-            for one in several
-        ]
-        used = frozenset[str]().union(*(node.sources for node in self._shared.values()))
         rows = {
             name: Frame(self._joined([one[name] for one in several]), self._provider).dataframe
-            for name in used
+            for name in _sources(self._shared)
         }
-        for name, node in self._shared.items():
-            made = to_arrow(catalyst.bound(self._provider(), node, rows))
+        cut: list[dict[str, Frame]] = [{} for _ in several]
+        for name in self._names:
+            if name in self._same:
+                for place, one in enumerate(several):
+                    cut[place][name] = Frame(one[self._same[name]], self._provider)
+                continue
+            made = to_arrow(catalyst.bound(self._provider(), self._shared[name], rows))
             try:
                 spark_schema(made.schema)
             except ColumnTypeError as error:  # only a DataFrame holds it
@@ -243,6 +243,10 @@ class TransformPlan:
         )
         field = pa.field(self._hidden, pa.int32(), nullable=False)
         return pa.concat_tables(tables).append_column(field, pa.array(places))
+
+
+def _sources(nodes: Mapping[str, catalyst.Node]) -> frozenset[str]:
+    return frozenset[str]().union(*(node.sources for node in nodes.values()))
 
 
 def dataframe_of(frame: Any, provider: SparkProvider) -> DataFrame:
