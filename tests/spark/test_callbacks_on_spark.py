@@ -110,14 +110,14 @@ def test_every_callback_is_given_the_same_on_every_path(
     store: MemoryStore[Delivery] = MemoryStore()
     with simulated_portal(seed=3, blocks=26, finality_depth=3) as portal:
         stream = stream_of(portal, spark)
-        run(stream.pipe(transform("Arrow")), portal, database(), Noting(store))
+        run(stream.pipe_batches(transform("Arrow")), portal, database(), Noting(store))
         portal.fork(2, 24)
         portal.finalize(portal.chain.head.number - 3)
-        run(stream.pipe(transform("a DataFrame")), portal, database())
+        run(stream.pipe_batches(transform("a DataFrame")), portal, database())
         portal.extend(12)
         portal.finalize(portal.chain.head.number - 3)
         SEEN["on_data", "history"] = SEEN["contract", "history"] = 0
-        together = stream.pipe(transform("a batch")).pipe(transform("the frame"))
+        together = stream.pipe_batches(transform("a batch")).pipe_batches(transform("the frame"))
         run(together, portal, database(), Noting(store))  # the first is ahead, in a span
         assert SEEN["contract", "history"] >= SEEN["on_data", "history"] > 0
 
