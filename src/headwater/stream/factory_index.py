@@ -218,6 +218,7 @@ CHILDREN = SideTable(
             ("details", pa.string()),
         ]
     ),
+    complete=True,
 )
 
 MARK_EVERY = 1000  # blocks, about: what a restart reads again at most

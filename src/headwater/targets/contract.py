@@ -63,12 +63,15 @@ class SideTable:
     Stored next to the state as `headwater_<name>`, for all streams together: `stream_id`, then the
     columns. These begin with `block_number` and `ordinal` (both int64), which with the stream's id
     are the key: the same rows of the same block have the same key at every replay. `settles`: rows
-    may be removed once they have done their work, so that one which is gone was not forgotten.
+    may be removed once they have done their work, so that one which is gone was not forgotten. Rows
+    of a `complete` table say what is known of all blocks, and are never settled: of several
+    targets, one that lacks some is given them.
     """
 
     name: str
     columns: pa.Schema
     settles: bool = True
+    complete: bool = False
 
 
 class KeepsSideTables(Protocol):

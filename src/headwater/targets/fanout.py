@@ -38,6 +38,7 @@ from headwater.targets.patience import Pause, WaitsForServer, sleep
 from headwater.targets.side_rows import KEY
 
 BLOCK = "block_number"
+_BELOW_ALL = (-1, -1)  # key of a side row
 logger = logging.getLogger("headwater.targets")
 
 
@@ -56,7 +57,9 @@ class FanOutTarget:
             raise InvalidOptionError("give two targets or more, each once", got=len(targets))
         self.targets = tuple(targets)
         self.states = [PipeState() for _ in targets]
-        self._stay: set[str] = set()  # side tables whose rows are never removed
+        self._settling: frozenset[str] = frozenset()  # side tables whose rows may be removed
+        self._complete: tuple[str, ...] = ()  # side tables of which each target has all rows
+        self._is_uneven = True  # until the targets have stood at one block, with the same rows
 
     @property
     def capabilities(self) -> Capabilities[Any]:
@@ -100,6 +103,7 @@ class FanOutTarget:
         learn it from the portal.
         """
         self.states = [one.recover() for one in self.targets]
+        self._is_uneven = True
         while (odd := self._uncertain()) is not None:
             index, common = odd
             state = self.states[index].rewind(common)
@@ -133,6 +137,8 @@ class FanOutTarget:
             if lacking or after != held:
                 target.commit(lacking, after)
                 self.states[index] = after
+        if self._is_uneven and self._is_together:
+            self._even_out()
 
     def roll_back(self, state: PipeState) -> None:
         """Undo what each target has above the cursor; what is final for a target stays."""
@@ -175,7 +181,8 @@ class FanOutTarget:
 
     def open_side_tables(self, tables: Sequence[SideTable]) -> None:
         """Have every target that keeps side tables create them."""
-        self._stay = {one.name for one in tables if not one.settles}
+        self._complete = tuple(one.name for one in tables if one.complete)
+        self._settling = frozenset(one.name for one in tables if one.settles and not one.complete)
         for _, one in self._keepers():
             one.open_side_tables(tables)
 
@@ -187,12 +194,41 @@ class FanOutTarget:
         up_to_block: int | None = None,
         limit: int | None = None,
     ) -> pa.Table:
-        """Return rows of the target that is furthest ahead, up to where the stream stands."""
+        """Return rows up to where the stream stands.
+
+        They are those of the target that is furthest ahead, of which none comes back that was
+        settled; of complete tables those of the one that is furthest behind, whose blocks are those
+        that the stream goes on from.
+        """
         reach = self._lowest.number if up_to_block is None else up_to_block
-        _, first = self._keepers()[0]
-        return first.read_side_table(
+        keepers = self._keepers()
+        if name in self._complete and self._is_uneven:
+            self._even_out()
+        _, chosen = keepers[-1 if name in self._complete else 0]
+        return chosen.read_side_table(
             name, after=after, up_to_block=min(reach, self._lowest.number), limit=limit
         )
+
+    def _even_out(self) -> None:
+        """Give each target the rows of complete tables that another one has.
+
+        A target may have run without what makes them, or stood ahead while they were made. Where
+        targets stand apart, only blocks count that no fork takes back from any of them.
+        """
+        self._is_uneven = not self._is_together
+        keepers = [one for _, one in self._keepers()]
+        together = self._lowest.number
+        reach = min(one.undo_floor for one in self.states) if self._is_uneven else together
+        for name in self._complete if len(keepers) > 1 and reach >= 0 else ():
+            found = [one.read_side_table(name, up_to_block=reach) for one in keepers]
+            for keeper, own in zip(keepers, found, strict=True):
+                held = own
+                for other in found:
+                    lacking = _without(other, held)
+                    if lacking.num_rows:
+                        logger.info("fanout.evened table=%s rows=%d", name, lacking.num_rows)
+                        keeper.settle_side_rows(name, _BELOW_ALL, {name: lacking})
+                        held = pa.concat_tables([held, lacking])
 
     def settle_side_rows(
         self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
@@ -210,45 +246,55 @@ class FanOutTarget:
         kept = [(number, one) for number, one in found if one is not None]
         return sorted(kept, key=lambda one: -one[0])
 
-    def _unsettled(self, side: Mapping[str, Any], held: PipeState) -> dict[str, Any]:
-        """Return side rows for a target; where it is behind, without those that are settled."""
-        keepers = self._keepers()
-        if not side or not keepers or held.number >= keepers[0][0]:
-            return dict(side)
-        number, ahead = keepers[0]
+    def _side_of(
+        self, index: int, side: Mapping[str, Any], *, is_ahead: bool
+    ) -> dict[str, pa.Table]:
+        """Return side rows for a target: without those that it has, or that are settled."""
+        number = self.states[index].number
+        own = self.targets[index].capabilities.side_tables
         found = {}
         for name, given in side.items():
             rows = to_arrow(given)
-            if name in self._stay:
-                found[name] = rows
-                continue
             blocks = pc.min_max(rows.column(BLOCK)).as_py()
-            before = None if blocks["min"] is None else (blocks["min"], -1)
-            known = ahead.read_side_table(name, after=before, up_to_block=blocks["max"])
-            kept = rows.join(known.select(KEY), list(KEY), join_type="left semi")
-            later = rows.filter(pc.field(BLOCK) > number)
-            found[name] = pa.concat_tables([kept.select(rows.column_names), later])
+            if own is None or blocks["min"] is None:
+                found[name] = rows
+            elif name not in self._complete:
+                if name in self._settling:
+                    rows = self._unsettled(name, rows, number)
+                found[name] = _above(rows, number, name) if is_ahead else rows
+            elif blocks["min"] <= number:
+                known = own.read_side_table(name, after=(blocks["min"], -1), up_to_block=number)
+                found[name] = _without(rows, known)
+            else:
+                found[name] = rows
         return found
+
+    def _unsettled(self, name: str, rows: pa.Table, held: int) -> pa.Table:
+        """Return side rows for a target; where it is behind, without those that are settled."""
+        number, ahead = self._keepers()[0]
+        if held >= number:
+            return rows
+        blocks = pc.min_max(rows.column(BLOCK)).as_py()
+        known = ahead.read_side_table(
+            name, after=(blocks["min"], -1), up_to_block=blocks["max"]
+        ).select(KEY)
+        kept = rows.join(known, list(KEY), join_type="left semi")
+        later = rows.filter(pc.field(BLOCK) > number)
+        return pa.concat_tables([kept.select(rows.column_names), later])
 
     # --- batches ----------------------------------------------------------------------------------
 
     def _prepare(self, batch: Batch[Delivery]) -> Batch[_Each]:
         """Prepare a batch for each target, with the blocks that it lacks."""
         made = []
-        for target, held in zip(self.targets, self.states, strict=True):
-            delivery = replace(batch.data, side=self._unsettled(batch.data.side, held))
+        is_alone = len(batch.headers) == 1 and batch.rollback_chain  # as a hot block comes
+        for index, (target, held) in enumerate(zip(self.targets, self.states, strict=True)):
             is_ahead = self._lowest.number < held.number < batch.state.number
-            is_alone = len(batch.headers) == 1 and batch.rollback_chain  # as a hot block comes
-            if is_ahead:
-                side = {
-                    name: _above(rows, held.number, name) for name, rows in delivery.side.items()
-                }
-                delivery = replace(delivery, side=side)
+            data = batch.data.data
             if is_ahead and not is_alone:
-                data = {
-                    name: _above(frame, held.number, name) for name, frame in delivery.data.items()
-                }
-                delivery = replace(delivery, data=data)
+                data = {name: _above(frame, held.number, name) for name, frame in data.items()}
+            side = self._side_of(index, batch.data.side, is_ahead=is_ahead)
+            delivery = replace(batch.data, data=data, side=side)
             made.append(prepared(target, batch.with_data(delivery)).data)
         return batch.with_data(_Each(tuple(made)))
 
@@ -259,6 +305,11 @@ class FanOutTarget:
                 finish()
 
     # --- branches ---------------------------------------------------------------------------------
+
+    @property
+    def _is_together(self) -> bool:
+        """Whether all targets stand at the same block."""
+        return len({one.cursor for one in self.states}) == 1
 
     @property
     def _lowest(self) -> PipeState:
@@ -293,6 +344,12 @@ class FanOutTarget:
                     target=self._name(index),
                     block=header.cursor,
                 )
+
+
+def _without(rows: pa.Table, known: pa.Table) -> pa.Table:
+    """Return side rows whose key is not among known ones."""
+    kept = rows.join(known.select(KEY), list(KEY), join_type="left anti")
+    return kept.select(rows.column_names).cast(rows.schema)
 
 
 def _as_final(state: PipeState, other: PipeState) -> PipeState:
