@@ -30,6 +30,7 @@ TABLE = SideTable(
     "micro_batches", pa.schema([("block_number", pa.int64()), ("ordinal", pa.int64())])
 )
 """A row for each micro-batch that wrote something: its last block, and its id as `ordinal`."""
+_BELOW_ALL = (-1, -1)  # a key that no row has
 PRUNE_AT = 200  # rows of final blocks, before they are removed
 logger = logging.getLogger("headwater.stream")
 
@@ -147,9 +148,14 @@ class MicroBatchLog:
             self._side.settle_side_rows(TABLE.name, old[-1], {})
             self._keys = self._keys[len(old) :]
 
-    def passed(self, batch_id: int) -> None:
-        """Store that a micro-batch had nothing to commit."""
+    def passed(self, batch_id: int, state: PipeState) -> None:
+        """Store that a micro-batch had nothing to commit.
+
+        Before the first commit Delta has no place for a definition; a settlement makes one.
+        """
         self._store(self._newest, batch_id + 1)
+        if state.cursor is None:
+            self._side.settle_side_rows(TABLE.name, _BELOW_ALL, {})
 
     def takes_back(self, batch_id: int, safe: PipeState) -> None:
         """Store that a micro-batch goes back to a state first. Called before the rollback.

@@ -206,7 +206,7 @@ class _IntoTarget:
         if made:
             self._commit(given.id, made)
         else:
-            self._log.passed(given.id)
+            self._log.passed(given.id, state)
 
     def close(self) -> None:
         self._state = None

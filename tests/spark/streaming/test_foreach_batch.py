@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from headwater import create_target, foreach_batch
@@ -34,7 +35,13 @@ from headwater.spark.streaming.changelog_rows import InsertRows, changelog_schem
 from headwater.stream import micro_batch_log
 from headwater.stream.micro_batch_log import TABLE
 from headwater.stream.micro_batches import ForeachBatch, MicroBatch
-from headwater.targets import MemoryStore, MemoryTarget, duckdb_target, parquet_target
+from headwater.targets import (
+    MemoryStore,
+    MemoryTarget,
+    delta_target,
+    duckdb_target,
+    parquet_target,
+)
 from headwater.targets.contract import Capabilities, Delivery
 from headwater.targets.frames import to_arrow
 from headwater.testing import PortalSim
@@ -289,8 +296,8 @@ def rows_of(*numbers: int, version: int = 0, **more: Any) -> list[dict[str, Any]
     """Return one row for each block of a chain of our own, hot unless `_finalized` says more."""
     return [
         {
-            **dict.fromkeys(SCHEMA.names),
-            **{field.name: EMPTY[field.type] for field in SCHEMA if not field.nullable},
+            **{field.name: EMPTY[field.type] for field in ROWS.schema},
+            "_commit_timestamp": None,
             "block_number": number,
             "block_hash": f"0x{number}",
             "_change_type": "insert",
@@ -305,7 +312,7 @@ def rows_of(*numbers: int, version: int = 0, **more: Any) -> list[dict[str, Any]
 
 
 EMPTY: dict[pa.DataType, Any] = {
-    pa.string(): "",
+    pa.string(): "0",
     pa.int64(): 0,
     pa.int32(): 0,
     pa.timestamp("us", tz="UTC"): datetime(2026, 1, 1, tzinfo=UTC),
@@ -385,15 +392,30 @@ def test_a_target_that_was_restored_or_emptied_is_refused() -> None:
 
 
 @pytest.mark.guarantee("STREAM-4")
-def test_micro_batches_without_rows_are_not_missed() -> None:
+@pytest.mark.parametrize("kind", ["memory", "duckdb", "delta"])
+def test_micro_batches_without_rows_are_not_missed(kind: str, tmp_path: Path) -> None:
     """Before the first block, between blocks, and after a fork, with a restart after each."""
-    place = Place()
+    store: MemoryStore[Delivery] = MemoryStore()
+
+    def target() -> Any:
+        if kind == "memory":
+            return MemoryTarget(store)
+        return delta_target(tmp_path) if kind == "delta" else duckdb_target(tmp_path / "a.duckdb")
+
     steps = [[], [], rows_of(1, 2, 3), [], gone(2, 3, version=4), [], rows_of(4, version=9), []]
     for batch, rows in enumerate(steps):
         for _ in range(2):
-            give(place.write, batch, rows)
-            place.restart()
-    assert blocks_in(place.store) == [1, 4]
+            with closing(foreach_batch(target(), id="s")) as write:
+                give(write, batch, rows)
+    held = blocks_in(store)
+    if kind == "duckdb":
+        held = target().query('SELECT block_number n FROM "rows" ORDER BY n')["n"].to_pylist()
+    if kind == "delta":
+        found = DeltaTable(tmp_path / "rows").to_pyarrow_table(columns=["block_number"])
+        held = sorted(found["block_number"].to_pylist())
+    assert held == [1, 4]
+    with closing(foreach_batch(target(), id="s")) as write, pytest.raises(MicroBatchGapError):
+        give(write, len(steps) + 1, rows_of(5))
 
 
 def test_what_an_earlier_release_has_written_goes_on() -> None:

@@ -201,6 +201,11 @@ class DeltaTarget(LakeTarget[DataFile]):
         for one, net in zip(several, ways, strict=True):
             self._put_back(one, stored, net)
 
+    @property
+    def _has_place(self) -> bool:
+        """Whether a table leads: it has what is stored."""
+        return self._opened.lead is not None
+
     def _write_config(self, text: str) -> None:
         self.recover()
         if self._opened.lead is None:  # nothing is stored yet: it comes with the first commit

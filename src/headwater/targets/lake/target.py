@@ -218,8 +218,13 @@ class LakeTarget(ABC, Generic[File]):
         with self._changing(), coded_storage_failures():
             self._announce("write side rows")
             side = self._side.settle(self._stored.side, name, up_to, moved)
-            if side != self._stored.side:
+            if side != self._stored.side or not self._has_place:
                 self._store(replace(self._stored, side=side), {})
+
+    @property
+    def _has_place(self) -> bool:
+        """Whether there is a place for what is stored before the first commit."""
+        return True
 
     def stored_config(self) -> StoredConfig:
         """Return where the definition of this stream is kept."""
