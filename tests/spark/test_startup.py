@@ -17,11 +17,13 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from headwater.errors import StoppedSparkError
+from headwater.portal import PortalBudget, PortalLimits
+from headwater.spark import read_span
 from headwater.spark.startup import SparkOfRun
 from headwater.targets import duckdb_target
-from headwater.testing import simulated_portal
+from headwater.testing import PortalServer, Status, simulated_portal
 from tests import sampling
-from tests.spark.conftest import LAST
+from tests.spark.conftest import ALL, LAST, TRANSFER
 from tests.stream.truth import COLUMNS, transfers
 
 PROGRAM = """
@@ -195,6 +197,28 @@ def test_a_run_cancels_its_own_jobs_and_no_others(spark: SparkSession, tmp_path:
         assert "cancelled" in str(job.exception())
     assert not busy.cancel(), "it is over"
     idle.close()
+
+
+def test_tasks_have_a_port_to_ask_at_only_once_they_have_to(
+    spark: SparkSession, portal: PortalServer
+) -> None:
+    outputs = {"transfers": TRANSFER}
+    limited, unlimited = SparkOfRun(None), SparkOfRun(None)
+    limited.limit(PortalBudget(PortalLimits(requests=1)))
+    unlimited.limit(PortalBudget())
+    assert limited.office is not None
+    assert unlimited.office is None
+    for refusals, opens in ((0, False), (1, True)):
+        address, ranges = portal.url, {"transfers": (ALL,)}
+        planned = read_span(
+            unlimited, address, outputs, ranges, TRANSFER.query, ALL, partitions=1, samples=0
+        )
+        portal.sim.faults.add(Status(429), times=refusals)
+        with planned as span:
+            assert span.report().rows["transfers"] > 0
+        assert (unlimited.office is not None) == opens
+    limited.close()
+    unlimited.close()
 
 
 def test_a_stop_ends_the_wait_for_an_answer_of_the_jvm_and_the_jvm_goes_on(

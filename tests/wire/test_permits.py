@@ -20,7 +20,7 @@ from headwater.decode import evm
 from headwater.errors import RelayError
 from headwater.portal import PortalBudget, PortalClient, PortalLimits, portal_address
 from headwater.spark.entrance import connect
-from headwater.spark.parts import Part, PartReader, RawRows
+from headwater.spark.parts import Part, PartReader, RawRows, Receipt
 from headwater.spark.permits import Office, PermitOffice, TaskPermits
 from headwater.testing import Asked, PortalServer, Status, simulated_portal
 from headwater.testing.faults.kinds import RetryAfter
@@ -204,3 +204,15 @@ def test_a_task_that_cannot_ask_goes_on_only_where_no_limit_was_set() -> None:
     TaskPermits(Office(entrance, required=False)).begin()
     with pytest.raises(RelayError, match="cannot ask the driver"):
         TaskPermits(Office(entrance, required=True)).begin()
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_task_that_asks_nobody_notes_in_its_receipt_that_it_was_refused(
+    refuses: bool, portal: PortalServer
+) -> None:
+    if refuses:
+        portal.sim.faults.add(Status(429), times=1)
+    reader = PartReader(portal_address(portal.url), QUERY, RawRows(), None, RetryPolicy())
+    receipt = Receipt(0)
+    assert sum(batch.num_rows for batch in reader.rows(Part(0, BlockRange(0, 49)), receipt)) > 0
+    assert receipt.refused == refuses

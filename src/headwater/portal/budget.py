@@ -83,9 +83,21 @@ class PortalBudget:
         self._allowed = self._most
         self._in_flight = 0
         self._refusals = 0
+        self._was_refused = False
         self._resume_at = -math.inf
         self._rate = float(self.limits.bytes_per_second or math.inf)
         self._free_at = -math.inf  # when all bytes that have come are paid for
+
+    @property
+    def is_to_be_asked(self) -> bool:
+        """Whether executors have to ask: a limit is set, or the portal has been asked too much."""
+        limits = self.limits
+        limited = limits.requests is not None or limits.bytes_per_second is not None
+        return limited or self._was_refused
+
+    def note_refusal(self) -> None:
+        """Have executors ask from now on: the portal has refused one that did not."""
+        self._was_refused = True
 
     def begin(self, sleep: Callable[[float], None] | None = None) -> None:
         """Wait until a request may begin; `sleep` is used instead of `wait`, and may raise."""
@@ -121,6 +133,7 @@ class PortalBudget:
         """
         with self._changed:
             now = self._clock()
+            self._was_refused = True
             if now >= self._resume_at:
                 self._refusals += 1
                 self._allowed = max(1.0, self._in_flight // 2)
@@ -163,6 +176,29 @@ class DriverPermits:
 
     def close(self) -> None:
         """Do nothing: each request gives back what it has."""
+
+
+class UnlimitedPermits:
+    """The permits of a client that asks nobody. `on_refused` is told that the portal refuses."""
+
+    def __init__(self, on_refused: Callable[[], None]) -> None:
+        self._on_refused = on_refused
+
+    def begin(self) -> None:
+        """Begin at once."""
+
+    def spend(self, size: int) -> None:
+        """Count nothing."""
+
+    def refused(self, retry_after_s: float | None) -> None:
+        """Tell of it; the client itself waits before it asks again."""
+        self._on_refused()
+
+    def end(self, *, succeeded: bool) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class LimitedTransport:

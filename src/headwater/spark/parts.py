@@ -9,7 +9,7 @@ reads its part from the beginning and yields the same rows, because only final b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -38,8 +38,8 @@ from headwater.portal import (
     RetryPolicy,
     StreamQuery,
     Timeouts,
-    Transport,
 )
+from headwater.portal.budget import Permits, UnlimitedPermits
 from headwater.read_ahead import ReadAhead
 from headwater.spark.permits import Office, TaskPermits
 
@@ -60,6 +60,11 @@ class Receipt:
     rows: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     unlike: dict[str, int] = field(default_factory=dict)
+    refused: bool = False
+
+    def note_refusal(self) -> None:
+        """Note that the portal was asked too much."""
+        self.refused = True
 
     def add(self, headers: Sequence[BlockHeader], lines: Sequence[bytes]) -> None:
         """Count the blocks of one answer."""
@@ -86,7 +91,8 @@ class SpanReport:
     `blocks` counts the blocks that arrived (of those without a match, only some do), `bytes_read`
     their size. `cursor` is the last of them: the place to go on from. `rows` counts the rows of
     each output, `skipped` those that could not be decoded, where the output skips such, `unlike`
-    logs of another form, of outputs that have no row here.
+    logs of another form, of outputs that have no row here. `refused` says that the portal was asked
+    too much by a task that asked nobody first.
     """
 
     blocks: int
@@ -95,6 +101,7 @@ class SpanReport:
     rows: dict[str, int]
     skipped: dict[str, int]
     unlike: dict[str, int]
+    refused: bool = False
 
 
 def sum_receipts(
@@ -134,6 +141,7 @@ def sum_receipts(
         rows=rows,
         skipped=skipped,
         unlike={name: count for name, count in unlike.items() if not rows.get(name)},
+        refused=any(one.refused for one in ordered),
     )
 
 
@@ -387,15 +395,21 @@ class PartReader(SpanReader[BlockRange]):
         """The columns of the rows."""
         return self.row_maker.schema
 
-    def client(self, max_bytes: int = READ_BYTES) -> PortalClient:
-        """Return a client for one task, or for planning; the caller closes it."""
-        transport: Transport = HttpTransport(self.address, self.timeouts)
+    def client(
+        self, max_bytes: int = READ_BYTES, on_refused: Callable[[], None] = lambda: None
+    ) -> PortalClient:
+        """Return a client for one task, or for planning; the caller closes it.
+
+        `on_refused` is told that the portal was asked too much, where nobody is asked first.
+        """
+        permits: Permits = UnlimitedPermits(on_refused)
         if self.office is not None:
-            transport = LimitedTransport(transport, TaskPermits(self.office))
+            permits = TaskPermits(self.office)
+        transport = LimitedTransport(HttpTransport(self.address, self.timeouts), permits)
         return PortalClient(transport, retry=self.retry, dataset=self.dataset, max_bytes=max_bytes)
 
     def _rows(self, part: Part[BlockRange], receipt: Receipt) -> Iterator[pa.RecordBatch]:
-        with ReadAhead(partial(self._answers, part)) as answers:
+        with ReadAhead(partial(self._answers, part, receipt)) as answers:
             for answer in answers:
                 match answer:
                     case Blocks(headers, lines):
@@ -410,9 +424,9 @@ class PartReader(SpanReader[BlockRange]):
                     case _:
                         pass  # a replica that is behind; the client asks again at its own pace
 
-    def _answers(self, part: Part[BlockRange]) -> Iterator[Answer]:
+    def _answers(self, part: Part[BlockRange], receipt: Receipt) -> Iterator[Answer]:
         """Yield what the portal says of a part, by a client that nothing else uses."""
-        with self.client() as client:
+        with self.client(on_refused=receipt.note_refusal) as client:
             yield from client.read(self.query, part.blocks, finalized=True)
 
 

@@ -162,7 +162,10 @@ class PortalSpan(Span):
 
     def _sum(self, receipts: Sequence[str]) -> SpanReport:
         complete = self._reader.query.include_all_blocks
-        return sum_receipts(receipts, self.parts, complete=complete)
+        report = sum_receipts(receipts, self.parts, complete=complete)
+        if report.refused:
+            self._spark.refused()
+        return report
 
 
 def read_span(
@@ -207,7 +210,7 @@ def read_span(
         timeouts=timeouts,
         office=spark.office,
     )
-    with reader.client() as client:
+    with reader.client(on_refused=spark.refused) as client:
         if dataset is None:
             with suppress(HeadwaterError):  # tasks then ask by themselves
                 reader = replace(reader, dataset=client.metadata())

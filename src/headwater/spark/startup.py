@@ -68,8 +68,11 @@ class SparkOfRun:
 
     @property
     def office(self) -> Office | None:
-        """Where tasks ask how much they may request; it is opened when it is first asked for."""
-        if self._budget is None:
+        """Where tasks ask how much they may request; None while they need not ask.
+
+        It is opened when it is first asked for, and stays open.
+        """
+        if self._budget is None or not self._budget.is_to_be_asked:
             return None
         if self._office is None:
             conf = dict(self.context.getConf().getAll())
@@ -77,6 +80,11 @@ class SparkOfRun:
             self._office = PermitOffice(self._budget, *driver_address(conf), port)
             self._office.__enter__()
         return self._office.office
+
+    def refused(self) -> None:
+        """Have tasks ask from now on: the portal has told one that it is asked too much."""
+        if self._budget is not None:
+            self._budget.note_refusal()
 
     def is_ready(self) -> bool:
         """Tell whether executors could begin now; if there is no Spark, have one start.
