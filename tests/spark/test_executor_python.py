@@ -121,3 +121,19 @@ def test_executors_with_another_version_are_named(portal: PortalServer) -> None:
 def test_only_a_session_gets_the_package() -> None:
     with pytest.raises(InvalidOptionError, match="takes the Spark session"):
         ship("spark")
+
+
+def test_a_forked_process_that_ends_leaves_the_zip_of_its_parent() -> None:
+    program = (
+        "import os, sys\n"
+        "from headwater.spark.ship import _archive\n"
+        "path = _archive()\n"
+        "child = os.fork()\n"
+        "if child == 0: sys.exit()\n"
+        "os.waitpid(child, 0)\n"
+        "print(path.exists())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == "True\n", done.stderr

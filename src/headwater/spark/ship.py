@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import os
 import shutil
 import tempfile
 import zipfile
@@ -67,7 +68,13 @@ def write_archive(folder: Path) -> Path:
 def _archive() -> Path:
     """Return the zip of this process, made once: Spark fetches it for as long as it runs."""
     folder = Path(tempfile.mkdtemp(prefix="headwater-ship-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not at the end of a process that was forked from it
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
     return write_archive(folder)
 
 
