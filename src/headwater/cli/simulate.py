@@ -112,7 +112,7 @@ def _introduce(console: Console, server: PortalServer) -> None:
     fields = {"block": block, entity: dict.fromkeys(names, True)}
     document: dict[str, object] = {
         "type": network.value,
-        "fromBlock": 0,
+        "fromBlock": server.sim.oldest,
         "fields": fields,
         family: [{}],
     }
