@@ -11,6 +11,7 @@ import pytest
 
 from headwater.errors import (
     LakeForeignWriteError,
+    LakeStorageError,
     ParquetWriterError,
     StoredStateError,
     UnexplainedFilesError,
@@ -232,3 +233,20 @@ def test_a_state_that_is_whole_and_not_understood_is_refused() -> None:
     folder.put("_headwater/one/000001-000000000000-ab.json", b'{"state"')
     with pytest.raises(StoredStateError):
         started(place)
+
+
+def test_a_storage_that_fails_while_files_are_published_has_a_code(tmp_path: Path) -> None:
+    rig = started(tmp_path)
+    rig.block(1, log(1, "a"), final=1)
+
+    def fail(step: str) -> None:
+        raise OSError("AWS Error SLOW_DOWN")
+
+    folder_of(rig).on_io = fail
+    with pytest.raises(LakeStorageError, match="E2224"):
+        rig.block(2, log(2, "a"), final=2)
+    rig.target.close()
+    again = started(tmp_path)
+    again.block(2, log(2, "a"), final=2)
+    assert len(names(str(tmp_path))) == 2
+    again.target.close()

@@ -41,7 +41,13 @@ from headwater.targets.contract import Capabilities, Delivery, StoredConfig
 from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.lake.columns import check_columns, conform, fitting, lake_schema
 from headwater.targets.lake.files import COMPRESSION, GROUP_ROWS, FilePlan, write_distributed
-from headwater.targets.lake.paths import Options, Place, coded_full_disk, coded_storage_errors
+from headwater.targets.lake.paths import (
+    Options,
+    Place,
+    coded_full_disk,
+    coded_storage_errors,
+    coded_storage_failures,
+)
 from headwater.targets.parquet.held import Held, HeldBatch, by_range
 from headwater.targets.parquet.state import Folder, StateFiles, Stored, check_owners
 from headwater.targets.parquet.windows import (
@@ -314,7 +320,7 @@ class ParquetTarget:
             seconds=self.clock() - going[0].since,
         )
 
-    @coded_full_disk()
+    @coded_storage_failures()
     def _publish(self, going: Sequence[HeldBatch], *, all_tables: bool = False) -> None:
         """Publish batches of final blocks, then the state: the commit point.
 
