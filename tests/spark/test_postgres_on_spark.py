@@ -68,6 +68,7 @@ def started(dsn: str, do: Any, *tables: Any, **settings: Any) -> Stream:
         dsn,
         tables=tables or (LOG,),
         on_data=lambda tx, data: do(tx, data) if data else None,
+        unrepresentable=settings.pop("unrepresentable", "replace"),
         settings=PostgresSettings(id="s", **settings),
     )
     return Stream(target, dsn)
@@ -216,9 +217,9 @@ def test_a_worker_that_is_killed_leaves_nothing_that_counts(
 def test_a_value_that_does_not_fit_is_a_coded_error_and_leaves_nothing(
     spark: SparkSession, dsn: str
 ) -> None:
-    s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]))
+    s = started(dsn, lambda tx, data: tx.insert("log", data["rows"]), unrepresentable="stop")
     wrong = numbers(spark, 100).withColumn("value", F.lit("1.5")).coalesce(1)
-    with pytest.raises(PostgresTableError, match="not an integer"):
+    with pytest.raises(PostgresTableError, match="does not fit its column"):
         s.block(9, {"rows": wrong}, final=9)
     s.block(9, {"rows": numbers(spark)}, final=9)
     check(s)
