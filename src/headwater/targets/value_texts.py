@@ -225,8 +225,10 @@ def _mend_json(values: pa.Array) -> pa.Array:
 
 def _wrong_numbers(values: pa.Array, room: Room) -> pa.Array | None:
     longest = pc.max(pc.binary_length(values)).as_py() or 0
-    whole = pc.match_substring_regex(values, "^-?[0-9]+$")
-    if pc.all(whole, min_count=0).as_py() and longest < _digits(room):
+    if longest < _digits(room.highest, room) and _all(pc.ascii_is_decimal(values)):
+        return None  # digits alone, as most are
+    shortest = min(_digits(room.highest, room), _digits(room.lowest, room))
+    if longest < shortest and _all(pc.match_substring_regex(values, "^-?[0-9]+$")):
         return None
     malformed = pc.invert(pc.match_substring_regex(values, _NUMBER))
     parts = pc.extract_regex(values, _PARTS)
@@ -242,13 +244,13 @@ def _texts(parts: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
     return sign, digits, rest
 
 
-def _digits(room: Room) -> int:
-    """Return how many digits are too many at a glance."""
-    ends = [abs(one) for one in (room.lowest, room.highest) if one is not None]
-    smallest = min((one for one in ends if one), default=1)
-    if room.lowest == 0:
-        return 0  # a sign may be wrong: look closer
-    return len(str(smallest)) - room.scale
+def _all(marks: Any) -> bool:
+    return bool(pc.all(marks, min_count=0).as_py())
+
+
+def _digits(limit: int | None, room: Room) -> int:
+    """Return how many digits are too many at a glance; none below a limit of zero."""
+    return len(str(abs(limit))) - room.scale if limit else 0
 
 
 def _unscaled(digits: pa.Array, rest: pa.Array, scale: int) -> pa.Array:
