@@ -49,6 +49,28 @@ def point_table() -> str:
     return "\n".join(rows)
 
 
+def cell_table() -> str:
+    """Return how often worlds had a feature of a target meet a fault."""
+    found = _read("cells")
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    faults: list[str] = found["columns"]
+    for row in found["rows"]:
+        counts[tuple(row)] = Counter()
+    for cell, number in found["cells"].items():
+        kind, feature, fault = cell.split("|")
+        counts.setdefault((kind, feature), Counter())[fault] += number
+    rows = [
+        f"{found['date']}, seeds {found['first']:,} to about "
+        f"{found['first'] + found['worlds'] - 1:,}, {found['worlds']:,} worlds.",
+        "",
+        f"| target | feature | {' | '.join(faults)} |",
+        f"|---|---|{'--:|' * len(faults)}",
+    ]
+    for (kind, feature), row in sorted(counts.items(), key=lambda one: one[0][0]):
+        rows.append(f"| {kind} | {feature} | {' | '.join(str(row[one]) for one in faults)} |")
+    return "\n".join(rows)
+
+
 def version_table() -> str:
     """Return what ran on which version of Spark and Python: tests that passed, by area."""
     found = _read("compat")

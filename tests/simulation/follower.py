@@ -29,7 +29,7 @@ from headwater.targets.duckdb import duckdb_target
 from headwater.targets.duckdb import table as duckdb_table
 from headwater.targets.postgres import postgres_target
 from headwater.targets.postgres import table as postgres_table
-from tests.simulation.tables import LATEST, TRANSFERS, Shape, outputs
+from tests.simulation.tables import LATEST, TRANSFERS, Shape
 
 EVERY_S = 5.0
 SLOW_S = 0.25  # what a batch costs more while the target is slow
@@ -51,7 +51,7 @@ class Follower:
         stream = portal_stream(
             id="long",
             portal=portal,
-            outputs=outputs(tokens),
+            outputs=self.shape.outputs(tokens, ""),
             flush=Flush(blocks=20, seconds=0.5),
             far=FAR,
             first_span=200,
@@ -66,7 +66,7 @@ class Follower:
             return clickhouse_target(place, tables=[table], on_data=self._write, settings=settings)
         declare = postgres_table if kind == "PostgreSQL" else duckdb_table
         tables = [declare(shape.name(TRANSFERS), append_only=True)]
-        tables += [declare(shape.name(LATEST), key=["owner"])]
+        tables += [declare(shape.name(LATEST), key=["token"])]
         make: Any = postgres_target if kind == "PostgreSQL" else duckdb_target
         aggregates = shape.aggregates()
         return make(place, tables=tables, on_data=self._write, aggregates=aggregates)

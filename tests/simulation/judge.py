@@ -21,9 +21,10 @@ from headwater.pipeline import (
 )
 from headwater.testing.crash import Crash
 from headwater.testing.oracle import DisagreementError
-from tests.simulation.process import Line, Process
+from tests.simulation.lines import Line
+from tests.simulation.process import Process
 from tests.simulation.second import look_again
-from tests.simulation.situations import Met, Tally
+from tests.simulation.situations import Fault, Met, Tally
 from tests.simulation.tables import difference, expected, pools_created, transfers_of
 from tests.simulation.upstream import Upstream
 
@@ -31,8 +32,9 @@ BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # the portal'
 LOST = {"E2101", "E2010"}
 LAGGING = {"E1004"}  # a replica stayed behind a final cursor
 RULED_OUT = {"E1003"}  # a replica stayed on a branch that finality ruled out
-LOCKED = {"E2103", "E2507"}  # another session has the stream: PostgreSQL, DuckDB
-FENCED = {"E2016"}  # another writer has begun since: ClickHouse
+UNFIT = {"E0012", "E0018"}  # the definition is not, or not yet, what the tables are made for
+LOCKED = {"E2103", "E2507", "E2221"}  # another has the stream: PostgreSQL, DuckDB, Parquet
+FENCED = {"E2016", "E2203", "E2221"}  # another has begun since: ClickHouse, lakes, Parquet on S3
 
 
 class Judge:
@@ -42,6 +44,11 @@ class Judge:
         self._upstream = upstream
         self._tally = tally
         self._note = note
+
+    def saw_rival(self, line: Line, name: str, event: Event) -> None:
+        """Refuse a commit: what it writes are the tables of another stream."""
+        if isinstance(event, Committed):
+            raise DisagreementError(f"{name} writes the tables of {line.shape.stream}")
 
     def saw(self, line: Line, name: str, event: Event) -> None:
         """Recognise what an event stands for. Called by the process while it has the turn."""
@@ -58,11 +65,15 @@ class Judge:
                 if state.finalized is not None and state.finalized == state.cursor:
                     self._tally.meet(Met.FORK_AT_FINALITY)
             case Discarded():
+                line.met.add(Fault.FORK)
                 self._tally.meet(Met.FORK_BEFORE_FLUSH)
             case Waited():
+                line.met.add(Fault.REPLICA)
                 self._tally.meet(Met.REPLICA_BEHIND)
                 if self._upstream.is_ruled_out:
                     self._tally.meet(Met.REPLICA_RULED_OUT)
+            case Recovered() if line.evolving:
+                line.evolving = False
             case Recovered() if cursor is not None and not self._upstream.is_canonical(cursor.hash):
                 self._tally.meet(Met.RESTART_ON_ORPHAN)
             case Committed() | Settled():
@@ -76,6 +87,7 @@ class Judge:
 
     def _on_rollback(self, line: Line, orphaned: BlockCursor, safe: int) -> None:
         """Recognise what a rollback took away beside rows."""
+        line.met.add(Fault.FORK)
         if line.shape.changes:
             self._tally.meet(Met.CHANGES_UNDONE)
         if not line.shape.swaps and line.inbox is None:
@@ -114,13 +126,15 @@ class Judge:
         if code in LOCKED:
             lost = line.struck > process.struck
             held = process.haunted or lost or any(not one.actor.is_over for one in others)
-            return held or (process.dropped and replaced)
+            if held or (process.dropped and replaced):
+                return True
         if code in FENCED:
             return replaced
         return (
             (code in BAD_DATA and self._upstream.faulty)
             or (code in LAGGING and self._upstream.is_behind)
             or (code in RULED_OUT and self._upstream.is_ruled_out)
+            or (code in UNFIT and line.evolving)
             or (code in LOST and (line.lossy or process.dropped))
         )
 
@@ -132,27 +146,46 @@ class Judge:
         """
         if line.place.transactional:
             self.compare(line)
-        else:
+        elif line.place.kind == "ClickHouse":
             line.place.merge()
             self._tally.meet(Met.MERGED)
 
     def compare(self, line: Line) -> None:
-        """Compare tables, and the stored cursor with what the loop last said, if it rests."""
-        stored = line.place.read(line.shape)
-        cursor = stored.cursor
-        blocks = [] if cursor is None else self._upstream.chain.path(str(cursor.hash))
-        said = difference(
-            stored.tables, expected(self._upstream.chain, blocks, line.tokens, line.shape)
-        )
-        if said:
-            raise DisagreementError(f"{line.place.kind} {line.shape.stream} at {cursor}: {said}")
+        """Compare tables with what the branch of their cursor says they hold."""
+        if line.evolving:
+            return  # tables are between two definitions
+        for stored in line.place.stored(line.shape):
+            cursor = stored.cursor
+            blocks = [] if cursor is None else self._upstream.chain.path(str(cursor.hash))
+            wanted = expected(self._upstream.chain, blocks, line.tokens, line.shape)
+            for name in stored.lacks:
+                wanted.pop(name, None)
+            said = difference(stored.tables, wanted)
+            if said:
+                what = f"{stored.kind} {line.shape.stream}"
+                raise DisagreementError(f"{what} at {cursor}: {said}")
+
+    def check_final(self, line: Line) -> None:
+        """Where final rows alone are shown: all of them are, once everything is at rest."""
+        final = line.state.finalized
+        for stored in line.place.stored(line.shape):
+            if not stored.final_only or final is None or line.undo_buffer:
+                continue
+            blocks = self._upstream.chain.canonical(0, final.number)
+            wanted = expected(self._upstream.chain, blocks, line.tokens, line.shape)
+            for name in stored.lacks:
+                wanted.pop(name, None)
+            if said := difference(stored.tables, wanted):
+                raise DisagreementError(f"{line.shape.stream}, final up to {final}: {said}")
 
     def look_again(self, line: Line) -> None:
         """Have `verify` read the blocks once more, and compare what it can. Nothing writes now."""
-        target = line.place.target(line.shape, "verify", lambda: 0.0)
-        admin = line.place.admin(line.shape)
-        compared = look_again(line.shape, line.stream, admin, target, self._upstream.url())
-        self._tally.met[Met.VERIFIED] += len(compared)
+        for place in line.place.looked_at(line.shape):
+            with place.environment():
+                shape = place.own(line.shape)
+                target, admin = place.target(shape, "verify", lambda: 0.0), place.admin(shape)
+                compared = look_again(shape, line.stream(), admin, target, self._upstream.url())
+            self._tally.met[Met.VERIFIED] += len(compared)
 
     def is_delivered(self, line: Line) -> bool:
         """Tell whether every message of a block that the stream knows to be final has come."""
@@ -161,8 +194,10 @@ class Judge:
 
     def is_at_head(self, line: Line) -> bool:
         """Tell whether a stream has committed all that it may, up to the newest block."""
+        if line.query is not None:
+            return line.query.is_at_head
         cursor = line.state.cursor
-        head, held = self._upstream.chain.head, line.stream.undo_buffer
+        head, held = self._upstream.chain.head, line.undo_buffer
         if cursor is None or not self._upstream.is_canonical(cursor.hash):
             return False
         if not held:

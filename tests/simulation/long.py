@@ -256,7 +256,7 @@ class LongSoak:
         held = {}
         for table in shape.tables:
             name = shape.name(table) + ("" if keyed else "_live")
-            held[table] = in_order(table, _rows(one, f"SELECT * FROM {name}"))
+            held[table] = in_order(shape, table, _rows(one, f"SELECT * FROM {name}"))
         said = difference(held, wanted)
         if said:
             raise DisagreementError(f"{one.kind}: {said}")

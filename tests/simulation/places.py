@@ -12,12 +12,12 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -35,6 +35,7 @@ from headwater.targets.clickhouse.client import refused_as
 from headwater.targets.contract import Delivery
 from headwater.targets.duckdb import DuckDBSettings, duckdb_target
 from headwater.targets.duckdb import table as duckdb_table
+from headwater.targets.frames import to_arrow
 from headwater.targets.postgres import PostgresSettings, postgres_target
 from headwater.targets.postgres import table as postgres_table
 from headwater.targets.side_rows import PREFIX
@@ -45,8 +46,8 @@ from headwater.testing.servers.clickhouse import clickhouse_server
 from headwater.testing.servers.postgres import postgres_server
 from tests.simulation.second import MemoryAdmin
 from tests.simulation.tables import (
-    COLUMNS,
     LATEST,
+    MORE,
     POOLS,
     SWAPS,
     TRANSFERS,
@@ -55,6 +56,7 @@ from tests.simulation.tables import (
     in_order,
     pools_in,
 )
+from tests.targets.lake_places import Bucket, bucket
 
 MEMORY = Path("/dev/shm")
 _NUMBERS = itertools.count(1)
@@ -66,9 +68,12 @@ _CHILDREN = PREFIX + CHILDREN.name
 class Stored:
     """What a database holds of one stream: its cursor, its tables, and blocks of undo data."""
 
+    kind: str
     cursor: BlockCursor | None
     tables: Tables
     undo_blocks: tuple[int, ...] = ()
+    lacks: frozenset[str] = frozenset()  # tables that nobody but the stream can read
+    final_only: bool = False  # rows of hot blocks are not shown
 
 
 class Engines:
@@ -93,6 +98,10 @@ class Engines:
         """The address of ClickHouse."""
         return self._clickhouse().rstrip("/")
 
+    def bucket(self) -> Bucket:
+        """Return a new bucket of the S3 server."""
+        return bucket()
+
     def __enter__(self) -> Engines:
         return self
 
@@ -112,18 +121,58 @@ class Place(ABC):
     """
 
     schema: str = ""
-    kind: ClassVar[str]
-    fenced: ClassVar[bool] = True  # a second writer is refused, or refuses the first
-    transactional: ClassVar[bool] = True
+    kind: str
+    fenced: bool = True  # a second writer is refused, or refuses the first
+    transactional: bool = True
+    keyed: bool = False  # it has tables with a key
+    sums: bool = False  # it keeps aggregates
+    changes: bool = False  # it keeps a change log
+    side_tables: bool = True  # it keeps children of factories and messages
+    final_only: bool = False  # it shows final blocks alone
+    rereads: bool = False  # a start goes back to final blocks, which is all that one target keeps
+    evolves: bool = False  # a stream here can be given another definition
+    maintained: bool = False  # it can be maintained from outside while a stream runs
     proxy: LossyProxy | None = None
+    calm: bool = False  # the world has come to rest
 
     @abstractmethod
     def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
-        """Return a target of one process, not opened yet; it has `on_statement`."""
+        """Return a target of one process, not opened yet."""
+
+    @abstractmethod
+    def rival(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
+        """Return the target of another stream that must be kept from these tables; None: of none.
+
+        Where streams may share tables it has the same id, and its state in another table.
+        """
 
     @abstractmethod
     def read(self, shape: Shape) -> Stored:
         """Read what is committed, past the proxy."""
+
+    def stored(self, shape: Shape) -> list[Stored]:
+        """Read what is committed in each place that a stream fills here."""
+        return [self.read(shape)]
+
+    def own(self, shape: Shape) -> Shape:
+        """Return a shape whose tables are where this place has them."""
+        return replace(shape, schema=self.schema)
+
+    def looked_at(self, shape: Shape) -> list[Place]:
+        """Return the places that `verify` looks at, one after the other."""
+        return [self]
+
+    def watch(self, target: Any, hook: Callable[[str], None]) -> None:
+        """Have a target call `hook` before each statement."""
+        target.on_statement = hook
+
+    def environment(self) -> AbstractContextManager[None]:
+        """Surround what a command does here."""
+        return nullcontext()
+
+    def maintain(self) -> None:
+        """Maintain the tables from outside, as an operator would while streams run."""
+        return
 
     @abstractmethod
     def admin(self, shape: Shape) -> Any:
@@ -195,17 +244,20 @@ class MemoryPlace(Place):
         """Return a target on the stream's store."""
         return _WatchedMemory(self._stores.setdefault(shape.stream, MemoryStore()))
 
+    def rival(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
+        """Return none: each stream has its own store."""
+
     def read(self, shape: Shape) -> Stored:
         """Read the store."""
         held = self._stores.setdefault(shape.stream, MemoryStore()).committed
         tables: Tables = {}
         for name in shape.tables:
-            frames = [batch.data.data[name].toArrow() for batch in held.batches]
-            tables[name] = in_order(name, [row for one in frames for row in one.to_pylist()])
+            frames = [to_arrow(batch.data.data[name]) for batch in held.batches]
+            tables[name] = in_order(shape, name, [row for one in frames for row in one.to_pylist()])
         if shape.swaps:
             children = held.side.get(CHILDREN.name)
             tables[POOLS] = pools_in([] if children is None else children["address"].to_pylist())
-        return Stored(held.state.cursor, tables)
+        return Stored(self.kind, held.state.cursor, tables)
 
     def admin(self, shape: Shape) -> Any:
         """Show the stream's store."""
@@ -217,6 +269,7 @@ class DuckDBPlace(Place):
     """A file, in memory where the machine has such a folder."""
 
     kind = "DuckDB"
+    keyed = sums = changes = evolves = True
 
     def __init__(self, engines: Engines) -> None:
         folder = str(MEMORY) if os.access(MEMORY, os.W_OK) else None
@@ -226,21 +279,28 @@ class DuckDBPlace(Place):
 
     def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
         """Return a target on the file."""
+        return self._target(shape, self._settings)
+
+    def rival(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
+        """Return one with its state in another table."""
+        return self._target(shape, replace(self._settings, table="elsewhere"))
+
+    def _target(self, shape: Shape, settings: DuckDBSettings) -> Any:
         if shape.changes:
-            return history_target(self._path, tables=shape.schemas(), settings=self._settings)
+            return history_target(self._path, tables=shape.schemas(), settings=settings)
         return duckdb_target(
             self._path,
             tables=_declared(shape, duckdb_table),
-            on_data=shape.write,
+            on_data=shape.on_data(),
             aggregates=shape.aggregates(),
-            settings=self._settings,
+            settings=settings,
         )
 
     def read(self, shape: Shape) -> Stored:
         """Read the file, beside writers of this process."""
         if not Path(self._path).exists():
             pools: Tables = {POOLS: []} if shape.swaps else {}
-            return Stored(None, {one: [] for one in shape.tables} | pools)
+            return Stored(self.kind, None, {one: [] for one in shape.tables} | pools)
         reader = duckdb_target(self._path, settings=self._settings)
 
         def query(sql: str) -> list[dict[str, Any]]:
@@ -248,7 +308,7 @@ class DuckDBPlace(Place):
             return found
 
         there = {row["name"] for row in query("SELECT table_name AS name FROM duckdb_tables()")}
-        return _read_sql(shape, query, there)
+        return _read_sql(self.kind, shape, query, there)
 
     def admin(self, shape: Shape) -> Any:
         """Open the file as a command would; no writer may have it open."""
@@ -263,6 +323,7 @@ class PostgresPlace(Place):
     """A schema of its own on the one server."""
 
     kind = "PostgreSQL"
+    keyed = sums = changes = evolves = maintained = True
 
     def __init__(self, engines: Engines) -> None:
         self._dsn = engines.postgres
@@ -274,16 +335,27 @@ class PostgresPlace(Place):
 
     def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
         """Return a target on the schema, by way of the proxy."""
+        return self._target(shape, process, "sync")
+
+    def rival(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
+        """Return one with its state in another table."""
+        return self._target(shape, process, "elsewhere")
+
+    def _target(self, shape: Shape, process: str, table: str) -> Any:
         address = f"{self._by_proxy}?application_name={self.schema}_{process}"
         settings = PostgresSettings(
-            schema=self.schema, attempts=3, lock_wait_s=0.2, unfinalized_blocks_retention=1
+            schema=self.schema,
+            table=table,
+            attempts=3,
+            lock_wait_s=0.2,
+            unfinalized_blocks_retention=1,
         )
         if shape.changes:
             return history_target(address, tables=shape.schemas(), settings=settings)
         return postgres_target(
             address,
             tables=_declared(shape, postgres_table),
-            on_data=shape.write,
+            on_data=shape.on_data(),
             aggregates=shape.aggregates(),
             settings=settings,
         )
@@ -296,14 +368,18 @@ class PostgresPlace(Place):
                 row["name"]
                 for row in self._rows(
                     "SELECT table_schema || '.' || table_name AS name FROM "
-                    f"information_schema.tables WHERE table_schema = '{self.schema}'"
+                    f"information_schema.tables WHERE table_schema IN ('{self.schema}', 'public')"
                 )
             }
-            return _read_sql(shape, self._rows, there)
+            return _read_sql(self.kind, shape, self._rows, there)
 
     def admin(self, shape: Shape) -> Any:
         """Connect as a command would."""
         return open_admin(self._dsn, schema=self.schema)
+
+    def maintain(self) -> None:
+        """Vacuum and analyze what nobody holds."""
+        self._admin.execute("VACUUM (SKIP_LOCKED, ANALYZE)")
 
     def waits_for_lock(self, process: str) -> bool:
         """Ask the server."""
@@ -340,6 +416,11 @@ class PostgresPlace(Place):
             [f"{self.schema}_"],
         )
         self._admin.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE".encode())
+        for row in self._rows(
+            "SELECT table_name AS name FROM information_schema.tables "
+            f"WHERE table_schema = 'public' AND table_name LIKE '%\\_{self.schema}%'"
+        ):
+            self._admin.execute(f'DROP TABLE IF EXISTS public."{row["name"]}" CASCADE'.encode())
         self._admin.close()
 
     def _rows(self, sql: str) -> list[dict[str, Any]]:
@@ -351,6 +432,7 @@ class ClickHousePlace(Place):
 
     kind = "ClickHouse"
     transactional = False
+    evolves = maintained = True
 
     def __init__(self, engines: Engines, engine: str) -> None:
         parts = urlsplit(engines.clickhouse)
@@ -364,11 +446,20 @@ class ClickHousePlace(Place):
 
     def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
         """Return a target on the database, by way of the proxy, on a machine with this clock."""
+        return self._target(shape, clock, ClickHouseSettings(attempts=3))
+
+    def rival(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
+        """Return one of another id."""
+        return self._target(shape, clock, ClickHouseSettings(attempts=3, id="rival"))
+
+    def _target(
+        self, shape: Shape, clock: Callable[[], float], settings: ClickHouseSettings
+    ) -> Any:
         target = clickhouse_target(
             self._by_proxy,
             tables=[clickhouse_table(shape.name(one), engine=self._engine) for one in shape.tables],
-            on_data=shape.write,
-            settings=ClickHouseSettings(attempts=3),
+            on_data=shape.on_data(),
+            settings=settings,
         )
         target.clock = clock
         return target
@@ -384,18 +475,22 @@ class ClickHousePlace(Place):
         for one in shape.tables:
             name = shape.name(one)
             shown = name if self._engine == "MergeTree" else f"{name}_live"
-            columns = ", ".join(f"`{column}`" for column in COLUMNS[one])
-            tables[one] = in_order(one, self._rows(f"SELECT {columns} FROM {shown}"))
+            columns = ", ".join(f"`{column}`" for column in shape.columns(one))
+            tables[one] = in_order(shape, one, self._rows(f"SELECT {columns} FROM {shown}"))
         if shape.swaps:
             children = self._rows(
                 f"SELECT address FROM {_CHILDREN} FINAL WHERE stream_id = '{shape.stream}'"
             )
             tables[POOLS] = pools_in(row["address"] for row in children)
-        return Stored(cursor, tables)
+        return Stored(self.kind, cursor, tables)
 
     def admin(self, shape: Shape) -> Any:
         """Connect as a command would."""
         return open_admin(f"{self._url}/{self._name}")
+
+    def maintain(self) -> None:
+        """Merge every table."""
+        self.merge()
 
     def merge(self) -> None:
         """Merge every table into one part."""
@@ -428,13 +523,15 @@ def _declared(shape: Shape, table: Callable[..., Any]) -> list[Any]:
     declared = [table(shape.name(TRANSFERS), append_only=True)]
     if shape.swaps:
         declared.append(table(shape.name(SWAPS), append_only=True))
+    if shape.more:
+        declared.append(table(shape.name(MORE), append_only=True))
     if shape.latest:
-        declared.append(table(shape.name(LATEST), key=["owner"]))
+        declared.append(table(shape.name(LATEST), key=["token"]))
     return declared
 
 
 def _read_sql(
-    shape: Shape, query: Callable[[str], list[dict[str, Any]]], there: set[str]
+    kind: str, shape: Shape, query: Callable[[str], list[dict[str, Any]]], there: set[str]
 ) -> Stored:
     """Read a stream from a database with transactions; `there` are the tables that exist."""
     own = f"WHERE stream_id = '{shape.stream}'"
@@ -446,7 +543,7 @@ def _read_sql(
     def placed(name: str) -> str:
         return f"{shape.schema}.{name}" if shape.schema else name
 
-    tables = {one: in_order(one, rows(shape.name(one))) for one in shape.tables}
+    tables = {one: in_order(shape, one, rows(shape.name(one))) for one in shape.tables}
     undo = rows(placed(CHANGE_LOG), "DISTINCT block_num AS block", own)
     for one in shape.tables:
         undo += rows(f"{shape.name(one)}__snapshots", f"DISTINCT {BLOCK} AS block")
@@ -458,20 +555,7 @@ def _read_sql(
         f"WHERE id = '{shape.stream}' ORDER BY current_number DESC LIMIT 1",
     )
     cursor = BlockCursor(int(found[0]["number"]), found[0]["hash"]) if found else None
-    return Stored(cursor, tables, tuple(sorted({int(row["block"]) for row in undo})))
-
-
-def make_place(kind: str, engines: Engines, engine: str) -> Place:
-    """Return an empty one."""
-    match kind:
-        case "ClickHouse":
-            return ClickHousePlace(engines, engine)
-        case "PostgreSQL":
-            return PostgresPlace(engines)
-        case "DuckDB":
-            return DuckDBPlace(engines)
-        case _:
-            return MemoryPlace(engines)
+    return Stored(kind, cursor, tables, tuple(sorted({int(row["block"]) for row in undo})))
 
 
 def close_all(places: Sequence[Place]) -> None:

@@ -1,4 +1,4 @@
-"""Streams of the simulation, and their processes: paused or killed at any statement.
+"""Processes of the simulation: paused or killed at any statement.
 
 A process is the real loop, client and target, and an actor: it runs to its next event, or to the
 statement at which it is to be interrupted. A kill leaves what a dead process leaves: connections
@@ -9,30 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from headwater.core import Batch, Flush, PipeState
+from headwater.core import Batch, PipeState
 from headwater.pipeline import Event, Pipeline
 from headwater.portal import PortalClient, Transport
-from headwater.stream.portal import PortalStream, portal_stream
+from headwater.stream.portal import PortalStream
 from headwater.stream.portal_run import PortalRun
 from headwater.stream.run import Opening
 from headwater.targets.contract import Capabilities, Delivery
-from headwater.testing.chain.tree import ChainSim
 from headwater.testing.crash import Crash
 from headwater.testing.portal.transport import VirtualClock
 from tests.simulation.actor import Actor
 from tests.simulation.inbox import Inbox
-from tests.simulation.places import Place
-from tests.simulation.situations import Tally
-from tests.simulation.tables import Shape, outputs
-
-ADDRESS = "http://127.0.0.1:9/datasets/simulated"  # of the portal in memory; nothing connects
+from tests.simulation.queries import Query, run_query
 
 
 class Call(StrEnum):
@@ -80,6 +75,8 @@ class Process:
         clock: VirtualClock,
         *,
         inbox: Inbox | None,
+        query: Query | None,
+        watch: Callable[[Any, Callable[[str], None]], None],
         on_event: Callable[[Event], None],
         on_point: Callable[[Point], None],
     ) -> None:
@@ -90,9 +87,11 @@ class Process:
         self.struck = 0  # connections that the proxy had cut when it began
         self.dropped = self.haunted = False
         self._inbox = inbox
+        self._query = query
         self._stream = stream
         self._target = target
         self._transport = transport
+        self._watch = watch
         self._on_event = on_event
         self._on_point = on_point
         self._call = Call.BETWEEN
@@ -116,7 +115,10 @@ class Process:
 
     def _live(self) -> None:
         target = _Watched(self._target, self._enter)
-        self._target.on_statement = self._statement
+        self._watch(self._target, self._statement)
+        if self._query is not None:
+            run_query(self._query, self._stream.id, target, self.actor.pause)
+            return
         stream, inbox = self._stream, self._inbox
         if inbox is not None:
             stream = replace(stream, extensions=(lambda name: inbox.outbox(name, self.clock),))
@@ -162,67 +164,6 @@ class Process:
         self.point = point
         self.actor.pause()
         self.point = None
-
-
-@dataclass(slots=True)
-class Line:
-    """One stream of the world: what it is, and the processes that run or ran it."""
-
-    shape: Shape
-    place: Place
-    stream: PortalStream
-    tokens: tuple[str, ...]
-    inbox: Inbox | None = None
-    processes: list[Process] = field(default_factory=list)
-    lives: int = 0
-    state: PipeState = PipeState()  # noqa: RUF009 - immutable; what the last event said
-    lossy: bool = False  # a connection to its database was lost, or may be
-    haunted: bool = False  # the server may hold a session of a dead process
-
-    @property
-    def alive(self) -> list[Process]:
-        """The processes that have not ended, oldest first."""
-        return [one for one in self.processes if not one.actor.is_over]
-
-    @property
-    def struck(self) -> int:
-        """How many connections to its database were lost so far."""
-        return len(self.place.proxy.struck) if self.place.proxy else 0
-
-    @classmethod
-    def draw(
-        cls, name: str, place: Place, chain: ChainSim, dice: Random, tally: Tally, *, outbox: bool
-    ) -> Line:
-        """Draw what a stream reads, which tables it writes, and when it commits.
-
-        With `outbox` it has one, whatever is drawn.
-        """
-        keyed = place.kind in ("DuckDB", "PostgreSQL")
-        shape = Shape(
-            name,
-            place.schema,
-            latest=keyed and dice.random() < 0.5,
-            sums=keyed and dice.random() < 0.3,
-            swaps=dice.random() < 0.25,
-            changes=keyed and not outbox and dice.random() < 0.25,
-        )
-        tokens = tuple(chain.population.tokens[: dice.choice([1, 2, 3])])
-        flush = Flush(blocks=dice.choice([2, 5]), seconds=1) if dice.random() < 0.25 else None
-        stream = portal_stream(
-            id=name,
-            portal=ADDRESS,
-            outputs=outputs(tokens, chain.population.factory if shape.swaps else None),
-            flush=flush,
-            undo_buffer=dice.choice([0, 0, 0, 0, 2]),
-            far=1_000_000,
-        )
-        if shape.changes:
-            stream = stream.pipe_batches(shape.to_changes)
-        elif outbox or dice.random() < 0.25:
-            failing = dice.choice([0.0, 0.0, 0.3])
-            inbox = Inbox(chain, tokens, dice.random(), failing, tally)
-            return cls(shape, place, stream, tokens, inbox)
-        return cls(shape, place, stream, tokens)
 
 
 class _Watched:

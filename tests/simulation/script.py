@@ -36,6 +36,9 @@ class Do(StrEnum):
     WAKE = "wake"
     CLOCK = "clock"
     LOOK = "look"
+    MAINTAIN = "maintain from outside"
+    INTRUDE = "start another stream on the same tables"
+    EVOLVE = "give a stream another definition"
 
 
 _WEIGHTS = {
@@ -47,7 +50,13 @@ _WEIGHTS = {
 
 # Real databases are costly: of 20 seeds in a row this is the kind of the first stream. Rare points
 # are met by turns: a seed's block of 20 says in which call its focus is, and whether it is a pause.
-KINDS = ("PostgreSQL",) * 3 + ("DuckDB", "ClickHouse") + ("memory",) * 15
+KINDS = (
+    ("PostgreSQL",) * 3
+    + ("DuckDB", "ClickHouse", "DuckDB")
+    + ("memory",) * 9
+    + ("Parquet", "Delta", "Iceberg")
+    + ("fan-out",) * 2
+)
 _FOCUS = (Call.ROLL_BACK, Call.COMMIT, Call.RECOVER, Call.BETWEEN)
 FOCUS = tuple(product(_FOCUS, (True, False)))
 
@@ -73,7 +82,11 @@ class Script:
         dice = Random(f"system {seed}")
         kinds = dice.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=dice.choice([10, 16, 24]))
         kinds.insert(len(kinds) // 3, Do.FOCUS)
-        return cls(seed, tuple(Step(kind, dice.randrange(1 << 32)) for kind in kinds))
+        steps = [Step(kind, dice.randrange(1 << 32)) for kind in kinds]
+        for kind in (Do.MAINTAIN, Do.INTRUDE, Do.EVOLVE):
+            at = dice.randrange(len(steps) // 3, len(steps))
+            steps.insert(at, Step(kind, dice.randrange(1 << 32)))
+        return cls(seed, tuple(steps))
 
     def only(self, kept: Sequence[int]) -> Script:
         """Return the script with some of its steps, by their places."""

@@ -21,9 +21,10 @@ from headwater.targets import MemoryStore
 from headwater.targets.admin import Admin, BlockRows, StreamStatus, TableStatus
 from headwater.targets.compare import counted
 from headwater.targets.contract import Delivery, SideTable
+from headwater.targets.frames import to_arrow
 from headwater.targets.side_rows import SideStatus
 from headwater.testing.oracle import DisagreementError
-from tests.simulation.tables import SUMS, SWAPS, TRANSFERS, Shape
+from tests.simulation.tables import MORE, SUMS, SWAPS, TRANSFERS, Shape
 
 BLOCK = "block_number"
 
@@ -44,7 +45,7 @@ class MemoryAdmin:
     def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
         """Return the rows of some blocks."""
         name = self.tables[table]
-        frames = [one.data.data[name].toArrow() for one in self.store.committed.batches]
+        frames = [to_arrow(one.data.data[name]) for one in self.store.committed.batches]
         rows = pa.concat_tables(frames) if frames else pa.table({BLOCK: pa.array([], pa.int64())})
         block = pa.compute.field(BLOCK)
         return BlockRows(counted(rows.filter((block >= first) & (block <= last))), BLOCK, {})
@@ -66,9 +67,7 @@ def look_again(
     Raises:
         DisagreementError: it says that something differs, or has compared nothing.
     """
-    outputs = {TRANSFERS: shape.output(TRANSFERS)}
-    if shape.swaps:
-        outputs[SWAPS] = shape.output(SWAPS)
+    outputs = {one: shape.output(one) for one in (TRANSFERS, SWAPS, MORE) if one in shape.tables}
     wanted = [f"{shape.name(table)}={output}" for table, output in outputs.items()]
     if shape.sums and not shape.changes:
         wanted.append(shape.name(SUMS))

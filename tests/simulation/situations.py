@@ -1,8 +1,9 @@
-"""The rare situations that a soak must have met to mean anything."""
+"""The rare situations that a soak, or a campaign of scenarios, must have met to mean anything."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from enum import StrEnum
 
 KINDS = ("memory", "DuckDB", "PostgreSQL", "ClickHouse")
@@ -54,8 +55,83 @@ class Met(StrEnum):
     VERIFIED = "table compared once more by verify"
 
 
+class Feature(StrEnum):
+    """What the product does in a world: a row of the table in docs/guarantees.md."""
+
+    ON_DATA = "on_data"
+    OUTPUTS = "outputs are tables"
+    KEYED = "table with a key"
+    AGGREGATE = "aggregate"
+    CHANGES = "changes"
+    FOREACH_BATCH = "foreach_batch"
+    FACTORY = "factory"
+    OUTBOX = "on_finalized"
+    FLUSH = "flush"
+    UNDO_BUFFER = "undo_buffer"
+    TRANSFORM = "pipe"
+    TRANSFORMER = "transformer with state"
+    ADDED = "evolve: an output more"
+    RENAMED = "evolve: another name"
+    MAINTAINED = "maintained from outside"
+    COLLISION = "another stream wants its tables"
+    TOGETHER = "several streams in one place"
+    UNKNOWN_FINALITY = "no finality reported"
+
+
+class Fault(StrEnum):
+    """What goes wrong around it: a column of that table."""
+
+    FORK = "fork"
+    KILLED = "kill"
+    PAUSED = "pause"
+    CUT = "connection cut"
+    ANSWER = "faulty answer"
+    REPLICA = "replica behind"
+    CLOCK = "clock set"
+
+
+class Situation(StrEnum):
+    """What scenarios must meet, beside every fault of a portal and some coded errors."""
+
+    FORK_OF_ONE = "fork of one block"
+    DEEP_FORK = "deep fork (8 blocks or more)"
+    FORK_AT_WATERMARK = "fork right above the high-water mark"
+    FORK_WITHOUT_FINALITY = "fork while finality was never reported"
+    FORK_BEYOND_HISTORY = "fork beyond the capped history"
+    FORK_TAKEN_BACK = "fork back to a branch that was abandoned before"
+    FORK_WHILE_DOWN = "fork while the pipeline was down"
+    FORK_HIDDEN_BY_204 = "fork that hid behind a 204"
+    FINALITY_VIOLATED = "fork below finality (refused)"
+    CONFLICT_STORM = "three conflicts in a row or more"
+    RULE_MATCH = "resolved by a common block"
+    RULE_WATERMARK = "resolved by the high-water mark"
+    RULE_DESCEND = "resolved by descending and asking again"
+    REPLICA_BEHIND = "a replica was behind and was waited for"
+    OUT_OF_PATIENCE = "a replica stayed behind and patience ran out"
+    SETTLED_WHILE_IDLE = "finality moved while nothing arrived"
+    FINALITY_UNCHECKED = "finality on a 204 that could not be checked was not adopted"
+    CRASH_BEFORE_COMMIT = "crash before a commit"
+    CRASH_AFTER_COMMIT = "crash after a commit"
+    CRASH_BEFORE_ROLLBACK = "crash before a rollback"
+    CRASH_AFTER_ROLLBACK = "crash after a rollback"
+    CRASH_IN_RECOVERY = "crash while recovering"
+    RESTART_ON_ORPHAN = "restart on a block that no longer exists"
+    SKIPPED_SLOTS = "slots without a block"
+    GAP_BETWEEN_RANGES = "a gap between two ranges"
+    SPAN = "a span of final blocks taken at once"
+    FELL_BEHIND = "a span after reading near the head: it had fallen behind"
+    BEFORE_DATASET = "a range that begins before the dataset"
+    RULE_UNDO = "hot blocks undone because nobody could confirm them"
+    REFUSED_AS_GONE = "blocks that the portal had no more, and rows that nobody could confirm"
+    BLOCKS_GONE = "blocks left out that the portal had no more"
+    FLUSHED_TOGETHER = "several batches committed in one step"
+    FORK_BEFORE_FLUSH = "fork that took what was not committed yet"
+    FORK_IN_BUFFER = "fork that took only what the undo buffer held back"
+    FORK_BELOW_BUFFER = "fork deeper than the undo buffer"
+
+
 class Tally:
-    """Counts situations, faults, coded errors and points of interruption over a soak.
+    """Counts situations, faults, coded errors and points of interruption of many runs.
 
     `points` are those of worlds that ended with what their chains say, `different` all others.
     """
@@ -66,6 +142,7 @@ class Tally:
         self.errors: Counter[str] = Counter()
         self.points: Counter[str] = Counter()
         self.different: Counter[str] = Counter()
+        self.cells: Counter[str] = Counter()  # target, feature and fault that met in a world
 
     def meet(self, situation: str) -> None:
         """Count one occurrence."""
@@ -78,10 +155,11 @@ class Tally:
         self.errors += other.errors
         self.points += other.points
         self.different += other.different
+        self.cells += other.cells
 
-    def never_met(self) -> list[str]:
-        """Name everything that should have occurred and did not."""
-        return [one for one in expected() if not self.met[one]]
+    def lacks(self, situations: Iterable[str]) -> list[str]:
+        """Name the situations that did not occur."""
+        return [str(one) for one in situations if not self.met[one]]
 
 
 def expected() -> list[str]:
@@ -93,9 +171,14 @@ def expected() -> list[str]:
         for call in calls
         for how in (("killed", "paused") if kind != "memory" else ("killed",))
     ]
-    return [*map(str, Met), *points]
+    return [*map(str, Met), *points, *map(str, Feature)]
 
 
 def interrupted(how: str, call: str, kind: str) -> str:
     """Name an interruption: how, in which call, of which kind of target."""
     return f"{how} in {call} on {kind}"
+
+
+def cell(kind: str, feature: str, fault: str) -> str:
+    """Name a cell of the table in docs/guarantees.md."""
+    return f"{kind}|{feature}|{fault}"

@@ -19,43 +19,24 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from random import Random
 
 from rich.console import Console
-from rich.table import Table
 
+from tests.simulation.kinds import NAMES, never_met, offers
+from tests.simulation.outcome import Outcome, print_failures, report
 from tests.simulation.places import Engines
 from tests.simulation.script import Script
-from tests.simulation.situations import Tally, expected
+from tests.simulation.situations import Fault, Feature, Tally, expected
 from tests.simulation.world import World
 
 CHUNK = 10
 SHRINK_S = 60.0
 SAY_EVERY_S = 5.0
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What some worlds came to. `failures` holds what was wrong and which steps it takes."""
-
-    worlds: int = 0
-    steps: int = 0
-    requests: int = 0
-    cpu_s: float = 0.0
-    tally: Tally = field(default_factory=Tally)
-    failures: dict[int, tuple[str, list[int]]] = field(default_factory=dict)
-
-    def add(self, other: Outcome) -> None:
-        """Add the figures of other worlds."""
-        self.worlds += other.worlds
-        self.steps += other.steps
-        self.requests += other.requests
-        self.cpu_s += other.cpu_s
-        self.tally.add(other.tally)
-        self.failures |= other.failures
+MANY = 10_000  # worlds, after which every fault must have met every feature of every target
 
 
 def play(script: Script, engines: Engines, tally: Tally) -> tuple[World, str | None]:
@@ -74,12 +55,13 @@ def play_seeds(seeds: Iterable[int], engines: Engines) -> Outcome:
     for seed in seeds:
         script = Script.draw(seed)
         world, wrong = play(script, engines, outcome.tally)
-        outcome.worlds += 1
+        outcome.runs += 1
         outcome.steps += world.steps
         outcome.requests += len(world.portal.ledger)
         if wrong is not None:
             kept = shrink(script, lambda one: play(one, engines, Tally())[1] is not None)
-            outcome.failures[seed] = (wrong, kept)
+            steps = ",".join(map(str, kept)) or "none"
+            outcome.failures[seed] = (wrong, f"make soak SEED={seed} KEEP={steps}")
     outcome.cpu_s = time.process_time() - began
     return outcome
 
@@ -142,12 +124,12 @@ def soak(
             for one in done:
                 outcome = one.result()
                 total.add(outcome)
-                _print_failures(outcome, console)
+                print_failures(outcome, console)
             if time.monotonic() - said > SAY_EVERY_S:
                 said = time.monotonic()
                 on_progress(total, said - began)
                 console.print(
-                    f"{said - began:6.0f} s  {total.worlds:,} worlds  {total.steps:,} steps  "
+                    f"{said - began:6.0f} s  {total.runs:,} worlds  {total.steps:,} steps  "
                     f"{len(total.failures)} differences",
                     highlight=False,
                 )
@@ -162,36 +144,10 @@ def _chunks(first: int, worlds: int | None) -> Iterator[range]:
         first = end
 
 
-def report(outcome: Outcome, seconds: float, console: Console) -> int:
-    """Print what occurred; return the exit code."""
-    table = Table("situation", "times", title="What the worlds met", title_justify="left")
-    for name in expected():
-        table.add_row(name, f"{outcome.tally.met[name]:,}")
-    table.add_section()
-    for name, count in sorted(outcome.tally.faults.items()):
-        table.add_row(f"fault: {name}", f"{count:,}")
-    table.add_section()
-    for code, count in sorted(outcome.tally.errors.items()):
-        table.add_row(f"process ended with {code}", f"{count:,}")
-    console.print(table)
-    _print_failures(outcome, console)
-    never = outcome.tally.never_met() if outcome.worlds > 1 else []
-    for name in never:
-        console.print(f"[red]never occurred:[/red] {name}", highlight=False)
-    console.print(
-        f"{outcome.worlds:,} worlds, {outcome.steps:,} steps, {outcome.requests:,} requests, "
-        f"{len(outcome.failures)} differences, {seconds:.0f} s, {outcome.cpu_s:.0f} s of CPU",
-        highlight=False,
-    )
-    return 1 if outcome.failures or never else 0
-
-
-def _print_failures(outcome: Outcome, console: Console) -> None:
-    """Print what was wrong, and the commands that replay it."""
-    for seed, (text, kept) in sorted(outcome.failures.items()):
-        console.print(f"[red]SEED={seed}[/red] {text}", highlight=False)
-        steps = ",".join(map(str, kept))
-        console.print(f"  replay: make soak SEED={seed} KEEP={steps or 'none'}", highlight=False)
+def never_occurred(worlds: int, tally: Tally) -> list[str]:
+    """Name every situation, and after many worlds every cell of the table, that did not occur."""
+    cells = never_met(tally.cells) if worlds >= MANY else []
+    return [*tally.lacks(expected()), *cells]
 
 
 def save(outcome: Outcome, seconds: float, first: int, path: Path) -> None:
@@ -203,7 +159,7 @@ def save(outcome: Outcome, seconds: float, first: int, path: Path) -> None:
             {
                 "date": datetime.now(UTC).date().isoformat(),
                 "first": first,
-                "worlds": outcome.worlds,
+                "worlds": outcome.runs,
                 "steps": outcome.steps,
                 "requests": outcome.requests,
                 "differences": len(outcome.failures),
@@ -213,6 +169,9 @@ def save(outcome: Outcome, seconds: float, first: int, path: Path) -> None:
                 "errors": dict(sorted(tally.errors.items())),
                 "points": dict(sorted(tally.points.items())),
                 "different": dict(sorted(tally.different.items())),
+                "columns": list(map(str, Fault)),
+                "rows": [(kind, one) for kind in NAMES for one in Feature if offers(kind, one)],
+                "cells": dict(sorted(tally.cells.items())),
             },
             indent=1,
         )
@@ -226,8 +185,8 @@ def load(path: Path) -> tuple[Outcome, int, float]:
     if found["differences"]:
         raise SystemExit(f"{path} tells of differences: begin anew")
     tally = Tally()
-    for name in ("met", "faults", "errors", "points", "different"):
-        getattr(tally, name).update(found[name])
+    for name in ("met", "faults", "errors", "points", "different", "cells"):
+        getattr(tally, name).update(found.get(name, {}))
     outcome = Outcome(found["worlds"], found["steps"], found["requests"], tally=tally)
     return outcome, found["first"], found["seconds"]
 
@@ -265,7 +224,7 @@ def main() -> int:
     if options.go_on and options.results.exists():
         earlier, first, before_s = load(options.results)
     seconds = options.minutes * 60 if options.worlds is None else float("inf")
-    start = first + earlier.worlds
+    start = first + earlier.runs
     console.print(f"seeds from {start}", highlight=False)
     began = time.monotonic()
 
@@ -279,7 +238,8 @@ def main() -> int:
     outcome = soak(start, options.worlds, seconds, options.jobs, console, keep)
     took = time.monotonic() - began
     keep(outcome, took)
-    return report(outcome, took, console)
+    never = partial(never_occurred, outcome.runs)
+    return report(outcome, "worlds", expected(), never, took, console)
 
 
 if __name__ == "__main__":

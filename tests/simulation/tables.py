@@ -26,15 +26,21 @@ from headwater.testing.chain.tree import ChainSim, SimBlock
 
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 TRANSFERS, LATEST, SUMS, SWAPS, POOLS = "transfers", "latest", "sums", "swaps", "pools"
+MORE, ENDS = "more", "ends"
 COLUMNS = {
     TRANSFERS: ("block_number", "log_index", "address", "from", "to", "value"),
-    LATEST: ("owner", "block_number", "value"),
+    LATEST: ("token", "block_number", "value"),
     SUMS: ("owner", "amount", "rows"),
     SWAPS: ("block_number", "log_index", "address", "factory_n"),
+    MORE: ("block_number", "log_index", "address", "from", "to", "value"),
+    ENDS: ("whole", "text"),  # that a transform adds to the transfers
     POOLS: ("address",),  # the children of the factory that the stream knows
 }
 _LARGE = ("value", "amount", "factory_n")  # compared as text
-_SMALL = ("block_number", "log_index", "rows")
+WHOLES = (0, -1, 2**63 - 1, -(2**63), 2**53 + 1)
+TEXTS = ("", " ", "'\"`\\;--", "line\nbreak\ttab\r", "\U0001f30a \u202e\u0301\ufffd", "x" * 9000)
+"""Values at the ends of their types. What a target cannot hold is for its own tests to say."""
+_SMALL = ("block_number", "log_index", "rows", "whole")
 _SWAP = (
     "Swap(address indexed sender, uint256 amount0In, uint256 amount1In, uint256 amount0Out, "
     "uint256 amount1Out, address indexed to)"
@@ -45,10 +51,23 @@ Tables = dict[str, list[Row]]
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """Rows that a transform has made; no Spark is needed to look at them."""
+
+    rows: pa.Table
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 - as a DataFrame spells it
+        """Return the rows."""
+        return self.rows
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """Which tables a stream writes, and what they are called.
 
-    `changes`: it writes them as changes, and a change log undoes them.
+    `changes`: it writes them as changes, and a change log undoes them. `plain`: each output goes
+    into the table of its name; then a later definition can have `more`, the transfers of more
+    tokens, or another name for the first table (`moved`). `ends`: with values at ends of types.
     """
 
     stream: str
@@ -57,20 +76,58 @@ class Shape:
     sums: bool = False
     swaps: bool = False
     changes: bool = False
+    plain: bool = False
+    moved: bool = False
+    more: tuple[str, ...] = ()
+    ends: bool = False
 
     @property
     def tables(self) -> list[str]:
         """The tables there are."""
-        more = {LATEST: self.latest, SUMS: self.sums, SWAPS: self.swaps}
+        more = {LATEST: self.latest, SUMS: self.sums, SWAPS: self.swaps, MORE: bool(self.more)}
         return [TRANSFERS, *(name for name, wanted in more.items() if wanted)]
 
     def name(self, table: str) -> str:
         """Return the name of a table in its database."""
-        return f"{self.schema}.{table}_{self.stream}" if self.schema else f"{table}_{self.stream}"
+        name = "moved" if self.moved and table == TRANSFERS else table
+        if self.plain and self.schema:  # outputs have their tables where no schema is named
+            return f"public.{name}_{self.stream}_{self.schema}"
+        return f"{self.schema}.{name}_{self.stream}" if self.schema else f"{name}_{self.stream}"
+
+    def columns(self, table: str) -> tuple[str, ...]:
+        """Return the columns of a table that are compared."""
+        return COLUMNS[table] + (COLUMNS[ENDS] if self.ends and table == TRANSFERS else ())
 
     def output(self, table: str) -> str:
         """Return the output whose rows a table holds."""
-        return table
+        return self.name(table).removeprefix("public.") if self.plain else table
+
+    def on_data(self) -> Any:
+        """Return what targets are given to write with; None where outputs are tables."""
+        return None if self.plain else self.write
+
+    def outputs(self, tokens: Iterable[str], pools_of: str) -> dict[str, Output]:
+        """Return what the stream asks for."""
+        asked: dict[str, Output] = {
+            self.output(TRANSFERS): events("erc20.Transfer", contracts=list(tokens), range=0)
+        }
+        if self.swaps:
+            pools = factory(pools_of, _CREATED, child="pair", columns=["n"])
+            asked[self.output(SWAPS)] = events(_SWAP, contracts=pools, range=0)
+        if self.more:
+            more = events("erc20.Transfer", contracts=list(self.more), range=0)
+            asked[self.output(MORE)] = more
+        return asked
+
+    def add_ends(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Serve as a transform: give transfers values at the ends of their types."""
+        name = self.output(TRANSFERS)
+        rows = data[name].toArrow()
+        places = zip(rows["block_number"].to_pylist(), rows["log_index"].to_pylist(), strict=True)
+        ends = [ends_of(*place) for place in places]
+        for at, (column, kind) in enumerate(zip(COLUMNS[ENDS], _END_TYPES, strict=True)):
+            rows = rows.append_column(column, pa.array([one[at] for one in ends], kind))
+        return {**data, name: Frame(rows)}
 
     def aggregates(self) -> list[Aggregate]:
         """Declare the sums."""
@@ -93,13 +150,13 @@ class Shape:
         if not self.latest:
             return
         newest = {
-            row["to"]: {"owner": row["to"], "block_number": row["block_number"],
-                        "value": row["value"]}
+            row["address"]: {"token": row["address"], "block_number": row["block_number"],
+                             "value": row["value"]}
             for row in data[TRANSFERS].toArrow().to_pylist()
         }  # fmt: skip
         if newest:
             rows = pa.Table.from_pylist(list(newest.values()))
-            tx.upsert(self.name(LATEST), rows, key=["owner"])
+            tx.upsert(self.name(LATEST), rows, key=["token"])
 
     # --- as changes -------------------------------------------------------------------------------
 
@@ -122,7 +179,7 @@ class Shape:
         owner = {"owner": "to"}
         made = [self._changes(TRANSFERS, rows, "insert", COLUMNS[TRANSFERS][:2])]
         if self.latest:
-            made.append(self._changes(LATEST, rows, "upsert", owner))
+            made.append(self._changes(LATEST, rows, "upsert", {"token": "address"}))
         if self.sums:
             added = {"amount": add("value"), "rows": add("one")}
             made.append(self._changes(SUMS, rows, "upsert", owner, added))
@@ -145,15 +202,12 @@ class Shape:
         )
 
 
-def outputs(tokens: Iterable[str], pools_of: str | None = None) -> dict[str, Output]:
-    """Return what a stream asks for: transfers, and swaps of the pools of a factory."""
-    asked: dict[str, Output] = {
-        TRANSFERS: events("erc20.Transfer", contracts=list(tokens), range=0)
-    }
-    if pools_of is not None:
-        pools = factory(pools_of, _CREATED, child="pair", columns=["n"])
-        asked[SWAPS] = events(_SWAP, contracts=pools, range=0)
-    return asked
+_END_TYPES = (pa.int64(), pa.string())
+
+
+def ends_of(block: int, log: int) -> tuple[int, str]:
+    """Return the values at the ends of their types that a transfer is given."""
+    return WHOLES[(block * 31 + log) % len(WHOLES)], TEXTS[(block * 17 + log) % len(TEXTS)]
 
 
 def transfers_of(chain: ChainSim, block: SimBlock, tokens: Iterable[str]) -> list[Row]:
@@ -185,6 +239,7 @@ def expected(
     """Return what the tables hold after these blocks, in their order."""
     tokens = list(tokens)
     transfers: list[Row] = []
+    more: list[Row] = []
     latest: dict[str, Row] = {}
     sums: dict[str, tuple[int, int]] = {}
     swaps: list[Row] = []
@@ -192,13 +247,16 @@ def expected(
     for block in branch:
         for row in transfers_of(chain, block, tokens):
             receiver, value = row[4:]
-            transfers.append(row)
-            latest[receiver] = (receiver, block.number, value)
+            transfers.append(row + ends_of(*row[:2]) if shape.ends else row)
+            latest[row[2]] = (row[2], block.number, value)
             amount, rows = sums.get(receiver, (0, 0))
             sums[receiver] = (amount + int(value), rows + 1)
+        more += transfers_of(chain, block, shape.more)
         if shape.swaps:
             swaps += _swaps_of(chain, block, pools)
     held: Tables = {TRANSFERS: sorted(transfers)}
+    if shape.more:
+        held[MORE] = sorted(more)
     if shape.latest:
         held[LATEST] = sorted(latest.values())
     if shape.sums:
@@ -227,9 +285,9 @@ def _swaps_of(chain: ChainSim, block: SimBlock, pools: dict[str, str]) -> list[R
     return found
 
 
-def in_order(table: str, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+def in_order(shape: Shape, table: str, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     """Return rows of a database in the form and order of `expected`."""
-    columns = COLUMNS[table]
+    columns = shape.columns(table)
     kinds = [int if one in _SMALL else str for one in columns]
     return sorted(
         tuple(kind(row[one]) for one, kind in zip(columns, kinds, strict=True)) for row in rows

@@ -7,9 +7,11 @@ import pytest
 from rich.console import Console
 
 from tests.sampling import every
-from tests.simulation.scenarios.campaign import Outcome, report, run_scenarios
+from tests.simulation.outcome import Outcome, report
+from tests.simulation.scenarios.campaign import run_scenarios
+from tests.simulation.scenarios.recogniser import never_met
 from tests.simulation.scenarios.scenario import Scenario
-from tests.simulation.scenarios.situations import Situation, Tally
+from tests.simulation.situations import Situation, Tally
 
 NOTABLE = [
     int(line.split()[0])
@@ -41,7 +43,7 @@ def test_random_scenarios_agree_with_the_oracle_and_meet_every_rare_situation() 
     rare = run_scenarios(RARE)
     others = run_scenarios(set(every(10).seeds(range(1, 151))) - set(RARE))
     assert {**rare.failures, **others.failures} == {}
-    assert rare.never_met() == []
+    assert never_met(rare.tally) == []
 
 
 @pytest.mark.parametrize("seed", NOTABLE)
@@ -62,9 +64,9 @@ def test_a_scenario_is_the_same_for_the_same_seed(seed: int) -> None:
 
 def test_the_report_names_failures_with_their_seed_and_what_never_occurred() -> None:
     console = Console(width=120, record=True, file=StringIO())
-    outcome = Outcome(runs=2, failures={77: "wrong"})
-    outcome.situations[Situation.DEEP_FORK] = 3
-    assert report(outcome, 1.0, console) == 1
+    outcome = Outcome(runs=2, failures={77: ("wrong", "make sim SEED=77")})
+    outcome.tally.met[Situation.DEEP_FORK] = 3
+    assert report(outcome, "scenarios", list(Situation), never_met, 1.0, console) == 1
     text = console.export_text()
     assert "make sim SEED=77" in text
     assert "never occurred: fork of one block" in text

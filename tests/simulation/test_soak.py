@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from io import StringIO
 
 from rich.console import Console
 
+from tests.simulation.outcome import Outcome, report
 from tests.simulation.script import Do, Script, Step
-from tests.simulation.situations import Met
-from tests.simulation.soak import Outcome, report, shrink
+from tests.simulation.situations import Met, expected
+from tests.simulation.soak import never_occurred, shrink
 
 
 def test_a_failing_script_is_cut_down_to_the_steps_that_it_needs() -> None:
@@ -22,9 +24,10 @@ def test_a_failing_script_is_cut_down_to_the_steps_that_it_needs() -> None:
 
 def test_the_report_names_failures_with_the_command_that_replays_them() -> None:
     console = Console(width=120, record=True, file=StringIO())
-    outcome = Outcome(worlds=2, failures={77: ("wrong", [3, 9])})
+    outcome = Outcome(runs=2, failures={77: ("wrong", "make soak SEED=77 KEEP=3,9")})
     outcome.tally.meet(Met.DEEP_FORK)
-    assert report(outcome, 1.0, console) == 1
+    never = partial(never_occurred, 2)
+    assert report(outcome, "worlds", expected(), never, 1.0, console) == 1
     text = console.export_text()
     assert "make soak SEED=77 KEEP=3,9" in text
     assert "never occurred: rollback of one block" in text

@@ -7,16 +7,20 @@ of the chain, the `Judge` says.
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 from headwater.errors import HeadwaterError
 from headwater.testing.faults.proxy import Loss, LossyProxy
 from headwater.testing.oracle import DisagreementError
 from headwater.testing.portal.transport import VirtualClock
 from tests.simulation.judge import Judge
-from tests.simulation.places import Engines, Place, make_place
-from tests.simulation.process import Call, Interruption, Line, Point, Process
+from tests.simulation.kinds import make_place
+from tests.simulation.lines import Line
+from tests.simulation.operators import operate
+from tests.simulation.places import Engines, Place
+from tests.simulation.process import Call, Interruption, Point, Process
 from tests.simulation.script import FOCUS, KINDS, Do, Script, Step
-from tests.simulation.situations import Met, Tally, interrupted
+from tests.simulation.situations import Fault, Feature, Met, Tally, cell, interrupted
 from tests.simulation.upstream import LIMIT_S, Upstream
 
 HOUR = 3600.0
@@ -32,9 +36,9 @@ class World:
         self._tally = tally
         self._dice = dice = Random(f"world {script.seed}")
         self._engines = engines
-        self.upstream = Upstream(script.seed, dice, tally, self._note)
+        self.upstream = Upstream(script.seed, dice, tally, self.note)
         self.chain, self.portal = self.upstream.chain, self.upstream.portal
-        self._judge = Judge(self.upstream, tally, self._note)
+        self.judge = Judge(self.upstream, tally, self.note)
         self._places: list[Place] = []
         self._points: list[str] = []  # where processes were interrupted
         self._turn = 0
@@ -61,6 +65,7 @@ class World:
     def _count(self) -> None:
         """Count what the portal and the network did."""
         self._tally.faults.update(self.portal.ledger.faults())
+        self._count_cells()
         for place in self._places:
             for loss in place.proxy.struck if place.proxy else []:
                 if not loss.hold:
@@ -71,6 +76,23 @@ class World:
         for proxy in {one for one, _ in self._proxies()}:
             for _ in range(proxy.cut_headers):
                 self._tally.meet(Met.HEADERS_CUT)
+
+    def _count_cells(self) -> None:
+        """Count which faults each stream met, whatever it did."""
+        for line in self.lines:
+            features, faults = line.features(), {one for one in Fault if one in line.met}
+            if len([one for one in self.lines if one.place is line.place]) > 1:
+                features.add(Feature.TOGETHER)
+            if not self.upstream.finality_known:
+                features.add(Feature.UNKNOWN_FINALITY)
+            if line.struck or (self.upstream.wire and self.upstream.wire.struck):
+                faults.add(Fault.CUT)
+            if self.upstream.faulty:
+                faults.add(Fault.ANSWER)
+            self._tally.met.update(features)
+            self._tally.cells.update(
+                cell(line.place.kind, feature, fault) for feature in features for fault in faults
+            )
 
     def _set_up(self) -> None:
         dice = self._dice
@@ -83,8 +105,7 @@ class World:
             if same:
                 place = same[0]
             else:
-                engines = ["CollapsingMergeTree", "ReplacingMergeTree", "MergeTree"]
-                place = make_place(kind, self._engines, dice.choice(engines))
+                place = make_place(kind, self._engines, dice)
                 self._places.append(place)
             call, _ = self._focus_of_seed()
             outbox = number == 0 and call is Call.BETWEEN
@@ -97,14 +118,14 @@ class World:
     def _tear_down(self) -> None:
         for line in self.lines:
             for process in line.alive:
-                self._end(line, process)
+                self.end(line, process)
         for place in self._places:
             place.close()
         self.upstream.close()
 
     def _do(self, step: Step) -> None:
         dice = Random(step.seed)
-        self._note(f"-- {step.do}")
+        self.note(f"-- {step.do}")
         match step.do:
             case Do.GROW:
                 self.chain.extend(dice.choice([1, 1, 1, 2, 3, 6]))
@@ -124,7 +145,9 @@ class World:
                 self._do_network(step.do, dice)
             case Do.LOOK:
                 for line in self.lines:
-                    self._judge.look(line)
+                    self.judge.look(line)
+            case Do.MAINTAIN | Do.INTRUDE | Do.EVOLVE:
+                operate(self, step.do, dice.choice(self.lines), dice)
             case _:
                 self._do_process(step.do, dice.choice(self.lines), dice)
 
@@ -160,7 +183,7 @@ class World:
                                  dice.randrange(3000)])  # fmt: skip
             loss = Loss(after, of_answer=dice.random() < 0.75, hold=dice.random() < 0.3)
             proxy.arm(loss)
-            self._note(f"{loss} to {line.place.kind if line else 'the portal'}")
+            self.note(f"{loss} to {line.place.kind if line else 'the portal'}")
             for one in self.lines:
                 if line is None or one.place is line.place:
                     one.lossy = True
@@ -170,10 +193,10 @@ class World:
             self._tally.meet(Met.PORTAL_HELD)
         else:
             self._tally.meet(Met.ANSWER_LATE if deliver else Met.ANSWER_HELD)
-        self._note(f"released, deliver={deliver}")
+        self.note(f"released, deliver={deliver}")
         proxy.release(deliver=deliver)
 
-    def _holding(self, line: Line) -> bool:
+    def holding(self, line: Line) -> bool:
         proxies = (line.place.proxy, self.upstream.wire)
         return any(one is not None and one.is_holding for one in proxies)
 
@@ -186,15 +209,16 @@ class World:
         match do:
             case Do.RUN:
                 for _ in range(dice.randrange(1, 7)):
-                    if not self._advance(line, newest or self._start(line)):
+                    if not self.advance(line, newest or self.start(line)):
                         break
                     newest = line.alive[-1] if line.alive else None
             case Do.KILL if newest is not None:
                 self._tally.meet(Met.KILLED)
-                self._end(line, newest)
+                line.met.add(Fault.KILLED)
+                self.end(line, newest)
             case Do.STOP if newest is not None and not newest.is_paused:
                 self._tally.meet(Met.STOPPED)
-                self._end(line, newest)
+                self.end(line, newest)
             case Do.INTERRUPT:
                 calls = [Call.RECOVER, Call.COMMIT, Call.COMMIT, Call.ROLL_BACK, Call.SETTLE,
                          Call.BETWEEN]  # fmt: skip
@@ -208,6 +232,7 @@ class World:
                 self._wake(line, paused[0])
             case Do.CLOCK if newest is not None:
                 jump = dice.choice([-HOUR, HOUR])
+                line.met.add(Fault.CLOCK)
                 newest.clock.jump(jump)
                 self._tally.meet(Met.CLOCK_BACK if jump < 0 else Met.CLOCK_FORWARD)
 
@@ -215,14 +240,14 @@ class World:
         """Interrupt the first stream in the call that is the seed's turn; others start again."""
         line = self.lines[0]
         for _ in range(6):
-            if not self._advance(line, line.alive[-1] if line.alive else self._start(line)):
+            if not self.advance(line, line.alive[-1] if line.alive else self.start(line)):
                 break
         call, pause = self._focus_of_seed()
         self._interrupt(line, line.alive[-1] if line.alive else None, dice, call, pause, runs=5)
         for other in self.lines[1:]:
             for process in other.alive:
-                self._end(other, process)
-            self._advance(other, self._start(other))
+                self.end(other, process)
+            self.advance(other, self.start(other))
         paused = [one for one in line.alive if one.is_paused]
         if paused and dice.random() < 0.7:
             self._take_over(line, paused[-1], drop=dice.random() < 0.6)
@@ -242,10 +267,10 @@ class World:
     ) -> None:
         """Have a process paused or killed at a statement of its next call of a kind, and run it."""
         if call is Call.RECOVER and process is not None and not process.is_paused:
-            self._end(line, process)
+            self.end(line, process)
             process = None
         if process is None or process.is_paused:
-            process = self._start(line)
+            process = self.start(line)
         nth = dice.choice([1, 2, 4, 5, 7, 9, 13] if call is Call.RECOVER else [1, 1, 2, 2, 3, 4, 7])
         if line.place.kind == "memory":
             pause, nth = False, 1
@@ -258,52 +283,59 @@ class World:
             self.chain.extend(1)
             self.upstream.finalize(self.chain.head.number - 1)
         for _ in range(runs):
-            if not self._advance(line, process):
+            if not self.advance(line, process):
                 break
 
-    def _start(self, line: Line) -> Process:
-        """Start a process of a stream; it does nothing before it runs."""
+    def start(self, line: Line, rival: Any = None) -> Process:
+        """Start a process of a stream; it does nothing before it runs.
+
+        With the target of a rival it is that of a stream which must not write these tables.
+        """
         line.lives += 1
         name = f"{line.shape.stream}.{line.lives}"
         dice = Random(f"{self.script.seed} {name}")
         clock = VirtualClock(1_750_000_000.0 + dice.choice([0, 0, -HOUR, HOUR, -60]))
-        target = line.place.target(line.shape, name, clock.now)
-        kind = f"{line.place.kind} change log" if line.shape.changes else line.place.kind
+        target = line.place.target(line.shape, name, clock.now) if rival is None else rival
+        kind = line.kind
 
         def on_point(point: Point) -> None:
             how = "killed" if point.kill else "paused"
-            self._note(f"{name} {how} in {point.call}: {point.statement[:60]!r}")
+            line.met.add(Fault.KILLED if point.kill else Fault.PAUSED)
+            self.note(f"{name} {how} in {point.call}: {point.statement[:60]!r}")
             self._tally.meet(interrupted(how, point.call, line.place.kind))
             self._points.append(f"{kind}|{point.call}|{how}|{statement_kind(point.statement)}")
 
+        see = self.judge.saw if rival is None else self.judge.saw_rival
         process = Process(
             name,
-            line.stream,
+            line.stream(),
             target,
             self.upstream.transport(clock),
             clock,
             inbox=line.inbox,
-            on_event=lambda event: self._judge.saw(line, name, event),
+            query=None if rival is not None else line.query,
+            watch=line.place.watch,
+            on_event=lambda event: see(line, name, event),
             on_point=on_point,
         )
         process.struck = line.struck
         line.processes.append(process)
-        self._note(f"{name} starts")
+        self.note(f"{name} starts")
         return process
 
-    def _advance(self, line: Line, process: Process) -> bool:
+    def advance(self, line: Line, process: Process) -> bool:
         """Let a process run to its next event; False if it does not get there."""
         struck = line.struck
         self._run(line, process)
         if line.inbox is not None and line.inbox.wrong is not None:
             raise DisagreementError(line.inbox.wrong)
         if process.actor.is_blocked:
-            self._note(f"{process.name} waits for the network")
+            self.note(f"{process.name} waits for the network")
             return False
         if line.struck > struck and not process.actor.is_over:
             self._tally.meet(Met.SURVIVED_LOSS)
         if process.actor.is_over:
-            self._judge.ended(line, process)
+            self.judge.ended(line, process)
             return False
         return not process.is_paused
 
@@ -320,19 +352,19 @@ class World:
         process.haunted = line.haunted
 
         def is_held() -> bool:
-            return self._holding(line) or line.place.waits_for_lock(process.name)
+            return self.holding(line) or line.place.waits_for_lock(process.name)
 
         paused = [(each, one) for each in self.lines for one in each.alive if one.is_paused]
         others = [each for each in paused if each[0].place is line.place and each[1] is not process]
-        while not process.actor.run(LIMIT_S, is_held) and not self._holding(line):
+        while not process.actor.run(LIMIT_S, is_held) and not self.holding(line):
             if others:
                 self._tally.meet(Met.WAITED_FOR_LOCK)
-                self._end(*others.pop())
+                self.end(*others.pop())
                 process.haunted = True  # it may be refused before the server has noticed
                 continue
             # a process that was killed keeps its locks until the server has noticed
-            came = process.actor.run(LIMIT_S, lambda: self._holding(line))
-            if not came and not self._holding(line):
+            came = process.actor.run(LIMIT_S, lambda: self.holding(line))
+            if not came and not self.holding(line):
                 raise DisagreementError(f"{process.name} hangs in {process.call}")
 
     def _take_over(self, line: Line, paused: Process, *, drop: bool) -> None:
@@ -340,9 +372,9 @@ class World:
         if drop:
             line.place.drop_sessions(paused.name)
             paused.dropped = True
-        successor = self._start(line)
+        successor = self.start(line)
         for _ in range(4):
-            if not self._advance(line, successor):
+            if not self.advance(line, successor):
                 break
         if not successor.actor.is_over:
             self._tally.meet(Met.TAKEN_OVER)
@@ -350,15 +382,15 @@ class World:
     def _wake(self, line: Line, process: Process) -> None:
         point = process.point
         for _ in range(4):
-            if not self._advance(line, process):
+            if not self.advance(line, process):
                 break
         if process.actor.is_over and isinstance(process.actor.failure, HeadwaterError):
             self._tally.meet(Met.ZOMBIE_REFUSED)
         elif not process.actor.is_over:
             self._tally.meet(Met.ZOMBIE_WENT_ON)
-        self._note(f"{process.name} woke at {point and point.statement[:40]!r}")
+        self.note(f"{process.name} woke at {point and point.statement[:40]!r}")
 
-    def _end(self, line: Line, process: Process) -> None:
+    def end(self, line: Line, process: Process) -> None:
         """Kill a process wherever it is."""
         process.actor.kill()
         line.haunted = True
@@ -368,25 +400,30 @@ class World:
         if not process.actor.run(LIMIT_S):
             raise DisagreementError(f"{process.name} does not die in {process.call}")
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         self.log.append(text)
 
     # --- the end ----------------------------------------------------------------------------------
 
     def _rest(self) -> None:
         """Stop all faults, wake everybody, read to the head: now all must be equal."""
-        self._note("-- rest")
+        self.note("-- rest")
         for proxy, line in self._proxies():
             proxy.disarm()
             if proxy.is_holding:
                 self._release(proxy, False, portal=line is None)
         self.upstream.calm()
+        for place in self._places:
+            place.calm = True
         for one in self.lines:
             if one.inbox is not None:
                 one.inbox.calm()
         for each in self.lines:
             for process in [one for one in each.alive if one.is_paused]:
                 self._wake(each, process)
+            if each.place.kind == "fan-out":  # the next start has all of its targets
+                for process in each.alive:
+                    self.end(each, process)
             self._settle(each)
         self._restart()
 
@@ -395,36 +432,39 @@ class World:
         final = self.chain.finalized
         for line in self.lines:
             for process in line.alive:
-                self._end(line, process)
-            before = line.place.read(line.shape)
-            self._advance(line, self._start(line))
-            if line.place.read(line.shape).tables != before.tables:
+                self.end(line, process)
+            before = line.place.stored(line.shape)
+            self.advance(line, self.start(line))
+            after = line.place.stored(line.shape)
+            same = [one.tables for one in after] == [one.tables for one in before]
+            if not same and not line.place.rereads:
                 raise DisagreementError(f"{line.shape.stream}: a start changed the tables")
         self.chain.extend(2)
         for line in self.lines:
             self._settle(line)
-            stored = line.place.read(line.shape)
-            old = [one for one in stored.undo_blocks if final and one < final.number - 1]
-            if old and self.upstream.finality_known and not line.stream.undo_buffer:
+            kept = [one for each in line.place.stored(line.shape) for one in each.undo_blocks]
+            old = [one for one in kept if final and one < final.number - 1]
+            if old and self.upstream.finality_known and not line.undo_buffer:
                 raise DisagreementError(f"{line.shape.stream}: undo data of final blocks {old[:5]}")
             for process in line.alive:
-                self._end(line, process)
-            self._judge.look_again(line)
+                self.end(line, process)
+            self.judge.check_final(line)
+            self.judge.look_again(line)
 
     def _settle(self, line: Line) -> None:
         """Run a stream until it has read everything, and compare."""
         for _ in range(400):
-            process = line.alive[-1] if line.alive else self._start(line)
-            self._advance(line, process)
+            process = line.alive[-1] if line.alive else self.start(line)
+            self.advance(line, process)
             if process.is_paused or process.actor.is_over:
                 continue
-            if self._judge.is_at_head(line) and self._judge.is_delivered(line):
+            if self.judge.is_at_head(line) and self.judge.is_delivered(line):
                 break
         else:
             raise DisagreementError(
                 f"{line.shape.stream} at {line.state.cursor} never reached the head"
             )
-        self._judge.compare(line)
+        self.judge.compare(line)
 
 
 def statement_kind(sql: str) -> str:

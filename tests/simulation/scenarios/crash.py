@@ -8,7 +8,7 @@ from headwater.core import Batch, PipeState
 from headwater.targets import MemoryStore, MemoryTarget
 from headwater.testing.crash import Crash
 from headwater.testing.oracle import Rows
-from tests.simulation.scenarios.situations import Situation
+from tests.simulation.situations import Situation
 
 
 class CrashingTarget(MemoryTarget[Rows]):

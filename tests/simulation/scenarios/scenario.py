@@ -35,8 +35,9 @@ from headwater.testing.portal.replicas import Balance, Finality
 from headwater.testing.portal.stream_plan import Behind, Surface
 from headwater.testing.portal.transport import SimTransport, VirtualClock
 from tests.simulation.scenarios.crash import CrashingTarget
+from tests.simulation.scenarios.recogniser import Recogniser
 from tests.simulation.scenarios.settings import Flow, Setting
-from tests.simulation.scenarios.situations import Situation, Tally
+from tests.simulation.situations import Situation, Tally
 
 PATIENCE = 3
 BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # always the portal's fault
@@ -49,6 +50,7 @@ class Scenario(Host[Rows]):
         self.seed = seed
         self.steps = 0
         self._tally = tally
+        self._recogniser = Recogniser(tally)
         self._dice = dice = Random(f"history {seed}")  # the word is part of every kept seed
         self._actions = actions
         start_block = dice.choice([0, 0, 1000])
@@ -209,8 +211,8 @@ class Scenario(Host[Rows]):
         if event is None:
             self._running = None
         else:
-            self._tally.event(event, before, PATIENCE)
-            self._tally.buffered(event, self._flow)
+            self._recogniser.event(event, before, PATIENCE)
+            self._recogniser.buffered(event, self._flow)
             self._note_idle(event)
         self.steps += 1
         self._oracle.check(self._held(), self.state, before)
@@ -329,7 +331,7 @@ class Scenario(Host[Rows]):
 
     def _judge(self, error: HeadwaterError, before: PipeState) -> None:
         """Accept an error that the scenario explains; the state must not have changed."""
-        self._tally.error(error)
+        self._tally.errors[error.code] += 1
         if self.state != before:
             raise DisagreementError(f"{error.code} changed the state") from error
         if error.code in BAD_DATA or error.code == "E1004":

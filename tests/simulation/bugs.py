@@ -1,0 +1,182 @@
+"""Bugs planted by hand, each in one place of the product: would the worlds find them?
+
+    python -m tests.simulation.bugs              # search: the first seed up to 200 that finds each
+
+A bug is a patch of a few lines that is applied while a world is played. `seed` is one that finds
+it; a test plays that one, and sees that the world is right without the bug and wrong with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.core import BlockCursor, BlockRange
+from headwater.effects.outbox import Outbox
+from headwater.portal import PortalClient
+from headwater.stream.evolve import _Evolving
+from headwater.stream.factory_index import FactoryIndex
+from headwater.stream.micro_batch_log import MicroBatchLog
+from headwater.stream.transformer import Step
+from headwater.targets.clickhouse.undo import Undo as ClickHouseUndo
+from headwater.targets.delta.target import DeltaTarget
+from headwater.targets.duckdb.undo import DuckDBUndoLog
+from headwater.targets.fanout import FanOutTarget
+from headwater.targets.parquet import target as parquet
+from headwater.targets.sql.aggregates.writer import Aggregates
+from tests.simulation.places import Engines
+from tests.simulation.script import KINDS, Script
+from tests.simulation.situations import Tally
+from tests.simulation.soak import play
+
+SEEDS = range(1, 201)
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """A planted bug: what a class of faults looks like, where it is planted, and what finds it.
+
+    `kinds` are the kinds of targets that have the code; worlds of others are passed over.
+    """
+
+    name: str
+    owner: Any
+    attribute: str
+    make: Callable[[Any], Any]
+    kinds: tuple[str, ...]
+    seed: int
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Have the bug there for a while."""
+        with ExitStack() as stack:
+            made = self.make(getattr(self.owner, self.attribute))
+            stack.enter_context(patch.object(self.owner, self.attribute, made))
+            yield
+
+
+def _nothing(right: Any) -> Any:
+    return lambda *given, **named: 0
+
+
+def _always_due(right: Any) -> Any:
+    return lambda *given: True
+
+
+def _first_block_lost(right: Any) -> Any:
+    def clamp(self: Any, block_range: BlockRange, *, finalized: bool) -> Any:
+        first = max(block_range.from_block, 1)
+        return right(self, replace(block_range, from_block=first), finalized=finalized)
+
+    return clamp
+
+
+def _by_number(right: Any) -> Any:
+    def uncertain(self: Any) -> tuple[int, BlockCursor] | None:
+        low = self._lowest.number
+        for index, held in enumerate(self.states):
+            certain = [one for one in held.landing_points() if one.number <= low]
+            if certain and certain[-1] != held.cursor:
+                return index, certain[-1]
+        return None
+
+    return uncertain
+
+
+def _only_the_first(right: Any) -> Any:
+    def roll_back(self: Any, state: Any) -> None:
+        targets, self.targets = self.targets, self.targets[:1]
+        states, self.states = self.states, self.states[:1]
+        right(self, state)
+        self.targets, self.states = targets, [*self.states, *(state for _ in states[1:])]
+
+    return roll_back
+
+
+def _twice_if_final(right: Any) -> Any:
+    def write(self: Any, tx: Any, data: Any, scope: Any) -> None:
+        for _ in range(1 if scope.hot else 2):
+            right(self, tx, data, scope)
+
+    return write
+
+
+def _too_early(right: Any) -> Any:
+    def advanced(self: Any, state: Any) -> None:
+        right(self, replace(state, finalized=state.cursor))
+
+    return advanced
+
+
+def _up_to_the_head(right: Any) -> Any:
+    def final(self: Any, state: Any) -> Any:
+        right(self, state)
+        return state.cursor
+
+    return final
+
+
+def _cut_text(right: Any) -> Any:
+    def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        fitted = right(batch, schema)
+        columns = [
+            pc.utf8_slice_codeunits(one, 0, 8000) if pa.types.is_string(one.type) else one
+            for one in fitted.columns
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return conform
+
+
+_SQL = ("DuckDB", "PostgreSQL")
+_EVOLVING = (*_SQL, "ClickHouse", "Delta", "Iceberg")
+_FAN_OUT = ("fan-out",)
+BUGS = (
+    Bug("a range shrinks in silence", PortalClient, "_clamp", _first_block_lost, KINDS, 4),
+    Bug("user code is not told of a fork", Step, "fork", _nothing, KINDS, 1),
+    Bug("children of orphaned blocks stay", FactoryIndex, "roll_back", _nothing, KINDS, 26),
+    Bug("messages of hot blocks are sent", Outbox, "advanced", _too_early, KINDS, 5),
+    Bug("replaced rows do not return", DuckDBUndoLog, "_bring_back", _nothing, ("DuckDB",), 23),
+    Bug("sums count rows twice", Aggregates, "write", _twice_if_final, _SQL, 20),
+    Bug("rows above the cursor stay", ClickHouseUndo, "above", _nothing, ("ClickHouse",), 4),
+    Bug("a paused writer may go on", DeltaTarget, "_claim", _nothing, ("Delta",), 16),
+    Bug("text is cut", parquet, "conform", _cut_text, ("Parquet", "fan-out"), 35),
+    Bug("a number stands for a block", FanOutTarget, "_uncertain", _by_number, _FAN_OUT, 38),
+    Bug("one of two targets goes back", FanOutTarget, "roll_back", _only_the_first, _FAN_OUT, 139),
+    Bug("a micro-batch is written again", MicroBatchLog, "is_due", _always_due, KINDS, 21),
+    Bug("hot blocks count as filled", _Evolving, "_final", _up_to_the_head, _EVOLVING, 0),
+)
+
+
+def finds(bug: Bug, seed: int, engines: Engines) -> str | None:
+    """Return what a world says of a bug; None if it finds nothing, or is wrong without it."""
+    with bug.planted():
+        wrong = play(Script.draw(seed), engines, Tally())[1]
+    if wrong is None or play(Script.draw(seed), engines, Tally())[1] is not None:
+        return None
+    return wrong
+
+
+def main() -> int:
+    """Search a seed for each bug, or for those whose names hold a word."""
+    missed = 0
+    with Engines() as engines:
+        for bug in BUGS:
+            if not all(word in bug.name for word in sys.argv[1:]):
+                continue
+            seeds = [one for one in SEEDS if KINDS[one % len(KINDS)] in bug.kinds]
+            found = next(((one, said) for one in seeds if (said := finds(bug, one, engines))), None)
+            missed += found is None
+            print(f"{bug.name}: {found}"[:300], flush=True)  # noqa: T201 - a command
+    return missed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
