@@ -51,7 +51,9 @@ def point_table() -> str:
 
 def cell_table() -> str:
     """Return how often worlds had a feature of a target meet a fault."""
-    found = _read("cells")
+    found = _read("soak")
+    if "cells" not in found:  # of an earlier kind of world
+        found = _read("cells")
     counts: dict[tuple[str, str], Counter[str]] = {}
     faults: list[str] = found["columns"]
     for row in found["rows"]:

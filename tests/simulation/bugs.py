@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 from headwater.core import BlockCursor, BlockRange
 from headwater.effects.outbox import Outbox
 from headwater.portal import PortalClient
-from headwater.stream.evolve import _Evolving
 from headwater.stream.factory_index import FactoryIndex
 from headwater.stream.micro_batch_log import MicroBatchLog
+from headwater.stream.portal_run import PortalRun
 from headwater.stream.transformer import Step
 from headwater.targets.clickhouse.undo import Undo as ClickHouseUndo
 from headwater.targets.delta.target import DeltaTarget
@@ -115,12 +115,12 @@ def _too_early(right: Any) -> Any:
     return advanced
 
 
-def _up_to_the_head(right: Any) -> Any:
-    def final(self: Any, state: Any) -> Any:
-        right(self, state)
-        return state.cursor
+def _later(right: Any) -> Any:
+    def blocks_up_to(self: Any, ranges: Any, last: int, first: int | None) -> Any:
+        found = right(self, ranges, last, first)
+        return tuple(replace(one, from_block=min(last, one.from_block + 3)) for one in found)
 
-    return final
+    return blocks_up_to
 
 
 def _cut_text(right: Any) -> Any:
@@ -151,7 +151,7 @@ BUGS = (
     Bug("a number stands for a block", FanOutTarget, "_uncertain", _by_number, _FAN_OUT, 38),
     Bug("one of two targets goes back", FanOutTarget, "roll_back", _only_the_first, _FAN_OUT, 139),
     Bug("a micro-batch is written again", MicroBatchLog, "is_due", _always_due, KINDS, 21),
-    Bug("hot blocks count as filled", _Evolving, "_final", _up_to_the_head, _EVOLVING, 0),
+    Bug("an added output begins late", PortalRun, "blocks_up_to", _later, _EVOLVING, 20),
 )
 
 

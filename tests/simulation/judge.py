@@ -26,7 +26,7 @@ from tests.simulation.process import Process
 from tests.simulation.second import look_again
 from tests.simulation.situations import Fault, Met, Tally
 from tests.simulation.tables import difference, expected, pools_created, transfers_of
-from tests.simulation.upstream import Upstream
+from tests.simulation.upstream import Upstream, own_hash
 
 BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # the portal's fault
 LOST = {"E2101", "E2010"}
@@ -92,7 +92,7 @@ class Judge:
             self._tally.meet(Met.CHANGES_UNDONE)
         if not line.shape.swaps and line.inbox is None:
             return
-        for block in self._upstream.chain.path(str(orphaned.hash), safe + 1):
+        for block in self._upstream.chain.path(own_hash(str(orphaned.hash)), safe + 1):
             if line.shape.swaps and pools_created(self._upstream.chain, block):
                 self._tally.meet(Met.POOL_UNDONE)
             if line.inbox is not None and transfers_of(self._upstream.chain, block, line.tokens):
@@ -156,7 +156,7 @@ class Judge:
             return  # tables are between two definitions
         for stored in line.place.stored(line.shape):
             cursor = stored.cursor
-            blocks = [] if cursor is None else self._upstream.chain.path(str(cursor.hash))
+            blocks = [] if cursor is None else self._upstream.chain.path(own_hash(str(cursor.hash)))
             wanted = expected(self._upstream.chain, blocks, line.tokens, line.shape)
             for name in stored.lacks:
                 wanted.pop(name, None)

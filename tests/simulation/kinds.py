@@ -55,6 +55,7 @@ def offers(kind: str, feature: Feature) -> bool:
         Feature.KEYED: place.keyed or several,
         Feature.AGGREGATE: place.sums,
         Feature.CHANGES: place.changes,
+        Feature.SUBSTREAMS: place.changes,
         Feature.FACTORY: place.side_tables,
         Feature.OUTBOX: place.side_tables,
         Feature.ADDED: place.evolves or several,

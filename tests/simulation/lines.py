@@ -13,6 +13,7 @@ from headwater.stream.portal import PortalStream, portal_stream
 from headwater.testing.chain.tree import ChainSim
 from headwater.testing.oracle import DisagreementError
 from tests.simulation.inbox import Inbox
+from tests.simulation.modules import Module
 from tests.simulation.places import Place
 from tests.simulation.process import Process
 from tests.simulation.queries import Query
@@ -38,6 +39,7 @@ class Line:
     factory: str
     inbox: Inbox | None = None
     query: Query | None = None  # a streaming query writes, not a stream
+    module: Module | None = None  # the stream is one of a Substreams module
     watched: bool = False  # by a transformer that keeps state
     later: Shape | None = None
     earlier: Shape | None = None
@@ -98,6 +100,7 @@ class Line:
             Feature.KEYED: shape.latest and not shape.changes,
             Feature.AGGREGATE: shape.sums and not shape.changes,
             Feature.CHANGES: shape.changes,
+            Feature.SUBSTREAMS: self.module is not None,
             Feature.FOREACH_BATCH: self.query is not None,
             Feature.FACTORY: shape.swaps,
             Feature.OUTBOX: self.inbox is not None,
@@ -145,8 +148,13 @@ class Line:
             self.shape = replace(self.shape, latest=False, sums=False, swaps=False)
             self.query = Query(chain, self.tokens, dice)
             return
+        if dice.random() < 0.35 and self.shape.changes:
+            self.undo_buffer = 0
+            self.shape = replace(self.shape, latest=False, sums=False, swaps=False)
+            self.module = Module.of(chain, self.tokens, self.shape, self.flush, dice)
+            return
         self.watched = dice.random() < 0.2
-        evolves = dice.random() < 0.35 and self.place.evolves
+        evolves = dice.random() < 0.5 and self.place.evolves
         if not self.shape.changes:
             self.shape = replace(self.shape, ends=dice.random() < 0.2)
         if not evolves or self.inbox is not None or self.shape.changes:

@@ -46,7 +46,8 @@ class Stage(Protocol):
 
 def operate(world: Stage, do: Do, line: Line, dice: Random) -> None:
     """Do one of these things, where it is possible now."""
-    if line.evolving or (line.state.cursor is None and line.query is None):
+    is_new = line.state.cursor is None and line.query is None
+    if line.evolving or (is_new and do is not Do.EVOLVE):
         return
     match do:
         case Do.MAINTAIN if line.place.maintained:
@@ -55,8 +56,12 @@ def operate(world: Stage, do: Do, line: Line, dice: Random) -> None:
         case Do.INTRUDE if line.place.kind != "memory":
             _intrude(world, line)
         case Do.EVOLVE if line.later is not None and world.upstream.finality_known:
-            if line.state.finalized is not None:
-                _evolve(world, line, line.later, dice)
+            for _ in range(8):
+                if line.state.finalized is not None:
+                    _evolve(world, line, line.later, dice)
+                    break
+                world.upstream.finalize(world.upstream.chain.head.number - 1)
+                world.advance(line, line.alive[-1] if line.alive else world.start(line))
         case _:
             return
 

@@ -27,6 +27,7 @@ from headwater.testing.crash import Crash
 from headwater.testing.portal.transport import VirtualClock
 from tests.simulation.actor import Actor
 from tests.simulation.inbox import Inbox
+from tests.simulation.modules import Module
 from tests.simulation.queries import Query, run_query
 
 
@@ -76,6 +77,7 @@ class Process:
         *,
         inbox: Inbox | None,
         query: Query | None,
+        module: Module | None,
         watch: Callable[[Any, Callable[[str], None]], None],
         on_event: Callable[[Event], None],
         on_point: Callable[[Point], None],
@@ -88,6 +90,7 @@ class Process:
         self.dropped = self.haunted = False
         self._inbox = inbox
         self._query = query
+        self._module = module
         self._stream = stream
         self._target = target
         self._transport = transport
@@ -118,6 +121,9 @@ class Process:
         self._watch(self._target, self._statement)
         if self._query is not None:
             run_query(self._query, self._stream.id, target, self.actor.pause)
+            return
+        if self._module is not None:
+            self._module.run(target, self.clock, self._on_event, self.actor.pause)
             return
         stream, inbox = self._stream, self._inbox
         if inbox is not None:

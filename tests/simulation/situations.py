@@ -64,6 +64,7 @@ class Feature(StrEnum):
     AGGREGATE = "aggregate"
     CHANGES = "changes"
     FOREACH_BATCH = "foreach_batch"
+    SUBSTREAMS = "substreams_stream"
     FACTORY = "factory"
     OUTBOX = "on_finalized"
     FLUSH = "flush"

@@ -24,6 +24,11 @@ _HARMLESS = tuple(
 )  # fmt: skip
 
 
+def own_hash(text: str) -> str:
+    """Return a block's hash as the chain spells it: Substreams leaves the prefix out."""
+    return text if text.startswith("0x") or not text else f"0x{text}"
+
+
 class Upstream:
     """What the streams of a world read. `wire` is there where they read over real sockets.
 
@@ -85,7 +90,7 @@ class Upstream:
 
     def is_canonical(self, block_hash: str | None) -> bool:
         """Tell whether a block is on the chain as it is now."""
-        return self.chain.is_ancestor(block_hash or "", self.chain.head.hash)
+        return self.chain.is_ancestor(own_hash(block_hash or ""), self.chain.head.hash)
 
     def fork(self, dice: Random) -> bool:
         """Replace some of the newest blocks that are not final; tell whether there are any."""

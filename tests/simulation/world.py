@@ -314,6 +314,7 @@ class World:
             clock,
             inbox=line.inbox,
             query=None if rival is not None else line.query,
+            module=None if rival is not None else line.module,
             watch=line.place.watch,
             on_event=lambda event: see(line, name, event),
             on_point=on_point,
