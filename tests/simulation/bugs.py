@@ -140,14 +140,14 @@ _EVOLVING = (*_SQL, "ClickHouse", "Delta", "Iceberg")
 _FAN_OUT = ("fan-out",)
 BUGS = (
     Bug("a range shrinks in silence", PortalClient, "_clamp", _first_block_lost, KINDS, 4),
-    Bug("user code is not told of a fork", Step, "fork", _nothing, KINDS, 1),
+    Bug("user code is not told of a fork", Step, "fork", _nothing, KINDS, 6),
     Bug("children of orphaned blocks stay", FactoryIndex, "roll_back", _nothing, KINDS, 26),
     Bug("messages of hot blocks are sent", Outbox, "advanced", _too_early, KINDS, 5),
     Bug("replaced rows do not return", DuckDBUndoLog, "_bring_back", _nothing, ("DuckDB",), 23),
-    Bug("sums count rows twice", Aggregates, "write", _twice_if_final, _SQL, 20),
+    Bug("sums count rows twice", Aggregates, "write", _twice_if_final, _SQL, 161),
     Bug("rows above the cursor stay", ClickHouseUndo, "above", _nothing, ("ClickHouse",), 4),
     Bug("a paused writer may go on", DeltaTarget, "_claim", _nothing, ("Delta",), 16),
-    Bug("text is cut", parquet, "conform", _cut_text, ("Parquet", "fan-out"), 35),
+    Bug("text is cut", parquet, "conform", _cut_text, ("Parquet", "fan-out"), 55),
     Bug("a number stands for a block", FanOutTarget, "_uncertain", _by_number, _FAN_OUT, 38),
     Bug("one of two targets goes back", FanOutTarget, "roll_back", _only_the_first, _FAN_OUT, 139),
     Bug("a micro-batch is written again", MicroBatchLog, "is_due", _always_due, KINDS, 21),
