@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.core import BlockCursor, BlockRange
+from headwater.core import BlockCursor
 from headwater.effects.outbox import Outbox
 from headwater.portal import PortalClient
 from headwater.stream.factory_index import FactoryIndex
@@ -71,11 +71,11 @@ def _always_due(right: Any) -> Any:
 
 
 def _first_block_lost(right: Any) -> Any:
-    def clamp(self: Any, block_range: BlockRange, *, finalized: bool) -> Any:
-        first = max(block_range.from_block, 1)
-        return right(self, replace(block_range, from_block=first), finalized=finalized)
+    def resolve_range(*given: Any, **named: Any) -> Any:
+        found = right(*given, **named)
+        return replace(found, from_block=max(found.from_block, 1))
 
-    return clamp
+    return resolve_range
 
 
 def _by_number(right: Any) -> Any:
@@ -139,7 +139,7 @@ _SQL = ("DuckDB", "PostgreSQL")
 _EVOLVING = (*_SQL, "ClickHouse", "Delta", "Iceberg")
 _FAN_OUT = ("fan-out",)
 BUGS = (
-    Bug("a range shrinks in silence", PortalClient, "_clamp", _first_block_lost, KINDS, 4),
+    Bug("a range shrinks in silence", PortalClient, "resolve_range", _first_block_lost, KINDS, 4),
     Bug("user code is not told of a fork", Step, "fork", _nothing, KINDS, 6),
     Bug("children of orphaned blocks stay", FactoryIndex, "roll_back", _nothing, KINDS, 26),
     Bug("messages of hot blocks are sent", Outbox, "advanced", _too_early, KINDS, 5),

@@ -82,10 +82,10 @@ class Line:
             far=1_000_000,
         )
         if shape.ends:
-            stream = _piped(stream, shape.add_ends)
+            stream = stream.pipe_batches(shape.add_ends)
         if self.watched:
-            stream = _piped(stream, Watcher())
-        return _piped(stream, shape.to_changes) if shape.changes else stream
+            stream = stream.pipe_batches(Watcher())
+        return stream.pipe_batches(shape.to_changes) if shape.changes else stream
 
     def define(self, shape: Shape, earlier: Shape | None) -> None:
         """Give the stream another definition from the next start on."""
@@ -206,10 +206,3 @@ class Watcher:
     def _check(self, is_right: bool, what: str) -> None:
         if not is_right:
             raise DisagreementError(f"a transformer {what}")
-
-
-def _piped(stream: PortalStream, code: Any) -> PortalStream:
-    """Add a transform that looks at its rows: batch by batch, where that is said apart."""
-    add = getattr(stream, "pipe_batches", stream.pipe)
-    made: PortalStream = add(code)
-    return made

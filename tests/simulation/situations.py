@@ -69,7 +69,7 @@ class Feature(StrEnum):
     OUTBOX = "on_finalized"
     FLUSH = "flush"
     UNDO_BUFFER = "undo_buffer"
-    TRANSFORM = "pipe"
+    TRANSFORM = "pipe_batches"
     TRANSFORMER = "transformer with state"
     ADDED = "evolve: an output more"
     RENAMED = "evolve: another name"

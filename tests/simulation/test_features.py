@@ -19,9 +19,12 @@ TARGETS = {
 }  # fmt: skip
 OPTIONS = {
     "flush": Feature.FLUSH, "undo_buffer": Feature.UNDO_BUFFER, "renamed": Feature.RENAMED,
-    "on_config_change": Feature.ADDED, "pipe": Feature.TRANSFORM, "on_finalized": Feature.OUTBOX,
+    "on_config_change": Feature.ADDED, "pipe_batches": Feature.TRANSFORM,
+    "on_finalized": Feature.OUTBOX,
 }  # fmt: skip
-ELSEWHERE = {  # what is said by all streams, or is of executors: the worlds have none
+ELSEWHERE = {  # what is said by all streams, or is of executors; the worlds have no Spark, and
+    # portals whose window moves are played by scenarios
+    "pipe", "missing_blocks",
     "id", "portal", "outputs", "spark", "flush_backfill", "rollback_cap", "versions", "far",
     "first_span", "largest_span", "span_bytes", "span_rows", "span_seconds", "poll_interval_s",
     "max_bytes", "retry", "timeouts", "limits", "pipe_to", "start", "read_into",

@@ -17,8 +17,9 @@ from headwater.cli.run import read_pipelines
 from headwater.cli.target_options import StateSchema, StateTable, Target, console, say
 from headwater.errors import HeadwaterError, PipelineFileError
 from headwater.stream import PortalStream
-from headwater.stream.verification import SAMPLE_BLOCKS, TableReport, Verification
+from headwater.stream.verification import SAMPLE_BLOCKS
 from headwater.stream.verification import verify as compare
+from headwater.stream.verification_report import TableReport, Verification
 from headwater.targets.admin import open_admin
 from headwater.targets.compare import BlockFinding, KeyFinding
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,12 +27,10 @@ from headwater.stream.factory_index import CHILDREN, factories_of
 from headwater.stream.missing_blocks import MISSING
 from headwater.stream.owned import Handover
 from headwater.stream.portal import PortalStream
+from headwater.stream.verification_report import LeftOut, TableReport, Verification
 from headwater.targets.admin import Admin, StreamStatus, TableStatus, find_stream, open_admin
 from headwater.targets.compare import (
     COUNT,
-    BlockFinding,
-    KeyFinding,
-    compare_blocks,
     counted,
     shared_columns,
 )
@@ -52,60 +50,6 @@ PIECE_ROWS, PIECE_BLOCKS = 100_000, 20_000  # that are compared at once
 SAMPLE_BLOCKS = 200
 _NEVER_FAR = 2**62  # the driver reads all blocks itself, in bounded pieces
 _CHILDREN = f"{PREFIX}{CHILDREN.name}"
-
-
-@dataclass
-class TableReport:
-    """What was compared of one table, and what differs. Columns of one side are named."""
-
-    table: str
-    output: str
-    blocks: int = 0
-    expected: int = 0
-    stored: int = 0
-    not_compared: list[str] = field(default_factory=list)
-    findings: list[BlockFinding | KeyFinding] = field(default_factory=list)
-
-    def add(self, expected: pa.Table, stored: pa.Table, block_column: str) -> None:
-        """Compare the rows of some blocks."""
-        shared = shared_columns(expected.column_names, stored.column_names)
-        if block_column.casefold() not in map(str.casefold, shared):
-            raise VerifyError(
-                "the output lacks the column with the number of the block",
-                table=self.table, output=self.output, column=block_column,
-            )  # fmt: skip
-        names = {*expected.column_names, *stored.column_names} - {COUNT}
-        alone = names - set(shared) - set(shared.values())
-        self.not_compared = sorted({*self.not_compared, *alone})
-        self.expected += expected.num_rows
-        self.stored += sum(stored[COUNT].to_pylist()) if stored.num_rows else 0
-        self.findings += compare_blocks(expected, stored, block_column)
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Something that the stream wrote and that was not compared, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """What `verify` found. Only `is_equal` and `is_complete` together mean that all is well."""
-
-    tables: tuple[TableReport, ...]
-    left_out: tuple[LeftOut, ...] = ()
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether all that was compared is equal."""
-        return not any(one.findings for one in self.tables)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all that the stream wrote here, or that was asked for, was compared."""
-        return not self.left_out
 
 
 def verify(

@@ -1,6 +1,7 @@
 """Parquet: final rows in plain files, named by the blocks they cover; `parquet_target("dir")`."""
 
-from headwater.targets.parquet.target import ParquetTarget, Table, Tx, parquet_target, table
+from headwater.targets.parquet.target import ParquetTarget, Table, parquet_target, table
+from headwater.targets.parquet.tx import Tx
 from headwater.targets.parquet.windows import Rollover, Window
 
 __all__ = ["ParquetTarget", "Rollover", "Table", "Tx", "Window", "parquet_target", "table"]

@@ -50,6 +50,7 @@ from headwater.targets.lake.paths import (
 )
 from headwater.targets.parquet.held import Held, HeldBatch, by_range
 from headwater.targets.parquet.state import Folder, StateFiles, Stored, check_owners
+from headwater.targets.parquet.tx import Tx
 from headwater.targets.parquet.windows import (
     Rollover,
     Window,
@@ -62,7 +63,7 @@ from headwater.targets.values import Altered, Tally, check_policy
 
 MEMORY_BYTES = 256 << 20
 STAGING = "_staging"
-OnData = Callable[["Tx", Any], object] | Callable[["Tx", Any, Any], object]
+OnData = Callable[[Tx, Any], object] | Callable[[Tx, Any, Any], object]
 logger = logging.getLogger("headwater.targets.parquet")
 
 
@@ -439,27 +440,6 @@ class ParquetTarget:
                 raise StateMissingError(
                     "no state is stored, but files of the stream are", stream=self._id, table=name
                 )
-
-
-class Tx:
-    """What `on_data` writes with: inserts only."""
-
-    def __init__(
-        self, target: ParquetTarget, held: HeldBatch, window: tuple[int, int], *, far: bool
-    ) -> None:
-        self._target, self._held, self._window, self._far = target, held, window, far
-
-    def insert(self, table: str, frame: Any) -> None:
-        """Add the rows of a frame to a table. They are published once their block is final."""
-        self._target.insert(self._held, table, frame, self._window, far=self._far)
-
-    def upsert(self, table: str, frame: Any, *, key: Sequence[str]) -> None:
-        """Refuse: plain files cannot be changed."""
-        raise ParquetWriteError("Parquet files take no upsert", table=table)
-
-    def delete(self, table: str, frame: Any, *, key: Sequence[str]) -> None:
-        """Refuse: plain files cannot be changed."""
-        raise ParquetWriteError("Parquet files take no delete", table=table)
 
 
 @dataclass(frozen=True, slots=True)
