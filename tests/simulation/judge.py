@@ -34,7 +34,9 @@ LAGGING = {"E1004"}  # a replica stayed behind a final cursor
 RULED_OUT = {"E1003"}  # a replica stayed on a branch that finality ruled out
 UNFIT = {"E0012", "E0018"}  # the definition is not, or not yet, what the tables are made for
 LOCKED = {"E2103", "E2507", "E2221"}  # another has the stream: PostgreSQL, DuckDB, Parquet
-FENCED = {"E2016", "E2203", "E2221"}  # another has begun since: ClickHouse, lakes, Parquet on S3
+FENCED = {  # another has begun since: ClickHouse, lakes, Parquet on S3, a query's target
+    "E2016", "E2203", "E2221", "E5016", "E5035",
+}  # fmt: skip
 
 
 class Judge:
