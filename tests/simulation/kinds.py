@@ -56,6 +56,7 @@ def offers(kind: str, feature: Feature) -> bool:
         Feature.AGGREGATE: place.sums,
         Feature.CHANGES: place.changes,
         Feature.SUBSTREAMS: place.changes,
+        Feature.FOREACH_BATCH: place.side_tables and not several,
         Feature.FACTORY: place.side_tables,
         Feature.OUTBOX: place.side_tables,
         Feature.ADDED: place.evolves or several,

@@ -13,6 +13,7 @@ from headwater.stream.portal import PortalStream, portal_stream
 from headwater.testing.chain.tree import ChainSim
 from headwater.testing.oracle import DisagreementError
 from tests.simulation.inbox import Inbox
+from tests.simulation.kinds import offers
 from tests.simulation.modules import Module
 from tests.simulation.places import Place
 from tests.simulation.process import Process
@@ -143,7 +144,8 @@ class Line:
 
     def _draw_more(self, dice: Random, chain: ChainSim) -> None:
         """Draw what is not common: transforms, and another definition for later."""
-        if dice.random() < 0.12 and self.inbox is None and not self.shape.changes:
+        may_query = offers(self.place.kind, Feature.FOREACH_BATCH)
+        if dice.random() < 0.12 and self.inbox is None and not self.shape.changes and may_query:
             self.flush, self.undo_buffer = None, 0
             self.shape = replace(self.shape, latest=False, sums=False, swaps=False)
             self.query = Query(chain, self.tokens, dice)
