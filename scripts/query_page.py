@@ -71,6 +71,7 @@ _TYPES = """\
 |---|---|
 | number | integer, not negative |
 | integer | integer |
+| index | integer of 32 bits without a sign |
 | seconds, milliseconds | integer: a time, counted from 1970 |
 | float | a number, a double on the portal's server |
 | bitcoins | a number with at most 8 decimals |

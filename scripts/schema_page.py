@@ -30,8 +30,8 @@ The same thing has the same name in every table of every network.
 | `timestamp` | timestamp[us, UTC] | its time |
 | `transaction_hash` | string | the transaction; on Bitcoin its txid, on Substrate the extrinsic |
 | `signature` | string | the transaction (Solana): its first signature |
-| `transaction_index` | int32 | its place in the block |
-| `log_index` | int32 | its place in the block; on Solana and Tron in the transaction |
+| `transaction_index` | int64 | its place in the block: 32 bits without a sign |
+| `log_index` | int64 | the same of a log; on Solana and Tron its place in the transaction |
 | `trace_address` | list<int32> | the call's place in the transaction: `[]` is the outermost |
 | `instruction_address` | list<int32> | its place: `[2]` is top-level, `[2, 0]` called by it |
 | `address` | string | the contract of a log or call |
@@ -40,6 +40,9 @@ The same thing has the same name in every table of every network.
 | `event_index`, `fill_index` | int32 | its place in the block |
 | `input_index`, `output_index` | int32 | its place in the transaction (Bitcoin) |
 | `internal_transaction_index` | int32 | its place in the transaction (Tron) |
+
+Some nodes add logs of their own to a block and number them from the end: a `log_index` of
+4294967266 is one of those.
 
 Hashes, addresses and keys are text as the portal writes them, hex in lower case: `0x…` on EVM,
 Hyperliquid and Substrate, without `0x` on Bitcoin and Tron, base58 on Solana. Addresses of Tron

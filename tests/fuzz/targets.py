@@ -31,7 +31,7 @@ from tests.unit.decode.samples import line, log
 from tests.unit.decode.solana_samples import PROGRAM, encode, instruction, slot
 
 EVERYTHING = [BlockRange(0)]
-COMPARED = (WireType.NUMBER, WireType.STRING, WireType.BOOL, WireType.BASE58)
+COMPARED = (WireType.NUMBER, WireType.INDEX, WireType.STRING, WireType.BOOL, WireType.BASE58)
 
 # --- the wire -------------------------------------------------------------------------------------
 

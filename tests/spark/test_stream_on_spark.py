@@ -19,7 +19,8 @@ from headwater.pipeline import Committed, Event, RolledBack, Settled
 from headwater.stream.owned import Read
 from headwater.stream.view import describe
 from headwater.targets import duckdb_target
-from headwater.testing import Asked, DropAfter, GarbageLine, simulated_portal
+from headwater.testing import Asked, ContentSettings, DropAfter, GarbageLine, simulated_portal
+from headwater.testing.chain.content.evm import SYNTHETIC
 from tests.spark.whole_stream import run_to_head
 from tests.stream.truth import COLUMNS, transfers
 from tests.traffic import Traffic
@@ -43,7 +44,8 @@ def test_history_and_head_give_the_same_rows_and_both_equal_the_chain(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Spans on executors, then block by block, against block by block alone; with forks."""
-    with simulated_portal(seed=5, blocks=420, finality_depth=12) as portal:
+    content = ContentSettings(synthetic_log_share=0.2)
+    with simulated_portal(seed=5, blocks=420, finality_depth=12, content=content) as portal:
         spans, blocks = (duckdb_target(tmp_path / f"{name}.duckdb") for name in ("spans", "blocks"))
         events = run_to_head(portal, spans, spark, forks=2, transform=shorter)
         assert max(event.blocks for event in events if isinstance(event, Committed)) > 100
@@ -52,6 +54,7 @@ def test_history_and_head_give_the_same_rows_and_both_equal_the_chain(
         expected = [
             row for row in transfers(portal.chain, portal.chain.canonical()) if len(row[6]) < 30
         ]
+        assert SYNTHETIC in {row[2] for row in expected}
         assert rows_of(tmp_path / "spans.duckdb") == expected
         assert rows_of(tmp_path / "blocks.duckdb") == expected
         assert rows_of(tmp_path / "spans.duckdb", "*") == rows_of(tmp_path / "blocks.duckdb", "*")

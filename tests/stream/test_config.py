@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from headwater import evm, portal_stream
+from headwater import bitcoin, evm, portal_stream, solana, substrate, tron
 from headwater.decode import Output
 from headwater.errors import ConfigChangedError, InvalidOptionError, StoredStateError
 from headwater.stream import PortalStream
@@ -113,6 +114,28 @@ def test_rows_of_children_that_count_from_another_point_are_a_change() -> None:
     assert config().counts_from(config(since="log"))["events"] == "log -> transaction"
     assert config().rows == config(since="block").rows == config(since="log").rows
     assert not config().differences(config(since="transaction"))
+
+
+def test_what_release_0_2_stored_is_the_same_question_now_that_places_have_more_bits() -> None:
+    """It kept them in 32 bits with a sign. A parameter called like one has its own type."""
+    stored: dict[str, tuple[Output, str]] = {
+        "logs": (evm.logs(), "334903618558a80b5c9e178964eda2da"),
+        "traces": (evm.traces(), "ee50e41dbc3b280ad194f5b1e2a9dfba"),
+        "calls": (evm.calls("f(uint32 log_index, uint64 x)"), "78edc02fa0997663b7bb0e4724bec54c"),
+        "tokens": (solana.instructions("spl_token.transfer"), "a4de32b3115d3bf3d1e9bad9882b03e9"),
+        "solana": (solana.logs(), "a930ac2fce6390810b23cc124078cf80"),
+        "tron": (tron.logs(), "8803e84c02a5438133aeb7ab39c9ec06"),
+        "bitcoin": (bitcoin.inputs(), "1a8b9f663cd93da4eb4b0884f0cdbbab"),
+        "substrate": (substrate.events(), "d1aa2db3ef1552f10da77aeee82dbcf4"),
+    }
+    now = Config.of({name: output for name, (output, _) in stored.items()})
+    assert now.outputs == {name: known for name, (_, known) in stored.items()}
+    assert {now.columns[name]["transaction_index"] for name in stored} == {"int32"}
+    assert (now.columns["logs"]["log_index"], now.columns["calls"]["log_index"]) == (
+        "int32", "int64",
+    )  # fmt: skip
+    for output, _ in stored.values():
+        assert output.schema.field("transaction_index").type == pa.int64()
 
 
 def test_what_an_event_of_a_union_does_with_bad_rows_is_part_of_the_question() -> None:

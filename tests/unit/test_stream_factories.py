@@ -28,7 +28,7 @@ from headwater.errors import BlockLinkError
 from headwater.query import Query, merge_queries
 from headwater.stream.context import BatchCounts, BatchInfo
 from headwater.stream.factories import Factories, FactoryScan
-from headwater.stream.factory_index import FactoryIndex, factories_of, query_children
+from headwater.stream.factory_index import FactoryIndex, factories_of, from_rows, query_children
 from headwater.testing import ChainSim, Network, Selection, SimBlock
 from tests.stream import pool_truth as truth
 from tests.unit.decode.samples import line
@@ -249,6 +249,25 @@ def log(made: Any, index: int, topics: list[str]) -> dict[str, Any]:
         "logIndex": index, "transactionIndex": 0, "address": made.contracts[0], "topics": topics,
         "data": "0x" + "ff" * 32, "transactionHash": "0x" + "33" * 32,
     }  # fmt: skip
+
+
+def test_a_creation_by_a_log_that_a_node_added_is_stored_and_found_again() -> None:
+    """Its index has all 32 bits; no log has the key of a mark."""
+    made = evm.factory("0x" + "11" * 20, "Made(address indexed token)", child="token")
+    index, places = FactoryIndex([made], {made.key: 1}), [0, 2**31 - 1, 0xFFFF_FFE2, 2**32 - 1]
+    addresses = [f"0x{at:040x}" for at in range(4)]
+    columns = [[1] * 4, places, places, addresses]
+    arrays = [pa.array(one, kind.type) for one, kind in zip(columns, FOUND_FIELDS, strict=True)]
+    index.add(made.key, pa.table(arrays, schema=pa.schema(FOUND_FIELDS)), 1)
+    rows = index.take_rows(1)
+    assert len(set(rows["ordinal"].to_pylist())) == 5
+    assert set(rows["log_index"].to_pylist()) == {0, 2**31 - 1, -30, -1}
+    found, marked = from_rows(made, rows)
+    assert marked == 1
+    assert found["log_index"].to_pylist() == found["transaction_index"].to_pylist() == places
+    again = FactoryIndex([made], {made.key: 1})
+    again.load(rows)
+    assert again.take_rows(1).num_rows == 0
 
 
 def test_many_events_of_one_factory_are_one_filter() -> None:

@@ -50,7 +50,7 @@ def setup(
         key = ["block_number", "log_index"]
         [tables.transfers.columns]
         block_number = "int64"
-        log_index = "int32"
+        log_index = "int64"
         value = "string"
 
     Example:

@@ -19,6 +19,7 @@ class WireType(StrEnum):
 
     NUMBER = "number"  # a JSON integer, not negative, exact in a double
     INTEGER = "integer"  # a JSON integer, negative or not
+    INDEX = "index"  # a JSON integer of 32 bits without a sign: a place in a block
     SECONDS = "seconds"  # a JSON integer: a time, counted from 1970
     MILLISECONDS = "milliseconds"  # likewise
     FLOAT = "float"  # a JSON number, a double on the server

@@ -25,6 +25,7 @@ from typing import Any, Literal, get_args
 from headwater.core import BlockCursor, BlockRange, PipeState
 from headwater.core.codec import dump_cursor, load_cursor
 from headwater.decode import Factory, Output
+from headwater.decode.columns.field_columns import known_columns
 from headwater.decode.columns.malformed import said_of
 from headwater.errors import (
     ConfigChangedError,
@@ -84,7 +85,7 @@ class Config:
             },
             rows={name: _rows_fingerprint(output) for name, output in outputs.items()},
             columns={
-                name: {field.name: str(field.type) for field in output.schema}
+                name: {one.name: str(one.type) for one in known_columns(output.schema)}
                 for name, output in outputs.items()
             },
         )
@@ -299,7 +300,7 @@ def check_first(name: str, state: PipeState, first: int, was: int, stream_id: st
 
 def _fingerprint(output: Output) -> str:
     """Hash what an output asks for and how it reads the answer; nothing of where and how fast."""
-    columns = [[field.name, str(field.type)] for field in output.schema]
+    columns = [[field.name, str(field.type)] for field in known_columns(output.schema)]
     scopes = [scope_of(part) for part in parts_of(output)]
     children = _one_or_all([None if one is None else one.factory.key for one in scopes])
     on_error = _one_or_all([said_of(getattr(part, "on_error", None)) for part in parts_of(output)])

@@ -213,7 +213,7 @@ CHILDREN = SideTable(
             ("ordinal", pa.int64()),
             ("factory", pa.string()),
             ("address", pa.string()),
-            ("transaction_index", pa.int32()),
+            ("transaction_index", pa.int32()),  # by their 32 bits, which have no sign
             ("log_index", pa.int32()),
             ("details", pa.string()),
         ]
@@ -222,7 +222,7 @@ CHILDREN = SideTable(
 )
 
 MARK_EVERY = 1000  # blocks, about: what a restart reads again at most
-_MARK = 0xFFFF_FFFF  # in place of a log index: no log has it
+_BITS = 0xFFFF_FFFF  # of an index
 
 
 def to_rows(factory: Factory, found: pa.Table) -> pa.Table:
@@ -231,17 +231,18 @@ def to_rows(factory: Factory, found: pa.Table) -> pa.Table:
     count = found.num_rows
     columns = [
         found["block_number"],
-        pc.add(found["log_index"].cast(pa.int64()), first),
+        pc.add(found["log_index"], first),
         pa.array([factory.key] * count, pa.string()),
-        *(found[name] for name in ("address", "transaction_index", "log_index")),
+        found["address"],
+        *(found[name].cast(pa.int32(), safe=False) for name in ("transaction_index", "log_index")),
         _details(found.select([field.name for field in factory.fields])),
     ]
     return pa.table(columns, schema=CHILDREN.columns)
 
 
 def mark(factory: Factory, block: int) -> pa.Table:
-    """Return the row that says: all creations up to this block are stored."""
-    row = [block, _first_ordinal(factory) + _MARK, factory.key, "", -1, -1, None]
+    """Return the row that says: all creations up to this block are stored. No log has its key."""
+    row = [block, ~_first_ordinal(factory), factory.key, "", -1, -1, None]
     columns = [pa.array([one], kind) for one, kind in zip(row, CHILDREN.columns.types, strict=True)]
     return pa.table(columns, schema=CHILDREN.columns)
 
@@ -253,7 +254,12 @@ def from_rows(factory: Factory, rows: pa.Table) -> tuple[pa.Table, int]:
     marked = pc.max(own.filter(is_mark)["block_number"]).as_py()
     own = own.filter(pc.invert(is_mark))
     names = [field.name for field in FOUND_FIELDS]
-    columns = [own[field.name].cast(field.type) for field in FOUND_FIELDS]
+    columns = [
+        pc.bit_wise_and(own[one.name].cast(pa.int64()), _BITS)
+        if one.name.endswith("_index")
+        else own[one.name]
+        for one in FOUND_FIELDS
+    ]
     texts = [json.loads(one) for one in own["details"].to_pylist()] if factory.fields else []
     for at, detail in enumerate(factory.fields):
         columns.append(_typed([row[at] for row in texts], detail.type))

@@ -7,7 +7,7 @@ A file is SQL, or JSON or TOML that names columns and their Arrow types:
     types = { value = "numeric(78,0)" }
     [tables.transfers.columns]
     block_number = "int64"
-    log_index = "int32"
+    log_index = "int64"
     value = "string"
 
 `key` and `types` (of the database) may be left out, as in `table(...)` of a target.

@@ -23,7 +23,7 @@ from headwater.spark.parts import Receipt, RowMaker, TableRows
 from headwater.spark.streaming.changelog_rows import InsertRows
 from headwater.spark.streaming.folder import Folder, LocalFolder, open_folder
 from headwater.spark.streaming.follower import ChangelogPart, FinalPart, Follower
-from headwater.spark.streaming.journal import Journal, segment_rows
+from headwater.spark.streaming.journal import Journal
 from headwater.spark.streaming.offsets import Offset
 from headwater.spark.streaming.upstream import Limits, PortalUpstream, Upstream
 from headwater.testing import PortalServer, PortalSim, SimTransport, VirtualClock
@@ -184,7 +184,7 @@ class Query:
                 InsertRows(self._row_maker, part.shift, part.finalized), part.part.blocks
             )
             return
-        for batch in segment_rows(part.data).to_batches():
+        for batch in part.rows().to_batches():
             yield from batch.to_pylist()
 
     def final_rows(self, maker: RowMaker, blocks: BlockRange) -> Iterator[Row]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import fsspec  # type: ignore[import-untyped]
+import pyarrow as pa
 import pytest
 
 from headwater.core import DEFAULT_CAP
@@ -22,7 +23,13 @@ from headwater.errors import (
     SourceOptionError,
 )
 from headwater.spark.streaming.folder import Folder, LocalFolder, open_folder
-from headwater.spark.streaming.journal import HEADER, Journal
+from headwater.spark.streaming.journal import (
+    HEADER,
+    Journal,
+    decode_segment,
+    encode_segment,
+    segment_rows,
+)
 from headwater.spark.streaming.offsets import Offset, ReadFrom
 from headwater.spark.streaming.source import is_stream, load_stream
 from headwater.testing import ChainSim, ContentSettings, PortalSim
@@ -165,6 +172,26 @@ def test_a_fork_while_the_query_was_down_is_retracted(query: Query, chain: Chain
     assert {row["block_hash"] for row in query.net().values()} <= {
         one.hash for one in chain.canonical()
     }
+
+
+def test_a_journal_that_kept_places_in_32_bits_goes_on(query: Query, chain: ChainSim) -> None:
+    """An earlier release wrote it: what a fork takes back has the columns of now."""
+    reach_head(query, chain)
+    query.kill()
+    for path in (query.folder / name for name in query.files()):
+        data = path.read_bytes()
+        segment, rows = decode_segment(data, path.name), segment_rows(data)
+        path.write_bytes(encode_segment(segment, rows.cast(_narrow(rows.schema))))
+    chain.fork(5, 8)
+    reach_head(query, chain)
+    Truth(chain).check(query)
+    assert any(row["_change_type"] == "delete" for rows in query.sink.values() for row in rows)
+
+
+def _narrow(schema: pa.Schema) -> pa.Schema:
+    for name in ("transaction_index", "log_index"):
+        schema = schema.set(schema.get_field_index(name), pa.field(name, pa.int32()))
+    return schema
 
 
 def test_deletes_come_newest_first_and_before_inserts(query: Query, chain: ChainSim) -> None:
@@ -468,6 +495,14 @@ def test_options_are_checked_when_the_stream_is_loaded(
         load_stream(
             {"portal": "http://127.0.0.1:1/datasets/x", "event": "erc20.Transfer", **options}
         )
+
+
+def test_a_journal_of_release_0_2_is_that_of_the_same_query() -> None:
+    """It kept places of logs and transactions in fewer bits."""
+    options = {"portal": "http://localhost:1/datasets/x", "event": "erc20.Transfer"}
+    loaded = load_stream({**options, "journal": "/journal"})
+    known = "5294ba27eb00ba7daf5ce829532c3f1fd67cbd73a47193622355576e0f88c4a0"
+    assert loaded.fingerprint == known
 
 
 def test_a_stream_is_told_by_its_options() -> None:

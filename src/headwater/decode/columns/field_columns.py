@@ -113,6 +113,8 @@ def scalar_type(field: Field) -> pa.DataType:
     match field.type:
         case WireType.NUMBER | WireType.INTEGER:
             return pa.int64() if field.wire in _LONG else pa.int32()
+        case WireType.INDEX:
+            return pa.int64()
         case WireType.SECONDS | WireType.MILLISECONDS:
             return TIMESTAMP
         case WireType.FLOAT:
@@ -136,6 +138,22 @@ def scalar_type(field: Field) -> pa.DataType:
 
 
 HEADER = ("block_number", "block_hash", "timestamp")
+
+
+def known_columns(schema: pa.Schema) -> pa.Schema:
+    """Return columns as stored definitions spell them, so that those of releases up to 0.2 hold.
+
+    These kept `transaction_index` and `log_index` in 32 bits with a sign. A `log_index` that does
+    not stand behind a `transaction_index` is a parameter of that name, whose type is its own.
+    """
+    before = ("", *schema.names)
+    for at, one in enumerate(schema):
+        if one.name == "transaction_index" or (before[at], one.name) == _LOG_PLACE:
+            schema = schema.set(at, one.with_type(pa.int32()))
+    return schema
+
+
+_LOG_PLACE = ("transaction_index", "log_index")
 
 _RENAMED = {
     ("block", "number"): "block_number",

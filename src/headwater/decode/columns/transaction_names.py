@@ -14,7 +14,7 @@ from headwater.query import BITCOIN, SOLANA, SUBSTRATE, Network
 
 Numbers = npt.NDArray[np.int64]
 
-_LIMIT = 1 << 31  # above any index
+_LIMIT = 1 << 32  # above any index
 
 
 @dataclass(frozen=True, slots=True)

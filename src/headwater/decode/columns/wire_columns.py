@@ -27,7 +27,7 @@ from headwater.decode.columns.integers import (
     decode_integers,
 )
 from headwater.decode.columns.malformed import MalformedRowsError, Rows, refuse
-from headwater.decode.lines.block_lines import LAST_MICROSECOND, TICKS, TIMESTAMP
+from headwater.decode.lines.block_lines import LAST_MICROSECOND, MAX_INDEX, TICKS, TIMESTAMP
 from headwater.query import Field, Presence, WireType
 
 _CODES = (WireType.HEX, WireType.BARE_HEX, WireType.BASE58)
@@ -93,6 +93,8 @@ def _convert_scalar(field: Field, column: pa.Array, owners: Rows) -> pa.Array:
         case WireType.NUMBER | WireType.INTEGER:
             numbers = _cast_numbers(column, kind, field.name, owners)
             return numbers if field.type is WireType.INTEGER else _natural(numbers, field, owners)
+        case WireType.INDEX:
+            return _index(column, field, owners)
         case _ if kind == column.type and not is_coded:
             return column
         case WireType.SECONDS | WireType.MILLISECONDS:
@@ -158,6 +160,14 @@ def _natural(column: pa.Array, field: Field, owners: Rows) -> pa.Array:
     if least is not None and least < 0:
         refuse(pc.less(column, 0), f"{field.name} is negative", owners)
     return column
+
+
+def _index(column: pa.Int64Array, field: Field, owners: Rows) -> pa.Int64Array:
+    """Return places of logs or transactions: 32 bits without a sign, of which some use the last."""
+    most = pc.max(column).as_py()
+    if most is not None and most > MAX_INDEX:
+        refuse(pc.greater(column, MAX_INDEX), f"{field.name} is too large", owners)
+    return _natural(column, field, owners)
 
 
 def _with_prefix(column: pa.Array, prefix: str) -> pa.Array:

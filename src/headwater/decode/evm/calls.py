@@ -42,7 +42,7 @@ _SIGHASH_DIGITS = 8
 _FIELDS = (
     *HEADER_FIELDS,
     pa.field("transaction_hash", pa.string()),
-    pa.field("transaction_index", pa.int32()),
+    pa.field("transaction_index", pa.int64()),
 )
 _PLACE = pa.field("trace_address", pa.list_(pa.int32()))
 

@@ -39,8 +39,8 @@ Numbers: TypeAlias = npt.NDArray[np.uint64]
 
 FOUND_FIELDS = (
     pa.field("block_number", pa.int64()),
-    pa.field("transaction_index", pa.int32()),
-    pa.field("log_index", pa.int32()),
+    pa.field("transaction_index", pa.int64()),
+    pa.field("log_index", pa.int64()),
     pa.field("address", pa.string()),
 )
 """What is known of a creation, before the columns that were asked for: its place and the child."""

@@ -37,6 +37,7 @@ LAST_MICROSECOND = 253_402_300_800_000_000 - 1  # of 9999: all that the calendar
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: spreads all bits
 _HALF = np.uint64(32)
 _MAX_NUMBER = 2**63 - 1
+MAX_INDEX = 2**32 - 1  # of a log or a transaction: 32 bits without a sign
 _NUMBER = re.compile(rb'"header"\s*:\s*\{[^{}]*?"number"\s*:\s*(\d{1,19})')
 
 

@@ -51,6 +51,7 @@ _BOTH = int | str | None
 _PYTHON: dict[WireType, Any] = {
     WireType.NUMBER: _Int | None,
     WireType.INTEGER: _Int | None,
+    WireType.INDEX: _Int | None,
     WireType.SECONDS: _Int | None,
     WireType.MILLISECONDS: _Int | None,
     WireType.FLOAT: float | None,
@@ -67,7 +68,13 @@ _PYTHON: dict[WireType, Any] = {
     WireType.BOOL: bool | None,
 }
 _NULL = msgspec.Raw(b"null")
-_INTEGERS = (WireType.NUMBER, WireType.INTEGER, WireType.SECONDS, WireType.MILLISECONDS)
+_INTEGERS = (
+    WireType.NUMBER,
+    WireType.INTEGER,
+    WireType.INDEX,
+    WireType.SECONDS,
+    WireType.MILLISECONDS,
+)
 _FLOATS = (WireType.FLOAT, WireType.BITCOINS)
 _TEXTS = (
     WireType.DECIMAL,

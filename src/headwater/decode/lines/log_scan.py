@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.decode.columns.hex_text import count_digits, is_lower_hex
+from headwater.decode.lines.block_lines import MAX_INDEX
 
 TOPICS = 4
 ADDRESS_DIGITS = 40
@@ -33,8 +34,8 @@ class LogColumns:
 
     logs_per_block: npt.NDArray[np.int64]
     transaction_hash: pa.StringArray
-    transaction_index: pa.Int32Array
-    log_index: pa.Int32Array
+    transaction_index: pa.Int64Array
+    log_index: pa.Int64Array
     address: pa.StringArray
     topics: tuple[pa.BinaryArray, ...]
     data: pa.BinaryArray
@@ -48,7 +49,7 @@ _LITERALS = {
     **{name: f'"{name}":"0x'.encode() for name in _TEXTS},
     "topics": b'"topics":[',
 }
-_MAX_DIGITS = 9  # so that any number fits an int32; longer ones are for the other reader
+_MAX_DIGITS = len(str(MAX_INDEX))
 _LIMIT = 2**31 - 1  # Arrow offsets are 32-bit
 _COMMA, _ZERO, _QUOTE = ord(","), ord("0"), ord('"')
 _OPEN, _CLOSE, _BRACKET, _END_BRACKET = ord("{"), ord("}"), ord("["), ord("]")
@@ -137,8 +138,8 @@ class _Scan:
         return LogColumns(
             logs_per_block=counts,
             transaction_hash=self._hex(found["transactionHash"], TOPIC_DIGITS),
-            transaction_index=pa.array(found["transactionIndex"].astype(np.int32)),
-            log_index=pa.array(found["logIndex"].astype(np.int32)),
+            transaction_index=pa.array(found["transactionIndex"]),
+            log_index=pa.array(found["logIndex"]),
             address=self._hex(found["address"], ADDRESS_DIGITS),
             topics=self._topics(found["topics"]),
             data=self._take(self.digits, found["data"]),
@@ -217,7 +218,7 @@ class _Scan:
             _demand((digits < 10).all())
             values += np.where(inside, digits, 0) * np.int64(10**place)
         leading_zero = (self.bytes[start] == _ZERO) & (lengths > 1)
-        _demand(not leading_zero.any())
+        _demand(not leading_zero.any() and (longest < _MAX_DIGITS or values.max() <= MAX_INDEX))
         return values
 
     def _check_topics(self, first: Positions, after: Positions) -> Positions:
@@ -299,6 +300,6 @@ class _Scan:
         return tuple(slots)
 
     def _empty(self, counts: Positions) -> LogColumns:
-        text, binary, number = pa.array([], pa.string()), pa.array([], pa.binary()), pa.int32()
+        text, binary, number = pa.array([], pa.string()), pa.array([], pa.binary()), pa.int64()
         nothing = pa.array([], number)
         return LogColumns(counts, text, nothing, nothing, text, (binary,) * TOPICS, binary)

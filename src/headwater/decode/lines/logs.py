@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from headwater.decode.lines.block_lines import (
     HEADER_FIELDS,
+    MAX_INDEX,
     Header,
     header_columns,
     line_type,
@@ -42,7 +43,6 @@ from headwater.errors import BlockContentError
 _POSITION = re.compile(r"`\$\[(\d+)\]")
 _ADDRESS = re.compile(rf"0x[0-9a-f]{{{ADDRESS_DIGITS}}}")
 _HASH = re.compile(rf"0x[0-9a-f]{{{TOPIC_DIGITS}}}")
-_MAX_INDEX = 2**31 - 1
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -69,8 +69,8 @@ def read_logs(arrays: Sequence[bytes], numbers: Sequence[int]) -> LogColumns:
     return LogColumns(
         logs_per_block=np.array([len(block) for block in blocks], np.int64),
         transaction_hash=pa.array([log.transaction_hash for log in logs], pa.string()),
-        transaction_index=pa.array([log.transaction_index for log in logs], pa.int32()),
-        log_index=pa.array([log.log_index for log in logs], pa.int32()),
+        transaction_index=pa.array([log.transaction_index for log in logs], pa.int64()),
+        log_index=pa.array([log.log_index for log in logs], pa.int64()),
         address=pa.array([log.address for log in logs], pa.string()),
         topics=tuple(
             pa.array(
@@ -104,9 +104,9 @@ def _read_block(raw: bytes, number: int) -> list[_Log]:
 
 
 def _find_problem(log: _Log) -> str | None:
-    if not 0 <= log.log_index <= _MAX_INDEX:
+    if not 0 <= log.log_index <= MAX_INDEX:
         return "logIndex is out of range"
-    if not 0 <= log.transaction_index <= _MAX_INDEX:
+    if not 0 <= log.transaction_index <= MAX_INDEX:
         return f"transactionIndex is out of range: {log.transaction_index}"
     if not _HASH.fullmatch(log.transaction_hash):
         return f"transactionHash is no hash: {log.transaction_hash[:80]!r}"
@@ -138,8 +138,8 @@ LOG_SCHEMA = pa.schema(
     [
         *HEADER_FIELDS,
         ("transaction_hash", pa.string()),
-        ("transaction_index", pa.int32()),
-        ("log_index", pa.int32()),
+        ("transaction_index", pa.int64()),
+        ("log_index", pa.int64()),
         ("address", pa.string()),
         ("topic0", pa.binary()),  # topics and data: hex digits without 0x, null where absent
         ("topic1", pa.binary()),

@@ -40,12 +40,12 @@ ADDRESS = pa.list_(pa.int32())
 INSTRUCTION_FIELDS = (
     *HEADER_FIELDS,
     pa.field("signature", pa.string()),
-    pa.field("transaction_index", pa.int32()),
+    pa.field("transaction_index", pa.int64()),
     pa.field("instruction_address", ADDRESS),
     pa.field("program_id", pa.string()),
     pa.field("is_committed", pa.bool_()),
 )
-LOG_FIELDS = (*INSTRUCTION_FIELDS[:5], pa.field("log_index", pa.int32()), *INSTRUCTION_FIELDS[5:])
+LOG_FIELDS = (*INSTRUCTION_FIELDS[:5], pa.field("log_index", pa.int64()), *INSTRUCTION_FIELDS[5:])
 
 
 _FIELDS = {

@@ -38,7 +38,7 @@ _BLOCK = (
 )
 
 _TRANSACTION = (
-    Field("transactionIndex", _NUMBER),
+    Field("transactionIndex", WireType.INDEX),
     *fields("hex txid", _HEX),
     Field("hash", _HEX),  # of the transaction with its witness: not the one that others refer to
     *fields("size vsize weight", _NUMBER),
@@ -47,7 +47,8 @@ _TRANSACTION = (
 )
 
 _INPUT = (
-    *fields("transactionIndex inputIndex", _NUMBER),
+    Field("transactionIndex", WireType.INDEX),
+    Field("inputIndex", _NUMBER),
     Field("type", _STRING),
     Field("txid", _HEX, _OPTIONAL),
     Field("vout", _NUMBER, _OPTIONAL),
@@ -65,7 +66,8 @@ _INPUT = (
 )
 
 _OUTPUT = (
-    *fields("transactionIndex outputIndex", _NUMBER),
+    Field("transactionIndex", WireType.INDEX),
+    Field("outputIndex", _NUMBER),
     Field("value", WireType.BITCOINS),
     Field("scriptPubKeyHex", _HEX),
     *fields("scriptPubKeyAsm scriptPubKeyDesc", _STRING, _OPTIONAL),

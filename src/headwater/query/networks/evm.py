@@ -48,7 +48,7 @@ _BLOCK = (
 _ACCESS = (Field("address", _HEX), Field("storageKeys", _HEX, is_list=True))
 
 _TRANSACTION = (
-    Field("transactionIndex", _NUMBER),
+    Field("transactionIndex", WireType.INDEX),
     Field("hash", _HEX),
     Field("nonce", WireType.NUMBER_OR_DECIMAL),
     Field("from", _HEX),
@@ -75,7 +75,7 @@ _TRANSACTION = (
 )
 
 _LOG = (
-    *fields("logIndex transactionIndex", _NUMBER),
+    *fields("logIndex transactionIndex", WireType.INDEX),
     *fields("transactionHash address data", _HEX),
     Field("topics", _HEX, is_list=True),
 )
@@ -93,7 +93,7 @@ def _result(variant: str, wire: str, key: str, kind: WireType, presence: Presenc
 
 _TRACE = (
     Field("type", _STRING),
-    Field("transactionIndex", _NUMBER),
+    Field("transactionIndex", WireType.INDEX),
     Field("traceAddress", _NUMBER, is_list=True),
     Field("subtraces", _NUMBER),
     Field("error", _STRING, _NULLABLE),
@@ -124,7 +124,7 @@ _TRACE = (
 )
 
 _STATE_DIFF = (
-    Field("transactionIndex", _NUMBER),
+    Field("transactionIndex", WireType.INDEX),
     Field("address", _HEX),
     Field("key", _STRING),  # "balance", "code", "nonce" or a storage slot
     Field("kind", _STRING),  # "+" created, "-" deleted, "*" changed, "=" the same

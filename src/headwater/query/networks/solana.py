@@ -31,7 +31,7 @@ _LOOKUP = (
 _LOADED = fields("readonly writable", _BASE58, is_list=True)
 
 _TRANSACTION = (
-    Field("transactionIndex", _NUMBER),
+    Field("transactionIndex", WireType.INDEX),
     Field("version", WireType.NUMBER_OR_STRING),
     Field("accountKeys", _BASE58, is_list=True),
     Field("addressTableLookups", WireType.OBJECT, is_list=True, members=_LOOKUP),
@@ -47,7 +47,7 @@ _TRANSACTION = (
 _WIDTHS = (1, 2, 4, 8)
 
 _INSTRUCTION = (
-    Field("transactionIndex", _NUMBER),
+    Field("transactionIndex", WireType.INDEX),
     Field("instructionAddress", _NUMBER, is_list=True),
     Field("programId", _BASE58),
     Field("accounts", _BASE58, is_list=True),
@@ -60,20 +60,20 @@ _INSTRUCTION = (
 )
 
 _LOG = (
-    *fields("transactionIndex logIndex", _NUMBER),
+    *fields("transactionIndex logIndex", WireType.INDEX),
     Field("instructionAddress", _NUMBER, is_list=True),
     Field("programId", _BASE58),
     *fields("kind message", _STRING),
 )
 
 _BALANCE = (
-    Field("transactionIndex", _NUMBER),
+    Field("transactionIndex", WireType.INDEX),
     Field("account", _BASE58),
     *fields("pre post", _DECIMAL),
 )
 
 _TOKEN_BALANCE = (
-    Field("transactionIndex", _NUMBER),
+    Field("transactionIndex", WireType.INDEX),
     Field("account", _BASE58),
     # An account that was opened has no `pre…`, one that was closed no `post…`.
     *(

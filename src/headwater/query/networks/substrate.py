@@ -31,7 +31,8 @@ _BLOCK = (
 )
 
 _EXTRINSIC = (
-    *fields("index version", _NUMBER),
+    Field("index", WireType.INDEX),
+    Field("version", _NUMBER),
     Field("success", _BOOL, _OPTIONAL),
     Field("hash", _HEX, _OPTIONAL),
     *fields("fee tip", _WIDE, _OPTIONAL),
@@ -39,7 +40,7 @@ _EXTRINSIC = (
 )
 
 _CALL = (
-    Field("extrinsicIndex", _NUMBER),
+    Field("extrinsicIndex", WireType.INDEX),
     Field("address", _NUMBER, is_list=True),
     Field("name", _STRING),
     Field("success", _BOOL, _OPTIONAL),
@@ -48,7 +49,7 @@ _CALL = (
 
 _EVENT = (
     Field("index", _NUMBER),
-    Field("extrinsicIndex", _NUMBER, _OPTIONAL),
+    Field("extrinsicIndex", WireType.INDEX, _OPTIONAL),
     *fields("name phase", _STRING),
     Field("callAddress", _NUMBER, _OPTIONAL, is_list=True),
     Field("topics", _HEX, _OPTIONAL, is_list=True),

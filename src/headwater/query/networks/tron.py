@@ -43,7 +43,7 @@ _BLOCK = (
 )
 
 _TRANSACTION = (
-    Field("transactionIndex", _NUMBER),
+    Field("transactionIndex", WireType.INDEX),
     Field("hash", _HEX),
     Field("ret", _JSON, _OPTIONAL),
     Field("signature", _HEX, _OPTIONAL, is_list=True),
@@ -64,14 +64,15 @@ _TRANSACTION = (
 )
 
 _LOG = (
-    *fields("transactionIndex logIndex", _NUMBER),
+    *fields("transactionIndex logIndex", WireType.INDEX),
     Field("address", _HEX, prefix="41"),
     Field("data", _HEX, _OPTIONAL),
     Field("topics", _HEX, _OPTIONAL, is_list=True),
 )
 
 _INTERNAL_TRANSACTION = (
-    *fields("transactionIndex internalTransactionIndex", _NUMBER),
+    Field("transactionIndex", WireType.INDEX),
+    Field("internalTransactionIndex", _NUMBER),
     *fields("hash callerAddress", _HEX),
     Field("transferToAddress", _HEX, _OPTIONAL),
     Field("callValueInfo", _JSON),

@@ -40,8 +40,8 @@ from headwater.core import (
 from headwater.errors import JournalFormatError, JournalMissingError, OffsetFormatError
 from headwater.portal import Clock, SystemClock
 from headwater.spark.parts import Part, Receipt, RowMaker
-from headwater.spark.streaming.changelog_rows import InsertRows, retracted
-from headwater.spark.streaming.journal import Change, Journal, Segment
+from headwater.spark.streaming.changelog_rows import InsertRows, changelog_schema, retracted
+from headwater.spark.streaming.journal import Change, Journal, Segment, segment_rows
 from headwater.spark.streaming.offsets import Offset, ReadFrom
 from headwater.spark.streaming.upstream import Answers, Blockstream, Limits, Upstream
 
@@ -64,6 +64,11 @@ class JournalPart:
     """A segment of the journal, as it is: small, so it travels with the task."""
 
     data: bytes
+    columns: pa.Schema
+
+    def rows(self) -> pa.Table:
+        """Return its rows; an earlier release may have kept columns in fewer bits."""
+        return segment_rows(self.data).cast(self.columns)
 
 
 ChangelogPart = FinalPart | JournalPart
@@ -97,6 +102,7 @@ class Follower:
     ) -> None:
         self._upstream = upstream
         self._row_maker = row_maker
+        self._columns = changelog_schema(row_maker.schema)
         self._journal = journal
         self._limits = limits
         self._to_block = to_block
@@ -208,7 +214,7 @@ class Follower:
             journal, _ = self._open()
             if journal is None:
                 raise JournalMissingError("the query was started without the journal it had")
-            return [JournalPart(data) for data in journal.between(start, end)]
+            return [JournalPart(data, self._columns) for data in journal.between(start, end)]
         if end.shift != start.shift or end.version < start.version:
             raise OffsetFormatError("offsets do not belong together", start=start, end=end)
         blocks = BlockRange(start.number + 1, end.number)
@@ -307,7 +313,7 @@ class Follower:
         for orphan, rows in journal.orphans(safe.number, step.state.number):
             version += 1
             step.changes.append(Change(version, orphan.cursor, -1))
-            step.rows.append(retracted(rows, version, finalized))
+            step.rows.append(retracted(rows.cast(self._columns), version, finalized))
         step.at = step.at.retracted(version, safe, forks=step.at.forks + is_first)
         step.state = safe
 

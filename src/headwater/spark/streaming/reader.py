@@ -19,7 +19,6 @@ from pyspark.sql.streaming.datasource import (
 
 from headwater.errors import coded_line_first
 from headwater.spark.streaming.follower import ChangelogPart, FinalPart, Follower
-from headwater.spark.streaming.journal import segment_rows
 from headwater.spark.streaming.offsets import Offset
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         part: ChangelogPart = partition.value
         if isinstance(part, FinalPart):
             return self._loaded.part_reader(part).read(part.part)
-        return iter(segment_rows(part.data).to_batches())
+        return iter(part.rows().to_batches())
 
     @coded_line_first()
     def commit(self, end: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ from pyspark.sql.types import StructType
 from headwater.address import HttpAddress
 from headwater.core import BlockRange, RangeSpec, SpanLimits, parse_ranges
 from headwater.core.messages import HOT_BLOCKS, HOT_BYTES
+from headwater.decode.columns.field_columns import known_columns
 from headwater.errors import SourceOptionError
 from headwater.portal import HttpTransport, PortalClient
 from headwater.query import Query
@@ -166,7 +167,7 @@ class LoadedStream:
     @property
     def fingerprint(self) -> str:
         """What the rows of a journal depend on: the request and the columns."""
-        text = f"{self.query.body(0).decode()}\n{self.row_maker.schema}"
+        text = f"{self.query.body(0).decode()}\n{known_columns(self.row_maker.schema)}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _blocks(self, client: PortalClient | None = None) -> BlockRange:

@@ -83,7 +83,10 @@ def new_column_type(field: pa.Field) -> str:
 
 
 def fits(source: str, target: str, kind: pa.DataType) -> bool:
-    """Tell whether values of a frame's type can be stored in a column without loss."""
+    """Tell whether all or some values of a frame's type can be stored in a column exactly.
+
+    Integers go into any column of integers: `targets/values.py` sees to those that have no place.
+    """
     if kind == pa.null() or _plain(source) == _plain(target):
         return True
     if target == "BIGNUM":
@@ -91,10 +94,7 @@ def fits(source: str, target: str, kind: pa.DataType) -> bool:
     if source == "VARCHAR":
         return target in ("JSON", "UUID") or bool(INTEGER_TYPES.fullmatch(target))
     if source in _BITS and target in _BITS:
-        unsigned, signed = source.startswith("U"), not target.startswith("U")
-        return (unsigned or signed) and (
-            _BITS[source] < _BITS[target] or (_BITS[source] == _BITS[target] and not signed)
-        )
+        return True
     if source.startswith("DECIMAL") and target.startswith("DECIMAL"):
         (digits, scale), (room, places) = _decimal(source), _decimal(target)
         return places >= scale and room - places >= digits - scale

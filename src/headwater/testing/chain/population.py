@@ -82,6 +82,7 @@ class ContentSettings:
     block: when the block is replaced, its successor includes them again, with the same hash and
     mostly at another index, as a real chain's pending transactions are. `pool_share` of the
     transactions create pools that every account may register, and trade in them: for factories.
+    `synthetic_log_share` of EVM blocks end with a log that nodes add: it has the index 0xffffffe2.
     """
 
     transactions_per_block: float = 5
@@ -90,6 +91,7 @@ class ContentSettings:
     recurring_share: float = 0.4
     huge_value_share: float = 0.02
     pool_share: float = 0.0
+    synthetic_log_share: float = 0.0
     accounts: int = 48
     tokens: int = 6
 

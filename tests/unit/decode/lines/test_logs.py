@@ -30,6 +30,18 @@ def test_all_columns_are_read() -> None:
     assert row["data"] == f"{9:064x}".encode()
 
 
+def test_indexes_have_32_bits_without_a_sign() -> None:
+    """Both readers: the fast one reads the first, and white space is for the other."""
+    ends = [0, 2**31 - 1, 2**31, 0xFFFF_FFE2, 2**32 - 1]
+    logs = [{**log(index=at), "transactionIndex": at} for at in ends]
+    given = line(5, logs)
+    assert scan_logs([json.dumps(logs, separators=(",", ":")).encode()]) is not None
+    for text in (given, given.replace(b'"logs":[', b'"logs": [ ')):
+        table = parse_logs([text])
+        assert table["log_index"].to_pylist() == ends
+        assert table["transaction_index"].to_pylist() == ends
+
+
 @pytest.mark.parametrize("lines", [[], [line(1)], [line(1, [])], [line(1), line(2, []), line(3)]])
 def test_no_logs_give_an_empty_table(lines: list[bytes]) -> None:
     table = parse_logs(lines)
@@ -102,7 +114,7 @@ def test_data_is_left_as_it_is_by_both_readers() -> None:
         {"logIndex": -1},
         {"logIndex": 1.5},
         {"logIndex": True},
-        {"logIndex": 2**31},
+        {"logIndex": 2**32},
         {"transactionIndex": 2**40},
         {"address": None},
         {"address": "0x12"},

@@ -314,6 +314,17 @@ def test_logs_are_read_once_for_events_and_tables_alike() -> None:
     assert tables["none"].num_rows == 0
 
 
+@pytest.mark.parametrize("index", [2**31, 2**32 - 1])
+def test_items_of_a_transaction_above_2_31_find_its_hash(index: int) -> None:
+    output = evm.traces(fields=["type"])
+    trace = {"transactionIndex": index, "traceAddress": [], "type": "call"}
+    given = [line(1, transactions=[tx(index, hash="0xab")], traces=[trace])]
+    (row,) = rows_of(output, given)
+    assert (row["transaction_index"], row["transaction_hash"]) == (index, "0xab")
+    with pytest.raises(BlockContentError, match="transaction_index is too large"):
+        rows_of(output, [line(1, transactions=[], traces=[{**trace, "transactionIndex": 2**32}])])
+
+
 def test_blocks_are_all_asked_for() -> None:
     output = evm.blocks(fields=["gas_used", "number"])
     assert json.loads(output.query.body(0))["includeAllBlocks"] is True

@@ -19,6 +19,7 @@ from headwater.testing.chain.content.evm_scenes import TRANSFER, Frame, Scene
 from headwater.testing.chain.population import ContentSettings, Draw, Pair, Population
 
 _GAS_PER_FRAME = 25_000
+SYNTHETIC = 0xFFFF_FFE2  # the index of a log that a node adds of its own
 _BASE_GAS = 21_000
 _GAS_PRICE = 10**9
 _REWARD = 2 * 10**18
@@ -92,6 +93,9 @@ class EvmContent(BlockContent):
                 }
                 for log_index, event in enumerate(tx.scene.events, len(rows))
             )
+        share = self._settings.synthetic_log_share
+        if rows and Draw(self._seed, self._block.hash, "synthetic").chance(share):
+            rows[-1]["logIndex"] = SYNTHETIC
         return rows
 
     @cached_property
