@@ -14,7 +14,7 @@ def without_self_payments(data):
 def write(tx, data):  # inside the transaction of the batch
     rows = data["transfers"]
     tx.insert("transfers", rows)
-    seen = rows.group_by("to").aggregate([("block_number", "max")])
+    seen = rows.toArrow().group_by("to").aggregate([("block_number", "max")])
     tx.upsert("last_received", seen.rename_columns(["account", "block_number"]))
 
 

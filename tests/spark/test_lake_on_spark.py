@@ -115,8 +115,8 @@ def test_a_backfill_and_forks_leave_what_the_chain_says(
 ) -> None:
     marker = tmp_path / "died"
 
-    def dying(plan: Any, rows: Any) -> Any:
-        return write_distributed(Dies(plan, marker), rows)  # type: ignore[arg-type]
+    def dying(plan: Any, rows: Any, tally: Any) -> Any:
+        return write_distributed(Dies(plan, marker), rows, tally)  # type: ignore[arg-type]
 
     def near(frame: Any) -> pa.Table:
         assert executor_rows(frame) is None, "rows of a backfill never come to the driver"
