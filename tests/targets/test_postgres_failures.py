@@ -312,6 +312,24 @@ def test_conflicts_are_tried_again_and_errors_of_the_users_are_not(stream: Start
     s.do(3, insert(3))
 
 
+def test_transactions_that_met_a_conflict_take_turns(stream: Start) -> None:
+    """Eight streams that are tried again in step would conflict each time."""
+    s = stream()
+    in_turn: list[int] = []
+    turns = "SELECT count(*)::int AS n FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2"
+
+    def conflicting(tx: Tx) -> None:
+        in_turn.append(tx.query(f"{turns} AND pid = pg_backend_pid()").to_pylist()[0]["n"])
+        if len(in_turn) == 1:
+            tx.execute("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; END $$")
+        tx.insert("t", rows(1))
+
+    s.do(1, conflicting)
+    assert in_turn == [0, 1]
+    assert s.rows(turns) == [{"n": 0}]
+    assert s.rows("SELECT k FROM t") == [{"k": 1}]
+
+
 def test_a_conflict_that_stays_is_raised(stream: Start) -> None:
     s = stream(attempts=3)
     calls: list[int] = []

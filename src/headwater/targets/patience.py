@@ -10,7 +10,6 @@ Pause = Callable[[float, str], None]
 """Waits so many seconds, and is told for what: a stream that runs shows it, and a stop ends it."""
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 5.0
-_CONFLICTS = 8
 
 
 def sleep(seconds: float, why: str) -> None:
@@ -40,16 +39,14 @@ class Patience:
         self._pause = pause
         self._began = time.monotonic()
 
-    def ends(self, *, away: bool) -> bool:
-        """Count a failure; tell whether it was the last one. `away`: the server cannot work."""
+    def ends(self) -> bool:
+        """Count a failure; tell whether it was the last one."""
         if not self.failures:
             self._began = time.monotonic()
         self.failures += 1
         if self._attempts is not None:
             return self.failures >= self._attempts
-        if away:
-            return time.monotonic() - self._began >= self._wait_s
-        return self.failures >= _CONFLICTS
+        return time.monotonic() - self._began >= self._wait_s
 
     def wait(self, why: str) -> None:
         """Wait before the next attempt."""

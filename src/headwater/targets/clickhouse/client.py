@@ -261,7 +261,7 @@ class ClickHouseClient:
                     self._post(_kill(f"query_id = {literal(query_id)}"), None, self._settings)
                 answer = self._post(sql, body, fields)
             except (ClickHouseConnectionError, ClickHouseDiskFullError) as error:
-                if patience.ends(away=True):
+                if patience.ends():
                     raise
                 logger.warning("statement.retried attempt=%d error=%s", patience.failures, error)
                 patience.wait("the database is away or busy, trying again")

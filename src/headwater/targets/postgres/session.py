@@ -46,6 +46,7 @@ from headwater.targets.postgres.types import (
 from headwater.targets.sql.text import Fragment, Part, compose, filled
 
 POLL_S = 0.05
+TURN = (0x6877, 1)  # the lock of transactions that are tried again, of all streams
 ON_REQUEST = 2**31 - 1  # statements are prepared where the code says so, and only there
 IDENTITY = Fragment("pg_current_xact_id_if_assigned()::text")
 # whether this connection holds the lock whose key is the parameter $1
@@ -128,6 +129,19 @@ class Session:
                 return False
             time.sleep(POLL_S)
         return True
+
+    @contextmanager
+    def turn(self, wanted: bool) -> Iterator[None]:
+        """Have transactions that met a conflict run one at a time, so that they do not meet again.
+
+        A writer that was paused in its turn is not waited for longer than for any lock.
+        """
+        taken = wanted and self.wait_for("SELECT pg_try_advisory_lock($1, $2)", TURN)
+        try:
+            yield
+        finally:
+            if taken and not self.lost:
+                self.run("SELECT pg_advisory_unlock($1, $2)", TURN)
 
     def close(self) -> None:
         """Close the connection, and release the lock with it."""

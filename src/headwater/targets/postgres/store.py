@@ -25,11 +25,11 @@ class PostgresSettings(StateSettings):
 
     `id` overrides the stream's own. Undo data is kept for `unfinalized_blocks_retention` blocks
     below the finalized one. A server that goes away, or whose disk is full, is waited for up to
-    `wait_s` seconds; a transaction that meets a conflict is tried eight times. `attempts`, if it is
-    given, is how often either is tried. `lock_wait_s` is how long a writer waits for the one before
-    it to be gone. With `defer_indexes`, tables that the target creates get their keys and indexes
-    when the stream first comes near the head, or when a write needs them. Executors send their rows
-    to the driver, to `relay_port`, or to any free port if it is 0.
+    `wait_s` seconds, and as long is a transaction tried again that meets conflicts with others;
+    `attempts`, if it is given, is how often. `lock_wait_s` is how long a writer waits for the one
+    before it to be gone. With `defer_indexes`, tables that the target creates get their keys and
+    indexes when the stream first comes near the head, or when a write needs them. Executors send
+    their rows to the driver, to `relay_port`, or to any free port if it is 0.
     """
 
     schema: str = DEFAULT_SCHEMA

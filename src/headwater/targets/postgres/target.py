@@ -186,7 +186,7 @@ class PostgresTarget(SqlTarget[Session]):
                 return work()
             except (Interrupted, PostgresConnectionError) as error:
                 reached = reached or isinstance(error, Interrupted)
-                if patience.ends(away=True) or not reached:
+                if patience.ends() or not reached:
                     if isinstance(error, Interrupted):
                         raise error.coded from error.__cause__
                     raise

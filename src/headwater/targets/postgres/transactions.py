@@ -80,12 +80,12 @@ class Transactions:
         `first` is the batch that it writes first, if any: the transaction begins with its capture.
         """
         self._written, self._first = [], first
-        restarts, patience = 0, self._patience()
+        restarts, patience, session = 0, self._patience(), self._session
         while True:
             try:
                 if self._reconnected_to_committed():
                     break
-                with self._session.transaction(self._prologue):
+                with session.turn(session.conflicted), session.transaction(self._prologue):
                     self._written.append(work())
                 break
             except TryAgain as reason:
@@ -149,7 +149,7 @@ class Transactions:
         final = isinstance(error, PostgresLockError | PostgresTransactionError)
         if final or not (session.lost or session.conflicted or session.full):
             raise error
-        if not patience.ends(away=session.lost or session.full):
+        if not patience.ends():
             return
         coded = session.coded(error, attempts=patience.failures)
         raise coded from (None if coded is error else error)
