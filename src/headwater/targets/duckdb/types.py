@@ -39,16 +39,18 @@ _PLAIN = {
     pa.date32(): "DATE",
     pa.null(): "VARCHAR",
 }
+_NO_VIEW = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 _BITS = {"TINYINT": 8, "SMALLINT": 16, "INTEGER": 32, "BIGINT": 64, "HUGEINT": 128}
 _BITS |= {f"U{name}": bits for name, bits in _BITS.items()}
 
 
 def scannable(rows: pa.Table) -> pa.Table:
-    """Return rows as DuckDB can scan them."""
+    """Return rows as DuckDB can scan them: pyarrow below 25 crashes where views are handed over."""
     for index, field in enumerate(rows.schema):
-        if pa.types.is_decimal256(field.type) and field.type.scale == 0:
-            text = rows.column(index).cast(pa.string())
-            rows = rows.set_column(index, pa.field(field.name, pa.string()), text)
+        wide = pa.types.is_decimal256(field.type) and field.type.scale == 0
+        if kind := pa.string() if wide else _NO_VIEW.get(field.type):
+            column = rows.column(index).cast(kind)
+            rows = rows.set_column(index, pa.field(field.name, kind), column)
     return rows
 
 
