@@ -11,6 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
+HANG_S = 900.0
+"""How long a test waits for what it knows will come: only a hang reaches it, no busy machine."""
+
 _FAILED: set[str] = set()
 
 

@@ -14,9 +14,9 @@ import pytest
 from headwater.cli.init import ProjectTemplate, init
 from headwater.errors import ProjectFolderError
 from headwater.testing import Network, live_portal
+from tests.shared import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
-SOON_S = 300
 FILES = {"pipeline.py", "test_pipeline.py", "README.md", "requirements.txt"}
 
 
@@ -39,7 +39,7 @@ def test_the_test_of_every_template_passes_and_its_code_is_tidy(tmp_path: Path) 
         [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:randomly",
          "-p", "no:cacheprovider", "-W", "error", "."],
         cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
-        timeout=SOON_S,
+        timeout=HANG_S,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout
     assert f"{len(ProjectTemplate)} passed" in ran.stdout
@@ -56,7 +56,7 @@ def test_a_project_runs_at_once_and_shows_rows_when_it_is_stopped(tmp_path: Path
         assert process.stderr is not None
         assert next(line for line in process.stderr if "head" in line)
         process.send_signal(signal.SIGINT)
-        shown, _ = process.communicate(timeout=SOON_S)
+        shown, _ = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
         process.communicate()
@@ -80,7 +80,7 @@ def test_a_project_that_is_stopped_before_its_first_commit_leaves_no_trace(tmp_p
         assert process.stderr is not None
         assert next(line for line in process.stderr if "asking again" in line)
         process.send_signal(signal.SIGINT)
-        shown, said = process.communicate(timeout=SOON_S)
+        shown, said = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
         process.communicate()
@@ -117,7 +117,7 @@ def test_from_an_empty_folder_to_a_pipeline_of_ones_own_by_the_built_wheel() -> 
     """In an environment that has the wheel and, in place of a download, our dependencies."""
     ran = subprocess.run(
         ["bash", "scripts/try_wheel.sh", sys.executable, "--installed"], cwd=ROOT,
-        env=environment(), capture_output=True, text=True, check=False, timeout=2 * SOON_S,
+        env=environment(), capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "1 passed" in ran.stdout

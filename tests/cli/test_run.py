@@ -21,9 +21,9 @@ from headwater.cli import app
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.faults.kinds import Status
 from tests.cli.test_cursor import WIDE
+from tests.shared import HANG_S
 from tests.stream.truth import transfers
 
-SOON_S = 120
 MAIN = "from headwater.cli import main; main()"
 FILE = """
 from headwater import duckdb_target, evm, portal_stream
@@ -89,7 +89,7 @@ def count(path: Path) -> int:
 
 
 def get(port: int, path: str) -> tuple[int, bytes]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = HTTPConnection("127.0.0.1", port, timeout=HANG_S)
     connection.request("GET", path)
     answer = connection.getresponse()
     body = answer.read()
@@ -98,7 +98,7 @@ def get(port: int, path: str) -> tuple[int, bytes]:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + SOON_S
+    end = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -116,7 +116,7 @@ def test_several_files_run_to_their_ends(
 ) -> None:
     first, second = write(tmp_path, portal, "one"), write(tmp_path, portal, "two", "(0, 30)")
     process = start("run", first, second)
-    shown, _ = process.communicate(timeout=SOON_S)
+    shown, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, shown
     chain = portal.chain
     assert count(tmp_path / "one.duckdb") == len(transfers(chain, chain.canonical()))
@@ -149,9 +149,9 @@ def test_ctrl_c_stops_all_of_them_and_the_page_shows_all_of_them(
     assert both[2]["status"] == "failed"
     assert "does not answer" in both[2]["error"]
     watching.send_signal(signal.SIGINT)
-    assert watching.wait(SOON_S) == 0
+    assert watching.wait(HANG_S) == 0
     process.send_signal(signal.SIGINT)
-    shown, _ = process.communicate(timeout=SOON_S)
+    shown, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert "Traceback" not in shown
     assert not list(tmp_path.glob("*.headwater.json"))
@@ -170,7 +170,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_batch(
     process.send_signal(signal.SIGINT)
     assert "press again to stop now" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    shown, _ = process.communicate(timeout=SOON_S)
+    shown, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, shown
     assert "Traceback" not in shown
     assert "the next start recovers" in shown
@@ -190,7 +190,7 @@ def test_a_pipeline_that_fails_is_started_again_and_others_go_on(
     )
     (tmp_path / "flaky.py").write_text(broken, encoding="utf-8")
     process = start("run", "one.py", "flaky.py")
-    shown, _ = process.communicate(timeout=SOON_S)
+    shown, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, shown
     assert "flaky: [E3002] away" in shown
     assert "starting again in 1 s (1 of 5)" in shown
@@ -202,7 +202,7 @@ def test_an_error_that_no_retry_mends_ends_with_1_after_the_others(
 ) -> None:
     portal.sim.faults.add(Status(400), route="stream")
     process = start("run", write(tmp_path, portal, "one"), "--json-logs", "--no-progress")
-    shown, _ = process.communicate(timeout=SOON_S)
+    shown, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert "one: [E3" in shown
     lines = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
@@ -248,7 +248,7 @@ def test_a_file_without_a_pipeline_is_refused(start: Start, tmp_path: Path) -> N
     files = [f"bad_{number}.py" for number in range(len(REFUSED))]
     for file, (text, _) in zip(files, REFUSED, strict=True):
         (tmp_path / file).write_text(text, encoding="utf-8")
-    shown, _ = start(*files, program=EACH).communicate(timeout=SOON_S)
+    shown, _ = start(*files, program=EACH).communicate(timeout=HANG_S)
     *answers, rest = shown.split("ended with 1\n")
     assert rest == ""
     for answer, (_, says) in zip(answers, REFUSED, strict=True):
@@ -261,11 +261,11 @@ def test_two_pipelines_of_one_id_are_refused(
     portal: PortalServer, start: Start, tmp_path: Path
 ) -> None:
     file = write(tmp_path, portal, "one")
-    shown, _ = (process := start("run", file, file)).communicate(timeout=SOON_S)
+    shown, _ = (process := start("run", file, file)).communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert "two pipelines have the same id" in shown
 
 
 def test_the_version_is_shown(start: Start) -> None:
-    shown, _ = start("--version").communicate(timeout=SOON_S)
+    shown, _ = start("--version").communicate(timeout=HANG_S)
     assert shown.strip() == f"headwater {__version__}"

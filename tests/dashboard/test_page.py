@@ -22,6 +22,7 @@ from tests.shared import starting
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    "--disable-dev-shm-usage",
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--virtual-time-budget=2500",
 ]
@@ -100,12 +101,11 @@ def stopped(told: Told) -> None:
 def opened(streams: dict[str, StreamRecord], folder: Path) -> str:
     """Return the page as the browser has built it."""
     assert BROWSER is not None
-    with Dashboard(0, streams=lambda: streams) as dashboard:
+    with starting("Chromium"), Dashboard(0, streams=lambda: streams) as dashboard:
         ran = subprocess.run(
             [BROWSER, *FLAGS, f"--user-data-dir={folder}", "--dump-dom", dashboard.url],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-    with starting("Chromium"):
         assert ran.returncode == 0, ran.stderr
     return ran.stdout
 

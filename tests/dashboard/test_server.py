@@ -23,6 +23,7 @@ from headwater.metrics import BatchFacts, StreamRecord
 from headwater.stream import StreamHandle, portal_stream
 from headwater.targets import duckdb_target
 from headwater.testing import simulated_portal
+from tests.shared import HANG_S
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def dashboard(handle: StreamHandle) -> Iterator[Dashboard]:
 def get(
     dashboard: Dashboard, path: str, method: str = "GET", **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = HTTPConnection("127.0.0.1", dashboard.port, timeout=20)
+    connection = HTTPConnection("127.0.0.1", dashboard.port, timeout=HANG_S)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     body = answer.read()
@@ -141,7 +142,7 @@ def test_a_head_request_has_no_body_and_an_unknown_path_is_not_found(dashboard: 
 
 def test_it_listens_on_ipv6_too() -> None:
     with Dashboard("[::1]:0", streams=dict) as dashboard:
-        connection = HTTPConnection("::1", dashboard.port, timeout=20)
+        connection = HTTPConnection("::1", dashboard.port, timeout=HANG_S)
         connection.request("GET", "/health")
         assert connection.getresponse().status == 200
         connection.close()

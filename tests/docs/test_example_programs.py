@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.shared import HANG_S
+
 ROOT = Path(__file__).resolve().parent.parent.parent / "examples"
 PROGRAMS = sorted(ROOT.glob("*.py"))
 ON_SPARK = [one for one in PROGRAMS if "local_session" in one.read_text("utf-8")]
@@ -39,7 +41,7 @@ def test_every_program_is_short_and_runs(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", "-c", RUNNER,
          *(str(one) for one in PROGRAMS if one not in ON_SPARK)],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600,
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=HANG_S,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]

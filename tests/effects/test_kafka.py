@@ -18,6 +18,7 @@ from headwater.errors import (
     MissingExtraError,
 )
 from tests.effects.samples import message, messages
+from tests.shared import HANG_S
 
 TOPIC = "transfers"
 
@@ -26,7 +27,7 @@ TOPIC = "transfers"
 def brokers() -> Iterator[str]:
     """A cluster in memory, reached over real sockets; it lives as long as its owner."""
     owner = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 3})
-    listed = owner.list_topics(timeout=10).brokers.values()
+    listed = owner.list_topics(timeout=HANG_S).brokers.values()
     yield ",".join(f"{one.host}:{one.port}" for one in listed)
     owner.flush(1)
 
@@ -37,11 +38,11 @@ def consumed(brokers: str, count: int) -> list[Any]:
         {"bootstrap.servers": brokers, "group.id": "test", "auto.offset.reset": "earliest"}
     )
     try:
-        partitions = consumer.list_topics(TOPIC, timeout=10).topics[TOPIC].partitions
+        partitions = consumer.list_topics(TOPIC, timeout=HANG_S).topics[TOPIC].partitions
         consumer.assign([TopicPartition(TOPIC, one, 0) for one in partitions])
         found: list[Any] = []
         while len(found) < count:
-            record = consumer.poll(10)
+            record = consumer.poll(HANG_S)
             assert record is not None, f"only {len(found)} records came"
             assert record.error() is None
             found.append(record)

@@ -16,6 +16,7 @@ from headwater.errors import SparkStartError
 from headwater.spark.archive import SWITCH, Archive, make_later
 from headwater.spark.jvm import JvmProcess
 from headwater.spark.session import settings_of
+from tests.shared import HANG_S
 
 
 def java(folder: Path, script: str = "exit 3") -> Path:
@@ -124,7 +125,7 @@ def test_a_making_that_is_stopped_leaves_no_part(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "cache" / "headwater").iterdir()
     (folder / "classes.123").write_bytes(b"of a process that was killed")
     making.terminate()
-    assert making.wait(300) == 143
+    assert making.wait(HANG_S) == 143
     assert [one.name for one in folder.iterdir()] == ["lock"]
 
 

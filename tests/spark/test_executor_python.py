@@ -18,6 +18,7 @@ from headwater.spark import ship
 from headwater.spark.parts import Part, PartReader, RawRows
 from headwater.targets import duckdb_target
 from headwater.testing import PortalServer
+from tests.shared import HANG_S
 from tests.spark.conftest import ALL, TRANSFER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +87,7 @@ def ran(folder: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", PROGRAM, *(str(folder / f"{name}.duckdb") for name in "ab")],
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=HANG_S,
         env={**os.environ, "PYSPARK_PYTHON": str(python)},
         check=False,
     )
@@ -134,6 +135,6 @@ def test_a_forked_process_that_ends_leaves_the_zip_of_its_parent() -> None:
         "print(path.exists())\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S
     )
     assert done.stdout == "True\n", done.stderr

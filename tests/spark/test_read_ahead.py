@@ -9,8 +9,7 @@ import pytest
 
 from headwater.errors import TransportError
 from headwater.read_ahead import ReadAhead
-
-PATIENCE_S = 300
+from tests.shared import HANG_S
 
 
 def test_items_come_in_order_and_are_read_before_they_are_asked_for() -> None:
@@ -25,7 +24,7 @@ def test_items_come_in_order_and_are_read_before_they_are_asked_for() -> None:
 
     with ReadAhead(source, depth=2) as items:
         assert next(items) == 0
-        assert ahead.wait(PATIENCE_S)
+        assert ahead.wait(HANG_S)
         assert read == [0, 1, 2, 3]
         assert list(items) == list(range(1, 10))
 
@@ -54,6 +53,6 @@ def test_a_task_that_leaves_early_lets_the_thread_end_and_the_source_close() -> 
     ahead = ReadAhead(source, depth=1)
     with ahead as items:
         assert next(items) == 1
-    assert closed.wait(PATIENCE_S)
-    ahead._thread.join(PATIENCE_S)
+    assert closed.wait(HANG_S)
+    ahead._thread.join(HANG_S)
     assert not ahead._thread.is_alive()

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from headwater.testing import simulated_portal
+from tests.shared import HANG_S
 from tests.targets import clickhouse_places, lake_places, postgres_places
 
 PASSWORDS = {
@@ -48,7 +49,7 @@ def test_a_run_shows_no_planted_secret_anywhere(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             start_new_session=True,
-            timeout=500,
+            timeout=HANG_S,
             check=False,
         )
     seen = (tmp_path / "seen.txt").read_text()

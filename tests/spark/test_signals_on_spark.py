@@ -12,6 +12,7 @@ import pytest
 
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.faults.kinds import StallBeforeHeaders
+from tests.shared import HANG_S
 from tests.spark.test_startup import fake_java
 from tests.stream.test_signals import STOPPING, Program, is_whole, run
 
@@ -71,7 +72,7 @@ def descendants(pid: int) -> set[int]:
 
 def wait_until_gone(processes: set[int]) -> None:
     """Wait until none of the processes is left."""
-    end = time.monotonic() + 300
+    end = time.monotonic() + HANG_S
     while left := [one for one in processes if Path(f"/proc/{one}/fd").exists()]:
         assert time.monotonic() < end, f"still there: {left}"
         time.sleep(0.05)

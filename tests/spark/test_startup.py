@@ -23,6 +23,7 @@ from headwater.spark.startup import SparkOfRun
 from headwater.targets import duckdb_target
 from headwater.testing import PortalServer, Status, simulated_portal
 from tests import sampling
+from tests.shared import HANG_S
 from tests.spark.conftest import ALL, LAST, TRANSFER
 from tests.stream.truth import COLUMNS, transfers
 
@@ -43,7 +44,7 @@ def on_event(event):
     if isinstance(event, Committed):
         reached.append(event.state.cursor.number)
         if wait and len(reached) == 1:
-            assert LocalStart.newest.ended.wait(300)
+            assert LocalStart.newest.ended.wait(HANG_S)
 
 error = None
 try:
@@ -55,7 +56,7 @@ except HeadwaterError as raised:
     error = raised.code
 start = LocalStart.newest
 if not wait:
-    start._thread.join(300)
+    start._thread.join(HANG_S)
 process = start._process
 active = SparkContext._active_spark_context
 print(json.dumps({
@@ -236,7 +237,7 @@ def test_a_stop_ends_the_wait_for_an_answer_of_the_jvm_and_the_jvm_goes_on(
 
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(ask)
-        assert asks.wait(300)
+        assert asks.wait(HANG_S)
         assert not idle.cancel()
         cut = False
         while not wait([asking], timeout=0.1).done:  # what it asked before may be asked again
@@ -267,7 +268,7 @@ def run(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr
     assert "incubator" not in done.stderr, "Java warns of a module that Spark's script adds"
@@ -333,7 +334,7 @@ def test_a_program_that_ends_while_spark_starts_waits_for_the_thread_that_starts
         env={**os.environ, "JAVA_HOME": str(java)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
     before, end = done.stdout.splitlines()
     assert "headwater-spark" in before
@@ -367,7 +368,7 @@ def test_what_is_stopped_while_spark_starts_leaves_the_process_as_it_was(tmp_pat
             [sys.executable, "-c", AGAIN, portal.url, str(tmp_path / "a"), str(LAST), str(pauses)],
             capture_output=True,
             text=True,
-            timeout=500 + 20 * pauses,
+            timeout=HANG_S + 20 * pauses,
         )
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr, done.stderr

@@ -21,6 +21,7 @@ from headwater.stream.view import describe
 from headwater.targets import duckdb_target
 from headwater.testing import Asked, ContentSettings, DropAfter, GarbageLine, simulated_portal
 from headwater.testing.chain.content.evm import SYNTHETIC
+from tests.shared import HANG_S
 from tests.spark.whole_stream import run_to_head
 from tests.stream.truth import COLUMNS, transfers
 from tests.traffic import Traffic
@@ -180,7 +181,7 @@ def test_a_driver_that_is_killed_goes_on_as_if_nothing_had_happened(
             return False
 
         portal.sim.faults.add(DropAfter(), times=None, where=strike)
-        assert driver.wait(300) == -signal.SIGKILL
+        assert driver.wait(HANG_S) == -signal.SIGKILL
         portal.sim.faults.clear()
         if far > 150:
             portal.fork(4)  # what the killed driver had committed near the head may be orphaned

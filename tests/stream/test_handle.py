@@ -16,6 +16,7 @@ from headwater.core import PipeState
 from headwater.errors import InvalidOptionError, NetworkError
 from headwater.metrics import StreamRecord
 from headwater.pipeline import Committed, Event, Settled
+from headwater.portal import Timeouts
 from headwater.spark.startup import SparkOfRun
 from headwater.stream import PortalStream, Progress, StreamHandle, portal_stream
 from headwater.stream.owned import Handover
@@ -32,9 +33,8 @@ from headwater.targets import (
 )
 from headwater.testing import Network, PortalServer, simulated_portal
 from headwater.testing.faults.kinds import StallBeforeHeaders, Status
+from tests.shared import HANG_S
 from tests.stream.truth import COLUMNS, transfers
-
-SOON = 20.0  # seconds; on an idle machine all of it takes a few hundredths
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_started_stream_runs_beside_the_program_until_it_is_stopped(
 ) -> None:
     head = AtHead(portal)
     handle = stream_of(portal).start(duckdb_target(tmp_path / "a.duckdb"), on_event=head)
-    assert head.reached.wait(SOON)
+    assert head.reached.wait(HANG_S)
     assert handle.is_active
     assert handle.exception() is None
     assert not handle.await_termination(0.05)
@@ -85,7 +85,7 @@ def test_a_started_stream_runs_beside_the_program_until_it_is_stopped(
 def test_a_handle_tells_how_far_the_stream_is(portal: PortalServer, tmp_path: Path) -> None:
     handle = stream_of(portal, (0, 50)).start(duckdb_target(tmp_path / "a.duckdb"))
     assert isinstance(handle, StreamHandle)
-    assert handle.await_termination(SOON)
+    assert handle.await_termination(HANG_S)
     assert isinstance(handle.last_progress, Progress)
     assert (handle.last_progress.current, handle.last_progress.percent) == (50, 100.0)
     assert handle.recent_progress[-1] == handle.last_progress
@@ -98,7 +98,7 @@ def test_what_ended_a_stream_is_raised_where_it_is_waited_for(tmp_path: Path) ->
     with simulated_portal(seed=1, blocks=5, network=Network.SOLANA) as portal:
         handle = stream_of(portal).start(duckdb_target(tmp_path / "a.duckdb"))
         with pytest.raises(NetworkError, match="E0010"):
-            handle.await_termination(SOON)
+            handle.await_termination(HANG_S)
         assert isinstance(handle.exception(), NetworkError)
         assert handle.last_progress is None
         handle.stop()  # it has ended: nothing happens, nothing is raised
@@ -110,43 +110,40 @@ def test_a_listener_may_stop_its_own_stream(portal: PortalServer, tmp_path: Path
 
     def stop(event: Event) -> None:
         if isinstance(event, Committed):
-            ready.wait(SOON)
+            ready.wait(HANG_S)
             handles[0].stop()
 
     handles.append(stream_of(portal).start(duckdb_target(tmp_path / "a.duckdb"), on_event=stop))
     ready.set()
-    assert handles[0].await_termination(SOON)
+    assert handles[0].await_termination(HANG_S)
     assert len(handles[0].recent_progress) == 1
 
 
 def test_a_stop_does_not_wait_for_a_portal_that_does_not_answer(
     portal: PortalServer, tmp_path: Path
 ) -> None:
-    """Headers may take 20 seconds; a stop breaks the request off."""
-    handle = stream_of(portal, poll_interval_s=0.2).start(duckdb_target(tmp_path / "a.duckdb"))
+    """Headers may take an hour here; a stop breaks the request off."""
+    options = {"poll_interval_s": 0.2, "timeouts": Timeouts(headers_s=3600)}
+    handle = stream_of(portal, **options).start(duckdb_target(tmp_path / "a.duckdb"))
     while handle.last_progress is None or handle.last_progress.current < 59:
         assert handle.is_active
         time.sleep(0.01)
     portal.sim.faults.add(StallBeforeHeaders(), times=None)
     while not portal.ledger.faults():
         time.sleep(0.01)
-    began = time.monotonic()
     handle.stop()
-    assert time.monotonic() - began < 10
     assert handle.exception() is None
 
 
 def test_a_stop_does_not_wait_for_the_end_of_a_pause(portal: PortalServer, tmp_path: Path) -> None:
-    """After failures the client pauses for up to 20 seconds."""
+    """The pause at the head takes an hour here."""
     head = AtHead(portal)
     handle = stream_of(portal, poll_interval_s=3600).start(
         duckdb_target(tmp_path / "a.duckdb"), on_event=head
     )
-    assert head.reached.wait(SOON)
+    assert head.reached.wait(HANG_S)
     portal.sim.faults.add(Status(503), times=None)
-    began = time.monotonic()
     handle.stop()
-    assert time.monotonic() - began < 10
     assert handle.exception() is None
 
 
@@ -157,14 +154,14 @@ def test_a_stop_lets_a_target_of_ones_own_finish_its_batch(portal: PortalServer)
 
     def write(read: Any) -> None:
         for batch in read(None):
-            ready.wait(SOON)
+            ready.wait(HANG_S)
             handles[0].interrupt.request()
             written.append(batch.ctx.stream.state.current.number)
 
     told: list[Event] = []
     handles.append(stream_of(portal).start(create_target(write=write), on_event=told.append))
     ready.set()
-    assert handles[0].await_termination(SOON)
+    assert handles[0].await_termination(HANG_S)
     assert len(written) == 1
     assert any(isinstance(one, Committed) for one in told)
 

@@ -80,6 +80,7 @@ class SeenError(Exception):
 
 def test_timeouts_and_attempts_of_a_stream_reach_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
+    wanted = QUICK | {"timeouts": Timeouts(headers_s=77)}
 
     def read_span(*arguments: object, **named: Any) -> None:
         given.update(named)
@@ -91,8 +92,8 @@ def test_timeouts_and_attempts_of_a_stream_reach_executors(monkeypatch: pytest.M
         simulated_portal(seed=1, blocks=60, finality_depth=5) as portal,
         pytest.raises(SeenError),
     ):
-        stream_of(portal.url, far=10, spark=session, **QUICK).pipe_to(MemoryTarget())
-    assert {name: given[name] for name in QUICK} == QUICK
+        stream_of(portal.url, far=10, spark=session, **wanted).pipe_to(MemoryTarget())
+    assert {name: given[name] for name in wanted} == wanted
 
 
 def test_timeouts_and_attempts_count_where_a_task_runs() -> None:

@@ -19,9 +19,9 @@ import pytest
 
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.faults.kinds import StallBeforeHeaders, Status
+from tests.shared import HANG_S
 from tests.stream.truth import COLUMNS, transfers
 
-SOON_S = 120  # a limit for a busy machine; on an idle one all of it takes a second or two
 STOPPING = "stopping after this batch; press again to stop now"
 
 PROGRAM = """
@@ -70,7 +70,7 @@ class Program:
 
     def end(self) -> int:
         """Wait for the end; return its exit code. Nothing may look like a crash."""
-        code = self.process.wait(SOON_S)
+        code = self.process.wait(HANG_S)
         self._until(lambda: not any(one.is_alive() for one in self.readers), "its last words")
         text = "".join(self.err)
         assert "Traceback" not in text, text
@@ -79,7 +79,7 @@ class Program:
         return code
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + SOON_S
+        end = time.monotonic() + HANG_S
         while not condition():
             said = f"waited for {what}: {self.out} {self.err}"
             assert time.monotonic() < end, said

@@ -60,11 +60,27 @@ class QuickClock(SystemClock):
         self.slept.append(seconds)
 
 
+class HandClock(QuickClock):
+    """Stands still, or goes on by `step` whenever somebody looks; a pause makes it stand still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = self.step = 0.0
+
+    def monotonic(self) -> float:
+        self.at += self.step
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.step = 0.0
+
+
 class Caller:
     """A client, what it heard, and what it told its operator."""
 
     def __init__(self, server: EndpointServer, order: Order = ORDER, **options: Any) -> None:
-        self.clock = QuickClock()
+        self.clock: QuickClock = options.pop("clock", QuickClock())
         self.notices: list[Notice] = []
         options = {
             "credentials": Credentials(),
@@ -294,20 +310,29 @@ def test_silence_ends_a_session_and_the_next_goes_on_from_the_cursor(
     server: EndpointServer,
 ) -> None:
     server.faults.add(FallsSilent(2))
-    caller = Caller(server, dialling=Dialling(idle_s=0.3))
-    assert numbers(caller.read()) == list(range(10))
+    clock = HandClock()
+    caller = Caller(server, clock=clock, dialling=Dialling(idle_s=0.3))
+    heard: list[Message] = []
+    for message in caller.client.read(stop=10):
+        heard.append(message)
+        silent = sum(isinstance(one, Outputs) for one in heard) == 2 and not caller.notices
+        clock.step = 0.1 if silent else 0.0  # time passes while nothing comes
+    caller.client.close()
+    assert numbers(heard) == list(range(10))
     assert len(server.sessions) == 2
     assert "0.3 s of silence" in str(caller.notices[0])
 
 
 def test_progress_is_no_silence_and_no_data(server: EndpointServer) -> None:
     """At the head only progress arrives; it keeps the session, and resets no counter."""
-    caller = Caller(server, dialling=Dialling(idle_s=0.3))
+    clock = HandClock()
+    caller = Caller(server, clock=clock, dialling=Dialling(idle_s=0.3))
     reading = caller.client.read(start=28)
     heard = iter(reading)
     found: list[Message] = []
-    while sum(isinstance(one, Progress) for one in found) < 12:  # 0.05 s apart
+    while sum(isinstance(one, Progress) for one in found) < 12:
         found.append(next(heard))
+        clock.at += 0.2
     reading.abort()
     assert list(heard) == []
     caller.client.close()

@@ -50,7 +50,7 @@ def test_a_crash_at_any_statement_leaves_what_the_endpoint_said(place: Place) ->
     weather = Weather(chain, random, 32 if is_whole() else 20)
     options: dict[str, Any] = {
         "flush": random.choice([None, Flush(blocks=3)]),
-        "dialling": Dialling(idle_s=0.05),
+        "dialling": Dialling(idle_s=0.3),
     }
     died = 0
     with simulated_endpoint(chain=chain, bundle=random.choice([1, 4])) as server:

@@ -14,6 +14,7 @@ from headwater.errors import QuotaExceededError
 from headwater.substreams.cursors import TABLE, CursorLog
 from headwater.substreams.messages import Clock, Message, ModuleOutput, Outputs, Progress
 from headwater.substreams.source import Feed, Gathered, SubstreamsSource
+from tests.shared import HANG_S
 
 
 class FailsAfterProgress:
@@ -53,7 +54,7 @@ def test_a_failure_that_comes_with_the_last_message_is_no_end_of_the_range(stop:
 
 
 def wait(reading: FailsAfterProgress) -> None:
-    assert reading.over.wait(120)
+    assert reading.over.wait(HANG_S)
 
 
 class ManyMessages:
@@ -83,12 +84,12 @@ def test_what_is_received_ahead_is_bounded_and_decoded_in_pieces(
 
     def decode(outputs: Sequence[ModuleOutput]) -> dict[str, pa.Table]:
         begun.set()
-        assert go_on.wait(120)
+        assert go_on.wait(HANG_S)
         pieces.append(len(outputs))
         return {}
 
     feed = Feed(reading, 0, ahead=1000, decode=decode)
-    assert begun.wait(120)
+    assert begun.wait(HANG_S)
     wait_until(lambda: reading.taken == 11)  # ten fit, and one waits to be let in
     go_on.set()
     blocks: list[int] = []

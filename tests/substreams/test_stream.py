@@ -44,6 +44,7 @@ from headwater.testing.substreams import (
     simulated_endpoint,
 )
 from tests.sampling import every
+from tests.shared import HANG_S
 from tests.substreams.scripted import (
     CREATE,
     DELETE,
@@ -386,7 +387,7 @@ def test_changes_are_folded_ahead_while_the_commit_before_them_runs(place: Place
         nonlocal commits, hot
         if batches and state.number < 40:  # whole messages of final blocks
             assert all(one.data.ctx.laid_out is not None for one in batches)
-            assert more.wait(120), "the next one is prepared before this one is committed"
+            assert more.wait(HANG_S), "the next one is prepared before this one is committed"
         commits += bool(batches)
         hot += state.is_hot
         commit(batches, state)
@@ -541,7 +542,7 @@ def test_without_the_extra_the_error_says_what_to_install() -> None:
         "except headwater.ConfigError as error:\n    print(error)"
     )
     made = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_S
     )
     assert "pip install 'headwater[substreams]'" in made.stdout
 
@@ -562,7 +563,7 @@ def test_random_histories_with_faults_and_restarts_equal_the_oracle(
         "undo_buffer": random.choice([0, 0, 2, 5]),
         "flush": random.choice([None, Flush(blocks=3)]),
         "flush_backfill": random.choice([None, Flush(blocks=10)]),
-        "dialling": Dialling(idle_s=0.15, version=random.choice([None, 3, 2])),
+        "dialling": Dialling(idle_s=0.4, version=random.choice([None, 3, 2])),
     }
     with simulated_endpoint(
         chain=chain, bundle=random.choice([1, 4, 50]), skip_empty=random.random() < 0.5

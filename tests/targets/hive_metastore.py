@@ -12,6 +12,7 @@ from socket import create_connection
 import pyspark
 
 from headwater.testing.servers.process import ServerProcess, free_port
+from tests.shared import HANG_S
 
 # The tables of locks are no part of the schema that Hive creates by itself.
 METASTORE = """
@@ -54,7 +55,7 @@ def hive_metastore(folder: Path) -> Iterator[str]:
     command = ["java", *options, str(source), "-p", str(port)]
     server = ServerProcess(command, folder, dict(os.environ))
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + HANG_S
         while True:
             with suppress(OSError), create_connection(("127.0.0.1", port), 1):
                 break

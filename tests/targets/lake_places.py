@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from pyarrow import fs
 
 from headwater.testing.servers.process import ServerProcess, free_port
-from tests.shared import starting
+from tests.shared import HANG_S, starting
 
 ACCESS_KEY, SECRET_KEY = "an-access-key-id", "a-secret-of-tests-0123456789"
 _numbers = count()
@@ -49,7 +49,7 @@ def _started() -> str:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = ServerProcess(command, folder, dict(os.environ))
     atexit.register(server.stop)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + HANG_S
     while True:
         with suppress(OSError), create_connection(("127.0.0.1", port), 1):
             return f"http://127.0.0.1:{port}"

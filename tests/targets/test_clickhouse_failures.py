@@ -30,6 +30,7 @@ from headwater.targets.clickhouse.transfer import plan_transfer
 from headwater.targets.contract import Scope
 from headwater.testing.servers.clickhouse import ClickHouseServer
 from tests.sampling import is_whole
+from tests.shared import HANG_S
 from tests.targets.clickhouse_places import Stream, at_once, database
 
 
@@ -272,11 +273,11 @@ def test_an_insert_of_a_dead_driver_is_ended_before_the_repair(url: str) -> None
 
     thread = threading.Thread(target=run_slowly)
     thread.start()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANG_S
     while not s.rows("SELECT count() AS n FROM t WHERE block_number = 2")[0]["n"]:
         assert time.monotonic() < deadline
     s = started(url)
-    thread.join(120)
+    thread.join(HANG_S)
     assert not thread.is_alive()
     assert s.rows("SELECT block_number AS n FROM t_live") == [{"n": 1}]
     s.target.close()
@@ -303,7 +304,7 @@ def test_the_server_is_killed_again_and_again_while_a_stream_runs() -> None:
         s.block(0, {"t": frame(0, 0)}, final=0)
         expected: dict[int, list[int]] = {0: [0]}
         thread.start()
-        number, deadline = 0, time.monotonic() + 300
+        number, deadline = 0, time.monotonic() + HANG_S
         while kills[0] < often and time.monotonic() < deadline:
             number += 1
             expected[number] = [number, kills[0]]

@@ -26,8 +26,9 @@ from headwater.targets.clickhouse import (
 from headwater.targets.clickhouse.transfer import plan_transfer
 from headwater.targets.contract import Scope
 from tests.sampling import is_whole, visit
+from tests.shared import HANG_S
 from tests.targets.clickhouse_places import Stream, database
-from tests.targets.zombies import WAIT_S, Zombie
+from tests.targets.zombies import Zombie
 
 ENGINES = ["CollapsingMergeTree", "ReplacingMergeTree", "MergeTree"]
 EVERY = {"CollapsingMergeTree": 14, "ReplacingMergeTree": 28, "MergeTree": 28}
@@ -223,14 +224,14 @@ class Starter:
         self._thread.start()
 
     def _run(self) -> None:
-        assert self.go.wait(WAIT_S)
+        assert self.go.wait(HANG_S)
         try:
             self._place.extend(Stream(self.target, self._place.url), self._last)
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self._error = error
 
     def result(self) -> BaseException | None:
-        self._thread.join(WAIT_S)
+        self._thread.join(HANG_S)
         assert not self._thread.is_alive()
         return self._error
 
@@ -289,7 +290,7 @@ class Slow:
     def read(self, size: int) -> bytes:
         if len(self._parts) == 1:
             self.halfway.set()
-            assert self.woken.wait(WAIT_S)
+            assert self.woken.wait(HANG_S)
         return self._parts.pop(0) if self._parts else b""
 
 
@@ -315,14 +316,14 @@ def test_an_insert_that_is_half_sent_is_over_before_a_successor_repairs() -> Non
 
     sender = threading.Thread(target=insert)
     sender.start()
-    assert body.halfway.wait(WAIT_S)
+    assert body.halfway.wait(HANG_S)
     other = ClickHouseClient(place.url)
     await_statement(other, "startsWith(query, 'INSERT')")
     successor = Starter(place, 2)
     successor.go.set()
     await_statement(other, "startsWith(query, 'INSERT') AND is_cancelled")
     body.woken.set()
-    sender.join(WAIT_S)
+    sender.join(HANG_S)
     assert successor.result() is None
     assert isinstance(errors[0], ClickHouseConnectionError)
     assert place.values(s) == rows_of([1, 2], "h")
@@ -333,6 +334,6 @@ def test_an_insert_that_is_half_sent_is_over_before_a_successor_repairs() -> Non
 def await_statement(client: ClickHouseClient, which: str) -> None:
     """Wait until the server runs a statement of a stream."""
     query = f"SELECT count() AS n FROM system.processes WHERE {which} AND query_id LIKE {_IDS}"
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + HANG_S
     while not client.rows(query)[0]["n"]:
         assert time.monotonic() < deadline

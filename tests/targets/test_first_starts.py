@@ -21,6 +21,7 @@ from headwater.targets import (
 from headwater.targets.duckdb import DuckDBSettings
 from headwater.targets.postgres import PostgresSettings
 from headwater.testing import simulated_portal
+from tests.shared import HANG_S
 from tests.targets import clickhouse_places, postgres_places
 
 STREAMS = 8
@@ -156,7 +157,7 @@ def _after(together: Barrier, call: Callable[..., Any]) -> Callable[..., Any]:
 
     def wait_and_call(*arguments: Any) -> Any:
         for wait in first:
-            wait(300)
+            wait(HANG_S)
         return call(*arguments)
 
     return wait_and_call

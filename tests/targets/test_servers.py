@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.shared import HANG_S
+
 STARTS = {
     "postgres": "from headwater.testing.servers import postgres_server as server",
     "clickhouse": "from headwater.testing.servers import clickhouse_server as server",
@@ -52,7 +54,7 @@ def test_a_server_ends_with_the_process_that_started_it(
     assert len(left_in(place)) >= 2, "a process and a folder"
     starter.send_signal(end)
     starter.communicate()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANG_S
     while left_in(place) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left_in(place) == []

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tests.shared import HANG_S
 from tests.targets import points
-
-WAIT_S = 300
 
 
 class Zombie:
@@ -44,7 +43,7 @@ class Zombie:
             self.at = sql
             points.note(self._kind, "paused", sql)
             self.paused.set()
-            assert self.woken.wait(WAIT_S)
+            assert self.woken.wait(HANG_S)
 
     def _run(self) -> None:
         try:
@@ -55,5 +54,5 @@ class Zombie:
 
     def wake(self) -> None:
         self.woken.set()
-        self._thread.join(WAIT_S)
+        self._thread.join(HANG_S)
         assert self.done.is_set()

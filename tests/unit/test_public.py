@@ -13,6 +13,7 @@ import headwater
 from headwater import clickhouse_target, duckdb_target, postgres_target, table
 from headwater.errors import InvalidOptionError
 from headwater.targets.duckdb import table as own_table
+from tests.shared import HANG_S
 
 HEAVY = ("duckdb", "grpc", "numpy", "psycopg", "py4j", "pyarrow", "pyspark", "urllib3")
 TARGETS: dict[str, Any] = {
@@ -26,7 +27,7 @@ TARGETS: dict[str, Any] = {
 def test_an_import_of_the_package_or_its_commands_loads_nothing_heavy(name: str) -> None:
     code = f"import sys, {name}; print([one for one in {HEAVY} if one in sys.modules])"
     made = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_S
     )
     assert made.stdout.strip() == "[]"
 

@@ -23,8 +23,8 @@ from headwater.portal.transport import USER_AGENT, NoAnswerYet
 from headwater.portal.wire import Dataset
 from headwater.query import EvmQuery
 from headwater.testing import VirtualClock
+from tests.shared import HANG_S
 
-WAIT_S = 120  # generous: only a failing test waits that long
 SHORT = Timeouts(connect_s=5, headers_s=0.2, chunk_s=0.2)
 
 
@@ -93,7 +93,7 @@ class Server:
         try:
             for script in scripts:
                 sock, _ = self._listener.accept()
-                sock.settimeout(WAIT_S)
+                sock.settimeout(HANG_S)
                 self.connections += 1
                 peer = Peer(sock)
                 with closing(peer):
@@ -106,7 +106,7 @@ class Server:
         self._listener.shutdown(socket.SHUT_RDWR)
 
     def stop(self) -> None:
-        self._thread.join(WAIT_S)
+        self._thread.join(HANG_S)
         self._listener.close()
         assert not self._thread.is_alive()
         if self.failure is not None:
@@ -234,7 +234,7 @@ def test_a_small_chunk_is_delivered_before_the_next_is_sent(encoding: str, close
         peer.head(transfer_encoding="chunked", **headers)
         for line in lines:
             peer.chunk(pack(line))
-            assert seen.acquire(timeout=WAIT_S), "the chunk was held back"
+            assert seen.acquire(timeout=HANG_S), "the chunk was held back"
         if rest := finish():
             peer.chunk(rest)
         peer.chunk(b"")
@@ -300,7 +300,7 @@ def test_a_connection_that_the_server_closed_is_replaced() -> None:
 
     with serving(first, answers(b"two", connection="close"), answers(b"three")) as transport:
         assert read(transport) == b"one"
-        assert closed.wait(WAIT_S)
+        assert closed.wait(HANG_S)
         assert read(transport) == b"two"
         assert read(transport) == b"three"
 
@@ -320,7 +320,7 @@ def test_a_body_that_is_not_read_to_its_end_drops_the_connection() -> None:
         assert next(response.chunks()) == b"one"
         response.close()
         response.close()
-        assert dropped.wait(WAIT_S)
+        assert dropped.wait(HANG_S)
         assert read(transport) == b"two"
 
 
@@ -403,7 +403,7 @@ def test_a_body_that_stops_times_out_by_its_own_limit(connection: str) -> None:
         peer.send(head.encode() + b"3\r\none\r\n")  # at once: no pause that could count
         assert peer.ended()
 
-    limits = Timeouts(connect_s=5, headers_s=WAIT_S, chunk_s=0.2)
+    limits = Timeouts(connect_s=5, headers_s=HANG_S, chunk_s=0.2)
     with serving(script, timeouts=limits) as transport:
         response = transport.send(Request("POST", "stream", b"{}"))
         chunks = response.chunks()
@@ -420,21 +420,24 @@ def test_the_limit_between_chunks_may_be_longer_than_that_for_headers() -> None:
     def script(peer: Peer) -> None:
         peer.request()
         peer.head(content_length="3")
-        asleep.wait(0.6)  # nobody sets it: longer than headers_s, shorter than chunk_s
+        asleep.wait(2.5)  # nobody sets it: longer than headers_s, shorter than chunk_s
         peer.send(b"one")
 
-    with serving(script, timeouts=Timeouts(headers_s=0.2, chunk_s=WAIT_S)) as transport:
+    with serving(script, timeouts=Timeouts(headers_s=2, chunk_s=HANG_S)) as transport:
         assert read(transport) == b"one"
 
 
-def test_an_answer_that_is_held_back_is_waited_for_in_pieces() -> None:
+def test_an_answer_that_is_held_back_is_waited_for_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One request, however often its caller comes back; a question is not broken off."""
+    monkeypatch.setattr(portal_transport, "_RIGHT_BACK_S", HANG_S)  # a busy machine comes back late
     asked, goes_on = threading.Event(), threading.Event()
 
     def script(peer: Peer) -> None:
         first, _, _ = peer.request()
         assert first.startswith("POST")
-        assert goes_on.wait(WAIT_S)
+        assert goes_on.wait(HANG_S)
         peer.head(content_length="3")
         peer.send(b"one")
         peer.request()
@@ -776,7 +779,7 @@ def test_more_than_promised_is_not_read() -> None:
 
     with serving(script, answers(b"two")) as transport:
         assert read(transport) == b"one"
-        assert sent.wait(WAIT_S)
+        assert sent.wait(HANG_S)
         assert read(transport) == b"two"
 
 

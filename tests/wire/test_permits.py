@@ -24,6 +24,7 @@ from headwater.spark.parts import Part, PartReader, RawRows, Receipt
 from headwater.spark.permits import Office, PermitOffice, TaskPermits
 from headwater.testing import Asked, PortalServer, Status, simulated_portal
 from headwater.testing.faults.kinds import RetryAfter
+from tests.shared import HANG_S
 from tests.traffic import Traffic
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +86,7 @@ def read_by_two_processes(portal: PortalServer, office: Office) -> list[int]:
         one.stdin.close()
         one.stdin = None
         running.append(one)
-    counted = [int(one.communicate(timeout=100)[0]) for one in running]
+    counted = [int(one.communicate(timeout=HANG_S)[0]) for one in running]
     assert [one.returncode for one in running] == [0, 0]
     return counted
 
@@ -175,9 +176,9 @@ def test_tasks_that_wait_do_not_hold_up_the_end_of_a_run(what: str) -> None:
     waiting.join(0.3)
     assert waiting.is_alive(), "it has to wait"
     ending.start()
-    ending.join(5)
+    ending.join(HANG_S)
     assert not ending.is_alive(), "the run hangs"
-    waiting.join(5)
+    waiting.join(HANG_S)
     assert not waiting.is_alive(), "the task hangs"
 
 

@@ -59,6 +59,7 @@ from headwater.testing import (
     simulated_portal,
 )
 from headwater.testing.faults.kinds import FAULTS, RETRYABLE_STATUSES
+from tests.shared import HANG_S
 
 QUERY = {
     "type": "evm",
@@ -422,9 +423,9 @@ def test_with_a_password_only_those_who_know_it_are_let_in() -> None:
         assert len(portal.ledger) == 1
 
 
-def test_stopping_is_quick_while_clients_hang_wait_and_idle() -> None:
+def test_a_server_that_stops_waits_for_no_client_that_hangs_waits_or_idles() -> None:
     before = set(threading.enumerate())  # of portals that other tests of this process share
-    with simulated_portal(seed=7, blocks=200, no_content_delay=60) as portal:
+    with simulated_portal(seed=7, blocks=200, no_content_delay=3600) as portal:
         arrived = threading.Semaphore(0)
 
         def notice(asked: Asked) -> bool:
@@ -448,9 +449,7 @@ def test_stopping_is_quick_while_clients_hang_wait_and_idle() -> None:
             thread = threading.Thread(target=hang, args=(one, 200 if turn == 2 else 0))
             thread.start()
             threads.append(thread)
-            assert arrived.acquire(timeout=120)
-        began = time.monotonic()
-    assert time.monotonic() - began < 20
+            assert arrived.acquire(timeout=HANG_S)
     for thread in threads:
         thread.join()
     for one in clients:
@@ -465,7 +464,7 @@ def test_a_request_for_the_next_block_is_held_until_the_chain_moves() -> None:
         chain, answers = portal.chain, list[Answer]()
 
         def ask() -> None:
-            one = Client(portal, timeout=120)
+            one = Client(portal, timeout=HANG_S)
             answers.append(one.ask(30, parentBlockHash=chain.canonical(29)[0].hash))
             one.connection.close()
 
@@ -575,11 +574,13 @@ def test_simulate_serves_what_it_says_and_stops_by_itself() -> None:
             curl = process.stdout.readline()
             query = re.search(r"-d '(.*)' \|", curl)
             assert query is not None
-            with urllib.request.urlopen(f"{url}/stream", query[1].encode(), timeout=120) as answer:
+            with urllib.request.urlopen(
+                f"{url}/stream", query[1].encode(), timeout=HANG_S
+            ) as answer:
                 assert answer.status == HTTPStatus.OK
                 assert len(answer.read().splitlines()) > 50
         for process in processes:
-            out, err = process.communicate(timeout=300)
+            out, err = process.communicate(timeout=HANG_S)
             assert process.returncode == 0
             assert err == ""
             assert re.search(r"stopped: head \d+, finalized \d+, forks \d+ .*, requests 200:1", out)
@@ -619,14 +620,14 @@ def test_simulate_ends_cleanly_when_interrupted() -> None:
         while not process.stdout.readline().startswith("head "):
             pass
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=HANG_S)
     assert (process.returncode, err) == (0, "")
     assert "stopped:" in out
 
 
 def test_a_coded_error_is_a_short_message_and_exit_code_1(portal: PortalServer) -> None:
     with headwater("simulate", "--port", str(urlsplit(portal.url).port)) as process:
-        _, err = process.communicate(timeout=300)
+        _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert err.startswith("[E0007] port must be free")
     assert "Traceback" not in err
@@ -634,6 +635,6 @@ def test_a_coded_error_is_a_short_message_and_exit_code_1(portal: PortalServer) 
 
 def test_help_teaches_with_an_example() -> None:
     with headwater("simulate", "--help") as process:
-        out, _ = process.communicate(timeout=300)
+        out, _ = process.communicate(timeout=HANG_S)
     assert "headwater simulate --seed 7" in out
     assert "--fork-rate" in out

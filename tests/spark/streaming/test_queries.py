@@ -34,6 +34,7 @@ from headwater.spark.streaming import collapse, retractable
 from headwater.testing import ContentSettings, PortalServer, simulated_portal
 from headwater.testing.chain.content import content_of
 from tests.sampling import every
+from tests.shared import HANG_S
 from tests.spark.streaming.micro_batches import canonical
 from tests.spark.test_signals_on_spark import descendants
 from tests.stream.truth import transfers
@@ -216,9 +217,8 @@ def test_a_portal_that_holds_answers_back_keeps_no_query(
 ) -> None:
     """A trigger ends without a block; a query that was stopped leaves its journal to the next."""
     with simulated_portal(
-        seed=7, blocks=30, finality_depth=25, content=CONTENT, no_content_delay=120
+        seed=7, blocks=30, finality_depth=25, content=CONTENT, no_content_delay=3600
     ) as portal:
-        began = time.monotonic()
         for _ in range(2):
             query = start(
                 changelog(spark, portal, tmp_path / "journal"), tmp_path, lambda rows, _: None
@@ -229,7 +229,6 @@ def test_a_portal_that_holds_answers_back_keeps_no_query(
             finally:
                 query.stop()
             portal.extend(1)
-        assert time.monotonic() - began < 100
 
 
 def netted(frame: DataFrame) -> list[tuple[int, str, int]]:
@@ -423,7 +422,7 @@ class Driver:
                 },
                 stderr=log,
             )
-        self._deadline = time.monotonic() + 300
+        self._deadline = time.monotonic() + HANG_S
 
     def goes_on(self) -> bool:
         """Wait a moment; tell whether the driver has not reached the point where it is to die."""

@@ -15,6 +15,7 @@ import headwater
 from headwater.decode.columns.field_columns import column_name
 from headwater.decode.tables.table_definitions import TABLE_DEFINITIONS
 from headwater.query import NETWORKS, Network
+from tests.shared import HANG_S
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -74,7 +75,7 @@ def test_the_examples_of_decoding_run_and_print_what_the_page_says(tmp_path: Pat
         [sys.executable, "-c", ONE_BY_ONE, *examples],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
         check=False,
         cwd=tmp_path,
     )
