@@ -26,6 +26,8 @@ from scripts.reliability import cell_table, figures, point_table, version_table 
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
+    ROOT / "benchmarks" / "RESULTS.md",
+    ROOT / "examples" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 

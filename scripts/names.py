@@ -1,9 +1,10 @@
 """Names in backticks: what pages and docstrings name must exist.
 
 A span is checked where its form says what it names: a command, a path or a file, a dotted name, a
-call, a CamelCase name, a word with underscores. A name that follows the path of a module is one of
-that module. SQL, values, addresses and single words are left alone, and so are the names of others
-that have such a form, which `FOREIGN` lists.
+call, a CamelCase name, a word with underscores, a code of an error. So are paths, commands and
+imports within longer spans, and in lines of fenced blocks. A name that follows the path of a module
+is one of that module. SQL, values, addresses and single words are left alone, and so are the names
+of others that have such a form, which `FOREIGN` lists.
 """
 
 from __future__ import annotations
@@ -22,18 +23,24 @@ CODE = ("src", "tests", "scripts", "benchmarks", "examples")
 IDENTIFIER = r"[A-Za-z_]\w*"
 FENCE = re.compile(r"^( *)(`{3,}).*?^\1\2 *$", re.M | re.S)
 SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
-COMMAND = re.compile(r"(make|headwater) ([a-z][a-z-]*)\b(?![./:])")
+COMMAND = re.compile(r"(?:^|&& |; )(make|headwater) ([a-z][a-z-]*)\b(?![./:])(?: ([a-z-]+))?")
 PROGRAM = re.compile(r"python (?:-m ((?:headwater|tests|scripts)[\w.]*)|([\w/]+\.py))")
 FILE = re.compile(
     r"[\w.<>-]+\.(py|md|sh|toml|ya?ml)|[\w.<>-]+(/[\w.<>-]+)*(/|/[\w.<>-]+\.[a-z]{2,4})"
 )
-TEST = re.compile(r"([\w/]+\.py)::(\w+)")
+TEST = re.compile(r"([\w/]+\.py)::(\w+)(?:::(\w+))?")
+PLACE = re.compile(rf"(?<![\w/.:~*-])(?:docs|{'|'.join(CODE)})/[\w./*<>-]*[\w*>/]")
+IMPORT = re.compile(r"\bfrom ((?:headwater|tests|scripts)[\w.]*) import ([\w, ]+)")
 FOLDER = re.compile(r"([a-z]+)(?:/[\w.-]+)+")
+LINE = re.compile(
+    r"^ *(?:\$ )?((?:make|headwater|python|from (?:headwater|tests)) ?[a-z-].*|.*\bpytest\b.*)$",
+    re.M,
+)
 DOTTED_TEXT = re.compile(r"\w+(?:\.\w+)+")
 DOTTED = re.compile(rf"({IDENTIFIER}(?:\.{IDENTIFIER})+)(\(.*\))?")
 CALL = re.compile(rf"({IDENTIFIER})\(.*\)")
 CLASS = re.compile(r"[A-Z][a-z]\w*")
-WORD = re.compile(r"\w*_\w*[a-z]\w*")
+WORD = re.compile(r"\w*_\w*[a-z]\w*|HEADWATER_\w+|E\d{4}")
 CLOSED = {"ABC", "Enum", "Generic", "IntEnum", "Protocol", "StrEnum", "object"}
 """Bases that give a class no member that pages name."""
 
@@ -125,11 +132,22 @@ class Index:
     def commands(self) -> dict[str, set[str]]:
         """The targets of `make`, and the commands of `headwater`."""
         makefile = (self.root / "Makefile").read_text(encoding="utf-8")
-        cli = (self.root / "src/headwater/cli/__init__.py").read_text(encoding="utf-8")
-        return {
+        folder = self.root / "src/headwater/cli"
+        cli = (folder / "__init__.py").read_text(encoding="utf-8")
+        homes = re.findall(r'^    "([a-z-]+)": \("(\w+)", "(\w+)"\)', cli, re.M)
+        commands = {
             "make": set(re.findall(r"^([a-z-]+):", makefile, re.M)),
-            "headwater": set(re.findall(r'^    "([a-z-]+)": \(', cli, re.M)),
+            "$": set(re.findall(r"\$\(([A-Z]+)\)", makefile)),
+            "headwater": {name for name, _, _ in homes},
         }
+        for name, module, what in homes:
+            if what == "app":
+                text = (folder / f"{module}.py").read_text("utf-8")
+                declared = re.findall(
+                    r'^@app\.command\((?:"([\w-]+)")?.*\)\n(?:@.*\n)*def (\w+)', text, re.M
+                )
+                commands[name] = {told or function for told, function in declared}
+        return commands
 
     def knows(self, name: str) -> bool:
         """Whether a name is defined, is a text of the package by itself, or is foreign."""
@@ -166,6 +184,11 @@ class Index:
         if len(rest) > 1 and rest[0] in self.bases:
             return self.has_member(rest[0], rest[1])
         return not rest or rest[0] in names
+
+    def exports(self, module: str, name: str) -> bool:
+        """Whether a module has a name: its own, of a module in it, or imported when it is used."""
+        own = name in self.modules.get(module, ()) or f"{module}.{name}" in self.modules
+        return own or (module in self.modules and name in self.texts)
 
     def defines_in(self, path: str, name: str) -> bool:
         """Whether a module, named by the end of its path, defines a name at its top."""
@@ -211,13 +234,16 @@ def bound(target: ast.expr) -> set[str]:
 
 def problem(span: str, index: Index) -> str | None:
     """Return what is wrong with the names of a span; None where all exist, or none is ours."""
-    if match := COMMAND.match(span):
-        return command_problem(match[1], match[2], span, index)
+    wrong = next(line_problems(span, index), None)
+    if wrong or COMMAND.search(span):
+        return wrong
     if match := PROGRAM.match(span):
         exists = index.has_path(match[2]) if match[2] else match[1] in index.modules
         return None if exists else "no such program"
     if match := TEST.fullmatch(span):
-        return None if index.defines_in(match[1], match[2]) else "no such test"
+        known = index.defines_in(match[1], match[2])
+        known = known and (not match[3] or index.has_member(match[2], match[3]))
+        return None if known else "no such test"
     folder = FOLDER.fullmatch(span)
     if FILE.fullmatch(span) or (folder and index.has_folder(folder[1])):
         return None if index.has_path(span) else "no such path"
@@ -233,10 +259,30 @@ def problem(span: str, index: Index) -> str | None:
     return None
 
 
-def command_problem(program: str, command: str, span: str, index: Index) -> str | None:
+def line_problems(span: str, index: Index) -> Iterator[str]:
+    """Yield what is wrong with the paths, commands and imports of a line."""
+    for path in PLACE.findall(span):
+        if not index.has_path(path):
+            yield f"no such path{'' if span == path else ': ' + path}"
+    for match in COMMAND.finditer(span):
+        if wrong := command_problem(match, span, index):
+            yield wrong
+    for match in IMPORT.finditer(span):
+        for name in match[2].replace(",", " ").split():
+            if not index.exports(match[1], name):
+                yield f"{match[1]} has no {name}"
+
+
+def command_problem(match: re.Match[str], span: str, index: Index) -> str | None:
     """Return what is wrong with a command of `make` or `headwater`, or with its options."""
+    program, command, inner = match.groups()
     if command not in index.commands[program]:
         return f"no {program} {command}"
+    if program == "headwater" and inner and inner not in index.commands.get(command, {inner}):
+        return f"no headwater {command} {inner}"
+    unknown = set(re.findall(r" ([A-Z]+)=", span)) - index.commands["$"]
+    if program == "make" and unknown:
+        return f"no variable {min(unknown)}"
     for option in re.findall(r"(?<!\S)\[?(--[a-z-]+)", span):
         if option not in index.texts and not index.knows(option[2:].replace("-", "_")):
             return f"no option {option}"
@@ -273,7 +319,7 @@ def text_problems(text: str, index: Index) -> Iterator[tuple[int, str]]:
         if wrong:
             yield line, f"`{span}`: {wrong}"
     for block in FENCE.finditer(text):
-        for match in re.finditer(r"^ *(?:\$ )?((?:make|headwater) [a-z].*)$", block[0], re.M):
+        for match in LINE.finditer(block[0]):
             if wrong := problem(match[1], index):
                 yield text.count("\n", 0, block.start() + match.start()), wrong
 

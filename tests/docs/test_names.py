@@ -8,6 +8,7 @@ from scripts import check_docs
 from scripts.names import index_of, name_problems, text_problems
 
 ROOT = check_docs.ROOT
+NO_CODE, NO_VARIABLE = "E" + "8765", "_".join(("HEADWATER", "NONE"))
 UNKNOWN = "_".join(("unheard", "of", "detail"))  # words of tests count as words of the code
 WRONG = {
     "`make tests` before you push": "`make tests`: no make tests",
@@ -34,12 +35,23 @@ WRONG = {
     "`evm.eventz(…)`": "`evm.eventz(…)`: evm has no eventz",
     "`resolve_forked(a, b)`": "`resolve_forked(a, b)`: no function or class resolve_forked",
     "`core/fork.py` `hot_groups`": "`hot_groups`: not in core/fork.py",
+    "`make check && make tests`": "`make check && make tests`: no make tests",
+    "`make sim RUN=5`": "`make sim RUN=5`: no variable RUN",
+    "`headwater cursor shows DSN`": "`headwater cursor shows DSN`: no headwater cursor shows",
+    "`tests/test_gate.py::Gate::test_no`": "`tests/test_gate.py::Gate::test_no`: no such test",
+    "`bash scripts/none.sh`": "`bash scripts/none.sh`: no such path: scripts/none.sh",
+    "```\n.venv/bin/pytest tests/none.py -x\n```": "no such path: tests/none.py",
+    "```\npython -m tests.slow\n```": "no such program",
+    "```python\nfrom headwater import unheard\n```": "headwater has no unheard",
+    f"`{NO_VARIABLE}`": f"`{NO_VARIABLE}`: the code has no such name",
+    f"`{NO_CODE}`": f"`{NO_CODE}`: the code has no such name",
     f"the option `{UNKNOWN}`": f"`{UNKNOWN}`: the code has no such name",
 }
 RIGHT = """
 `make test SINCE=main`, `headwater cursor show TARGET [--id ID]`, `python -m tests.affected`,
 `core/fork.py` `resolve_fork`, `query/networks/<network>.py`, `decode/lines/`, `ROOT/x`, `mine.py`,
 `SqlTarget`, `SqlTarget.close`, `PartReader.rows`, `headwater.core.PipeState.advance`, `commit`,
+`make sim RUNS=5`, `headwater sink run DSN`, `from headwater import evm, portal_stream`,
 `rollback_chain`, `SELECT min(a_b) FROM t`, `CAST(x AS text)`, `https://a.b/C.d`, `spark.sql.x.y`,
 `evm.events("Transfer(address indexed from)")`, `--go-on`, `a_b >= 7`, `{"a.b": 1}`, `E1003`
 
