@@ -116,9 +116,9 @@ def _passed(counts: dict[str, int]) -> str:
 
 def _versions(key: str, title: str, found: dict[str, Any]) -> str:
     areas = list(dict.fromkeys(name for one in found.values() for name in one["areas"]))
-    rows = [f"| {title} | {' | '.join(areas)} |", f"|---|{'--:|' * len(areas)}"]
+    rows = [f"| {title} | {' | '.join(areas)} | run on |", f"|---|{'--:|' * len(areas)}---|"]
     for _, one in sorted(found.items()):
-        cells = [_passed(one["areas"].get(area, {})) for area in areas]
+        cells = [*(_passed(one["areas"].get(area, {})) for area in areas), one["date"]]
         rows.append(f"| {one[key]} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
