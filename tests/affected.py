@@ -5,7 +5,9 @@
 A file reaches the modules that it imports, those that they import, and so on; names that a package
 imports when they are first used count as imported by who uses them. What pytest is configured by
 (a conftest, pyproject.toml, the lock) concerns every test, and a test that starts programs reaches
-everything. A changed document concerns the tests of documents.
+everything. A changed document concerns the tests of documents. Any other file that is no module (a
+page, a template, kept data) concerns the tests beside it, and the modules that name it or its
+folder, with who imports them.
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ import headwater
 import headwater.targets
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("headwater", "pyspark_headwater", "tests")
+PACKAGES = ("headwater", "pyspark_headwater", "scripts", "tests")
 LAZY: Mapping[str, Mapping[str, str]] = {
     "headwater": {name: f"headwater.{home}" for name, home in headwater._HOMES.items()},
     "headwater.targets": {
         name: f"headwater.targets.{home}" for name, home in headwater.targets._EXTRAS.items()
     },
+}
+FOLDERS_OF_CODE = {
+    path.parent.name for top in ("src", "tests") for path in ROOT.glob(f"{top}/**/*.py")
 }
 EVERYTHING = re.compile(
     r"pyproject\.toml|requirements\.lock|Makefile|tests/(conftest|sampling|jvm)\.py"
@@ -44,6 +49,9 @@ def affected(changed: Iterable[str]) -> list[str]:
         return tests
     graph = _graph()
     touched = {_module(path) for path in changed if path.endswith(".py")} & graph.modules
+    names = {name for path in changed if not path.endswith(".py") for name in _names(Path(path))}
+    touched |= {module for module in graph.modules if _name_any(module, names)}
+    beside = {str(Path(path).parent) for path in changed if not path.endswith(".py")}
     if any(path.startswith(("src/", "examples/", "benchmarks/")) for path in changed):
         touched |= {module for module in graph.modules if _starts_programs(module)}
     reaching = touched.union(*(graph.find_downstream_modules(module) for module in touched))
@@ -52,6 +60,7 @@ def affected(changed: Iterable[str]) -> list[str]:
         path
         for path in tests
         if _module(path) in reaching
+        or str(Path(path).parent) in beside
         or (in_documents and path.startswith(("tests/docs/", "tests/test_")))
         or any(other.startswith(f"{Path(path).parent}/conftest") for other in changed)
     ]
@@ -67,6 +76,17 @@ def _graph() -> grimp.ImportGraph:
             for other in sorted((imported | {package}) & modules - {module}):
                 graph.add_import(importer=module, imported=other)
     return graph
+
+
+def _names(path: Path) -> set[str]:
+    """Return by what names code may speak of a file: its own, and those of folders of data."""
+    folders = [folder.name for folder in path.parents if len(folder.parts) > 1]
+    return {path.name, *(name for name in folders if name not in FOLDERS_OF_CODE)}
+
+
+def _name_any(module: str, names: set[str]) -> bool:
+    text = _path(module).read_text("utf-8") if names else ""
+    return any(re.search(rf"[\"'/]{re.escape(name)}[\"'/]", text) for name in names)
 
 
 def _starts_programs(module: str) -> bool:
@@ -92,7 +112,7 @@ def _imported_late(text: str) -> set[str]:
 
 
 def _path(module: str) -> Path:
-    top = ROOT if module.split(".")[0] == "tests" else ROOT / "src"
+    top = ROOT if module.split(".")[0] in ("scripts", "tests") else ROOT / "src"
     path = top.joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 

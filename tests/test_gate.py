@@ -61,6 +61,25 @@ def _tests(collected: str) -> list[str]:
         ),
         ("tests/stream/truth.py", "stream/test_stream.py", "stream/test_callbacks.py"),
         ("docs/streams.md", "docs/test_examples.py", "stream/test_stream.py"),
+        ("CHANGELOG.md", "unit/test_supply_chain.py", "stream/test_stream.py"),
+        ("scripts/names.py", "docs/test_names.py", "stream/test_stream.py"),
+        ("scripts/sbom.py", "unit/test_supply_chain.py", "stream/test_stream.py"),
+        ("docs/results/compat.json", "docs/test_names.py", "stream/test_stream.py"),
+        ("tests/simulation/notable_seeds.txt", "simulation/test_campaign.py", "wire/test_relay.py"),
+        ("tests/fuzz/kept/abi_data/x", "fuzz/test_kept.py", "wire/test_relay.py"),
+        (
+            "tests/targets/release_0_1/duckdb.sql",
+            "targets/release_0_1/test_open.py",
+            "wire/test_relay.py",
+        ),
+        ("src/headwater/dashboard/page.html", "dashboard/test_page.py", "wire/test_relay.py"),
+        (
+            "src/headwater/cli/templates/README.md.template",
+            "cli/test_init.py",
+            "wire/test_relay.py",
+        ),
+        ("src/pyspark_headwater/__init__.py", "spark/test_datasource.py", "wire/test_relay.py"),
+        ("monitoring/alerts.yml", "dashboard/test_server.py", "wire/test_relay.py"),
     ],
 )
 def test_a_change_reaches_the_tests_of_what_imports_it(
