@@ -40,6 +40,7 @@ _FAST = {
     "max_wal_size": "1GB",
     "max_connections": "40",
     "autovacuum_naptime": "60",
+    "dynamic_shared_memory_type": "mmap",  # in the folder: /dev/shm is small in containers
 }
 
 
