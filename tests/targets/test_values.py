@@ -19,6 +19,7 @@ from headwater.errors import (
     PostgresNameError,
     PostgresSizeError,
     PostgresTableError,
+    TableSchemaError,
 )
 from headwater.stream.verification import verify
 from headwater.targets import Delivery
@@ -314,6 +315,48 @@ def test_clickhouse_refuses_text_for_what_the_server_would_make_of_it(
     )  # fmt: skip
     with pytest.raises(ClickHouseTableError, match="column=x"):
         s.block(1, t=pa.table({"block_number": [1], "x": ["0.1"]}).slice(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "stored"),
+    [
+        ("numeric(10,2)", ["1.5", "-7", "0.125", "x", "99999999.99"],
+         ["1.50", "-7.00", "0.12", None, "99999999.99"]),
+        ("numeric", ["1.5", "-7", "-0.125", "x", "9" * 80],
+         ["1.5", "-7", "-0.125", None, "9" * 80]),
+        ("jsonb", ["1." + "1" * 17_000, "1"], ['"1.' + "1" * 17_000 + '"', "1"]),
+    ],
+)  # fmt: skip
+def test_postgres_stores_the_nearest_number_of_a_text(
+    stream: Callable[[Any], Stream], kind: str, given: list[str], stored: list[str | None]
+) -> None:
+    def prepare(tx: Any) -> None:
+        tx.execute(f"CREATE TABLE t (block_number bigint, x {kind})")
+
+    s = stream(postgres_target(postgres_places.database(), tables=["t"], on_start=prepare))
+    s.block(1, t=pa.table({"block_number": [1] * len(given), "x": given}))
+    shown = "trim_scale(x)::text" if kind == "numeric" else "x::text"
+    found = s.target.query(f"SELECT {shown} AS x FROM t ORDER BY ctid")["x"].to_pylist()
+    assert found == stored
+
+
+def test_duckdb_takes_decimals_into_wide_integers_and_codes_what_it_cannot(
+    tmp_path: Path, stream: Callable[[Any], Stream]
+) -> None:
+    def prepare(tx: Any) -> None:
+        tx.execute("CREATE TABLE t (block_number BIGINT, x BIGNUM, y DECIMAL(38,0)[])")
+
+    s = stream(duckdb_target(tmp_path / "a.duckdb", tables=["t"], on_start=prepare))
+    most = 10**38 - 1
+    x = pa.array([most, -most, None], pa.decimal128(38, 0))
+    s.block(1, final=1, t=pa.table({"block_number": [1] * 3, "x": x}))
+    found = s.target.query("SELECT x::VARCHAR AS x FROM t ORDER BY t.x")["x"].to_pylist()
+    assert found == [str(-most), str(most), None]
+    with pytest.raises(TableSchemaError, match="E2502"):
+        s.block(2, t=pa.table({"block_number": [2] * 3, "y": x}))
+    tens = pa.array([1000], pa.decimal128(10, -3))
+    with pytest.raises(TableSchemaError, match="E2502"):
+        s.block(2, u=pa.table({"block_number": [2], "x": tens}))
 
 
 def test_postgres_reads_far_times_back_as_they_are(stream: Callable[[Any], Stream]) -> None:

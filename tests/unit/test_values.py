@@ -28,9 +28,10 @@ TEXTS = (
     *(str(2**256), str(-(2**255)), "9" * 80, '{"a": "\\u0000"}', '"\\\\u0000"', "{", "[1e99999]"),
     *("0x", "0xzz", "0x0aFF", "123e4567-e89b-12d3-a456-426614174000", "\ufffd~" + "0" * 32),
 )
+DAYS = pa.array([-(2**31), 0, 2**31 - 1, None], pa.int32()).cast(pa.date32())
 COLUMNS: list[pa.Array] = [
     *(pa.array([*INT64, None]).cast(pa.timestamp(unit)) for unit in ("s", "ms", "us", "ns")),
-    pa.array([-(2**31), 0, 2**31 - 1, None], pa.int32()).cast(pa.date32()),
+    DAYS,
     pa.array([*INT64, None], pa.int64()),
     pa.array([0, 2**64 - 1, None], pa.uint64()),
     pa.array([0, 10**38 - 1, 1 - 10**38, None], pa.decimal128(38, 0)),
@@ -41,7 +42,12 @@ COLUMNS: list[pa.Array] = [
     pa.array([b"", b"\0" * 5_000, None], pa.binary()),
     pa.array([[*TEXTS], None, [], ["a"]], pa.list_(pa.string())),
     pa.array([{"t": "a\0", "f": float("inf"), "l": ["\0"]}, None, {"t": "a", "f": 1.0, "l": None}]),
+    pa.StructArray.from_arrays([DAYS, DAYS.cast(pa.timestamp("s"))], names=["day", "time"]),
+    pa.ListArray.from_arrays([0, 1, 2, 4], pa.StructArray.from_arrays([DAYS], names=["day"])),
+    pa.ListArray.from_arrays([0, 1, 2], pa.ListArray.from_arrays([0, 3, 4], DAYS)),
 ]
+PAIRS = pa.array([[("a\0", "b\0"), ("c", None)], None, []], pa.map_(pa.string(), pa.string()))
+MAPS: list[pa.Array] = [PAIRS, pa.StructArray.from_arrays([PAIRS], names=["pairs"])]
 ROOMS: dict[str, Room] = {
     **{
         kind: postgres_room(kind, bare)
@@ -59,11 +65,15 @@ ROOMS: dict[str, Room] = {
             *("UInt8", "Int64", "UInt256", "Int256", "Decimal(10, 2)", "Date", "Date32", "UUID"),
             *("FixedString(2)", "LowCardinality(Nullable(String))", "Array(Nullable(Date))"),
             *("DateTime", "DateTime64(3)", "DateTime64(6, 'UTC')", "DateTime64(9)"),
+            *("Tuple(`day` Nullable(Date32))", "Array(Tuple(`day` Date32))"),
         )
     },
     **{
         kind: duckdb_room(kind)
-        for kind in ("BIGINT", "UHUGEINT", "BIGNUM", "DECIMAL(38,0)", "DATE", "TIMESTAMP", "DATE[]")
+        for kind in (
+            *("BIGINT", "UHUGEINT", "BIGNUM", "DECIMAL(38,0)", "DATE", "TIMESTAMP", "DATE[][]"),
+            *("STRUCT(day DATE)", "MAP(VARCHAR, TIMESTAMP)"),
+        )
     },
     **{
         kind: lake_room(kind) for kind in ("int32", "timestamp[us]", "decimal128(38, 0)", "list<x>")
@@ -96,7 +106,7 @@ def plain(values: Any) -> pa.Array:
     return whole.dictionary_decode() if pa.types.is_dictionary(whole.type) else whole
 
 
-@pytest.mark.parametrize("values", COLUMNS, ids=lambda one: str(one.type))
+@pytest.mark.parametrize("values", [*COLUMNS, *MAPS], ids=lambda one: str(one.type))
 def test_what_comes_out_fits_and_what_fitted_is_as_it_was(values: pa.Array) -> None:
     before = pa.table({"b": pa.array(range(5, len(values) + 5)), "x": values})
     for room in ROOMS.values():
@@ -141,6 +151,11 @@ def test_numbers_and_times_become_the_nearest_that_there_is() -> None:
 def test_documents_lose_the_character_zero_and_no_more() -> None:
     given = pa.array(['{"a": "\\u0000\\u0000"}', '"\\\\u0000"', "{", "[1]"])
     assert texts(given, ROOMS["jsonb"]) == ['{"a": "\ufffd\ufffd"}', '"\\\\u0000"', '"{"', "[1]"]
+
+
+@pytest.mark.parametrize("number", ["1e99999", "1." + "1" * 17_000, "0." + "0" * 9_000 + "1e-9000"])
+def test_a_number_of_json_with_too_many_digits_is_a_text(number: str) -> None:
+    assert texts(pa.array([number, "1.5e3"]), ROOMS["jsonb"]) == [f'"{number}"', "1.5e3"]
 
 
 @given(st.lists(st.text(st.sampled_from("a\0\ufffd~0"), max_size=9), unique=True, max_size=12))

@@ -88,7 +88,7 @@ _POSTGRES: dict[str, Room] = {
     "smallint": integers(16),
     "integer": integers(32),
     "bigint": integers(64),
-    "numeric": decimals(1000, 0),
+    "numeric": decimals(1100, 100),
     "bytea": Room(Form.BYTES),
     "uuid": Room(Form.UUID),
     "text": Room(Form.TEXT, nul=False),
@@ -124,6 +124,7 @@ _CLICKHOUSE: dict[str, Room] = {
     "Date32": Room(Form.DATE, _YEAR_1900, _YEAR_2300 - 1),
     "UUID": Room(Form.UUID),
 }
+_CLICKHOUSE_PARTS = Room(Form.ANY, _YEAR_1900 * DAY_US, _YEAR_2300 * DAY_US - 1)
 _CLICKHOUSE_NESTED = re.compile(r"(Nullable|LowCardinality|Array)\((.*)\)")
 _CLICKHOUSE_TYPE = re.compile(
     r"(U?)Int(\d+)|Decimal\((\d+), ?(\d+)\)|DateTime64\((\d).*|DateTime(?:\(.*)?|"
@@ -138,6 +139,8 @@ def clickhouse_room(kind: str) -> Room:
         if nested[1] == "Array":
             return Room(inner=clickhouse_room(nested[2]), required=True)
         required, kind = required and nested[1] != "Nullable", nested[2]
+    if kind.startswith("Tuple("):
+        return Room(inner=_CLICKHOUSE_PARTS, required=True)
     return replace(_clickhouse_room(kind), required=required)
 
 
@@ -182,6 +185,8 @@ def duckdb_room(kind: str) -> Room:
         return Room(inner=duckdb_room(kind.removesuffix("[]")))
     if kind.startswith("TIMESTAMP"):
         return Room(Form.TIME, -_INT64 + 1, _INT64 - 1, step=1000)
+    if kind.startswith(("STRUCT", "MAP")):
+        return Room(inner=Room(Form.ANY, -_INT64 + 1, _INT64 - 1, step=1000))
     digits = _DUCKDB_DECIMAL.fullmatch(kind)
     return _DUCKDB.get(kind, Room()) if digits is None else decimals(*map(int, digits.groups()))
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.core.rooms import Form, Room
+from headwater.core.rooms import DAY_US, Form, Room
 from headwater.targets.value_texts import (
     Check,
     bytes_check,
@@ -47,7 +47,7 @@ def check_of(kind: pa.DataType, room: Room) -> Check | None:
         most = 10**kind.precision - 1
         return _range_check(kind, room, -most, most)
     if types.is_date32(kind):
-        return _range_check(kind, room, -(2**31), 2**31 - 1)
+        return _range_check(kind, _days(room), -(2**31), 2**31 - 1)
     if types.is_timestamp(kind):
         return _time_check(kind, room)
     if types.is_floating(kind) and room.finite:
@@ -64,6 +64,14 @@ def _type_ends(kind: pa.DataType) -> tuple[int, int]:
     signed = pa.types.is_signed_integer(kind)
     top = 2 ** (kind.bit_width - signed)
     return (-top if signed else 0), top - 1
+
+
+def _days(room: Room) -> Room:
+    """Return the room of dates among the parts of a value, whose ends are those of times."""
+    if room.form is not Form.ANY or room.lowest is None or room.highest is None:
+        return room
+    first, last = -(-room.lowest // DAY_US), room.highest // DAY_US
+    return replace(room, form=Form.DATE, lowest=first, highest=last)
 
 
 def _range_check(kind: pa.DataType, room: Room, least: int, most: int) -> Check | None:
@@ -159,7 +167,11 @@ def _nested_check(kind: pa.DataType, room: Room) -> Check | None:
         marks = None if inside is None else inside.wrong(values)
         return either(marks, pc.is_null(values)) if values.null_count else marks
 
-    return Check(wrong, lambda values: _without_nulls(inside.mend(values) if inside else values))
+    def mend(values: pa.Array) -> pa.Array:
+        whole = _without_nulls(values)
+        return inside.mend(whole) if inside else whole
+
+    return Check(wrong, mend)
 
 
 def _without_nulls(values: pa.Array) -> pa.Array:
@@ -171,9 +183,12 @@ def _without_nulls(values: pa.Array) -> pa.Array:
 
 def _inner_check(kind: pa.DataType, room: Room) -> Check | None:
     inner = room.inner
-    if inner is None or pa.types.is_map(kind):
+    if inner is None:
         return None
-    room_of = replace(inner, inner=inner) if inner.form is Form.ANY else inner
+    of_parts = inner.form is Form.ANY and inner.inner is None
+    room_of = replace(inner, inner=inner) if of_parts else inner
+    if pa.types.is_map(kind):
+        return _map_check(kind, room)
     if pa.types.is_struct(kind):
         checks = [check_of(one.type, room_of) for one in kind]
     else:
@@ -185,6 +200,21 @@ def _inner_check(kind: pa.DataType, room: Room) -> Check | None:
     (item,) = checks
     assert item is not None, "there is a check"
     return Check(lambda v: _wrong_items(v, item), lambda v: _mend_items(v, item))
+
+
+def _map_check(kind: pa.DataType, room: Room) -> Check | None:
+    """Check a map as the list of structures that it is."""
+    pairs = pa.list_(pa.struct([kind.key_field, kind.item_field]))
+    check = _inner_check(pairs, room)
+    if check is None:
+        return None
+
+    def mend(values: pa.Array) -> pa.Array:
+        mended = check.mend(values.cast(pairs))
+        parts = mended.values.flatten()
+        return pa.MapArray.from_arrays(mended.offsets, *parts, type=kind, mask=mended.is_null())
+
+    return Check(lambda values: check.wrong(values.cast(pairs)), mend)
 
 
 def _wrong_fields(values: pa.Array, checks: Sequence[Check | None]) -> pa.Array | None:

@@ -31,6 +31,7 @@ _TEXT_FORMS = {
     Form.BYTES: "^0x([0-9a-fA-F]{2})*$",
     Form.UUID: "^[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){4}[0-9a-fA-F]{8}$",
 }
+_JSON_DIGITS = 10_000  # PostgreSQL has 16,383 behind the point
 _NUL_ESCAPE = r"(^|[^\\])((?:\\\\)*)\\u0000"
 _ZEROS = {
     Form.INTEGER: "0", Form.DECIMAL: "0", Form.BYTES: "0x", Form.JSON: "null",
@@ -191,8 +192,9 @@ def _wrong_json(values: pa.Array) -> pa.Array | None:
 
 def _float(text: str) -> float:
     """Refuse a number with more digits than a database has room for."""
-    _, _, exponent = text.lower().partition("e")
-    if exponent and len(exponent.lstrip("+-0")) > 4:
+    digits, _, exponent = text.lower().partition("e")
+    exponent = exponent.lstrip("+-0")
+    if len(exponent) > 4 or len(digits) + int(exponent or 0) > _JSON_DIGITS:
         raise ValueError("a number of too many digits")
     return 0.0
 

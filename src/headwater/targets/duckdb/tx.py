@@ -26,7 +26,7 @@ from headwater.targets.contract import Scope
 from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, DUCKDB, TableName
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.store import DuckDBStore
-from headwater.targets.duckdb.types import scannable
+from headwater.targets.duckdb.types import as_stored, scannable
 from headwater.targets.frames import block_range, bounded_tables, to_arrow
 from headwater.targets.sql.catalog import Layout, Undo
 from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, equal, quote
@@ -204,7 +204,7 @@ class Tx(BaseTx[Session, Layout]):
             name = self.store.catalog.spelled(layout, field.name)
             kind = layout.columns[name].type
             names.append(name)
-            values.append(f"CAST({quote(field.name)} AS {kind}) AS {quote(name)}")
+            values.append(f"{as_stored(quote(field.name), field.type, kind)} AS {quote(name)}")
         with self.session.frame(rows) as view:
             query = compose(
                 "(SELECT {values} FROM {view})", values=Fragment(", ".join(values)), view=view

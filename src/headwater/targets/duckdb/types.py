@@ -61,7 +61,7 @@ def column_type(field: pa.Field) -> str:
         return _PLAIN[kind]
     if pa.types.is_timestamp(kind) and kind.unit != "ns":
         return "TIMESTAMP WITH TIME ZONE" if kind.tz else "TIMESTAMP"
-    if pa.types.is_decimal(kind) and kind.precision <= 38:
+    if pa.types.is_decimal(kind) and kind.precision <= 38 and kind.scale >= 0:
         return f"DECIMAL({kind.precision},{kind.scale})"
     if pa.types.is_dictionary(kind):
         return column_type(pa.field(field.name, kind.value_type))
@@ -97,10 +97,19 @@ def fits(source: str, target: str, kind: pa.DataType) -> bool:
         return target in ("JSON", "UUID") or bool(INTEGER_TYPES.fullmatch(target))
     if source in _BITS and target in _BITS:
         return True
-    if source.startswith("DECIMAL") and target.startswith("DECIMAL"):
+    if source.startswith("DECIMAL") and target.startswith("DECIMAL") and not (
+        is_nested(source) or is_nested(target)
+    ):  # fmt: skip
         (digits, scale), (room, places) = _decimal(source), _decimal(target)
         return places >= scale and room - places >= digits - scale
     return (source, target) == ("FLOAT", "DOUBLE")
+
+
+def as_stored(name: str, source: pa.DataType, kind: str) -> str:
+    """Return SQL for a column of a frame in the type of the table's column."""
+    if kind == "BIGNUM" and pa.types.is_decimal(source):
+        name = f"{name}::VARCHAR"  # which DuckDB does not cast
+    return f"CAST({name} AS {kind})"
 
 
 def as_json(pairs: Iterable[tuple[str, str, str]]) -> Fragment:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -194,6 +195,22 @@ def _whole(values: pa.Array) -> pa.Array:
     return values
 
 
+def _numeric_text(values: pa.Array) -> Pieces:
+    """Write text of numbers, with or without a point."""
+    values = values.cast(pa.string())
+    if _digits_alone(values):
+        return _numeric(values, 0)
+    parts = pc.extract_regex(values, r"^(?P<whole>-?[0-9]+)(?:\.(?P<rest>[0-9]*))?$")
+    if parts.null_count != values.null_count:
+        wrong = values.filter(pc.and_(parts.is_null(), values.is_valid()))[0].as_py()
+        raise ValueError(f"text that is not a number: {wrong!r:.80}")
+    whole, rest = pc.struct_field(parts, "whole"), pc.struct_field(parts, "rest")
+    scale = pc.max(pc.binary_length(rest)).as_py() or 0
+    if scale:
+        whole = pc.binary_join_element_wise(whole, pc.ascii_rpad(rest, scale, "0"), "")
+    return _numeric(whole, scale)
+
+
 def _digits_alone(values: pa.Array) -> bool:
     """Tell at a glance that all texts are digits, as most are; False if it takes a closer look."""
     if values.null_count or not len(values):
@@ -257,7 +274,7 @@ def _documents(values: pa.Array, *, mark: bytes = b"\x01") -> Pieces:
 def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return "0x" + value.hex()
-    return str(value) if isinstance(value, Decimal) else value.isoformat()  # type: ignore[attr-defined]
+    return str(value) if isinstance(value, Decimal | timedelta) else value.isoformat()  # type: ignore[attr-defined]
 
 
 def _marked(values: pa.Array) -> Pieces:
@@ -322,7 +339,7 @@ _TEXT_TO: dict[str, Encoder] = {
     "character varying": _ragged,
     "json": _ragged,
     "jsonb": _marked,
-    "numeric": lambda values: _numeric(_whole(values), 0),
+    "numeric": _numeric_text,
     "bytea": _hexadecimal,
     **{target: _text_to_integer(target) for target in INTEGERS},
 }
