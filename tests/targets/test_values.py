@@ -15,6 +15,7 @@ from headwater import evm, portal_stream
 from headwater.changes import Changes, TableSchema
 from headwater.core import Batch, BlockCursor, BlockHeader, Head
 from headwater.errors import (
+    ClickHouseRowsError,
     ClickHouseTableError,
     PostgresNameError,
     PostgresSizeError,
@@ -286,6 +287,8 @@ def test_postgres_codes_what_a_table_of_the_users_cannot_take(
         ("UUID", pa.array([str(UUID(int=5)), "u", "x" * 36]),
          [str(UUID(int=5)), str(UUID(int=0)), str(UUID(int=0))]),
         ("Nullable(UInt8)", pa.array(["256", "-1", "x"]), ["255", "0", None]),
+        ("UInt256", pa.array(["-0", "-1", "7"]), ["0", "0", "7"]),
+        ("Array(UInt256)", pa.array([["-0", None], None, ["7"]]), ["[0,0]", "[]", "[7]"]),
     ],
 )  # fmt: skip
 def test_clickhouse_stores_the_nearest_value_that_a_table_of_the_users_can_hold(
@@ -301,6 +304,29 @@ def test_clickhouse_stores_the_nearest_value_that_a_table_of_the_users_can_hold(
     found = s.target.query(f"SELECT {shown} AS x FROM t ORDER BY at")["x"].to_pylist()
     assert [one if one is None or isinstance(one, str) else one.decode() for one in found] == stored
     assert s.target.altered.values >= 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([["a,b"], ["a", "b"], [], [""], ["a", ""]]),
+        pa.array([["a", "b"], ["a,b"]], pa.large_list(pa.string())),
+        pa.array([[b"\xff"], [b"\xfe"]]),
+        pa.array([[["a"], ["b"]], [["a", "b"]]]),
+        pa.array([{"x": "a", "y": "b"}, {"x": "ab", "y": ""}]),
+    ],
+    ids=lambda one: str(one.type),
+)
+def test_clickhouse_tells_lists_and_structures_of_an_order_apart(
+    stream: Callable[[Any], Stream], values: pa.Array
+) -> None:
+    ordered = clickhouse_table("t", order_by=["block_number", "x"])
+    s = stream(clickhouse_target(clickhouse_places.database(), tables=[ordered]))
+    s.block(1, final=1, t=pa.table({"block_number": [1] * len(values), "x": values}))
+    assert count(s, "t") == len(values)
+    same = pa.concat_arrays([values, values.slice(0, 1)])
+    with pytest.raises(ClickHouseRowsError, match="E2014"):
+        s.block(2, t=pa.table({"block_number": [2] * len(same), "x": same}))
 
 
 @pytest.mark.parametrize("kind", ["Date", "DateTime", "DateTime64(3)", "Float64"])

@@ -140,9 +140,11 @@ def test_numbers_and_times_become_the_nearest_that_there_is() -> None:
     assert texts(given, ROOMS["numeric(10,2)"]) == [
         *("99999999.99", "-1.23", "-0", "0", None, "-99999999.99")
     ]
-    assert texts(pa.array(["-1", str(2**256), "7"]), ROOMS["UInt256"]) == [
-        *("0", str(2**256 - 1), "7")
+    assert texts(pa.array(["-1", str(2**256), "7", "-0"]), ROOMS["UInt256"]) == [
+        *("0", str(2**256 - 1), "7", "0")
     ]
+    items = pa.array([["-0", None], ["7"]])
+    assert texts(items, clickhouse_room("Array(UInt256)")) == [["0", "0"], ["7"]]
     years = pa.array([-315_619_200, 4_417_977_600, 1]).cast(pa.timestamp("s"))  # 1960, 2110
     found = fitted(years, ROOMS["DateTime"])[0]["x"].cast(pa.int64()).to_pylist()
     assert found == [0, 2**32 - 1, 1]

@@ -22,6 +22,7 @@ from headwater.targets.value_texts import (
     scaled,
     some,
     text_check,
+    zeros,
 )
 
 _UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}  # in nanoseconds
@@ -192,7 +193,7 @@ def _inner_check(kind: pa.DataType, room: Room) -> Check | None:
     if pa.types.is_struct(kind):
         checks = [check_of(one.type, room_of) for one in kind]
     else:
-        checks = [check_of(kind.value_type, room_of)]
+        checks = [_item_check(kind.value_type, room_of)]
     if not any(checks):
         return None
     if pa.types.is_struct(kind):
@@ -200,6 +201,19 @@ def _inner_check(kind: pa.DataType, room: Room) -> Check | None:
     (item,) = checks
     assert item is not None, "there is a check"
     return Check(lambda v: _wrong_items(v, item), lambda v: _mend_items(v, item))
+
+
+def _item_check(kind: pa.DataType, room: Room) -> Check | None:
+    """Check items of lists; where they cannot be null, nulls become zeros."""
+    check = check_of(kind, room)
+    if not room.required or pa.types.is_nested(kind):
+        return check
+
+    def wrong(values: pa.Array) -> pa.Array | None:
+        marks = None if check is None else check.wrong(values)
+        return either(marks, pc.is_null(values)) if values.null_count else marks
+
+    return Check(wrong, lambda values: zeros(check.mend(values) if check else values, room))
 
 
 def _map_check(kind: pa.DataType, room: Room) -> Check | None:

@@ -278,6 +278,8 @@ def _beyond(sign: pa.Array, digits: pa.Array, room: Room) -> pa.Array:
             pc.and_(pc.equal(length, len(text)), pc.greater(digits, text)),
         )
         marks = pc.or_(marks, pc.and_(side, more))
+    if room.lowest == 0:  # where "-0" is refused
+        marks = pc.or_(marks, pc.equal(sign, "-"))
     return marks
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -250,11 +251,34 @@ def _ascend(keys: pa.Table) -> bool:
 
 
 def _groupable(column: Any) -> Any:
-    """Return values that can be told apart in groups: lists become text."""
-    if pa.types.is_list(column.type):
-        texts = column.cast(pa.list_(pa.string()))
-        return pc.binary_join(texts, ",")
-    return column
+    """Return values that can be compared and told apart in groups: lists and structures as bytes."""
+    if pa.types.is_null(column.type):
+        return column.cast(pa.int8())
+    if not pa.types.is_nested(column.type):
+        return column
+    return pa.chunked_array([_spelled(one) for one in column.chunks], pa.binary())
+
+
+def _spelled(values: pa.Array) -> pa.Array:
+    """Return values as bytes, each behind its length, so that no two values are spelled alike."""
+    if pa.types.is_map(values.type):
+        pair = pa.struct([values.type.key_field, values.type.item_field])
+        values = values.cast(pa.list_(pair))
+    if pa.types.is_struct(values.type):
+        parts = [_spelled(one) for one in values.flatten()]
+        spelled = pc.binary_join_element_wise(b"", *parts, b"")
+    elif pa.types.is_nested(values.type):
+        counts = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
+        ends = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())
+        items = _spelled(values.flatten())
+        spelled = pc.binary_join(pa.ListArray.from_arrays(ends, items), b"")
+    elif pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+        spelled = values.cast(pa.binary())
+    else:
+        spelled = values.cast(pa.string()).cast(pa.binary())
+    lengths = pc.binary_length(spelled).cast(pa.string()).cast(pa.binary())
+    whole = pc.binary_join_element_wise(lengths, spelled, b":")
+    return pc.if_else(pc.is_valid(values), whole, pa.scalar(b"n", pa.binary()))
 
 
 def _copied(column: Any) -> pa.Array:
