@@ -15,7 +15,12 @@ from psycopg.conninfo import conninfo_to_dict
 
 from headwater import evm, portal_stream
 from headwater.core import BlockCursor, Head, PipeState
-from headwater.errors import PostgresConnectionError, PostgresDiskFullError, PostgresLockError
+from headwater.errors import (
+    PostgresConflictError,
+    PostgresConnectionError,
+    PostgresDiskFullError,
+    PostgresLockError,
+)
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, Tx, postgres_target, table
 from headwater.testing import simulated_portal
 from tests.sampling import every
@@ -338,7 +343,7 @@ def test_a_conflict_that_stays_is_raised(stream: Start) -> None:
         calls.append(1)
         tx.execute("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; END $$")
 
-    with pytest.raises(psycopg.errors.SerializationFailure):
+    with pytest.raises(PostgresConflictError, match=r"E2118.*attempts=3"):
         s.do(1, conflicting)
     assert len(calls) == 3
 

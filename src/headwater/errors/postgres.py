@@ -115,6 +115,17 @@ class PostgresSizeError(
     """A row, an entry of an index or a statement is larger than PostgreSQL takes."""
 
 
+class PostgresConflictError(
+    TargetError,
+    code="E2118",
+    fix="start the stream again; if others change the tables that on_data reads all the time, "
+    "read them elsewhere, or give isolation_level='read committed'. Nothing of the batch was "
+    "committed, and it is written again",
+    retryable=True,
+):
+    """Transactions of others were in conflict with that of a batch at every attempt."""
+
+
 class PostgresDiskFullError(
     TargetError,
     code="E2115",

@@ -29,6 +29,7 @@ from psycopg.types.string import TextLoader
 
 from headwater.address import Address
 from headwater.errors import (
+    PostgresConflictError,
     PostgresConnectionError,
     PostgresDiskFullError,
     PostgresLockError,
@@ -225,10 +226,12 @@ class Session:
             raise
 
     def coded(self, error: Exception, **facts: object) -> Exception:
-        """Return the coded error of a lost connection or a full disk; any other as it is."""
+        """Return the coded error of a lost connection, a full disk or conflicts."""
         reason = self._address.hide(str(error).strip().partition("\n")[0])
         if self.full:
             return PostgresDiskFullError("the server's disk is full", **facts, reason=reason)
+        if self.conflicted:
+            return PostgresConflictError("conflicts do not end", **facts, reason=reason)
         if self.lost and not isinstance(error, PostgresConnectionError):
             return PostgresConnectionError("the connection was lost", **facts, reason=reason)
         return error
