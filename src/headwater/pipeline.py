@@ -48,6 +48,7 @@ from headwater.core.messages import (
     Settled,
     Waited,
 )
+from headwater.errors import MissingBlocksError
 from headwater.targets.contract import Target, prepared
 
 __all__ = [
@@ -133,6 +134,13 @@ class Host(Protocol[Data]):
         """Roll back what user code keeps. Called once the target stands at this state again."""
         return
 
+    def leaves_out(self) -> bool:
+        """Tell whether blocks that executors no longer found are passed over by the next reading.
+
+        Their span was handed out while the portal had them.
+        """
+        return False
+
     def finish(self, state: PipeState) -> None:
         """End the work: all is read and committed, and the target is still open."""
         return
@@ -185,7 +193,13 @@ class Pipeline(Generic[Data]):
             while (answers := self._source.read(self._ahead)) is not None:
                 with closing(answers):
                     for answer in answers:
-                        yield from self._follow(answer)
+                        try:
+                            yield from self._follow(answer)
+                        except MissingBlocksError:
+                            if not self._host.leaves_out():
+                                raise
+                            self._begin_anew()
+                            break
                         if isinstance(answer, Fork | Undo | RangeEnd):
                             break
             yield from self._flush()
@@ -219,6 +233,12 @@ class Pipeline(Generic[Data]):
                 yield Discarded(self._state, orphaned, blocks)
             case RangeEnd():
                 yield from self._flush()
+
+    def _begin_anew(self) -> None:
+        """Stand at what is committed. What was written beyond is removed, as at a start."""
+        with self._host.uninterrupted():
+            self._stand_at(self._target.recover().capped(self._rollback_cap))
+            self._host.after_rollback(self._state)
 
     def _take(self, several: Sequence[Batch[Raw]], *, final: bool) -> Iterator[Event]:
         """Transform batches; commit if a rule says so, and always the first of a stream.

@@ -198,10 +198,22 @@ class PortalSource:
             except MissingBlocksError as error:
                 oldest = error.facts["oldest"]
                 assert isinstance(oldest, int), "it says where the portal begins"
-                ends = [one.to_block for one, _ in self._plan]
-                if oldest <= self._oldest or all(one is not None and one < oldest for one in ends):
+                if not self.leaves_out(oldest):
                     raise
-                self._oldest = oldest
+
+    def leaves_out(self, oldest: int | None = None) -> bool:
+        """Tell whether the next reading begins behind missing blocks, at the oldest that is there.
+
+        Without a number the portal is asked for it.
+        """
+        if self._leave_out is None:
+            return False
+        oldest = self._client.oldest_block() if oldest is None else oldest
+        ends = [one.to_block for one, _ in self._plan]
+        if oldest <= self._oldest or all(one is not None and one < oldest for one in ends):
+            return False
+        self._oldest = oldest
+        return True
 
     def _give_up_hot(self, state: PipeState) -> Generator[Answer, None, None]:
         """Undo hot blocks: the portal lacks what follows them, so nobody says if they are orphans.

@@ -142,6 +142,10 @@ class PortalRun(Run):
             return answers
         return self._once_known(answers, factories)
 
+    def leaves_out(self) -> bool:
+        """Tell whether the source leaves out what executors no longer found."""
+        return self._spans is not None and self._spans.leaves_out()
+
     def _once_known(self, answers: Answers, factories: Factories) -> Answers:
         """Pass answers on, but blocks only if factories learn the creations before them.
 

@@ -251,7 +251,7 @@ def _ascend(keys: pa.Table) -> bool:
 
 
 def _groupable(column: Any) -> Any:
-    """Return values that can be compared and told apart in groups: lists and structures as bytes."""
+    """Return values that can be told apart in groups: lists and structures become bytes."""
     if pa.types.is_null(column.type):
         return column.cast(pa.int8())
     if not pa.types.is_nested(column.type):
