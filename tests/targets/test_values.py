@@ -112,8 +112,11 @@ def _parquet(path: Path) -> Make:
 SQL = {"postgres": _postgres, "duckdb": _duckdb}
 MAKERS = {**SQL, "clickhouse": _clickhouse, "iceberg": _iceberg, "delta": _delta,
           "parquet": _parquet}  # fmt: skip
+MAP = "map<string, timestamp[us]>"
 LACKS = {  # types for which a target has no column at all, which it says before it writes
-    "duckdb": {"timestamp[ns]", "decimal256(76, 0)"},
+    "postgres": {MAP},
+    "duckdb": {MAP, "timestamp[ns]", "decimal256(76, 0)"},
+    **dict.fromkeys(("iceberg", "delta", "parquet"), {MAP}),
 }
 
 

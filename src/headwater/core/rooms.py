@@ -50,7 +50,8 @@ class Room:
     between two times. `nul`: text may hold the character 0. `finite`: a float must be a number.
     `size` and `length` are the most bytes and characters of a text, `width` those of bytes of one
     length. `unique`: the column tells rows apart, so two values must not become one. `required`:
-    it cannot be null. `inner` is the room of what lists and structures contain.
+    it cannot be null. `inner` is the room of what lists, structures and maps contain; one without a
+    form is the room of all parts, however deep: its ends are those of times, and `days` of dates.
     """
 
     form: Form = Form.ANY
@@ -65,6 +66,7 @@ class Room:
     width: int | None = None
     unique: bool = False
     required: bool = False
+    days: tuple[int, int] | None = None
     inner: Room | None = None
 
 
@@ -79,11 +81,17 @@ def decimals(digits: int, scale: int) -> Room:
     return Room(Form.DECIMAL, 1 - 10**digits, 10**digits - 1, scale)
 
 
+def parts(times: tuple[int, int], days: tuple[int, int], step: int = 1000) -> Room:
+    """Return the room of what structures contain, by the ends of their times and dates."""
+    return Room(Form.ANY, *times, step=step, days=days)
+
+
 # --- PostgreSQL -----------------------------------------------------------------------------------
 
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # of the years 1 and 9999: Python's and Spark's ends
 _PYTHON_TIMES = (_FIRST_DAY * DAY_US, (_LAST_DAY + 1) * DAY_US - 1)
-_JSON_PARTS = Room(Form.ANY, _PYTHON_TIMES[0], _PYTHON_TIMES[1], step=1000, nul=False, finite=True)
+_PYTHON_PARTS = parts(_PYTHON_TIMES, (_FIRST_DAY, _LAST_DAY))
+_JSON_PARTS = replace(_PYTHON_PARTS, nul=False, finite=True)
 _POSTGRES: dict[str, Room] = {
     "smallint": integers(16),
     "integer": integers(32),
@@ -124,7 +132,10 @@ _CLICKHOUSE: dict[str, Room] = {
     "Date32": Room(Form.DATE, _YEAR_1900, _YEAR_2300 - 1),
     "UUID": Room(Form.UUID),
 }
-_CLICKHOUSE_PARTS = Room(Form.ANY, _YEAR_1900 * DAY_US, _YEAR_2300 * DAY_US - 1)
+_CLICKHOUSE_PARTS = replace(
+    parts((_YEAR_1900 * DAY_US, _YEAR_2300 * DAY_US - 1), (_YEAR_1900, _YEAR_2300 - 1), step=1),
+    required=True,
+)
 _CLICKHOUSE_NESTED = re.compile(r"(Nullable|LowCardinality|Array)\((.*)\)")
 _CLICKHOUSE_TYPE = re.compile(
     r"(U?)Int(\d+)|Decimal\((\d+), ?(\d+)\)|DateTime64\((\d).*|DateTime(?:\(.*)?|"
@@ -145,6 +156,8 @@ def clickhouse_room(kind: str) -> Room:
 
 
 def _clickhouse_room(kind: str) -> Room:
+    if kind.startswith(("Tuple(", "Map(")):  # their parts have the types that the frame's have
+        return Room(inner=_CLICKHOUSE_PARTS)
     found = _CLICKHOUSE_TYPE.fullmatch(kind)
     if found is None:
         return _CLICKHOUSE.get(kind, Room())
@@ -164,11 +177,13 @@ def _clickhouse_room(kind: str) -> Room:
 
 # --- DuckDB ---------------------------------------------------------------------------------------
 
+_DUCKDB_TIMES = (-_INT64 + 1, _INT64 - 1)  # the ends are the infinities
+_DUCKDB_DAYS = (-_INT32 + 1, _INT32 - 1)
 _DUCKDB: dict[str, Room] = {
     "BIGNUM": decimals(1000, 0),
     "UUID": Room(Form.UUID),
     "JSON": Room(Form.JSON),
-    "DATE": Room(Form.DATE, -_INT32 + 1, _INT32 - 1),  # the ends are the infinities
+    "DATE": Room(Form.DATE, *_DUCKDB_DAYS),
 }
 _DUCKDB |= {
     f"{'' if signed else 'U'}{name}": integers(bits, signed=signed)
@@ -183,10 +198,10 @@ def duckdb_room(kind: str) -> Room:
     """Return the room of a DuckDB type."""
     if kind.endswith("[]"):
         return Room(inner=duckdb_room(kind.removesuffix("[]")))
-    if kind.startswith("TIMESTAMP"):
-        return Room(Form.TIME, -_INT64 + 1, _INT64 - 1, step=1000)
     if kind.startswith(("STRUCT", "MAP")):
-        return Room(inner=Room(Form.ANY, -_INT64 + 1, _INT64 - 1, step=1000))
+        return Room(inner=parts(_DUCKDB_TIMES, _DUCKDB_DAYS))
+    if kind.startswith("TIMESTAMP"):
+        return Room(Form.TIME, *_DUCKDB_TIMES, step=1000)
     digits = _DUCKDB_DECIMAL.fullmatch(kind)
     return _DUCKDB.get(kind, Room()) if digits is None else decimals(*map(int, digits.groups()))
 
@@ -198,14 +213,13 @@ _LAKE: dict[str, Room] = {
     "int64": integers(64),
     "date32[day]": Room(Form.DATE, _FIRST_DAY, _LAST_DAY),
 }
-_LAKE_PARTS = Room(Form.ANY, _PYTHON_TIMES[0], _PYTHON_TIMES[1], step=1000)
 _LAKE_DECIMAL = re.compile(r"decimal\w*\((\d+), (\d+)\)")
 
 
 def lake_room(kind: str) -> Room:
     """Return the room of a type in which lake tables keep values, as Arrow spells it."""
     if kind.startswith(("list", "struct")):
-        return Room(inner=_LAKE_PARTS)
+        return Room(inner=_PYTHON_PARTS)
     if kind.startswith("timestamp"):
         return Room(Form.TIME, _PYTHON_TIMES[0], _PYTHON_TIMES[1], step=1000)
     digits = _LAKE_DECIMAL.fullmatch(kind)

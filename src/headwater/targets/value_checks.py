@@ -32,7 +32,10 @@ def check_of(kind: pa.DataType, room: Room) -> Check | None:
     """Return how values of an Arrow type are checked; None if the column can hold all of them."""
     types = pa.types
     if types.is_dictionary(kind):
-        return check_of(kind.value_type, room)
+        check = check_of(kind.value_type, room)
+        return check and Check(
+            lambda v: check.wrong(v.dictionary_decode()), lambda v: check.mend(v.dictionary_decode())
+        )
     if kind == pa.string():
         return text_check(room)
     if kind in (pa.large_string(), pa.string_view()):
@@ -78,6 +81,8 @@ def _days(room: Room) -> Room:
 def _range_check(kind: pa.DataType, room: Room, least: int, most: int) -> Check | None:
     """Check values whose type reaches from `least` to `most`, in its own smallest unit."""
     scale = kind.scale if pa.types.is_decimal(kind) else 0
+    if room.days is not None and pa.types.is_date32(kind):
+        room = Room(Form.DATE, *room.days)
     if room.form not in (Form.INTEGER, Form.DECIMAL, Form.DATE) or scale > room.scale:
         return None  # another kind of column: the types were compared before
     shift = 10 ** (room.scale - scale)
@@ -161,7 +166,7 @@ def _time_check(kind: pa.DataType, room: Room) -> Check | None:
 
 def _nested_check(kind: pa.DataType, room: Room) -> Check | None:
     inside = _inner_check(kind, room)
-    if not room.required or pa.types.is_map(kind):
+    if not room.required:
         return inside
 
     def wrong(values: pa.Array) -> pa.Array | None:
@@ -169,8 +174,8 @@ def _nested_check(kind: pa.DataType, room: Room) -> Check | None:
         return either(marks, pc.is_null(values)) if values.null_count else marks
 
     def mend(values: pa.Array) -> pa.Array:
-        whole = _without_nulls(values)
-        return inside.mend(whole) if inside else whole
+        values = _without_nulls(values)  # their parts are null then, which may have no place either
+        return _mended(values, inside) if inside else values
 
     return Check(wrong, mend)
 
@@ -179,6 +184,8 @@ def _without_nulls(values: pa.Array) -> pa.Array:
     """Return empty lists and structures of nulls instead of nulls."""
     if pa.types.is_struct(values.type):
         return pa.StructArray.from_arrays(values.flatten(), fields=list(values.type))
+    if pa.types.is_map(values.type):
+        return _mapped(values, _entries(values).flatten(), None)
     return _listed(values, values.flatten(), None)
 
 
@@ -186,10 +193,10 @@ def _inner_check(kind: pa.DataType, room: Room) -> Check | None:
     inner = room.inner
     if inner is None:
         return None
-    of_parts = inner.form is Form.ANY and inner.inner is None
-    room_of = replace(inner, inner=inner) if of_parts else inner
+    is_of_all = inner.form is Form.ANY and inner.inner is None
+    room_of = replace(inner, inner=inner) if is_of_all else inner
     if pa.types.is_map(kind):
-        return _map_check(kind, room)
+        return _map_check(check_of(_entry_type(kind), replace(room_of, required=False)))
     if pa.types.is_struct(kind):
         checks = [check_of(one.type, room_of) for one in kind]
     else:
@@ -216,21 +223,6 @@ def _item_check(kind: pa.DataType, room: Room) -> Check | None:
     return Check(wrong, lambda values: zeros(check.mend(values) if check else values, room))
 
 
-def _map_check(kind: pa.DataType, room: Room) -> Check | None:
-    """Check a map as the list of structures that it is."""
-    pairs = pa.list_(pa.struct([kind.key_field, kind.item_field]))
-    check = _inner_check(pairs, room)
-    if check is None:
-        return None
-
-    def mend(values: pa.Array) -> pa.Array:
-        mended = check.mend(values.cast(pairs))
-        parts = mended.values.flatten()
-        return pa.MapArray.from_arrays(mended.offsets, *parts, type=kind, mask=mended.is_null())
-
-    return Check(lambda values: check.wrong(values.cast(pairs)), mend)
-
-
 def _wrong_fields(values: pa.Array, checks: Sequence[Check | None]) -> pa.Array | None:
     marks = None
     for part, check in zip(values.flatten(), checks, strict=True):
@@ -254,6 +246,32 @@ def _wrong_items(values: pa.Array, check: Check) -> pa.Array | None:
     marks = np.zeros(len(values), bool)
     marks[pc.list_parent_indices(values).filter(found).to_numpy()] = True
     return pa.array(marks)
+
+
+def _entry_type(kind: pa.DataType) -> pa.DataType:
+    return pa.struct([kind.key_field, kind.item_field])
+
+
+def _entries(values: pa.Array) -> pa.Array:
+    """Return maps as lists of structures."""
+    return values.cast(pa.list_(_entry_type(values.type)))
+
+
+def _map_check(entry: Check | None) -> Check | None:
+    if entry is None:
+        return None
+
+    def mend(values: pa.Array) -> pa.Array:
+        return _mapped(values, _mended(_entries(values).flatten(), entry), pc.is_null(values))
+
+    return Check(lambda values: _wrong_items(_entries(values), entry), mend)
+
+
+def _mapped(values: pa.Array, entries: pa.Array, nulls: pa.Array | None) -> pa.Array:
+    """Return maps of the same sizes with other entries."""
+    counts = pc.fill_null(pc.list_value_length(_entries(values)), 0).to_numpy(zero_copy_only=False)
+    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())
+    return pa.MapArray.from_arrays(offsets, *entries.flatten(), type=values.type, mask=nulls)
 
 
 def _mend_items(values: pa.Array, check: Check) -> pa.Array:

@@ -61,7 +61,7 @@ def column_type(field: pa.Field) -> str:
         return f"FixedString({kind.byte_width})"
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return f"Array({_inner(kind.value_field)})"
-    if pa.types.is_struct(kind):
+    if pa.types.is_struct(kind) and kind.num_fields:
         inner = ", ".join(f"`{one.name}` {_inner(one)}" for one in kind)
         return f"Tuple({inner})"
     if pa.types.is_map(kind):

@@ -47,10 +47,13 @@ _BITS |= {f"U{name}": bits for name, bits in _BITS.items()}
 def scannable(rows: pa.Table) -> pa.Table:
     """Return rows as DuckDB can scan them: pyarrow below 25 crashes where views are handed over."""
     for index, field in enumerate(rows.schema):
-        wide = pa.types.is_decimal256(field.type) and field.type.scale == 0
-        if kind := pa.string() if wide else _NO_VIEW.get(field.type):
-            column = rows.column(index).cast(kind)
-            rows = rows.set_column(index, pa.field(field.name, kind), column)
+        kind, plain = field.type, _NO_VIEW.get(field.type)
+        if pa.types.is_decimal256(kind) and kind.scale == 0:
+            plain = pa.string()
+        elif pa.types.is_list(kind) and pa.types.is_dictionary(kind.value_type):
+            plain = pa.list_(kind.value_type.value_type)
+        if plain is not None:
+            rows = rows.set_column(index, field.with_type(plain), rows.column(index).cast(plain))
     return rows
 
 
@@ -61,13 +64,13 @@ def column_type(field: pa.Field) -> str:
         return _PLAIN[kind]
     if pa.types.is_timestamp(kind) and kind.unit != "ns":
         return "TIMESTAMP WITH TIME ZONE" if kind.tz else "TIMESTAMP"
-    if pa.types.is_decimal(kind) and kind.precision <= 38 and kind.scale >= 0:
+    if pa.types.is_decimal(kind) and 0 <= kind.scale <= kind.precision <= 38:
         return f"DECIMAL({kind.precision},{kind.scale})"
     if pa.types.is_dictionary(kind):
         return column_type(pa.field(field.name, kind.value_type))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return f"{column_type(kind.value_field)}[]"
-    if pa.types.is_struct(kind):
+    if pa.types.is_struct(kind) and kind.num_fields:
         inner = ", ".join(f'"{_escaped(one.name)}" {column_type(one)}' for one in kind)
         return f"STRUCT({inner})"
     if pa.types.is_fixed_size_binary(kind):

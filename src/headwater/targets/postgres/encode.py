@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
-from decimal import Decimal
+from datetime import date, time
 from typing import Any
 
 import numpy as np
@@ -274,7 +273,7 @@ def _documents(values: pa.Array, *, mark: bytes = b"\x01") -> Pieces:
 def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return "0x" + value.hex()
-    return str(value) if isinstance(value, Decimal | timedelta) else value.isoformat()  # type: ignore[attr-defined]
+    return value.isoformat() if isinstance(value, date | time) else str(value)
 
 
 def _marked(values: pa.Array) -> Pieces:
