@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
 
@@ -39,19 +39,26 @@ logger = logging.getLogger("headwater.stream")
 class _Mark:
     """Whose micro-batches they are, and that `following` comes next while `newest` is the newest.
 
-    Else the one that follows the newest comes next: ids of -1 stand for none.
+    Else the one that follows the newest comes next: ids of -1 stand for none. Where `following` has
+    begun to take blocks back, `undoes` is the newest until that is done.
     """
 
     query: str
     newest: int
     following: int
+    undoes: int
 
     @classmethod
     def load(cls, text: str) -> _Mark | None:
         """Read a stored one; None if it is the definition of a stream that is no query."""
         match json.loads(text):
-            case {"query": str(query), "newest": int(newest), "following": int(following)}:
-                return cls(query, newest, following)
+            case {
+                "query": str(query),
+                "newest": int(newest),
+                "following": int(following),
+                "undoes": int(undoes),
+            }:
+                return cls(query, newest, following, undoes)
             case {"outputs": dict()}:
                 return None
             case _:
@@ -60,8 +67,11 @@ class _Mark:
 
     def dump(self) -> str:
         """Return the text to store: to other streams, a definition without outputs."""
-        own = {"query": self.query, "newest": self.newest, "following": self.following}
-        return json.dumps({"version": 1, "outputs": {}, **own})
+        return json.dumps({"version": 1, "outputs": {}, **asdict(self)})
+
+    def after(self, newest: int) -> int:
+        """Return the id that comes next."""
+        return self.following if newest in (self.newest, self.undoes) else newest + 1
 
 
 class MicroBatchLog:
@@ -123,7 +133,7 @@ class MicroBatchLog:
                 holds=state.cursor,
                 ends=last,
             )
-        following = mark.following if mark.newest == newest else newest + 1
+        following = mark.after(newest)
         if batch_id > following:
             raise MicroBatchGapError(
                 "the target lacks micro-batches that the query has done with",
@@ -163,7 +173,7 @@ class MicroBatchLog:
         The ids above it go with their blocks, and if the process ends then, they are not missed.
         """
         kept = [key for key in self._keys if key[0] <= safe.number]
-        self._store(kept[-1][1] if kept else -1, batch_id)
+        self._store(kept[-1][1] if kept else -1, batch_id, self._newest)
 
     def went_back(self, state: PipeState) -> None:
         """Forget the micro-batches above the state's cursor, as the target did."""
@@ -184,11 +194,12 @@ class MicroBatchLog:
                 "the target was written by a stream that is no query", cursor=state.cursor
             )
         if newest < 0:
-            return _Mark(query, -1, 0)
+            return _Mark(query, -1, 0, -1)
         logger.warning("query.adopted id=%s query=%s at=%d", self._id, query, batch_id)
-        return _Mark(query, newest, max(batch_id, newest + 1))
+        return _Mark(query, newest, max(batch_id, newest + 1), newest)
 
-    def _store(self, newest: int, following: int) -> None:
+    def _store(self, newest: int, following: int, undoes: int | None = None) -> None:
         assert self._mark is not None, "a micro-batch is due before it is noted"
-        self._mark = replace(self._mark, newest=newest, following=following)
+        undoes = newest if undoes is None else undoes
+        self._mark = replace(self._mark, newest=newest, following=following, undoes=undoes)
         self._config.stored_config().write(self._mark.dump())

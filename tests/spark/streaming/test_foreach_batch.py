@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -45,6 +46,8 @@ from headwater.targets import (
 from headwater.targets.contract import Capabilities, Delivery
 from headwater.targets.frames import to_arrow
 from headwater.testing import PortalSim
+from headwater.testing.conformance.crash import Clock
+from headwater.testing.crash import Crash
 from tests.spark.streaming.micro_batches import ROWS, TRANSFER, Killed, Query, limits
 from tests.spark.streaming.test_follower import NAMES, Truth, act, chain_of
 
@@ -129,6 +132,38 @@ def test_a_target_that_dies_after_its_rollback_gets_the_micro_batch_again(tmp_pa
         held = {row["block_hash"] for row in held_rows(target.store)}
         branch = chain.path(query.ends[-1]["hash"])
         assert held == {one.hash for one in branch if truth.rows(one)}
+
+
+@pytest.mark.guarantee("STREAM-4")
+def test_a_rollback_after_micro_batches_without_rows_may_die_at_any_statement(
+    tmp_path: Path,
+) -> None:
+    micro_batches = [
+        (rows_of(1, 2, 3), [1, 2, 3]),
+        ([], [1, 2, 3]),
+        (gone(2, 3, version=4) + rows_of(2, version=10), [1, 2]),
+        (gone(2, version=13), [1]),
+        (gone(1, version=14) + rows_of(1, version=20), [1]),
+    ]
+    deaths = 0
+    for batch_id, (rows, held) in enumerate(micro_batches):
+        for step in count(1):
+            target = duckdb_target(tmp_path / "chain.duckdb")
+            clock = Clock([(0, step)])
+            clock.begin_call()
+            target.on_statement = lambda statement, clock=clock: clock.tick()
+            with closing(foreach_batch(target, id="s")) as write:
+                try:
+                    give(write, batch_id, rows)
+                except Crash:
+                    deaths += 1
+                    clock.recovered(again=False)
+                    continue
+                clock.recovered(again=False)
+                found = target.query("SELECT block_number AS n FROM rows ORDER BY n")["n"]
+                assert found.to_pylist() == held
+                break
+    assert deaths > 50
 
 
 def test_a_database_undoes_what_is_retracted(tmp_path: Path) -> None:
