@@ -158,6 +158,29 @@ def test_a_range_that_is_raised_over_blocks_which_a_fork_can_undo_is_refused(
     stream_of(portal, (floor + 1, 58)).pipe_to(target)
 
 
+@pytest.mark.guarantee("RANGE-1")
+def test_a_stream_that_a_fork_led_below_its_first_block_goes_on_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    """It was stopped between the rollback and the next commit."""
+
+    def after_the_rollback(event: Event) -> None:
+        if isinstance(event, RolledBack):
+            assert event.state.number == 1, "final, and far below block 10"
+            raise StopRequested
+
+    target = duckdb_target(tmp_path / "a.duckdb")
+    with simulated_portal(seed=3, blocks=12, finality_depth=10) as portal:
+        stream_of(portal, 10).pipe_to(target, on_event=StopAtHead(portal))
+        portal.chain.fork(6, 8)
+        stream_of(portal, 10).pipe_to(target, on_event=after_the_rollback)
+        stream_of(portal, 10).pipe_to(target, on_event=StopAtHead(portal))
+        with pytest.raises(SkippedBlocksError, match="E0016"):
+            stream_of(portal, 13).pipe_to(target)
+        expected = transfers(portal.chain, portal.chain.canonical(10))
+    assert held(tmp_path / "a.duckdb") == expected
+
+
 def test_a_cursor_of_ones_own_below_the_range_is_refused_too(portal: PortalServer) -> None:
     start = portal.chain.canonical(30, 30)[0].cursor
     with pytest.raises(SkippedBlocksError, match="E0016"):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -258,6 +258,13 @@ def compare_firsts(
         keeps = one.capabilities.config
         if keeps is not None:
             _compare_firsts(keeps.stored_config(), reached, firsts, stream_id, unknown)
+
+
+def knows_firsts(target: Target[Delivery], state: PipeState, names: Collection[str]) -> bool:
+    """Tell whether each target holds the first block of each of these outputs."""
+    found = [one.capabilities.config for one, _ in branches(target, state)]
+    texts = [None if keeps is None else keeps.stored_config().read() for keeps in found]
+    return all(text is not None and Config.load(text).firsts.keys() >= {*names} for text in texts)
 
 
 def _compare_firsts(

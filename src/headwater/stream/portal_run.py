@@ -38,7 +38,7 @@ from headwater.portal import (
 )
 from headwater.query import Query, merge_queries, plan_requests
 from headwater.spark.spans import read_span
-from headwater.stream.config import Config, compare_config, compare_firsts
+from headwater.stream.config import Config, compare_config, compare_firsts, knows_firsts
 from headwater.stream.evolve import evolve
 from headwater.stream.factories import Factories
 from headwater.stream.factory_index import factories_of
@@ -112,7 +112,7 @@ class PortalRun(Run):
             self._missing.open(at.number for _, at in branches(self._target, state))
         self._extensions.start(state)
         dataset = self._check_dataset()
-        plan = self._plan(state.cursor)
+        plan = self._plan(state)
         firsts = {name: min(one.from_block for one in r) for name, r in plan.ranges.items() if r}
         compare_firsts(self._target, state, firsts, stream.id)
         source = self._make_source(plan, dataset)
@@ -227,9 +227,10 @@ class PortalRun(Run):
         self._waits_for_spark(not ready)
         return ready
 
-    def _plan(self, cursor: BlockCursor | None) -> Plan:
-        ranges = self._ranges(cursor)
-        self._check_gap(cursor, [one for several in ranges.values() for one in several])
+    def _plan(self, state: PipeState) -> Plan:
+        ranges, cursor = self._ranges(state.cursor), state.cursor
+        if not knows_firsts(self._target, state, ranges):
+            self._check_gap(cursor, [one for several in ranges.values() for one in several])
         wanted = [
             (block_range, output.query)
             for name, output in self._portal_stream.outputs.items()
@@ -252,7 +253,9 @@ class PortalRun(Run):
         """Refuse ranges that all begin above the block after the cursor.
 
         A gap between two ranges is what the user asked for; one between the cursor and the first of
-        them means that a range was raised, and what lies between would be skipped in silence.
+        them means that a range was raised, and what lies between would be skipped in silence. Or
+        that a fork led back to a final block below the stream's first one: where the first blocks
+        are stored, they tell.
         """
         first = min(one.from_block for one in ranges)
         if cursor is not None and first > cursor.number + 1:
