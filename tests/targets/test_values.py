@@ -292,6 +292,8 @@ def test_postgres_codes_what_a_table_of_the_users_cannot_take(
         ("Nullable(UInt8)", pa.array(["256", "-1", "x"]), ["255", "0", None]),
         ("UInt256", pa.array(["-0", "-1", "7"]), ["0", "0", "7"]),
         ("Array(UInt256)", pa.array([["-0", None], None, ["7"]]), ["[0,0]", "[]", "[7]"]),
+        ("Array(UInt16)", pa.array([["x", "-1"], [], ["70000"]]), ["[0,0]", "[]", "[65535]"]),
+        ("Array(Array(UInt8))", pa.array([[[300], None], [], None]), ["[[255],[]]", "[]", "[]"]),
     ],
 )  # fmt: skip
 def test_clickhouse_stores_the_nearest_value_that_a_table_of_the_users_can_hold(

@@ -211,14 +211,15 @@ def _inner_check(kind: pa.DataType, room: Room) -> Check | None:
 
 
 def _item_check(kind: pa.DataType, room: Room) -> Check | None:
-    """Check items of lists; where they cannot be null, nulls become zeros."""
+    """Check items of lists; where they cannot be null, nulls and what became null are zeros."""
     check = check_of(kind, room)
-    if not room.required or pa.types.is_nested(kind):
+    if not room.required or (check is None and room.inner is not None):
         return check
 
     def wrong(values: pa.Array) -> pa.Array | None:
         marks = None if check is None else check.wrong(values)
-        return either(marks, pc.is_null(values)) if values.null_count else marks
+        nulls = values.null_count and room.inner is None  # parts of structures may be null
+        return either(marks, pc.is_null(values)) if nulls else marks
 
     return Check(wrong, lambda values: zeros(check.mend(values) if check else values, room))
 

@@ -44,6 +44,8 @@ class PostgresSettings(StateSettings):
 
     def __post_init__(self) -> None:
         StateSettings.__post_init__(self)
+        for part in (self.schema, self.table):
+            TableName.check(part)
         if self.isolation_level not in ISOLATION_LEVELS:
             raise InvalidOptionError(
                 "no such isolation level", got=self.isolation_level, known=ISOLATION_LEVELS
