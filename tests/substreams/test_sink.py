@@ -170,7 +170,8 @@ def test_inserts_go_to_clickhouse_and_a_fork_takes_them_back() -> None:
     run_schema(
         dsn,
         "CREATE TABLE transfer (id String, value UInt256, note Nullable(String)) "
-        "ENGINE = MergeTree ORDER BY id; CREATE TABLE other (a UInt8) ENGINE = Memory;",
+        "ENGINE = MergeTree ORDER BY id; CREATE TABLE other (a UInt8) ENGINE = Memory; "
+        "CREATE TABLE beside (a UInt8, _block_number_ UInt64) ENGINE = MergeTree ORDER BY a;",
     )
     module = SimModule("db_out", DB_OUT.output_type, _inserts_of)
     chain = ChainSim(4)
@@ -179,12 +180,14 @@ def test_inserts_go_to_clickhouse_and_a_fork_takes_them_back() -> None:
     target, decoder = sink_target(dsn, PACKAGE, "db_out")
     follower = _start(chain, module, decoder, target)
     follower.follow()
+    client = ClickHouseClient(address)
+    client.run("INSERT INTO beside VALUES (1, 5000)")  # another program's
     chain.fork(3, 4)
     follower.follow()
     target.close()
     changes = decoder.decode(follower.outputs())["changes"].to_pylist()
-    client = ClickHouseClient(address)
     rows = client.query("SELECT id, toString(value) AS value FROM transfer ORDER BY id").to_pylist()
+    assert client.rows("SELECT count() AS n FROM beside")[0]["n"] == 1
     client.close()
     wanted = sorted((one["pk"][0]["value"], one["fields"][0]["value"]) for one in changes)
     assert [tuple(map(_decoded, row.values())) for row in rows] == wanted

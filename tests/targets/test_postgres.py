@@ -469,6 +469,8 @@ def test_a_table_that_is_no_longer_declared_is_still_undone(stream: Start) -> No
         lambda: PostgresSettings(id=" "),
         lambda: PostgresSettings(isolation_level="dirty"),
         lambda: PostgresSettings(attempts=0),
+        lambda: PostgresSettings(table="s" * 64),
+        lambda: PostgresSettings(schema="é" * 32),
         lambda: table("t", key="who"),
         lambda: table("t", indexes=["who"]),
         lambda: table("t", types={"value": "text; DROP TABLE t"}),

@@ -31,6 +31,7 @@ from headwater.substreams.relational import Constraint, relational_target
 from headwater.substreams.sink_database import SinkDsn, user_tables
 from headwater.targets.contract import Delivery, Target
 from headwater.targets.frames import to_arrow
+from headwater.targets.side_rows import PREFIX
 
 HISTORY, CURSORS = "substreams_history", "cursors"
 
@@ -86,8 +87,9 @@ def sink_target(
 def insert_target(address: str) -> Target[Delivery]:
     """Write the inserts of DatabaseChanges to tables of ClickHouse that exist.
 
-    Each table gets a column `_block_number_`, by which a fork takes rows back. Two inserts of one
-    key are two rows: nothing depends on what happens to be committed together.
+    A table that is written gets a column `_block_number_`, by which a fork takes rows back; other
+    tables are left alone. Two inserts of one key are two rows: nothing depends on what happens to
+    be committed together.
     """
     from headwater.targets import clickhouse_target
 
@@ -100,16 +102,15 @@ class _Inserts:
 
     def __init__(self) -> None:
         self._keys: dict[str, tuple[str, ...]] = {}
+        self._lacking: set[str] = set()  # tables without a column of the block
 
     def prepare(self, store: Any) -> None:
-        """Look at the tables, and give them the column of the block."""
-        from headwater.targets.clickhouse import table as clickhouse_table
-
+        """Look at the tables; nothing is changed yet."""
         found = store.query(
             "SELECT table, groupArrayIf(name, is_in_primary_key) AS key, "  # noqa: S608 - ours
             f"has(groupArray(name), '{BLOCK_NUMBER}') AS marked FROM system.columns "
-            "WHERE database = currentDatabase() AND table NOT LIKE 'sync%' "
-            "AND table NOT LIKE 'headwater_%' AND table NOT LIKE '%_live' "
+            "WHERE database = currentDatabase() AND table <> 'sync' "
+            f"AND NOT startsWith(table, 'sync__') AND NOT startsWith(table, '{PREFIX}') "
             f"AND table <> '{CURSORS}' AND table IN (SELECT name FROM system.tables WHERE "
             "database = currentDatabase() AND engine LIKE '%MergeTree') GROUP BY table"
         ).to_pylist()
@@ -117,10 +118,7 @@ class _Inserts:
             name = _text(row["table"])
             self._keys[name] = tuple(map(_text, row["key"]))
             if not row["marked"]:
-                store.command(
-                    f"ALTER TABLE `{name}` ADD COLUMN IF NOT EXISTS `{BLOCK_NUMBER}` UInt64"
-                )
-            store.declare(clickhouse_table(name, block_column=BLOCK_NUMBER))
+                self._lacking.add(name)
 
     def insert(self, store: Any, data: Mapping[str, Any]) -> None:
         """Insert the rows of a batch.
@@ -129,7 +127,15 @@ class _Inserts:
             InsertOnlyError: a change is something else than an insert.
             UnknownTableError: the database has no such table.
         """
+        from headwater.targets.clickhouse import table as clickhouse_table
+
         for name, rows in wide_inserts(to_arrow(data[CHANGES]), self._keys).items():
+            if name in self._lacking:
+                store.command(
+                    f"ALTER TABLE `{name}` ADD COLUMN IF NOT EXISTS `{BLOCK_NUMBER}` UInt64"
+                )
+                self._lacking.discard(name)
+            store.declare(clickhouse_table(name, block_column=BLOCK_NUMBER))
             store.insert(name, rows)
 
 

@@ -73,7 +73,16 @@ class Catalog:
         self._layouts: dict[TableName, Layout] = {}
         self._versions: dict[TableName, int] = {}
         self._written: list[dict[str, str]] | None = None
-        self.resumed = False
+        self._cursor: int | None = None
+        self._has_written = False  # a table was noted before this start
+
+    def begin(self, cursor: int | None) -> None:
+        """Take note where the stream stands: at a start, and once its first batch is committed."""
+        self._cursor = cursor
+        self._has_written = any(
+            one["id"] == self._id and not one["name"].startswith(PREFIX)
+            for one in self._registered()
+        )
 
     def create(self) -> None:
         """Create the list of written tables."""
@@ -281,18 +290,30 @@ class Catalog:
         """
         if self._refuse_others(name, layout):
             return
-        own = layout.stream_column or ""
-        if not self.resumed and not own and self.holds_rows(layout):
-            self._lease.check()  # they may be those of a writer that has taken over
-            raise ClickHouseSharedTableError(
-                "the table holds rows, but the stream has not committed any", table=name
-            )
+        self._refuse_rows(layout)
         self._note(name, layout)
         try:
             self._refuse_others(name, layout)
         except ClickHouseSharedTableError:
             self._withdraw(name)
             raise
+
+    def _refuse_rows(self, layout: Layout) -> None:
+        """Refuse a table whose rows are not this stream's, as far as that can be told.
+
+        It has noted each table before its first row. Rows below the cursor may be its own all the
+        same, of the Pipes SDK or under a name that the table had before; undo leaves them alone.
+        """
+        if layout.stream_column:
+            return
+        if self._cursor is None:
+            foreign, said = self.holds_rows(layout), "the stream has not committed any"
+        else:
+            foreign = self._has_written and self.holds_rows(layout, above=self._cursor)
+            said = "the stream has not written it, and some are of blocks that it has not reached"
+        if foreign:
+            self._lease.check()  # they may be those of a writer that has taken over
+            raise ClickHouseSharedTableError(f"the table holds rows, but {said}", table=layout.name)
 
     def _refuse_others(self, name: TableName, layout: Layout) -> bool:
         """Refuse a table that another stream writes; tell whether this stream has noted it."""
@@ -404,17 +425,19 @@ class Catalog:
         )
         self._written = None
 
-    def holds_rows(self, layout: Layout) -> bool:
-        """Tell whether rows count; those of the stream, if a column says whose they are."""
-        own = compose("WHERE <stream> = {id:String}", stream=layout.stream_column or "")
+    def holds_rows(self, layout: Layout, above: int = -1) -> bool:
+        """Tell whether rows above a block count; the stream's, if a column says whose they are."""
+        own = compose("AND <stream> = {id:String}", stream=layout.stream_column or "")
         found = self._client.rows(
             compose(
-                "SELECT count() AS headwater_count FROM <table> <final> <own>",
+                "SELECT count() AS headwater_count FROM <table> <final> "
+                "WHERE <block> > {above:Int64} <own>",
                 table=layout.name,
                 final=Fragment("FINAL" if layout.marks else ""),
+                block=layout.block_column,
                 own=own if layout.stream_column else Fragment(""),
             ),
-            {"id": self._lease.id_in(layout.name)},
+            {"id": self._lease.id_in(layout.name), "above": above},
         )
         return bool(found[0]["headwater_count"])
 
