@@ -929,32 +929,6 @@ def test_a_running_stream_leaves_a_table_alone_that_another_has_made(make: Make)
     assert values(resumed) == ["a"] * 2
 
 
-@pytest.mark.parametrize("declares", [False, True])
-def test_a_table_that_holds_another_program_s_rows_is_left_alone(url: str, declares: bool) -> None:
-    """Also by a stream that goes on: it has noted each table before it wrote the first row."""
-
-    def start(*tables: str) -> Stream:
-        given: Any = {"tables": tables, "on_data": insert_all} if declares else {}
-        settings = ClickHouseSettings(id="s")
-        return Stream(clickhouse_target(url, settings=settings, **given), url)
-
-    first = start("t")
-    for number in (1, 2):
-        first.block(number, {"t": frame(number, "a")})
-    first.target.close()
-    first.client.run(
-        "CREATE TABLE theirs (block_number Int64, log_index Int32, value String) "
-        "ENGINE MergeTree ORDER BY block_number"
-    )
-    first.client.run("INSERT INTO theirs SELECT number, 0, 'x' FROM numbers(100)")
-    with pytest.raises(ClickHouseSharedTableError, match=r"E2015.*has not reached.*theirs"):
-        start("t", "theirs").block(3, {"t": frame(3, "a"), "theirs": frame(3, "a")})
-    assert first.rows("SELECT count() AS n FROM theirs") == [{"n": 100}]
-    again = start("t")
-    again.block(3, {"t": frame(3, "b")})
-    assert values(again) == ["a", "a", "b"]
-
-
 def test_of_two_streams_that_take_a_table_at_one_moment_the_first_has_it(make: Make) -> None:
     slow, quick = make("t", id="slow"), make("t", id="quick")
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -25,12 +27,15 @@ from headwater.targets import (
 )
 from headwater.targets.admin import open_admin
 from headwater.targets.clickhouse import ClickHouseClient, ClickHouseSettings
+from headwater.targets.clickhouse import table as clickhouse_table
 from headwater.targets.clickhouse.sql import DELETED
 from headwater.targets.contract import SideTable
 from headwater.targets.duckdb import DuckDBSettings
+from headwater.targets.duckdb import table as duckdb_table
 from headwater.targets.iceberg import IcebergSettings
 from headwater.targets.iceberg.settings import CatalogName
 from headwater.targets.postgres import PostgresSettings
+from headwater.targets.postgres import table as postgres_table
 from headwater.testing import PortalServer, simulated_portal
 from tests.stream.test_stream import HEAD_ONLY
 from tests.targets import clickhouse_places
@@ -40,6 +45,11 @@ OUTBOX = SideTable(
     "outbox",
     pa.schema([("block_number", pa.int64()), ("ordinal", pa.int64()), ("payload", pa.string())]),
 )
+TABLES: dict[str, Callable[..., Any]] = {
+    "clickhouse": clickhouse_table,
+    "postgres": postgres_table,
+    "duckdb": duckdb_table,
+}
 IN_USE = {"clickhouse": "E2015", "postgres": "E2103", "duckdb": "E2507"}
 SHARED = {"clickhouse": "E2015", "postgres": "E2112", "duckdb": "E2508"}
 
@@ -77,6 +87,22 @@ class Place:
     def rows(self, sql: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.target("sync").query(sql).to_pylist()
         return found
+
+    def fill(self, name: str) -> None:
+        """Make a table with a row for each of a hundred blocks, as another program does."""
+        if self.kind == "clickhouse":
+            client = ClickHouseClient(self.address)
+            columns = "(block_number Int64, value String) ENGINE MergeTree ORDER BY block_number"
+            client.run(f"CREATE TABLE {name} {columns}")
+            client.run(f"INSERT INTO {name} SELECT number, 'x' FROM numbers(100)")
+            client.close()
+            return
+        connect: Any = psycopg.connect if self.kind == "postgres" else duckdb.connect
+        with connect(self.address) as connection:
+            connection.execute(f"CREATE TABLE {name} (block_number BIGINT, value TEXT)")
+            connection.execute(
+                f"INSERT INTO {name} SELECT n, 'x' FROM generate_series(0, 99) AS s(n)"
+            )
 
     def close(self) -> None:
         for one in self._opened:
@@ -299,6 +325,37 @@ def test_a_change_log_is_not_shared_by_streams_of_one_id(kind: str, tmp_path: Pa
             rig("state_b", **options)
     rig("state_b", history_table="log_b", cursors_table="cursors_b").target.close()
     place.close()
+
+
+@pytest.mark.guarantee("STATE-5")
+@pytest.mark.parametrize("declares", [False, True])
+def test_rows_that_another_program_wrote_are_left_alone(place: Place, declares: bool) -> None:
+    """A stream goes on, and is to write a table of theirs: it has claimed each table of its own."""
+
+    def start(*tables: str) -> Rig:
+        def on_data(tx: Any, data: Any) -> None:
+            for name, frame in data.items():
+                tx.insert(name, frame)
+
+        if not declares:
+            return Rig(place.target("sync"))
+        options = {"append_only": True} if place.kind != "clickhouse" else {}
+        given = [TABLES[place.kind](one, **options) for one in tables]
+        return Rig(place.target("sync", tables=given, on_data=on_data))
+
+    first = start("t")
+    for number in (1, 2):
+        first.block(number, {"t": rows(number, "a")})
+    first.target.close()
+    place.fill("theirs")
+    with pytest.raises(HeadwaterError, match=f"{SHARED[place.kind]}.*has not reached.*theirs"):
+        start("t", "theirs").block(3, {"t": rows(3, "a"), "theirs": rows(3, "a")})
+    place.close()
+    assert place.rows("SELECT count(*) AS n FROM theirs") == [{"n": 100}]
+    place.close()
+    again = start("t")
+    again.block(3, {"t": rows(3, "b")})
+    assert again.target.query("SELECT value FROM t ORDER BY 1")["value"].to_pylist() == [*"aab"]
 
 
 def test_a_fork_of_a_running_stream_leaves_the_table_of_another_alone(

@@ -116,7 +116,7 @@ MAP = "map<string, timestamp[us]>"
 LACKS = {  # types for which a target has no column at all, which it says before it writes
     "postgres": {MAP},
     "duckdb": {MAP, "timestamp[ns]", "decimal256(76, 0)"},
-    **dict.fromkeys(("iceberg", "delta", "parquet"), {MAP}),
+    **{one: {MAP} for one in ("iceberg", "delta", "parquet")},
 }
 
 

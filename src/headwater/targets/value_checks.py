@@ -32,9 +32,10 @@ def check_of(kind: pa.DataType, room: Room) -> Check | None:
     """Return how values of an Arrow type are checked; None if the column can hold all of them."""
     types = pa.types
     if types.is_dictionary(kind):
-        check = check_of(kind.value_type, room)
-        return check and Check(
-            lambda v: check.wrong(v.dictionary_decode()), lambda v: check.mend(v.dictionary_decode())
+        plain = check_of(kind.value_type, room)
+        return plain and Check(
+            lambda v: plain.wrong(v.dictionary_decode()),
+            lambda v: plain.mend(v.dictionary_decode()),
         )
     if kind == pa.string():
         return text_check(room)

@@ -164,7 +164,7 @@ class ClickHouseTarget(DatabaseTarget):
                 self._lease.renew(is_new=False)
         self.altered.committed()
         self._state, self._dirty = state, False
-        self._catalog.begin(state.cursor and state.number)
+        self._catalog.begin(None if state.cursor is None else state.number)
 
     def _try(self, write: Callable[[], None]) -> None:
         """Write batches; again if what was written cannot be trusted."""
@@ -308,7 +308,7 @@ class ClickHouseTarget(DatabaseTarget):
         if state.cursor is not None and self._lease.is_new:
             self._lease.renew(is_new=False)
         self._state = state
-        self._catalog.begin(state.cursor and state.number)
+        self._catalog.begin(None if state.cursor is None else state.number)
         if state.cursor is not None:
             self._config.adopt()
             self._catalog.adopt_side_rows()

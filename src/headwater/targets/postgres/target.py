@@ -173,6 +173,8 @@ class PostgresTarget(SqlTarget[Session]):
             self._callbacks.on_start(tx)
             tx.finish()
         self._store.catalog.forget()
+        state = self._store.sync.load()
+        self._store.catalog.cursor = None if state.cursor is None else state.number
         self._store.catalog.install()
 
     def _patiently(self, work: Callable[[], Found]) -> Found:

@@ -112,6 +112,7 @@ class Catalog(Generic[Held, Laid]):
         self._claims = claims
         self._declared = {one.name.folded: one for one in declared}
         self._automatic = automatic
+        self.cursor: int | None = None  # the stream's, once it is known
         self._layouts: dict[tuple[str, str], Laid] = {}
         self._rooms: dict[tuple[str, str], tuple[Layout, dict[str, Room]]] = {}
         self._checked: set[tuple[tuple[str, str], pa.Schema]] = set()
@@ -149,11 +150,9 @@ class Catalog(Generic[Held, Laid]):
 
     def layout(self, name: QualifiedName) -> Laid | None:
         """Return how a declared table is now; None while it does not exist."""
-        found = self._layouts.get(name.folded)
-        if found is None:
-            found = self._find(self.declared(name))
-            if found is not None:
-                self._layouts[name.folded] = found
+        found = self._layouts.get(name.folded) or self._find(self.declared(name))
+        if found is not None:
+            self._layouts[name.folded] = found
         return found
 
     def prepare(
@@ -461,19 +460,20 @@ class Catalog(Generic[Held, Laid]):
                 streams=sorted([*claims, self._id]),
             )
         if mine is None:
-            self._session.run(
-                "INSERT INTO {claims} VALUES ($1, $2, $3, $4, $5, $6, $7)",
-                [
-                    self._id,
-                    layout.name.schema,
-                    layout.name.name,
-                    layout.undo.value,
-                    json.dumps(layout.key),
-                    layout.block_column,
-                    self._note(layout),
-                ],
-                claims=self._claims,
-            )
+            self._refuse_rows(layout)
+            whose = (self._id, layout.name.schema, layout.name.name, layout.undo.value)
+            what = (json.dumps(layout.key), layout.block_column, self._note(layout))
+            sql = "INSERT INTO {claims} VALUES ($1, $2, $3, $4, $5, $6, $7)"
+            self._session.run(sql, [*whose, *what], claims=self._claims)
+
+    def _refuse_rows(self, layout: Laid) -> None:
+        """Refuse rows above the cursor: none is the stream's in a table that it has not claimed."""
+        if layout.undo is Undo.APPEND_ONLY and self.cursor is not None:
+            block = self.spelled(layout, layout.block_column)
+            sql = "SELECT 1 FROM {t} WHERE {b} > $1 LIMIT 1"
+            if self._session.rows(sql, [self.cursor], t=layout.name, b=block):
+                said = "the table holds rows of others, of blocks that the stream has not reached"
+                raise self.dialect.errors.append_only(said, table=layout.name, cursor=self.cursor)
 
     # --- what a database may do in its own way ----------------------------------------------------
 

@@ -180,6 +180,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
         self._change_whole(write, state, scopes[0] if scopes else None)
         self.altered.committed()
         self._commits += 1
+        self._store.catalog.cursor = None if state.cursor is None else state.number
 
     def roll_back(self, state: PipeState) -> None:
         """Restore every table and the state in one transaction."""
@@ -210,6 +211,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
         What each stream asked for is no sign: it is stored before the first commit.
         """
         if self._state.cursor is not None:
+            self._store.catalog.cursor = self._state.number
             self._store.config.adopt()
             return
         undo, layouts = self._store.undo, self._store.catalog.undoable()
