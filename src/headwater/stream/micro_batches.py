@@ -387,9 +387,9 @@ def _final_batches(given: MicroBatch, state: PipeState) -> Sequence[_Made]:
 def _hot_batch(state: PipeState, change: _Change, spark: SparkProvider) -> _Made:
     """Return the batch of a block that came."""
     number, final = change.cursor.number, change.finalized
-    header = BlockHeader(
-        number, str(change.cursor.hash), _BEFORE, number - 1, change.cursor.timestamp
-    )
+    # another branch may have rows in blocks below the first one that had some here
+    before = number - 1 if state.cursor is not None else min(number - 1, 0)
+    header = BlockHeader(number, str(change.cursor.hash), _BEFORE, before, change.cursor.timestamp)
     ours = None
     if final is not None:
         points = (*state.landing_points(), change.cursor)

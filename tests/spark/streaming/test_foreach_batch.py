@@ -166,6 +166,26 @@ def test_a_rollback_after_micro_batches_without_rows_may_die_at_any_statement(
     assert deaths > 50
 
 
+@pytest.mark.guarantee("STREAM-4")
+@pytest.mark.parametrize("kind", ["memory", "duckdb"])
+def test_a_fork_may_bring_rows_below_the_first_block_that_had_some(
+    kind: str, tmp_path: Path
+) -> None:
+    """Blocks before it had no rows on the branch that was taken back."""
+    store: MemoryStore[Delivery] = MemoryStore()
+    path = tmp_path / "a.duckdb"
+    forked = [*gone(4, version=5), *rows_of(1, 2, 4, version=10)]
+    for batch, rows in enumerate([rows_of(4), forked, rows_of(5, version=20)]):
+        target: Any = MemoryTarget(store) if kind == "memory" else duckdb_target(path)
+        with closing(foreach_batch(target, id="s")) as write:
+            give(write, batch, rows)
+    held = blocks_in(store)
+    if kind == "duckdb":
+        found = duckdb_target(path).query('SELECT block_number n FROM "rows" ORDER BY n')
+        held = found["n"].to_pylist()
+    assert held == [1, 2, 4, 5]
+
+
 def test_a_database_undoes_what_is_retracted(tmp_path: Path) -> None:
     chain = chain_of(2)
     truth = Truth(chain)
