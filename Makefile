@@ -66,7 +66,7 @@ sim: setup ## Drive client, core and state through RUNS random scenarios (SEED=n
 
 soak: setup ## Play whole-system worlds for MINUTES: databases, cuts, pauses, kills (SEED=n KEEP=1,2 replays; LONG=1)
 	@$(BIN)/python -m tests.simulation.$(if $(LONG),long,soak) --minutes $(MINUTES) \
-	  $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP))
+	  $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP)) $(if $(FREE),--free)
 
 walks: setup ## Take every point of the walks that `make test` samples: crashes, pauses, cuts, seeds
 	@$(BIN)/python -m tests.targets.points docs/results/walks.json

@@ -52,8 +52,6 @@ def point_table() -> str:
 def cell_table() -> str:
     """Return how often worlds had a feature of a target meet a fault."""
     found = _read("soak")
-    if "cells" not in found:  # of an earlier kind of world
-        found = _read("cells")
     counts: dict[tuple[str, str], Counter[str]] = {}
     faults: list[str] = found["columns"]
     for row in found["rows"]:
@@ -135,12 +133,14 @@ def _soak() -> str:
     pauses = sum(number for name, number in met.items() if name.startswith("paused in"))
     cuts = met["database's answer cut"] + met["statement cut on its way to a database"]
     last = found["first"] + found["worlds"] - 1
+    mended = ", ".join(map(str, found["mended"]))
+    again = f" Seeds {mended} differed, and were played again once the cause was mended."
     lines = [
         "## Whole-system worlds",
         "",
         f"{found['date']}, `make soak`, seeds {found['first']:,} to about {last:,}: "
         f"{found['worlds']:,} worlds, {found['steps']:,} steps, {found['requests']:,} requests, "
-        f"**{found['differences']} differences**. {found.get('note', '')}".rstrip(),
+        f"**{found['differences']} differences**.{again if mended else ''}",
         "",
         "| survived | times |",
         "|---|--:|",

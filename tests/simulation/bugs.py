@@ -23,16 +23,20 @@ from headwater.effects.outbox import Outbox
 from headwater.portal import PortalClient
 from headwater.stream.factory_index import FactoryIndex
 from headwater.stream.micro_batch_log import MicroBatchLog
+from headwater.stream.missing_blocks import MissingBlocks
 from headwater.stream.portal_run import PortalRun
 from headwater.stream.transformer import Step
+from headwater.substreams.cursors import TABLE as CURSORS
+from headwater.substreams.cursors import CursorLog
 from headwater.targets.clickhouse.undo import Undo as ClickHouseUndo
 from headwater.targets.delta.target import DeltaTarget
 from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.fanout import FanOutTarget
 from headwater.targets.parquet import target as parquet
 from headwater.targets.sql.aggregates.writer import Aggregates
+from tests.simulation.kinds import KINDS
 from tests.simulation.places import Engines
-from tests.simulation.script import KINDS, Script
+from tests.simulation.script import Script
 from tests.simulation.situations import Tally
 from tests.simulation.soak import play
 
@@ -135,6 +139,20 @@ def _cut_text(right: Any) -> Any:
     return conform
 
 
+def _of_the_newest(right: Any) -> Any:
+    def rows(self: Any, batch: Any) -> Any:
+        newest = self._notes[self.last].cursor
+        found = right(self, batch)[CURSORS.name].to_pylist()
+        named = [one | {"cursor": newest} for one in found]
+        return {CURSORS.name: pa.Table.from_pylist(named, schema=CURSORS.columns)}
+
+    return rows
+
+
+def _uncounted(right: Any) -> Any:
+    return lambda self, batch: {}
+
+
 _SQL = ("DuckDB", "PostgreSQL")
 _EVOLVING = (*_SQL, "ClickHouse", "Delta", "Iceberg")
 _FAN_OUT = ("fan-out",)
@@ -146,11 +164,13 @@ BUGS = (
     Bug("replaced rows do not return", DuckDBUndoLog, "_bring_back", _nothing, ("DuckDB",), 23),
     Bug("sums count rows twice", Aggregates, "write", _twice_if_final, _SQL, 161),
     Bug("rows above the cursor stay", ClickHouseUndo, "above", _nothing, ("ClickHouse",), 4),
-    Bug("a paused writer may go on", DeltaTarget, "_claim", _nothing, ("Delta",), 16),
-    Bug("text is cut", parquet, "conform", _cut_text, ("Parquet", "fan-out"), 55),
-    Bug("a number stands for a block", FanOutTarget, "_uncertain", _by_number, _FAN_OUT, 38),
+    Bug("a paused writer may go on", DeltaTarget, "_claim", _nothing, ("Delta",), 116),
+    Bug("text is cut", parquet, "conform", _cut_text, ("Parquet", "fan-out"), 135),
+    Bug("a number stands for a block", FanOutTarget, "_uncertain", _by_number, _FAN_OUT, 59),
     Bug("one of two targets goes back", FanOutTarget, "roll_back", _only_the_first, _FAN_OUT, 139),
     Bug("a micro-batch is written again", MicroBatchLog, "is_due", _always_due, KINDS, 21),
+    Bug("the cursor of a later block is stored", CursorLog, "rows", _of_the_newest, _SQL, 80),
+    Bug("lost blocks are not counted", MissingBlocks, "rows", _uncounted, KINDS, 110),
     Bug("an added output begins late", PortalRun, "blocks_up_to", _later, _EVOLVING, 20),
 )
 

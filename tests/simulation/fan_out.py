@@ -27,6 +27,7 @@ class FanOutPlace(Place):
         self.side_tables = any(one.side_tables for one in parts)
         self.rereads = any(one.final_only for one in parts)
         self.evolves = all(one.evolves and not one.schema for one in parts)
+        self.renames = all(one.renames for one in parts)
         self.maintained = any(one.maintained for one in parts)
         self.left_out = 0
 

@@ -6,7 +6,7 @@ explains that very code. Tables must be those of the branch that ends in the sto
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headwater.core import BlockCursor
 from headwater.errors import HeadwaterError
@@ -19,18 +19,21 @@ from headwater.pipeline import (
     Settled,
     Waited,
 )
+from headwater.testing.chain.tree import SimBlock
 from headwater.testing.crash import Crash
 from headwater.testing.oracle import DisagreementError
 from tests.simulation.lines import Line
+from tests.simulation.places import Stored
 from tests.simulation.process import Process
 from tests.simulation.second import look_again
-from tests.simulation.situations import Fault, Met, Tally
+from tests.simulation.situations import Fault, Feature, Met, Tally
 from tests.simulation.tables import difference, expected, pools_created, transfers_of
 from tests.simulation.upstream import Upstream, own_hash
 
 BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # the portal's fault
 LOST = {"E2101", "E2010"}
 LAGGING = {"E1004"}  # a replica stayed behind a final cursor
+GONE = {"E3010"}  # the portal no longer has what comes next
 RULED_OUT = {"E1003"}  # a replica stayed on a branch that finality ruled out
 UNFIT = {"E0012", "E0018"}  # the definition is not, or not yet, what the tables are made for
 LOCKED = {"E2103", "E2507", "E2221"}  # another has the stream: PostgreSQL, DuckDB, Parquet
@@ -110,6 +113,8 @@ class Judge:
                 f"{process.name} ended in {process.call} with {type(failure).__name__}: {failure}"
             ) from failure
         code = failure.code
+        if code in GONE:
+            line.met.add(Feature.GONE)
         self._note(f"{process.name} ended: {failure}")
         self._tally.errors[code] += 1
         if code in LOCKED | FENCED and any(one.is_paused for one in line.alive):
@@ -136,9 +141,14 @@ class Judge:
             (code in BAD_DATA and self._upstream.faulty)
             or (code in LAGGING and self._upstream.is_behind)
             or (code in RULED_OUT and self._upstream.is_ruled_out)
+            or (code in GONE and self._upstream.gone_below > 0 and self._may_refuse(line))
             or (code in UNFIT and line.evolving)
             or (code in LOST and (line.lossy or process.dropped))
         )
+
+    def _may_refuse(self, line: Line) -> bool:
+        """Tell whether a stream may end where blocks are gone: they, or final ones below them."""
+        return not line.gives_up or line.state.finalized is None
 
     def look(self, line: Line) -> None:
         """Compare what is stored with the branch that ends in the stored cursor.
@@ -158,7 +168,8 @@ class Judge:
             return  # tables are between two definitions
         for stored in line.place.stored(line.shape):
             cursor = stored.cursor
-            blocks = [] if cursor is None else self._upstream.chain.path(own_hash(str(cursor.hash)))
+            path = [] if cursor is None else self._upstream.chain.path(own_hash(str(cursor.hash)))
+            blocks = self._without(line, stored, path)
             wanted = expected(self._upstream.chain, blocks, line.tokens, line.shape)
             for name in stored.lacks:
                 wanted.pop(name, None)
@@ -167,13 +178,28 @@ class Judge:
                 what = f"{stored.kind} {line.shape.stream}"
                 raise DisagreementError(f"{what} at {cursor}: {said}")
 
+    def _without(
+        self, line: Line, stored: Stored, blocks: Sequence[SimBlock]
+    ) -> Sequence[SimBlock]:
+        """Return the blocks that a stream has not left out; it may do so only where none was."""
+        gone = stored.missing
+        if not gone:
+            return blocks
+        line.met.add(Feature.GIVEN_UP)
+        if not line.gives_up or max(one.stop for one in gone) > self._upstream.gone_below:
+            raise DisagreementError(
+                f"{line.shape.stream} left out {gone}; the portal lacked blocks below "
+                f"{self._upstream.gone_below}"
+            )
+        return [one for one in blocks if not any(one.number in each for each in gone)]
+
     def check_final(self, line: Line) -> None:
         """Where final rows alone are shown: all of them are, once everything is at rest."""
         final = line.state.finalized
         for stored in line.place.stored(line.shape):
             if not stored.final_only or final is None or line.undo_buffer:
                 continue
-            blocks = self._upstream.chain.canonical(0, final.number)
+            blocks = self._without(line, stored, self._upstream.chain.canonical(0, final.number))
             wanted = expected(self._upstream.chain, blocks, line.tokens, line.shape)
             for name in stored.lacks:
                 wanted.pop(name, None)
@@ -186,7 +212,10 @@ class Judge:
             with place.environment():
                 shape = place.own(line.shape)
                 target, admin = place.target(shape, "verify", lambda: 0.0), place.admin(shape)
-                compared = look_again(shape, line.stream(), admin, target, self._upstream.url())
+                missing = place.read(shape).missing
+                compared = look_again(
+                    shape, line.stream(), admin, target, self._upstream.url(), missing
+                )
             self._tally.met[Met.VERIFIED] += len(compared)
 
     def is_delivered(self, line: Line) -> bool:

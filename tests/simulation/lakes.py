@@ -23,6 +23,8 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from headwater.errors import LakePathError, NothingStoredError
+from headwater.stream.factory_index import CHILDREN
+from headwater.stream.missing_blocks import MISSING
 from headwater.targets.admin import open_admin
 from headwater.targets.delta import DeltaSettings, delta_target
 from headwater.targets.delta import table as delta_table
@@ -33,8 +35,8 @@ from headwater.targets.iceberg.admin import IcebergAdmin, maintain_catalog
 from headwater.targets.lake.paths import Place as Files
 from headwater.targets.lake.target import SWEEP_S
 from headwater.targets.parquet import Rollover, parquet_target
-from tests.simulation.places import MEMORY, Engines, Place, Stored
-from tests.simulation.tables import LATEST, POOLS, Shape, in_order
+from tests.simulation.places import MEMORY, Engines, Place, Stored, ranges_in
+from tests.simulation.tables import LATEST, POOLS, Shape, in_order, pools_in
 from tests.targets.lake_places import Bucket, delta_options
 
 
@@ -61,8 +63,17 @@ class Lake(Place):
             tables = {
                 one: in_order(shape, one, self._rows(shape.name(one), last)) for one in shape.tables
             }
-        lacks = frozenset({POOLS})
-        return Stored(self.kind, cursor, tables, lacks=lacks, final_only=self.final_only)
+            side = self._side(shape, is_there=cursor is not None)
+        lacks = frozenset() if shape.swaps and self.side_tables else frozenset({POOLS})
+        tables |= {POOLS: pools_in(side[CHILDREN.name]["address"].to_pylist())}
+        return Stored(
+            self.kind,
+            cursor,
+            tables,
+            missing=ranges_in(side[MISSING.name].to_pylist()),
+            lacks=lacks,
+            final_only=self.final_only,
+        )
 
     @contextmanager
     def environment(self) -> Iterator[None]:
@@ -100,6 +111,17 @@ class Lake(Place):
         except (LakePathError, NothingStoredError):  # nothing is there yet
             return None
         return next((one.state.cursor for one in streams if one.id == shape.stream), None)
+
+    def _side(self, shape: Shape, *, is_there: bool) -> dict[str, pa.Table]:
+        """Read what a stream keeps for itself, as a command would."""
+        wanted = {CHILDREN: shape.swaps, MISSING: self.gives_up}
+        admin = self.admin(shape) if is_there and self.side_tables else None
+        return {
+            one.name: one.columns.empty_table()
+            if admin is None or not is_wanted
+            else admin.read_side_table(shape.stream, one)
+            for one, is_wanted in wanted.items()
+        }
 
     def _rows(self, table: str, last: int) -> list[dict[str, Any]]:
         raise NotImplementedError
@@ -149,6 +171,10 @@ class DeltaPlace(Lake):
     keyed = evolves = maintained = True
     transactional = False  # several tables are never changed at once
     _settings = DeltaSettings(maintain_every=3, compact_files=3, retention_hours=0)
+
+    def __init__(self, engines: Engines, *, remote: bool) -> None:
+        super().__init__(engines, remote=remote)
+        self.renames = not remote  # folders of an object store have no names of their own
 
     def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
         """Return a target on the folder."""

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from headwater.core import BlockCursor, Flush, PipeState
+from headwater.spark.session import local_session
 from headwater.stream.context import BatchContext, StartInfo
 from headwater.stream.portal import PortalStream, portal_stream
 from headwater.testing.chain.tree import ChainSim
@@ -16,10 +17,12 @@ from tests.simulation.inbox import Inbox
 from tests.simulation.kinds import offers
 from tests.simulation.modules import Module
 from tests.simulation.places import Place
+from tests.simulation.plans import plan
 from tests.simulation.process import Process
 from tests.simulation.queries import Query
-from tests.simulation.situations import Feature, Tally
-from tests.simulation.tables import Shape
+from tests.simulation.situations import Fault, Feature, Tally
+from tests.simulation.tables import TRANSFERS, Shape
+from tests.simulation.upstream import Upstream
 
 ADDRESS = "http://127.0.0.1:9/datasets/simulated"  # of the portal in memory; nothing connects
 
@@ -42,6 +45,7 @@ class Line:
     query: Query | None = None  # a streaming query writes, not a stream
     module: Module | None = None  # the stream is one of a Substreams module
     watched: bool = False  # by a transformer that keeps state
+    gives_up: bool = False  # blocks that the portal no longer has, instead of ending
     later: Shape | None = None
     earlier: Shape | None = None
     evolving: bool = False
@@ -80,8 +84,12 @@ class Line:
             undo_buffer=self.undo_buffer,
             on_config_change="error" if earlier is None else "evolve",
             renamed={new[one]: old[one] for one in old if new[one] != old[one]},
+            missing_blocks="skip" if self.gives_up else "error",
             far=1_000_000,
         )
+        if shape.plan:
+            made = plan(local_session(), shape.output(TRANSFERS), self.tokens)
+            stream = replace(stream, spark=local_session()).pipe(made)
         if shape.ends:
             stream = stream.pipe_batches(shape.add_ends)
         if self.watched:
@@ -107,14 +115,29 @@ class Line:
             Feature.OUTBOX: self.inbox is not None,
             Feature.FLUSH: self.flush is not None,
             Feature.UNDO_BUFFER: self.undo_buffer > 0,
+            Feature.PLAN: shape.plan,
             Feature.TRANSFORM: shape.ends or shape.changes,
             Feature.TRANSFORMER: self.watched,
             Feature.MAINTAINED: False,
             Feature.COLLISION: False,
+            Feature.GONE: False,
+            Feature.GIVEN_UP: False,
             Feature.ADDED: self.earlier is not None and bool(shape.more),
             Feature.RENAMED: self.earlier is not None and shape.moved,
         }
         return {one for one, there in named.items() if there or one in self.met}
+
+    def faults(self, upstream: Upstream) -> set[Fault]:
+        """Name what went wrong around it."""
+        reads_portal = self.query is None and self.module is None
+        cut = bool(upstream.wire and upstream.wire.struck)
+        named = {
+            Fault.CUT: self.struck > 0 or (reads_portal and cut),
+            Fault.ANSWER: reads_portal and upstream.faulty,
+            Fault.FORK: self.query is not None and self.query.took_back,
+        }
+        of_module = set() if self.module is None else self.module.faults
+        return {one for one in Fault if one in self.met or named.get(one) or one in of_module}
 
     @classmethod
     def draw(
@@ -146,14 +169,10 @@ class Line:
         """Draw what is not common: transforms, and another definition for later."""
         may_query = offers(self.place.kind, Feature.FOREACH_BATCH)
         if dice.random() < 0.12 and self.inbox is None and not self.shape.changes and may_query:
-            self.flush, self.undo_buffer = None, 0
-            self.shape = replace(self.shape, latest=False, sums=False, swaps=False)
-            self.query = Query(chain, self.tokens, dice)
+            self._be_query(chain, dice)
             return
         if dice.random() < 0.35 and self.shape.changes:
-            self.undo_buffer = 0
-            self.shape = replace(self.shape, latest=False, sums=False, swaps=False)
-            self.module = Module.of(chain, self.tokens, self.shape, self.flush, dice)
+            self._be_module(chain, dice)
             return
         self.watched = dice.random() < 0.2
         evolves = dice.random() < 0.5 and self.place.evolves
@@ -161,11 +180,77 @@ class Line:
             self.shape = replace(self.shape, ends=dice.random() < 0.2)
         if not evolves or self.inbox is not None or self.shape.changes:
             return
+        adds, moves = dice.choice([(True, False), (False, True), (True, True)])
+        self._evolve_later(chain, adds=adds, moves=moves)
+
+    def _be_query(self, chain: ChainSim, dice: Random) -> None:
+        self.flush, self.undo_buffer = None, 0
+        self.shape = replace(self.shape, latest=False, sums=False, swaps=False)
+        self.query = Query(chain, self.tokens, dice)
+
+    def _be_module(self, chain: ChainSim, dice: Random) -> None:
+        self.undo_buffer = 0
+        self.shape = replace(self.shape, latest=False, sums=False, swaps=False)
+        self.module = Module.of(chain, self.tokens, self.shape, self.flush, dice)
+
+    def _evolve_later(self, chain: ChainSim, *, adds: bool, moves: bool) -> None:
         self.watched = False  # what it has seen says nothing of earlier blocks
         self.shape = replace(self.shape, plain=True, latest=False, sums=False, ends=False)
-        kinds = dice.choice([(True, False), (False, True), (True, True)])
-        more = tuple(chain.population.tokens[-2:]) if kinds[0] else ()
-        self.later = replace(self.shape, more=more, moved=kinds[1])
+        moves = moves and self.place.renames
+        more = tuple(chain.population.tokens[-2:]) if adds or not moves else ()
+        self.later = replace(self.shape, more=more, moved=moves)
+
+    def have(self, feature: Feature | None, chain: ChainSim, dice: Random, tally: Tally) -> None:
+        """Have a feature, whatever else was drawn; what does not go with it is given up."""
+        if feature is None or feature in _OF_WORLDS:
+            return
+        if feature is Feature.FLUSH:
+            self.flush = Flush(blocks=2, seconds=1)
+        if feature is Feature.UNDO_BUFFER:
+            self.undo_buffer = 2
+        self.inbox, self.query, self.module, self.later = None, None, None, None
+        self.watched = feature is Feature.TRANSFORMER
+        self.gives_up = feature is Feature.GIVEN_UP
+        self.shape = self._with(feature)
+        match feature:
+            case Feature.ADDED | Feature.RENAMED:
+                adds = feature is Feature.ADDED
+                self._evolve_later(chain, adds=adds, moves=not adds or dice.random() < 0.5)
+            case Feature.OUTBOX:
+                self.inbox = Inbox(chain, self.tokens, dice.random(), 0.3, tally)
+            case Feature.SUBSTREAMS:
+                self._be_module(chain, dice)
+            case Feature.FOREACH_BATCH:
+                self._be_query(chain, dice)
+            case Feature.GIVEN_UP:
+                for one in self.place.looked_at(self.shape):
+                    one.gives_up = True
+            case _:
+                pass
+
+    def _with(self, feature: Feature) -> Shape:
+        """Return a shape that has a feature, and of what was drawn all that goes with it."""
+        drawn, place = self.shape, self.place
+        plain, plan = feature is Feature.OUTPUTS, feature is Feature.PLAN
+        changes = feature in (Feature.CHANGES, Feature.SUBSTREAMS)
+        given_up = feature is Feature.GIVEN_UP  # children that lost blocks announce stay unknown
+        return Shape(
+            drawn.stream,
+            drawn.schema,
+            plain=plain,
+            plan=plan,
+            changes=changes,
+            latest=place.keyed and not plain and (drawn.latest or feature is Feature.KEYED),
+            sums=place.sums and not plain and (drawn.sums or feature is Feature.AGGREGATE),
+            swaps=(drawn.swaps and not given_up) or feature is Feature.FACTORY,
+            ends=not plain and not plan and not changes
+            and (drawn.ends or feature is Feature.TRANSFORM),
+        )  # fmt: skip
+
+
+_OF_WORLDS = {  # features that are not of one stream
+    Feature.TOGETHER, Feature.UNKNOWN_FINALITY, Feature.MAINTAINED, Feature.COLLISION, Feature.GONE,
+}  # fmt: skip
 
 
 class Watcher:

@@ -21,13 +21,21 @@ from headwater.pipeline import Event, Pipeline
 from headwater.portal import Clock
 from headwater.stream.run import Opening
 from headwater.stream.substreams import SubstreamsRun, SubstreamsStream, substreams_stream
-from headwater.substreams.client import SubstreamsClient
+from headwater.substreams.client import Reading, SubstreamsClient
 from headwater.substreams.descriptors import TypeSet
-from headwater.substreams.messages import Message, Progress
+from headwater.substreams.messages import Message, Outputs, Progress
+from headwater.substreams.source import Feed, Gathered, Taken
 from headwater.testing.chain.tree import ChainSim, SimBlock
 from headwater.testing.substreams import SimModule
 from headwater.testing.substreams.endpoint import SessionEnd, SimEndpoint
+from headwater.testing.substreams.faults import (
+    EndsWith,
+    FallsSilent,
+    SessionFault,
+    SessionFaults,
+)
 from headwater.testing.substreams.modules import changes_file
+from tests.simulation.situations import Fault
 from tests.simulation.tables import COLUMNS, TRANSFERS, Shape, transfers_of
 
 CHANGES = "sf.substreams.sink.database.v1.DatabaseChanges"
@@ -43,6 +51,7 @@ class Module:
 
     endpoint: SimEndpoint
     stream: SubstreamsStream
+    faults: set[Fault]  # that sessions met
 
     @classmethod
     def of(
@@ -65,7 +74,8 @@ class Module:
 
         module = SimModule("db_out", CHANGES, make, _FILES)
         endpoint = SimEndpoint(chain, [module], bundle=dice.choice([1, 2, 4]), progress_s=0.0)
-        endpoint.faults.by_chance(dice.randrange(1 << 30), 0.1)
+        endpoint.faults = faults = _Faults()
+        faults.by_chance(dice.randrange(1 << 30), 0.2)
         stream = substreams_stream(
             id=shape.stream,
             endpoint=ADDRESS,
@@ -73,7 +83,11 @@ class Module:
             tables=shape.schemas(),
             flush=flush,
         )
-        return cls(endpoint, stream)
+        return cls(endpoint, stream, faults.met)
+
+    def calm(self) -> None:
+        """Give sessions no more faults."""
+        self.endpoint.faults.by_chance(0, 0.0)
 
     def run(
         self,
@@ -94,6 +108,7 @@ class Module:
             client = _Client(self.endpoint, stream, clock)
             record = stream._record("module", CollectorRegistry())
             run = SubstreamsRun(stream, client, clock, Opening(target, record))
+            run._messages.receive = _Stepped
             stack.callback(client.close)
             stack.callback(run.stop)
             target.bind(stream.id)
@@ -102,6 +117,53 @@ class Module:
                 run.on_event(event)
                 on_event(event)
                 pause()
+
+
+class _Faults(SessionFaults):
+    """Notes what sessions meet: a cut, or messages that are not as they should be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: set[Fault] = set()
+
+    def next(self) -> SessionFault | None:
+        """Return the fault of the next session."""
+        fault = super().next()
+        if isinstance(fault, FallsSilent):  # nobody waits here, in real time, until it is given up
+            fault = EndsWith(fault.after, "UNAVAILABLE", "it fell silent")
+        if fault is not None:
+            is_cut = isinstance(fault, EndsWith)
+            self.met.add(Fault.CUT if is_cut else Fault.ANSWER)
+        return fault
+
+
+class _Stepped(Feed):
+    """Receives in the thread of the loop, so that a seed always plays the same way."""
+
+    def __init__(self, reading: Reading, stop: int, **ahead: Any) -> None:
+        self.stop = stop
+        self._reading = reading
+        self._messages = iter(reading)
+        self._is_over = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether all was taken."""
+        return self._is_over
+
+    def take(self, timeout: float) -> Taken | None:
+        """Return what comes next; None at the end."""
+        message = None if self._is_over else next(self._messages, None)
+        self._is_over = message is None
+        return Gathered((message,)) if isinstance(message, Outputs) else message
+
+    def take_outputs(self) -> Gathered | None:
+        """Return nothing: one message is received at a time."""
+
+    def close(self) -> None:
+        """Break off the reading."""
+        self._is_over = True
+        self._reading.abort()
 
 
 class _Client(SubstreamsClient):

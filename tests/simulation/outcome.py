@@ -13,7 +13,9 @@ from tests.simulation.situations import Tally
 
 @dataclass(slots=True)
 class Outcome:
-    """What runs came to. `failures` holds what was wrong, by seeds, and what replays it."""
+    """What runs came to. `failures` holds what was wrong, by seeds, and what replays it; `mended`
+    are seeds that were wrong, and no longer are.
+    """
 
     runs: int = 0
     steps: int = 0
@@ -21,6 +23,7 @@ class Outcome:
     cpu_s: float = 0.0
     tally: Tally = field(default_factory=Tally)
     failures: dict[int, tuple[str, str]] = field(default_factory=dict)
+    mended: list[int] = field(default_factory=list)
 
     def add(self, other: Outcome) -> None:
         """Add the figures of other runs."""
@@ -30,6 +33,7 @@ class Outcome:
         self.cpu_s += other.cpu_s
         self.tally.add(other.tally)
         self.failures |= other.failures
+        self.mended += other.mended
 
 
 def report(

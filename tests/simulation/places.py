@@ -1,4 +1,4 @@
-"""Where the streams of the simulation write: memory, DuckDB, PostgreSQL and ClickHouse.
+"""Where the streams of the simulation write: what places are, memory and DuckDB.
 
 Servers are real, one of each kind for all seeds; each world gets a schema or a database of its own,
 and reaches it through a proxy that can lose connections.
@@ -6,7 +6,6 @@ and reaches it through a proxy that can lose connections.
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import tempfile
@@ -18,26 +17,18 @@ from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
 
-import psycopg
 import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, PipeState
-from headwater.core.codec import load_cursor
-from headwater.errors import ClickHouseServerError
 from headwater.stream.factory_index import CHILDREN
+from headwater.stream.missing_blocks import MISSING
 from headwater.targets import MemoryStore, MemoryTarget
 from headwater.targets.admin import open_admin
-from headwater.targets.clickhouse import ClickHouseClient, ClickHouseSettings, clickhouse_target
-from headwater.targets.clickhouse import table as clickhouse_table
-from headwater.targets.clickhouse.client import refused_as
 from headwater.targets.contract import Delivery
 from headwater.targets.duckdb import DuckDBSettings, duckdb_target
 from headwater.targets.duckdb import table as duckdb_table
 from headwater.targets.frames import to_arrow
-from headwater.targets.postgres import PostgresSettings, postgres_target
-from headwater.targets.postgres import table as postgres_table
 from headwater.targets.side_rows import PREFIX
 from headwater.targets.sql.change_log.target import history_target
 from headwater.targets.sql.undo import BLOCK, CHANGE_LOG
@@ -59,9 +50,7 @@ from tests.simulation.tables import (
 from tests.targets.lake_places import Bucket, bucket
 
 MEMORY = Path("/dev/shm")
-_NUMBERS = itertools.count(1)
-_UNKNOWN_TABLE = 60
-_CHILDREN = PREFIX + CHILDREN.name
+SIDE_CHILDREN, SIDE_MISSING = PREFIX + CHILDREN.name, PREFIX + MISSING.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +61,7 @@ class Stored:
     cursor: BlockCursor | None
     tables: Tables
     undo_blocks: tuple[int, ...] = ()
+    missing: tuple[range, ...] = ()  # blocks that were left out, as is stored
     lacks: frozenset[str] = frozenset()  # tables that nobody but the stream can read
     final_only: bool = False  # rows of hot blocks are not shown
 
@@ -131,9 +121,11 @@ class Place(ABC):
     final_only: bool = False  # it shows final blocks alone
     rereads: bool = False  # a start goes back to final blocks, which is all that one target keeps
     evolves: bool = False  # a stream here can be given another definition
+    renames: bool = True  # where streams evolve, an output can be given another name
     maintained: bool = False  # it can be maintained from outside while a stream runs
     proxy: LossyProxy | None = None
     calm: bool = False  # the world has come to rest
+    gives_up: bool = False  # a stream leaves out blocks that its portal no longer has
 
     @abstractmethod
     def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
@@ -257,7 +249,8 @@ class MemoryPlace(Place):
         if shape.swaps:
             children = held.side.get(CHILDREN.name)
             tables[POOLS] = pools_in([] if children is None else children["address"].to_pylist())
-        return Stored(self.kind, held.state.cursor, tables)
+        missing = held.side.get(MISSING.name, MISSING.columns.empty_table()).to_pylist()
+        return Stored(self.kind, held.state.cursor, tables, missing=ranges_in(missing))
 
     def admin(self, shape: Shape) -> Any:
         """Show the stream's store."""
@@ -290,7 +283,7 @@ class DuckDBPlace(Place):
             return history_target(self._path, tables=shape.schemas(), settings=settings)
         return duckdb_target(
             self._path,
-            tables=_declared(shape, duckdb_table),
+            tables=declared(shape, duckdb_table),
             on_data=shape.on_data(),
             aggregates=shape.aggregates(),
             settings=settings,
@@ -308,7 +301,7 @@ class DuckDBPlace(Place):
             return found
 
         there = {row["name"] for row in query("SELECT table_name AS name FROM duckdb_tables()")}
-        return _read_sql(self.kind, shape, query, there)
+        return read_sql(self.kind, shape, query, there)
 
     def admin(self, shape: Shape) -> Any:
         """Open the file as a command would; no writer may have it open."""
@@ -319,218 +312,19 @@ class DuckDBPlace(Place):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class PostgresPlace(Place):
-    """A schema of its own on the one server."""
-
-    kind = "PostgreSQL"
-    keyed = sums = changes = evolves = maintained = True
-
-    def __init__(self, engines: Engines) -> None:
-        self._dsn = engines.postgres
-        parts = urlsplit(self._dsn)
-        self.proxy = LossyProxy(str(parts.hostname), int(parts.port or 5432))
-        self.schema = f"world_{os.getpid()}_{next(_NUMBERS)}"
-        self._by_proxy = self._dsn.replace(f":{parts.port}/", f":{self.proxy.port}/")
-        self._admin = psycopg.connect(self._dsn, autocommit=True, row_factory=psycopg.rows.dict_row)
-
-    def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
-        """Return a target on the schema, by way of the proxy."""
-        return self._target(shape, process, "sync")
-
-    def rival(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
-        """Return one with its state in another table."""
-        return self._target(shape, process, "elsewhere")
-
-    def _target(self, shape: Shape, process: str, table: str) -> Any:
-        address = f"{self._by_proxy}?application_name={self.schema}_{process}"
-        settings = PostgresSettings(
-            schema=self.schema,
-            table=table,
-            attempts=3,
-            lock_wait_s=0.2,
-            unfinalized_blocks_retention=1,
-        )
-        if shape.changes:
-            return history_target(address, tables=shape.schemas(), settings=settings)
-        return postgres_target(
-            address,
-            tables=_declared(shape, postgres_table),
-            on_data=shape.on_data(),
-            aggregates=shape.aggregates(),
-            settings=settings,
-        )
-
-    def read(self, shape: Shape) -> Stored:
-        """Read in one transaction."""
-        with self._admin.transaction():
-            self._admin.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            there = {
-                row["name"]
-                for row in self._rows(
-                    "SELECT table_schema || '.' || table_name AS name FROM "
-                    f"information_schema.tables WHERE table_schema IN ('{self.schema}', 'public')"
-                )
-            }
-            return _read_sql(self.kind, shape, self._rows, there)
-
-    def admin(self, shape: Shape) -> Any:
-        """Connect as a command would."""
-        return open_admin(self._dsn, schema=self.schema)
-
-    def maintain(self) -> None:
-        """Vacuum and analyze what nobody holds."""
-        self._admin.execute("VACUUM (SKIP_LOCKED, ANALYZE)")
-
-    def waits_for_lock(self, process: str) -> bool:
-        """Ask the server."""
-        (found,) = self._admin.execute(
-            "SELECT count(*) AS n FROM pg_stat_activity "
-            "WHERE application_name = %s AND wait_event_type = 'Lock'",
-            [f"{self.schema}_{process}"],
-        ).fetchall()
-        return bool(found["n"])
-
-    def has_sessions(self, processes: Sequence[str]) -> bool:
-        """Ask the server."""
-        (found,) = self._admin.execute(
-            "SELECT count(*) AS n FROM pg_stat_activity WHERE application_name = ANY(%s)",
-            [[f"{self.schema}_{one}" for one in processes]],
-        ).fetchall()
-        return bool(found["n"])
-
-    def drop_sessions(self, process: str) -> None:
-        """Let the server end them, and wait for it."""
-        self._admin.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
-            "WHERE application_name = %s",
-            [f"{self.schema}_{process}"],
-        )
-
-    def close(self) -> None:
-        """Remove the schema."""
-        assert self.proxy is not None
-        self.proxy.close()
-        self._admin.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
-            "WHERE starts_with(application_name, %s)",
-            [f"{self.schema}_"],
-        )
-        self._admin.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE".encode())
-        for row in self._rows(
-            "SELECT table_name AS name FROM information_schema.tables "
-            f"WHERE table_schema = 'public' AND table_name LIKE '%\\_{self.schema}%'"
-        ):
-            self._admin.execute(f'DROP TABLE IF EXISTS public."{row["name"]}" CASCADE'.encode())
-        self._admin.close()
-
-    def _rows(self, sql: str) -> list[dict[str, Any]]:
-        return self._admin.execute(sql.encode()).fetchall()
-
-
-class ClickHousePlace(Place):
-    """A database of its own on the one server. Rows are appended, and nothing is transactional."""
-
-    kind = "ClickHouse"
-    transactional = False
-    evolves = maintained = True
-
-    def __init__(self, engines: Engines, engine: str) -> None:
-        parts = urlsplit(engines.clickhouse)
-        self.proxy = LossyProxy(str(parts.hostname), int(parts.port or 8123))
-        self._engine, self._url = engine, engines.clickhouse
-        self._name = f"world_{os.getpid()}_{next(_NUMBERS)}"
-        self._server = ClickHouseClient(engines.clickhouse)
-        self._server.run(f"CREATE DATABASE {self._name}")
-        self._client = ClickHouseClient(f"{engines.clickhouse}/{self._name}")
-        self._by_proxy = f"http://127.0.0.1:{self.proxy.port}/{self._name}?fsync_metadata=0"
-
-    def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
-        """Return a target on the database, by way of the proxy, on a machine with this clock."""
-        return self._target(shape, clock, ClickHouseSettings(attempts=3))
-
-    def rival(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
-        """Return one of another id."""
-        return self._target(shape, clock, ClickHouseSettings(attempts=3, id="rival"))
-
-    def _target(
-        self, shape: Shape, clock: Callable[[], float], settings: ClickHouseSettings
-    ) -> Any:
-        target = clickhouse_target(
-            self._by_proxy,
-            tables=[clickhouse_table(shape.name(one), engine=self._engine) for one in shape.tables],
-            on_data=shape.on_data(),
-            settings=settings,
-        )
-        target.clock = clock
-        return target
-
-    def read(self, shape: Shape) -> Stored:
-        """Read what the view shows."""
-        found = self._rows(
-            "SELECT current FROM sync GROUP BY current, timestamp, id HAVING sum(sign) > 0 "
-            f"AND id = '{shape.stream}' ORDER BY timestamp DESC LIMIT 1"
-        )
-        cursor = load_cursor(found[0]["current"]) if found else None
-        tables: Tables = {}
-        for one in shape.tables:
-            name = shape.name(one)
-            shown = name if self._engine == "MergeTree" else f"{name}_live"
-            columns = ", ".join(f"`{column}`" for column in shape.columns(one))
-            tables[one] = in_order(shape, one, self._rows(f"SELECT {columns} FROM {shown}"))
-        if shape.swaps:
-            children = self._rows(
-                f"SELECT address FROM {_CHILDREN} FINAL WHERE stream_id = '{shape.stream}'"
-            )
-            tables[POOLS] = pools_in(row["address"] for row in children)
-        return Stored(self.kind, cursor, tables)
-
-    def admin(self, shape: Shape) -> Any:
-        """Connect as a command would."""
-        return open_admin(f"{self._url}/{self._name}")
-
-    def maintain(self) -> None:
-        """Merge every table."""
-        self.merge()
-
-    def merge(self) -> None:
-        """Merge every table into one part."""
-        for row in self._rows(
-            "SELECT name FROM system.tables "
-            "WHERE database = currentDatabase() AND endsWith(engine, 'MergeTree')"
-        ):
-            self._client.run(f"OPTIMIZE TABLE `{row['name']}` FINAL")
-
-    def close(self) -> None:
-        """Remove the database."""
-        assert self.proxy is not None
-        self.proxy.close()
-        self._server.run(f"DROP DATABASE IF EXISTS {self._name}")
-        self._server.close()
-        self._client.close()
-
-    def _rows(self, sql: str) -> list[dict[str, Any]]:
-        try:
-            found: list[dict[str, Any]] = self._client.query(sql).to_pylist()
-        except ClickHouseServerError as error:
-            if not refused_as(error, _UNKNOWN_TABLE):
-                raise
-            return []
-        return found
-
-
-def _declared(shape: Shape, table: Callable[..., Any]) -> list[Any]:
+def declared(shape: Shape, table: Callable[..., Any]) -> list[Any]:
     """Declare the tables that `Shape.write` writes."""
-    declared = [table(shape.name(TRANSFERS), append_only=True)]
+    found = [table(shape.name(TRANSFERS), append_only=True)]
     if shape.swaps:
-        declared.append(table(shape.name(SWAPS), append_only=True))
+        found.append(table(shape.name(SWAPS), append_only=True))
     if shape.more:
-        declared.append(table(shape.name(MORE), append_only=True))
+        found.append(table(shape.name(MORE), append_only=True))
     if shape.latest:
-        declared.append(table(shape.name(LATEST), key=["token"]))
-    return declared
+        found.append(table(shape.name(LATEST), key=["token"]))
+    return found
 
 
-def _read_sql(
+def read_sql(
     kind: str, shape: Shape, query: Callable[[str], list[dict[str, Any]]], there: set[str]
 ) -> Stored:
     """Read a stream from a database with transactions; `there` are the tables that exist."""
@@ -548,14 +342,20 @@ def _read_sql(
     for one in shape.tables:
         undo += rows(f"{shape.name(one)}__snapshots", f"DISTINCT {BLOCK} AS block")
     if shape.swaps:
-        tables[POOLS] = pools_in(row["address"] for row in rows(placed(_CHILDREN), which=own))
+        tables[POOLS] = pools_in(row["address"] for row in rows(placed(SIDE_CHILDREN), which=own))
     found = rows(
         placed("sync"),
         "current_number AS number, current_hash AS hash",
         f"WHERE id = '{shape.stream}' ORDER BY current_number DESC LIMIT 1",
     )
     cursor = BlockCursor(int(found[0]["number"]), found[0]["hash"]) if found else None
-    return Stored(kind, cursor, tables, tuple(sorted({int(row["block"]) for row in undo})))
+    missing = ranges_in(rows(placed(SIDE_MISSING), which=own))
+    return Stored(kind, cursor, tables, tuple(sorted({int(row["block"]) for row in undo})), missing)
+
+
+def ranges_in(rows: Sequence[Mapping[str, Any]]) -> tuple[range, ...]:
+    """Return the blocks that rows of the side table say were left out."""
+    return tuple(range(int(row["ordinal"]), int(row["block_number"]) + 1) for row in rows)
 
 
 def close_all(places: Sequence[Place]) -> None:

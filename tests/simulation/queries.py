@@ -45,6 +45,7 @@ class Query:
     planned: tuple[pa.Table, str] | None = None
     batch_id: int = 0
     version: int = 0
+    took_back: bool = False
 
     @property
     def is_at_head(self) -> bool:
@@ -62,6 +63,7 @@ class Query:
             new = self.chain.path(head, first)[: self.dice.choice([1, 1, 2, 5, 50])]
             if not gone and not new:
                 return None
+            self.took_back |= bool(gone)
             rows = [*self._changes(reversed(gone), -1), *self._changes(new, 1)]
             last = new[-1].hash if new else (kept[-1].hash if kept else head)
             self.planned = (pa.Table.from_pylist(rows, schema=_TYPES), last)

@@ -7,12 +7,14 @@ script can be played, and a script that fails can be cut down.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
 from random import Random
 
 from tests.simulation.process import Call
+from tests.simulation.situations import Fault
+from tests.simulation.themes import Theme, free_theme, theme_of
 
 
 class Do(StrEnum):
@@ -23,6 +25,7 @@ class Do(StrEnum):
     TAKE_BACK = "take back"
     FINALIZE = "finalize"
     REPLICA = "replica"
+    LAG = "a replica stays behind"
     STRAND = "strand a replica"
     FAULT = "fault"
     LOSE = "lose connection"
@@ -39,6 +42,7 @@ class Do(StrEnum):
     MAINTAIN = "maintain from outside"
     INTRUDE = "start another stream on the same tables"
     EVOLVE = "give a stream another definition"
+    FORGET = "the portal forgets its oldest blocks, or has them again"
 
 
 _WEIGHTS = {
@@ -48,17 +52,17 @@ _WEIGHTS = {
 }  # fmt: skip
 
 
-# Real databases are costly: of 20 seeds in a row this is the kind of the first stream. Rare points
-# are met by turns: a seed's block of 20 says in which call its focus is, and whether it is a pause.
-KINDS = (
-    ("PostgreSQL",) * 3
-    + ("DuckDB", "ClickHouse", "DuckDB")
-    + ("memory",) * 9
-    + ("Parquet", "Delta", "Iceberg")
-    + ("fan-out",) * 2
-)
 _FOCUS = (Call.ROLL_BACK, Call.COMMIT, Call.RECOVER, Call.BETWEEN)
 FOCUS = tuple(product(_FOCUS, (True, False)))
+_OF_FAULTS = {  # what makes it likely that a stream meets a fault
+    Fault.FORK: (Do.RUN, Do.FORK, Do.RUN),
+    Fault.KILLED: (Do.RUN, Do.KILL, Do.RUN),
+    Fault.PAUSED: (Do.INTERRUPT, Do.WAKE),
+    Fault.CUT: (Do.LOSE, Do.GROW, Do.RUN),
+    Fault.ANSWER: (Do.RUN, Do.FAULT, Do.GROW, Do.RUN),
+    Fault.REPLICA: (Do.RUN, Do.LAG, Do.RUN, Do.RUN),
+    Fault.CLOCK: (Do.RUN, Do.CLOCK, Do.RUN),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,11 @@ class Script:
 
     seed: int
     steps: tuple[Step, ...]
+    theme: Theme
 
     @classmethod
-    def draw(cls, seed: int) -> Script:
-        """Draw a script."""
+    def draw(cls, seed: int, *, free: bool = False) -> Script:
+        """Draw a script; if it is `free`, of a world that is about nothing."""
         dice = Random(f"system {seed}")
         kinds = dice.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=dice.choice([10, 16, 24]))
         kinds.insert(len(kinds) // 3, Do.FOCUS)
@@ -86,8 +91,15 @@ class Script:
         for kind in (Do.MAINTAIN, Do.INTRUDE, Do.EVOLVE):
             at = dice.randrange(len(steps) // 3, len(steps))
             steps.insert(at, Step(kind, dice.randrange(1 << 32)))
-        return cls(seed, tuple(steps))
+        theme = free_theme(seed) if free else theme_of(seed)
+        more: list[tuple[Do, ...]] = [(Do.FORGET,)] * 3 if theme.has_window else []
+        if theme.fault is not None:
+            more += [_OF_FAULTS[theme.fault]] * 3
+        for several in more:
+            at = dice.randrange(len(steps) // 3, len(steps))
+            steps[at:at] = [Step(kind, dice.randrange(1 << 32)) for kind in several]
+        return cls(seed, tuple(steps), theme)
 
     def only(self, kept: Sequence[int]) -> Script:
         """Return the script with some of its steps, by their places."""
-        return Script(self.seed, tuple(self.steps[one] for one in kept))
+        return replace(self, steps=tuple(self.steps[one] for one in kept))

@@ -69,6 +69,7 @@ class Feature(StrEnum):
     OUTBOX = "on_finalized"
     FLUSH = "flush"
     UNDO_BUFFER = "undo_buffer"
+    PLAN = "pipe"
     TRANSFORM = "pipe_batches"
     TRANSFORMER = "transformer with state"
     ADDED = "evolve: an output more"
@@ -76,6 +77,8 @@ class Feature(StrEnum):
     MAINTAINED = "maintained from outside"
     COLLISION = "another stream wants its tables"
     TOGETHER = "several streams in one place"
+    GONE = "blocks that the portal no longer has: refused"
+    GIVEN_UP = "blocks that the portal no longer has: left out"
     UNKNOWN_FINALITY = "no finality reported"
 
 

@@ -5,6 +5,8 @@
     python -m tests.simulation.soak --seed 1234 --keep 3,7,8     # some of its steps
     python -m tests.simulation.soak --results FILE --go-on       # more seeds, added to FILE
 
+With `--go-on` worlds that differed are played again first; those that are right now are named.
+
 A soak fails if a world differs from its chain, or if one of the rare situations never occurred:
 then it would prove nothing about it. A seed that fails is cut down to the steps that it needs, and
 the command that replays them is printed.
@@ -36,7 +38,7 @@ from tests.simulation.world import World
 CHUNK = 10
 SHRINK_S = 60.0
 SAY_EVERY_S = 5.0
-MANY = 10_000  # worlds, after which every fault must have met every feature of every target
+MANY = 20_000  # worlds, after which every fault must have met every feature of every target
 
 
 def play(script: Script, engines: Engines, tally: Tally) -> tuple[World, str | None]:
@@ -49,11 +51,11 @@ def play(script: Script, engines: Engines, tally: Tally) -> tuple[World, str | N
     return world, None
 
 
-def play_seeds(seeds: Iterable[int], engines: Engines) -> Outcome:
+def play_seeds(seeds: Iterable[int], engines: Engines, *, free: bool = False) -> Outcome:
     """Play some seeds in this process; those that fail are cut down."""
     outcome, began = Outcome(), time.process_time()
     for seed in seeds:
-        script = Script.draw(seed)
+        script = Script.draw(seed, free=free)
         world, wrong = play(script, engines, outcome.tally)
         outcome.runs += 1
         outcome.steps += world.steps
@@ -61,7 +63,8 @@ def play_seeds(seeds: Iterable[int], engines: Engines) -> Outcome:
         if wrong is not None:
             kept = shrink(script, lambda one: play(one, engines, Tally())[1] is not None)
             steps = ",".join(map(str, kept)) or "none"
-            outcome.failures[seed] = (wrong, f"make soak SEED={seed} KEEP={steps}")
+            said = f"make soak SEED={seed} KEEP={steps}{' FREE=1' if free else ''}"
+            outcome.failures[seed] = (wrong, said)
     outcome.cpu_s = time.process_time() - began
     return outcome
 
@@ -102,7 +105,7 @@ def soak(
     seconds: float,
     jobs: int,
     console: Console,
-    on_progress: Callable[[Outcome, float], None] = lambda outcome, seconds: None,
+    on_progress: Callable[[Outcome, float], object] = lambda outcome, seconds: None,
 ) -> Outcome:
     """Play seeds from `first` on until so many are played, or the time is up.
 
@@ -163,6 +166,8 @@ def save(outcome: Outcome, seconds: float, first: int, path: Path) -> None:
                 "steps": outcome.steps,
                 "requests": outcome.requests,
                 "differences": len(outcome.failures),
+                "failures": {str(seed): wrong for seed, wrong in outcome.failures.items()},
+                "mended": sorted(outcome.mended),
                 "seconds": round(seconds),
                 "met": {name: tally.met[name] for name in expected()},
                 "faults": dict(sorted(tally.faults.items())),
@@ -182,18 +187,30 @@ def save(outcome: Outcome, seconds: float, first: int, path: Path) -> None:
 def load(path: Path) -> tuple[Outcome, int, float]:
     """Return what a file says of an earlier soak: its figures, its first seed, how long it took."""
     found = json.loads(path.read_text())
-    if found["differences"]:
-        raise SystemExit(f"{path} tells of differences: begin anew")
     tally = Tally()
     for name in ("met", "faults", "errors", "points", "different", "cells"):
         getattr(tally, name).update(found.get(name, {}))
     outcome = Outcome(found["worlds"], found["steps"], found["requests"], tally=tally)
+    outcome.mended = list(found.get("mended", []))
+    outcome.failures = {int(seed): tuple(one) for seed, one in found.get("failures", {}).items()}
     return outcome, found["first"], found["seconds"]
 
 
-def replay(seed: int, keep: str | None, console: Console) -> int:
+def play_again(earlier: Outcome) -> None:
+    """Play what differed: a world that is right now is no difference any more, and is named so."""
+    seeds = sorted(earlier.failures)
+    if not seeds:
+        return
+    with ProcessPoolExecutor(1) as pool:
+        outcome = pool.submit(_in_worker, seeds).result()
+    earlier.tally.add(outcome.tally)
+    earlier.mended += [one for one in seeds if one not in outcome.failures]
+    earlier.failures = outcome.failures
+
+
+def replay(seed: int, keep: str | None, console: Console, *, free: bool) -> int:
     """Play one seed, or some of its steps, and show all that happened."""
-    script = Script.draw(seed)
+    script = Script.draw(seed, free=free)
     if keep is not None:
         script = script.only([int(one) for one in keep.split(",") if one.isdecimal()])
     with Engines() as engines:
@@ -212,34 +229,37 @@ def main() -> int:
     parser.add_argument("--first", type=int, help="the first seed; drawn if it is not given")
     parser.add_argument("--seed", type=int, help="replay this one")
     parser.add_argument("--keep", help="replay only these steps of it: 3,7,8")
+    parser.add_argument("--free", action="store_true", help="replay a world about nothing")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--results", type=Path, help="write the figures to this file")
     parser.add_argument("--go-on", action="store_true", help="add to the figures that it holds")
     options = parser.parse_args()
     console = Console()
     if options.seed is not None:
-        return replay(options.seed, options.keep, console)
+        return replay(options.seed, options.keep, console, free=options.free)
     first = options.first or Random().randrange(1, 1 << 30)
     earlier, before_s = Outcome(), 0.0
     if options.go_on and options.results.exists():
         earlier, first, before_s = load(options.results)
+        play_again(earlier)
     seconds = options.minutes * 60 if options.worlds is None else float("inf")
     start = first + earlier.runs
     console.print(f"seeds from {start}", highlight=False)
     began = time.monotonic()
 
-    def keep(outcome: Outcome, took: float) -> None:
+    def keep(outcome: Outcome, took: float) -> Outcome:
+        total = Outcome()
+        total.add(earlier)
+        total.add(outcome)
         if options.results is not None:
-            total = Outcome()
-            total.add(earlier)
-            total.add(outcome)
             save(total, before_s + took, first, options.results)
+        return total
 
     outcome = soak(start, options.worlds, seconds, options.jobs, console, keep)
     took = time.monotonic() - began
-    keep(outcome, took)
-    never = partial(never_occurred, outcome.runs)
-    return report(outcome, "worlds", expected(), never, took, console)
+    total = keep(outcome, took)
+    never = partial(never_occurred, total.runs)
+    return report(total, "worlds", expected(), never, before_s + took, console)
 
 
 if __name__ == "__main__":

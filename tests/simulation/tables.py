@@ -8,8 +8,9 @@ read the swaps of a factory's pools, and some write all of it as changes, with a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -23,24 +24,23 @@ from headwater.targets.sql.aggregates import Aggregate
 from headwater.testing.chain.content import content_of
 from headwater.testing.chain.content.evm_scenes import PAIR_CREATED, SWAP
 from headwater.testing.chain.tree import ChainSim, SimBlock
+from tests.simulation import plans
+from tests.simulation.ends import NAMES as ENDS
+from tests.simulation.ends import add_ends, ends_of, seen
 
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 TRANSFERS, LATEST, SUMS, SWAPS, POOLS = "transfers", "latest", "sums", "swaps", "pools"
-MORE, ENDS = "more", "ends"
+MORE = "more"
 COLUMNS = {
     TRANSFERS: ("block_number", "log_index", "address", "from", "to", "value"),
     LATEST: ("token", "block_number", "value"),
     SUMS: ("owner", "amount", "rows"),
     SWAPS: ("block_number", "log_index", "address", "factory_n"),
     MORE: ("block_number", "log_index", "address", "from", "to", "value"),
-    ENDS: ("whole", "text"),  # that a transform adds to the transfers
     POOLS: ("address",),  # the children of the factory that the stream knows
 }
 _LARGE = ("value", "amount", "factory_n")  # compared as text
-WHOLES = (0, -1, 2**63 - 1, -(2**63), 2**53 + 1)
-TEXTS = ("", " ", "'\"`\\;--", "line\nbreak\ttab\r", "\U0001f30a \u202e\u0301\ufffd", "x" * 9000)
-"""Values at the ends of their types. What a target cannot hold is for its own tests to say."""
-_SMALL = ("block_number", "log_index", "rows", "whole")
+_SMALL = ("block_number", "log_index", "rows")
 _SWAP = (
     "Swap(address indexed sender, uint256 amount0In, uint256 amount1In, uint256 amount0Out, "
     "uint256 amount1Out, address indexed to)"
@@ -68,6 +68,7 @@ class Shape:
     `changes`: it writes them as changes, and a change log undoes them. `plain`: each output goes
     into the table of its name; then a later definition can have `more`, the transfers of more
     tokens, or another name for the first table (`moved`). `ends`: with values at ends of types.
+    `plan`: transfers are what a plan of Spark makes of them.
     """
 
     stream: str
@@ -80,6 +81,7 @@ class Shape:
     moved: bool = False
     more: tuple[str, ...] = ()
     ends: bool = False
+    plan: bool = False
 
     @property
     def tables(self) -> list[str]:
@@ -96,7 +98,9 @@ class Shape:
 
     def columns(self, table: str) -> tuple[str, ...]:
         """Return the columns of a table that are compared."""
-        return COLUMNS[table] + (COLUMNS[ENDS] if self.ends and table == TRANSFERS else ())
+        if self.plan and table == TRANSFERS:
+            return COLUMNS[table] + plans.NAMES
+        return COLUMNS[table] + (ENDS if self.ends and table in (TRANSFERS, LATEST) else ())
 
     def output(self, table: str) -> str:
         """Return the output whose rows a table holds."""
@@ -122,12 +126,7 @@ class Shape:
     def add_ends(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Serve as a transform: give transfers values at the ends of their types."""
         name = self.output(TRANSFERS)
-        rows = data[name].toArrow()
-        places = zip(rows["block_number"].to_pylist(), rows["log_index"].to_pylist(), strict=True)
-        ends = [ends_of(*place) for place in places]
-        for at, (column, kind) in enumerate(zip(COLUMNS[ENDS], _END_TYPES, strict=True)):
-            rows = rows.append_column(column, pa.array([one[at] for one in ends], kind))
-        return {**data, name: Frame(rows)}
+        return {**data, name: Frame(add_ends(data[name].toArrow()))}
 
     def aggregates(self) -> list[Aggregate]:
         """Declare the sums."""
@@ -149,14 +148,11 @@ class Shape:
             tx.insert(self.name(SWAPS), data[SWAPS])
         if not self.latest:
             return
-        newest = {
-            row["address"]: {"token": row["address"], "block_number": row["block_number"],
-                             "value": row["value"]}
-            for row in data[TRANSFERS].toArrow().to_pylist()
-        }  # fmt: skip
+        rows = data[TRANSFERS].toArrow()
+        newest = {token: at for at, token in enumerate(rows["address"].to_pylist())}
         if newest:
-            rows = pa.Table.from_pylist(list(newest.values()))
-            tx.upsert(self.name(LATEST), rows, key=["token"])
+            rows = rows.take(list(newest.values())).append_column("token", pa.array(list(newest)))
+            tx.upsert(self.name(LATEST), rows.select(self.columns(LATEST)), key=["token"])
 
     # --- as changes -------------------------------------------------------------------------------
 
@@ -202,14 +198,6 @@ class Shape:
         )
 
 
-_END_TYPES = (pa.int64(), pa.string())
-
-
-def ends_of(block: int, log: int) -> tuple[int, str]:
-    """Return the values at the ends of their types that a transfer is given."""
-    return WHOLES[(block * 31 + log) % len(WHOLES)], TEXTS[(block * 17 + log) % len(TEXTS)]
-
-
 def transfers_of(chain: ChainSim, block: SimBlock, tokens: Iterable[str]) -> list[Row]:
     """Return the transfers of some tokens in a block, in the order of its logs."""
     wanted = set(tokens)
@@ -247,8 +235,13 @@ def expected(
     for block in branch:
         for row in transfers_of(chain, block, tokens):
             receiver, value = row[4:]
-            transfers.append(row + ends_of(*row[:2]) if shape.ends else row)
-            latest[row[2]] = (row[2], block.number, value)
+            if shape.plan:
+                if plans.keeps(row[1]):
+                    transfers.append(row + plans.planned_of(row[2], value))
+                continue
+            ends = ends_of(*row[:2]) if shape.ends else ()
+            transfers.append(row + ends)
+            latest[row[2]] = (row[2], block.number, value, *ends)
             amount, rows = sums.get(receiver, (0, 0))
             sums[receiver] = (amount + int(value), rows + 1)
         more += transfers_of(chain, block, shape.more)
@@ -288,7 +281,9 @@ def _swaps_of(chain: ChainSim, block: SimBlock, pools: dict[str, str]) -> list[R
 def in_order(shape: Shape, table: str, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     """Return rows of a database in the form and order of `expected`."""
     columns = shape.columns(table)
-    kinds = [int if one in _SMALL else str for one in columns]
+    kinds: list[Callable[[Any], Any]] = [
+        partial(seen, one) if one in ENDS else int if one in _SMALL else str for one in columns
+    ]
     return sorted(
         tuple(kind(row[one]) for one, kind in zip(columns, kinds, strict=True)) for row in rows
     )

@@ -8,9 +8,9 @@ import pytest
 
 from headwater import portal_stream, targets
 from headwater.stream.portal import PortalStream
-from tests.simulation.kinds import NAMES, never_met, offers
-from tests.simulation.script import KINDS
+from tests.simulation.kinds import KINDS, NAMES, never_met, offers
 from tests.simulation.situations import Fault, Feature, cell
+from tests.simulation.themes import theme_of
 
 TARGETS = {
     "clickhouse_target": "ClickHouse", "delta_target": "Delta", "duckdb_target": "DuckDB",
@@ -20,11 +20,9 @@ TARGETS = {
 OPTIONS = {
     "flush": Feature.FLUSH, "undo_buffer": Feature.UNDO_BUFFER, "renamed": Feature.RENAMED,
     "on_config_change": Feature.ADDED, "pipe_batches": Feature.TRANSFORM,
-    "on_finalized": Feature.OUTBOX,
+    "on_finalized": Feature.OUTBOX, "pipe": Feature.PLAN, "missing_blocks": Feature.GIVEN_UP,
 }  # fmt: skip
-ELSEWHERE = {  # what is said by all streams, or is of executors; the worlds have no Spark, and
-    # portals whose window moves are played by scenarios
-    "pipe", "missing_blocks",
+ELSEWHERE = {  # what is said by all streams, or is of executors, which worlds have none of
     "id", "portal", "outputs", "spark", "flush_backfill", "rollback_cap", "versions", "far",
     "first_span", "largest_span", "span_bytes", "span_rows", "span_seconds", "poll_interval_s",
     "max_bytes", "retry", "timeouts", "limits", "pipe_to", "start", "read_into",
@@ -48,6 +46,12 @@ def test_every_option_and_method_of_a_stream_is_a_feature_or_is_said_to_be_none(
 @pytest.mark.parametrize("feature", Feature)
 def test_every_feature_is_offered_somewhere(feature: Feature) -> None:
     assert any(offers(kind, feature) for kind in NAMES)
+
+
+def test_every_cell_is_what_some_world_is_about() -> None:
+    themes = {(one.kind, one.feature, one.fault) for one in map(theme_of, range(1, 20_001))}
+    cells = [cell(kind, one, fault) for kind, one, fault in themes if one and fault]
+    assert never_met(dict.fromkeys(cells, 1)) == []
 
 
 def test_a_cell_that_no_world_has_met_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 
@@ -14,7 +15,7 @@ from tests.simulation.soak import never_occurred, shrink
 
 
 def test_a_failing_script_is_cut_down_to_the_steps_that_it_needs() -> None:
-    script = Script(1, tuple(Step(Do.GROW, number) for number in range(40)))
+    script = replace(Script.draw(1), steps=tuple(Step(Do.GROW, number) for number in range(40)))
 
     def fails(part: Script) -> bool:
         return {7, 31} <= {step.seed for step in part.steps}

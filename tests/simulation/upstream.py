@@ -14,7 +14,9 @@ from headwater.testing.portal.replicas import Balance, Finality, Replica
 from headwater.testing.portal.server import PortalServer
 from headwater.testing.portal.stream_plan import Behind
 from headwater.testing.portal.transport import SimTransport, VirtualClock
-from tests.simulation.situations import Met, Tally
+from tests.simulation.kinds import SERVERS
+from tests.simulation.situations import Fault, Feature, Met, Tally
+from tests.simulation.themes import Theme
 
 LIMIT_S = 120.0  # for what hangs
 _HARMLESS = tuple(
@@ -32,11 +34,14 @@ def own_hash(text: str) -> str:
 class Upstream:
     """What the streams of a world read. `wire` is there where they read over real sockets.
 
-    `faulty` says that an answer was or may be faulty.
+    `faulty` says that an answer was or may be faulty. The portal once lacked blocks `gone_below`.
     """
 
-    def __init__(self, seed: int, dice: Random, tally: Tally, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, seed: int, theme: Theme, dice: Random, tally: Tally, note: Callable[[str], None]
+    ) -> None:
         self.faulty = False
+        self.gone_below = 0
         self.wire: LossyProxy | None = None
         self._tally = tally
         self._note = note
@@ -58,6 +63,18 @@ class Upstream:
             conflict_before_no_content=dice.random() < 0.6,
         )
         self._over_sockets = dice.random() < 0.08
+        self._apply(theme)
+
+    def _apply(self, theme: Theme) -> None:
+        """Make what the world is about possible."""
+        if theme.feature is not None:
+            self.finality_known = theme.feature is not Feature.UNKNOWN_FINALITY
+        if theme.fault is not None:
+            self._over_sockets = theme.fault is Fault.CUT and theme.kind not in SERVERS
+        if theme.fault is Fault.REPLICA:
+            self.portal = PortalSim(
+                self.chain, seed=self.chain.seed, replicas=2, behind=Behind.CONFLICT
+            )
 
     def open(self) -> None:
         """Start serving, where that takes a socket."""
@@ -168,6 +185,14 @@ class Upstream:
                     if shown in (Finality.LAGGING, Finality.REGRESSED):
                         self._tally.meet(Met.FINALITY_REGRESSED)
 
+    def lag(self, dice: Random) -> None:
+        """Let one replica keep up, and the others stay where they are while the chain grows."""
+        first, *others = self.portal.replicas
+        first.live()
+        for one in others:
+            one.freeze()
+        self.chain.extend(dice.choice([2, 3]))
+
     def strand_replica(self, dice: Random) -> None:
         """Leave a replica on a branch that the others give up, and finality rules out at once."""
         several = len(self.portal.replicas)
@@ -188,6 +213,19 @@ class Upstream:
         self._note(f"fault {name}")
         self._tally.meet(Met.PORTAL_FAULT)
 
+    def forget(self, dice: Random) -> None:
+        """Let the portal forget its oldest blocks, or have them again: another archive."""
+        if self.portal.oldest > self.chain.start_block and dice.random() < 0.5:
+            self._remember()
+            return
+        self.chain.extend(dice.choice([1, 3, 6]))
+        self.portal.drop_below(self.chain.head.number - dice.choice([0, 0, 1, 2, 4, 8]))
+        self.gone_below = max(self.gone_below, self.portal.oldest)
+        self._note(f"the portal begins at {self.portal.oldest}")
+
+    def _remember(self) -> None:
+        self.portal._oldest = self.chain.start_block  # a portal's own never moves back
+
     def calm(self) -> None:
         """End all faults, let the replicas agree, and grow above every block there ever was.
 
@@ -197,6 +235,7 @@ class Upstream:
         tips = [one.orphaned_hashes[-1] for one in self.chain.forks if one.orphaned_hashes]
         highest = max([self.chain.block(one).number for one in tips], default=0)
         self.portal.faults.clear()
+        self._remember()
         for replica in self.portal.replicas:
             replica.live()
             if self.finality_known:

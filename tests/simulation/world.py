@@ -14,12 +14,12 @@ from headwater.testing.faults.proxy import Loss, LossyProxy
 from headwater.testing.oracle import DisagreementError
 from headwater.testing.portal.transport import VirtualClock
 from tests.simulation.judge import Judge
-from tests.simulation.kinds import make_place
+from tests.simulation.kinds import KINDS, make_place
 from tests.simulation.lines import Line
 from tests.simulation.operators import operate
 from tests.simulation.places import Engines, Place
 from tests.simulation.process import Call, Interruption, Point, Process
-from tests.simulation.script import FOCUS, KINDS, Do, Script, Step
+from tests.simulation.script import FOCUS, Do, Script, Step
 from tests.simulation.situations import Fault, Feature, Met, Tally, cell, interrupted
 from tests.simulation.upstream import LIMIT_S, Upstream
 
@@ -36,7 +36,7 @@ class World:
         self._tally = tally
         self._dice = dice = Random(f"world {script.seed}")
         self._engines = engines
-        self.upstream = Upstream(script.seed, dice, tally, self.note)
+        self.upstream = Upstream(script.seed, script.theme, dice, tally, self.note)
         self.chain, self.portal = self.upstream.chain, self.upstream.portal
         self.judge = Judge(self.upstream, tally, self.note)
         self._places: list[Place] = []
@@ -80,15 +80,11 @@ class World:
     def _count_cells(self) -> None:
         """Count which faults each stream met, whatever it did."""
         for line in self.lines:
-            features, faults = line.features(), {one for one in Fault if one in line.met}
+            features, faults = line.features(), line.faults(self.upstream)
             if len([one for one in self.lines if one.place is line.place]) > 1:
                 features.add(Feature.TOGETHER)
             if not self.upstream.finality_known:
                 features.add(Feature.UNKNOWN_FINALITY)
-            if line.struck or (self.upstream.wire and self.upstream.wire.struck):
-                faults.add(Fault.CUT)
-            if self.upstream.faulty:
-                faults.add(Fault.ANSWER)
             self._tally.met.update(features)
             self._tally.cells.update(
                 cell(line.place.kind, feature, fault) for feature in features for fault in faults
@@ -97,20 +93,23 @@ class World:
     def _set_up(self) -> None:
         dice = self._dice
         self.upstream.open()
-        kind = KINDS[self.script.seed % len(KINDS)]
-        for number in range(2 if self.script.seed % 4 == 0 else 1):
-            if number and dice.random() < 0.3:
+        kind, feature = self.script.theme.kind, self.script.theme.feature
+        together = feature is Feature.TOGETHER
+        for number in range(2 if self.script.seed % 4 == 0 or together else 1):
+            if number and dice.random() < 0.3 and not together:
                 kind = dice.choice(KINDS)
             same = [one for one in self._places if one.kind == kind]
             if same:
                 place = same[0]
             else:
-                place = make_place(kind, self._engines, dice)
+                place = make_place(kind, self._engines, dice, feature=feature)
                 self._places.append(place)
             call, _ = self._focus_of_seed()
             outbox = number == 0 and call is Call.BETWEEN
             name = f"s{number}"
             line = Line.draw(name, place, self.chain, dice, self._tally, outbox=outbox)
+            if number == 0:
+                line.have(feature, self.chain, dice, self._tally)
             self.lines.append(line)
         if len(self._places) < len(self.lines):
             self._tally.meet(Met.SEVERAL_STREAMS)
@@ -135,12 +134,16 @@ class World:
                 self.upstream.take_back()
             case Do.FINALIZE:
                 self.upstream.finalize(self.chain.head.number - dice.choice([0, 1, 2, 4, 8, 15]))
-            case Do.REPLICA:
-                self.upstream.move_replica(dice)
-            case Do.STRAND:
-                self.upstream.strand_replica(dice)
-            case Do.FAULT:
-                self.upstream.add_fault(dice)
+            case Do.FORGET:
+                self._forget(dice)
+            case Do.REPLICA | Do.LAG | Do.STRAND | Do.FAULT:
+                upstream = self.upstream
+                {
+                    Do.REPLICA: upstream.move_replica,
+                    Do.LAG: upstream.lag,
+                    Do.STRAND: upstream.strand_replica,
+                    Do.FAULT: upstream.add_fault,
+                }[step.do](dice)
             case Do.LOSE | Do.RELEASE:
                 self._do_network(step.do, dice)
             case Do.LOOK:
@@ -150,6 +153,24 @@ class World:
                 operate(self, step.do, dice.choice(self.lines), dice)
             case _:
                 self._do_process(step.do, dice.choice(self.lines), dice)
+
+    def _forget(self, dice: Random) -> None:
+        """Move the portal's window; streams that may leave blocks out know of final ones before."""
+        lines = [one for one in self.lines if one.gives_up and self.upstream.finality_known]
+        if lines:
+            self.upstream.finalize(self.chain.head.number - 1)
+        for line in lines:
+            self._run_on(line, 4)
+        self.upstream.forget(dice)
+        for line in lines:
+            self._run_on(line, dice.choice([0, 3]))
+
+    def _run_on(self, line: Line, events: int) -> None:
+        """Let a stream run for some events, unless its writer is paused."""
+        for _ in range(events):
+            process = line.alive[-1] if line.alive else self.start(line)
+            if process.is_paused or not self.advance(line, process):
+                return
 
     def _fork(self, dice: Random) -> None:
         if not self.upstream.fork(dice):
@@ -417,8 +438,9 @@ class World:
         for place in self._places:
             place.calm = True
         for one in self.lines:
-            if one.inbox is not None:
-                one.inbox.calm()
+            for other in (one.inbox, one.module):
+                if other is not None:
+                    other.calm()
         for each in self.lines:
             for process in [one for one in each.alive if one.is_paused]:
                 self._wake(each, process)

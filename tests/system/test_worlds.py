@@ -13,11 +13,14 @@ from tests.simulation.world import World
 from tests.targets import clickhouse_places, postgres_places
 
 SEEDS = every(60).seeds(range(1, 241))
-RARE = [  # together they meet every rare situation, every feature, fault and coded error
+RARE = [  # worlds about nothing that together meet every rare situation, and almost every feature
     2, 3, 7, 23, 43, 60, 85, 104, 123, 124, 129, 161, 184, 201, 223, 240, 284, 298, 304, 453, 533,
     3903, 7424,
 ]  # fmt: skip
-FOUND = [  # worlds that once differed
+ABOUT = [9, 46, 1023]  # blocks that a portal has no more, refused and left out; a plan of Spark
+FOUND = [  # worlds about nothing that once differed
+    31,  # a query that was killed before it took blocks back, after a micro-batch without rows
+    1388,  # a fork that brought rows below the first block of a query that had some
     3903,  # creations of factories, asked of a replica that was behind, every time of the same one
     4127,  # three empty answers in a row, taken for the end of a range that holds blocks
     7424,  # a start that the network held, and that overtook its successor once it was let go
@@ -33,14 +36,16 @@ def engines() -> Engines:
 @pytest.mark.guarantee("FENCE-1")
 @pytest.mark.guarantee("STATE-2")
 def test_worlds_agree_with_their_chains_and_meet_every_rare_situation(engines: Engines) -> None:
-    rare = play_seeds(RARE, engines)
-    others = play_seeds({*SEEDS, *FOUND} - set(RARE), engines)
-    assert {**rare.failures, **others.failures} == {}
+    rare = play_seeds(ABOUT, engines)
+    rare.add(play_seeds(RARE, engines, free=True))
+    others = play_seeds(set(SEEDS) - set(ABOUT), engines)
+    found = play_seeds(FOUND, engines, free=True)
+    assert {**rare.failures, **others.failures, **found.failures} == {}
     assert rare.tally.lacks(expected()) == []
 
 
 @pytest.mark.guarantee("SIM-1")
-@pytest.mark.parametrize("seed", [6, 7])
+@pytest.mark.parametrize("seed", [6, 7, 46, 385])
 def test_a_world_is_the_same_for_the_same_seed(engines: Engines, seed: int) -> None:
     first, second = (World(Script.draw(seed), engines, Tally()) for _ in range(2))
     first.play()

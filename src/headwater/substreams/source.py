@@ -75,6 +75,7 @@ class SubstreamsSource:
         decode: Decode | None = None,
         prepare: Prepare | None = None,
     ) -> None:
+        self.receive: type[Feed] = Feed
         self._decode = decode
         self._prepare = prepare
         self._client = client
@@ -175,7 +176,7 @@ class SubstreamsSource:
         if not cursor and state.cursor is not None:
             start = state.number
         reading = self._client.read(cursor=cursor, start=start, stop=stop)
-        self._feed = Feed(reading, stop, decode=self._decode, prepare=self._prepare)
+        self._feed = self.receive(reading, stop, decode=self._decode, prepare=self._prepare)
         return self._feed
 
     # --- what it says -----------------------------------------------------------------------------

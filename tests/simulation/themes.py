@@ -1,0 +1,66 @@
+"""What a world is about: a feature and a fault that shall meet in it, each pair by turns.
+
+Most of what happens in a world is drawn. That meets the common pairs a thousand times, and some
+that a target offers never; so three of four worlds are given a pair, one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+from tests.simulation.kinds import KINDS, NAMES, meets
+from tests.simulation.lakes import LAKES
+from tests.simulation.situations import Fault, Feature
+
+FREE, REMOTE = 0, 1  # of four blocks of seeds: in which nothing is given, and lakes are on S3
+WINDOWS = 8  # of so many other worlds one has a portal whose window moves
+IN_ONE_PLACE = Feature.TOGETHER
+WINDOW = (Feature.GONE, Feature.GIVEN_UP)
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """The kind of the first stream's target, and what shall meet there; None: what comes."""
+
+    kind: str
+    feature: Feature | None = None
+    fault: Fault | None = None
+
+    @property
+    def has_window(self) -> bool:
+        """Whether the portal forgets blocks."""
+        return self.feature in WINDOW
+
+
+def free_theme(seed: int) -> Theme:
+    """Return the kind of the first stream's target alone."""
+    return Theme(KINDS[seed % len(KINDS)])
+
+
+def theme_of(seed: int) -> Theme:
+    """Return what the world of a seed is about."""
+    block, place = divmod(seed, len(KINDS))
+    turn = block % 4
+    name = KINDS[place]
+    is_remote = turn == REMOTE and name in LAKES
+    kind = f"{name} on S3" if is_remote else name
+    if turn == FREE:
+        window = Random(f"window {seed}").choice(WINDOW) if seed % WINDOWS == 1 else None
+        return Theme(kind, window)
+    themed = block // 4 * 3 + turn - 1
+    if name in LAKES:
+        themed = block // 4 if is_remote else block // 4 * 2 + turn - 2
+    alike = [at for at, one in enumerate(KINDS) if one == name]
+    pairs = _pairs(kind)
+    return Theme(kind, *pairs[(themed * len(alike) + alike.index(place)) % len(pairs)])
+
+
+@cache
+def _pairs(kind: str) -> list[tuple[Feature, Fault]]:
+    """Return what the product offers on a kind of target, and what may go wrong there."""
+    assert kind in NAMES
+    found = [(one, fault) for one in Feature for fault in Fault if meets(kind, one, fault)]
+    Random(f"pairs of {kind}").shuffle(found)
+    return found
