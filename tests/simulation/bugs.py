@@ -22,7 +22,7 @@ from headwater.core import BlockCursor
 from headwater.effects.outbox import Outbox
 from headwater.portal import PortalClient
 from headwater.stream.factory_index import FactoryIndex
-from headwater.stream.micro_batch_log import MicroBatchLog
+from headwater.stream.micro_batches import _IntoTarget as IntoTarget
 from headwater.stream.missing_blocks import MissingBlocks
 from headwater.stream.portal_run import PortalRun
 from headwater.stream.transformer import Step
@@ -70,8 +70,8 @@ def _nothing(right: Any) -> Any:
     return lambda *given, **named: 0
 
 
-def _always_due(right: Any) -> Any:
-    return lambda *given: True
+def _nothing_taken(right: Any) -> Any:
+    return lambda self, batch_id, state, gone: state
 
 
 def _first_block_lost(right: Any) -> Any:
@@ -167,8 +167,8 @@ BUGS = (
     Bug("a paused writer may go on", DeltaTarget, "_claim", _nothing, ("Delta",), 116),
     Bug("text is cut", parquet, "conform", _cut_text, ("Parquet", "fan-out"), 135),
     Bug("a number stands for a block", FanOutTarget, "_uncertain", _by_number, _FAN_OUT, 59),
-    Bug("one of two targets goes back", FanOutTarget, "roll_back", _only_the_first, _FAN_OUT, 139),
-    Bug("a micro-batch is written again", MicroBatchLog, "is_due", _always_due, KINDS, 21),
+    Bug("one of two targets goes back", FanOutTarget, "roll_back", _only_the_first, _FAN_OUT, 119),
+    Bug("a query takes nothing back", IntoTarget, "_take_back", _nothing_taken, KINDS, 29),
     Bug("the cursor of a later block is stored", CursorLog, "rows", _of_the_newest, _SQL, 80),
     Bug("lost blocks are not counted", MissingBlocks, "rows", _uncounted, KINDS, 110),
     Bug("an added output begins late", PortalRun, "blocks_up_to", _later, _EVOLVING, 20),
