@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,120 @@ def test_the_last_blocks_of_the_sink_were_orphaned_before_the_stream_starts(
         target = shared(place)
         run(stream_of(server), target, stop_at(35))
         assert stored(target.query) == expected(chain.canonical(0, 35))
+
+
+# --- keys of every type, both ways ----------------------------------------------------------------
+
+# columns of the key; values as a module writes them
+KEYS: dict[str, tuple[str, dict[str, str]]] = {
+    "text": ('"Name" VARCHAR', {"Name": 'a "b" <c> ä'}),
+    "bigint": ("slot BIGINT", {"slot": "128879"}),
+    "numeric": ("amount NUMERIC(78,0)", {"amount": str(10**77 + 1)}),
+    "fraction": ("price NUMERIC", {"price": "1.50"}),
+    "boolean": ("flag BOOLEAN", {"flag": "true"}),
+    "date": ("day DATE", {"day": "2024-02-29"}),
+    "time": ("at TIMESTAMPTZ", {"at": "2024-02-29 01:02:03.456+00"}),
+    "uuid": ("ref UUID", {"ref": "6f9619ff-8b86-d011-b42d-00c04fc964ff"}),
+    "two": ("zone INTEGER, area VARCHAR", {"zone": "7", "area": "x"}),
+}
+
+
+@pytest.fixture(params=KEYS)
+def keyed(request: pytest.FixtureRequest) -> tuple[str, dict[str, str]]:
+    """A database that the sink has left at block 102, which changed a row in 101, and the row."""
+    columns, key = KEYS[request.param]
+    found = postgres_places.database()
+    names = ", ".join(f'"{name}"' for name in key)
+    with psycopg.connect(found, autocommit=True) as sink:
+        sink.execute(SINK.replace("transfer", "other"))
+        sink.execute(f'CREATE TABLE "Held" ({columns}, n BIGINT, PRIMARY KEY ({names}))')
+        values = ", ".join(["%s"] * len(key))
+        sink.execute(f'INSERT INTO "Held" ({names}, n) VALUES ({values}, 1)', [*key.values()])
+        sink_log(sink, "U", "Held", key, 101)
+        sink.execute('UPDATE "Held" SET n = 2')
+        sink.execute("INSERT INTO cursors VALUES (%s, %s, 102, 'h102')", [HASH, cursor_of(102, 99)])
+    return found, key
+
+
+def sink_log(sink: Any, op: str, table: str, key: dict[str, str], block: int) -> None:
+    """Write a row of the sink's log: keys are texts, in the order of their names."""
+    where = " AND ".join(f'"{name}" = %s' for name in key)
+    image = "NULL" if op == "I" else f'(SELECT row_to_json(t) FROM "{table}" t WHERE {where})'
+    sink.execute(
+        "INSERT INTO substreams_history (op, table_name, pk, prev_value, block_num) "
+        f"SELECT %s, %s, %s, {image}, %s",
+        [
+            op,
+            f'"public"."{table}"',
+            json.dumps(key, sort_keys=True, separators=(",", ":"), ensure_ascii=False),
+            *([] if op == "I" else key.values()),
+            block,
+        ],
+    )
+
+
+def sink_undo(sink: Any, last_valid: int) -> None:
+    """Undo as the sink does: what the log calls a table stands in statements as it is."""
+    rows = sink.execute(
+        "SELECT op, table_name, pk, prev_value FROM substreams_history WHERE block_num > %s "
+        "ORDER BY block_num DESC",
+        [last_valid],
+    ).fetchall()
+    for op, table, pk, image in rows:
+        key = json.loads(pk)
+        assert all(isinstance(value, str) for value in key.values()), pk
+        where = " AND ".join(f'"{name}" = %s' for name in key)
+        if op == "I":
+            sink.execute(f"DELETE FROM {table} WHERE {where}", [*key.values()])
+            continue
+        names = ", ".join(f'"{name}"' for name in json.loads(image))
+        source = f"json_populate_record(NULL::{table}, %s)"
+        if op == "D":
+            sink.execute(f"INSERT INTO {table} SELECT * FROM {source}", [image])
+        else:
+            sink.execute(
+                f"UPDATE {table} SET ({names}) = (SELECT {names} FROM {source}) WHERE {where}",
+                [image, *key.values()],
+            )
+    sink.execute("DELETE FROM substreams_history WHERE block_num > %s", [last_valid])
+
+
+def open_keyed(address: str) -> tuple[Any, PipeState]:
+    target = history_target(address, tables=["Held"], shared_with_sink=final_block)
+    target.bind(HASH)
+    target.capabilities.side_tables.open_side_tables([SIDE])  # type: ignore[union-attr]
+    return target, target.recover()
+
+
+@pytest.mark.guarantee("UNDO-1")
+def test_a_row_that_the_sink_changed_before_us_goes_back_to_what_it_was_before_both(
+    keyed: tuple[str, dict[str, str]],
+) -> None:
+    address, key = keyed
+    target, state = open_keyed(address)
+    state = commit(target, state, 103, Changes(block=103).update("Held", key, n=3))
+    state = commit(target, state, 104, Changes(block=104).delete("Held", key))
+    target.roll_back(state.rewind(state.landing_points()[0]))
+    target.close()
+    assert rows(address, 'SELECT n FROM "Held"') == [(1,)]
+
+
+@pytest.mark.guarantee("UNDO-1")
+@pytest.mark.parametrize("last_valid", [100, 102, 103, 104])
+def test_the_sink_goes_on_and_undoes_what_we_have_written(
+    keyed: tuple[str, dict[str, str]], last_valid: int
+) -> None:
+    """Rows that were there, that we have made, and that we have removed; keys of every type."""
+    address, key = keyed
+    target, state = open_keyed(address)
+    state = commit(target, state, 103, Changes(block=103).update("Held", key, n=3))
+    state = commit(target, state, 104, Changes(block=104).delete("Held", key))
+    commit(target, state, 105, Changes(block=105).insert("Held", key, n=5))
+    target.close()
+    with psycopg.connect(address, autocommit=True) as sink:
+        sink_undo(sink, last_valid)
+    expected = {100: [(1,)], 102: [(2,)], 103: [(3,)], 104: []}
+    assert rows(address, 'SELECT n FROM "Held"') == expected[last_valid]
 
 
 def shared(place: Place) -> Any:

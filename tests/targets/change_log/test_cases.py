@@ -475,3 +475,25 @@ def test_unique_values_that_changed_hands_go_back(place: Place) -> None:
     stream.fork(1)
     rows = stream.rows("SELECT * FROM t ORDER BY id")
     assert rows == [{"id": "a", "name": "x"}, {"id": "b", "name": "y"}]
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_columns_called_like_those_of_the_log_and_keys_of_numbers_go_back(
+    place: Place, block: int
+) -> None:
+    place.sql(
+        'CREATE TABLE "Log" (id BIGINT, op VARCHAR, block_num BIGINT, pk NUMERIC(38,0), n BIGINT, '
+        "PRIMARY KEY (id, pk))"
+    )
+    stream = place.stream("Log")
+    key = {"id": "7", "pk": str(10**37)}
+    first = Changes(block=1).insert("Log", key, op="a", block_num=9, n=1)
+    stream.block(1, first, final=0)
+    stream.block(2, Changes(block=2).update("Log", key, op="b", n=2), final=0)
+    stream.block(3, Changes(block=3).delete("Log", key), final=0)
+    names = {(row[1], row[2]) for row in stream.change_log()}
+    assert names == {(f'"{place.schema}"."Log"', f'{{"id":"7","pk":"{10**37}"}}')}
+    stream.fork(block)
+    assert stream.rows('SELECT op, block_num, n FROM "Log"') == [
+        {"op": "ab"[block - 1], "block_num": 9, "n": block}
+    ]

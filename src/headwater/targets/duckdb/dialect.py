@@ -174,7 +174,7 @@ class DuckDBDialect(Dialect[Session]):
             for one in layout.key
         )
         return compose(
-            "(SELECT op, from_json(pk, {texts}) AS key, "
+            "(SELECT op, block_num, id, from_json(pk, {texts}) AS key, "
             "from_json(coalesce(prev_value, pk), {texts}) AS old, "
             "json_keys(coalesce(prev_value, pk)) AS names FROM ({kept})) AS kept "
             "LEFT JOIN {table} AS now ON {key}",

@@ -119,7 +119,9 @@ class DuckDBMerger(Merger[Session, Layout]):
             here=Fragment("(s.here IS NOT NULL)"),
             same=Fragment("now.rowid = s.here"),
             lacks=Fragment("s.here IS NULL"),
-            key_json=as_json((one, f"s.key_{i}", kinds[one]) for i, one in enumerate(key)),
+            key_json=as_json(
+                ((one, f"s.key_{i}", kinds[one]) for i, one in enumerate(key)), texts=True
+            ),
             row_json=as_json(row),
             images=images,
         )

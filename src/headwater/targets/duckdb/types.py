@@ -115,17 +115,18 @@ def as_stored(name: str, source: pa.DataType, kind: str) -> str:
     return f"CAST({name} AS {kind})"
 
 
-def as_json(pairs: Iterable[tuple[str, str, str]]) -> Fragment:
+def as_json(pairs: Iterable[tuple[str, str, str]], *, texts: bool = False) -> Fragment:
     """Return SQL for a JSON object of (name, value, type of the value), exact when it is read back.
 
     Integers of any length, booleans and text are what they are; of anything else JSON holds the
-    text, because a reader would round it or write it otherwise.
+    text, because a reader would round it or write it otherwise. `texts`: of those, too, as the
+    Substreams sink has keys.
     """
     parts = []
     for name, value, kind in pairs:
         if is_nested(kind):
             value = f"to_json({value})::VARCHAR"
-        elif kind not in ("VARCHAR", "BOOLEAN") and not INTEGER_TYPES.fullmatch(kind):
+        elif texts or not (kind in ("VARCHAR", "BOOLEAN") or INTEGER_TYPES.fullmatch(kind)):
             value = f"{value}::VARCHAR"
         parts.append("'" + name.replace("'", "''") + f"': {value}")
     return Fragment(f"to_json({{{', '.join(parts)}}})::VARCHAR")

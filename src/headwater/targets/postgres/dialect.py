@@ -216,10 +216,10 @@ class PostgresDialect(Dialect[Session]):
         names = [json.dumps(one, ensure_ascii=False) + ":" for one in layout.stored]
         return bool(
             session.rows(
-                "SELECT FROM {log} WHERE stream_id = $1 AND table_name = $2 "
+                "SELECT FROM {log} WHERE stream_id = $1 AND table_name = ANY($2::text[]) "
                 "AND EXISTS (SELECT FROM unnest($3::text[]) AS name "
                 "WHERE strpos(prev_value, name) = 0) LIMIT 1",
-                [stream_id, layout.name.full, names],
+                [stream_id, [layout.name.quoted, layout.name.full], names],
                 log=log,
             )
         )

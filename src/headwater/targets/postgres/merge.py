@@ -22,7 +22,7 @@ from headwater.targets.postgres.encode import INTEGERS
 from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.transfer import SentColumn, Transfer, copy_table, in_key_order
-from headwater.targets.postgres.types import KINDS
+from headwater.targets.postgres.types import KINDS, SCALARS
 from headwater.targets.sql.catalog import Column
 from headwater.targets.sql.merge.changes import (
     ADD,
@@ -115,7 +115,10 @@ class PostgresMerger(Merger[Session, Layout]):
         source = compose("(SELECT {values} FROM {table})", values=transfer.values(), table=table)
         same = Fragment(" AND ".join(f"now.{quote(one)} = s.key_{i}" for i, one in enumerate(key)))
         gaps: dict[str, Part] = {"source": source, "table": layout.name, "same": same}
-        pairs = ", ".join(f"s.key_{i} AS {quote(one)}" for i, one in enumerate(key))
+        pairs = ", ".join(
+            f"{_key_text(f's.key_{i}', layout.columns[one].bare)} AS {quote(one)}"
+            for i, one in enumerate(key)
+        )
         return Loaded(
             changes,
             layout,
@@ -170,6 +173,11 @@ def _fitting(changes: TableChanges) -> Iterator[None]:
         raise ChangeRefusedError(
             "a value does not fit its column", table=changes.shape.name, reason=error.__cause__
         ) from error
+
+
+def _key_text(value: str, kind: str) -> str:
+    """Return SQL for a value of a key as the Substreams sink has it in JSON: a text."""
+    return f"(to_json({value}) #>> '{{}}')" if kind in SCALARS else value
 
 
 def _sent(changes: TableChanges, layout: Layout, field: pa.Field) -> SentColumn:

@@ -204,7 +204,8 @@ class Dialect(ABC, Generic[Held]):
     ) -> Fragment:
         """Return what `image_values` are selected from: rows that a change log has kept as JSON.
 
-        `kept` is the query of the rows of the log: `op`, `pk` and `prev_value`.
+        `kept` is the query of the rows of the log: all columns but the table's. What is returned
+        has `op`, `block_num` and `id` under the same name.
         """
 
     @abstractmethod

@@ -9,6 +9,7 @@ it was inserted, of any other what it held. Per row the oldest image above a blo
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -23,9 +24,11 @@ from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal
 OPERATION = RESERVED + "operation"
 BLOCK = RESERVED + "block_number"
 STREAM = RESERVED + "id"
+PLACE = RESERVED + "place"  # of an image among those of its block
 CHANGE_LOG = "substreams_history"
 EVERY_BLOCK = 2**62  # above any
 _WIDE_ID = "a 64-bit id"
+_PLAIN = re.compile("[a-z_][a-z0-9_]*")  # a name that needs no quotes after a dot
 KEPT = (Undo.KEYED, Undo.KEYLESS, Undo.CHANGE_LOG)
 
 Held = TypeVar("Held", bound=Session)
@@ -160,24 +163,38 @@ class ChangeLog(Log):
         return self._name
 
     def of(self, layout: Layout) -> Fragment:
-        """Return the condition that tells a table's rows of the log from others."""
-        return Fragment(f"table_name = {literal(layout.name.full)}")
+        """Return the condition that tells a table's rows of the log from others.
+
+        The sink quotes every name; releases up to 0.2 left out quotes that are needed.
+        """
+        names = (literal(layout.name.full), literal(layout.name.quoted))
+        return Fragment(f"table_name IN ({', '.join(names)})")
 
     def images(self, session: Any, layout: Layout, stream_id: str) -> Fragment:
-        """Return the query of each row's oldest image; newer columns keep what they hold."""
-        key = Fragment(f"pk{self._dialect.bytewise}")
+        """Return the query of each row's oldest image; newer columns keep what they hold.
+
+        Keys are compared as values: one may be spelled in several ways, as the sink has it and as
+        releases up to 0.2 did. Of each spelling only the oldest image is read.
+        """
+        pk = Fragment(f"pk{self._dialect.bytewise}")
         kept = compose(
-            "SELECT DISTINCT ON ({key}) pk, op, prev_value FROM {log} WHERE {above} "
-            "ORDER BY {key}, block_num, id",
-            key=key,
+            "SELECT DISTINCT ON ({pk}) pk, op, prev_value, block_num, id FROM {log} WHERE {above} "
+            "ORDER BY {pk}, block_num, id",
+            pk=pk,
             log=self._name,
             above=self.above(layout),
         )
         return compose(
-            "SELECT {values}, CASE op WHEN 'I' THEN 'INSERT' ELSE op END AS {operation} "
-            "FROM {read}",
+            "SELECT DISTINCT ON ({key}) {names}, {operation} FROM (SELECT {values}, "
+            "CASE kept.op WHEN 'I' THEN 'INSERT' ELSE kept.op END AS {operation}, "
+            "kept.block_num AS {block}, kept.id AS {place} FROM {read}) AS image "
+            "ORDER BY {key}, {block}, {place}",
+            key=layout.key,
+            names=layout.stored,
             values=self._dialect.image_values(layout),
             operation=OPERATION,
+            block=BLOCK,
+            place=PLACE,
             read=self._dialect.read_images(session, layout, kept, self._name, stream_id),
         )
 
@@ -190,7 +207,7 @@ class ChangeLog(Log):
             "AND CASE WHEN {here} THEN NOT {leaves} ELSE {makes} END",
             here=loaded.here,
             deletes=kinds_in(DELETE),
-            name=literal(loaded.layout.name.full),
+            name=literal(_spelled(loaded.layout.name)),
             pk=loaded.key_json,
             row=loaded.row_json,
             found=loaded.found,
@@ -208,6 +225,12 @@ class ChangeLog(Log):
             log=self._name,
         )
         return [self._dialect.name(name) for (name,) in rows]
+
+
+def _spelled(name: QualifiedName) -> str:
+    """Return a table as the log calls it: a statement takes it as it is, as the sink's do."""
+    plain = _PLAIN.fullmatch(name.schema) and _PLAIN.fullmatch(name.name)
+    return name.full if plain else name.quoted
 
 
 class UndoLog(Capture, ABC, Generic[Held, Laid]):

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headwater.core import DEFAULT_CAP, BlockCursor, PipeState
 from headwater.core.cursor import UNKNOWN_HASH
-from headwater.targets.sql.text import Fragment, QualifiedName
+from headwater.targets.sql.text import QualifiedName
 
 FinalOf = Callable[[str], BlockCursor | None]
 """Returns the block that was final when an endpoint's cursor was made, if it can be told."""
@@ -56,11 +56,7 @@ class SinkTables:
         row = {"block_number": number, "ordinal": 0, "block_hash": block_hash, "cursor": cursor}
         store.side.write({CURSORS_SIDE: pa.table({name: [one] for name, one in row.items()})})
         session.run(
-            "UPDATE {log} SET stream_id = $1, table_name = replace(table_name, {quote}, '') "
-            "WHERE stream_id = ''",
-            [stream_id],
-            log=self._log,
-            quote=Fragment("'\"'"),
+            "UPDATE {log} SET stream_id = $1 WHERE stream_id = ''", [stream_id], log=self._log
         )
         logger.warning("sink.taken_over id=%s block=%d final=%s", stream_id, number, final)
 
