@@ -32,6 +32,7 @@ from headwater.core import (
     Span,
     Undo,
     batches,
+    descend,
     hot_groups,
     is_stale,
     resolve_fork,
@@ -177,6 +178,7 @@ class Pipeline(Generic[Data]):
         self._waiting: list[Batch[Data]] = []
         self._pending = Pending()
         self._waits = 0
+        self._descents = 0  # in a row, without a block of the portal's that we hold
 
     def run(self) -> None:
         """Run until the range is read; without an end, for ever."""
@@ -253,7 +255,7 @@ class Pipeline(Generic[Data]):
             try:
                 for raw, batch in zip(several, self._host.transform_all(several), strict=True):
                     self._waiting.append(prepared(self._target, batch))
-                    self._ahead, self._waits = batch.state, 0
+                    self._ahead, self._waits, self._descents = batch.state, 0, 0
                     taken, rows, now = _count(raw), self._host.count_rows(batch), self._host.now()
                     self._pending = self._pending.add(taken, rows, now=now, final=final)
             except Exception as error:
@@ -285,7 +287,7 @@ class Pipeline(Generic[Data]):
 
     def _settle(self, settled: PipeState) -> None:
         """Store finality if it moved; while batches wait it is stored with them."""
-        self._waits = 0
+        self._waits = self._descents = 0
         if settled != self._ahead and not self._waiting:
             with self._host.uninterrupted():
                 self._target.commit((), settled)
@@ -304,6 +306,10 @@ class Pipeline(Generic[Data]):
         found, safe = self._host.resolve_fork(self._state, previous_blocks, patient=patient)
         if found.rule is ForkRule.WAIT:
             return self._wait()
+        lower = descend(self._state, found, self._descents)
+        if lower != found:
+            found, safe = lower, self._state.rewind(lower.safe_cursor)
+        self._descents += found.rule is ForkRule.DESCEND
         return self._roll_back(safe, found)
 
     def _undo(self, last_valid: BlockCursor) -> Iterator[Event]:

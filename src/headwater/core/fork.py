@@ -9,7 +9,7 @@ consecutive 409s converge.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from headwater.core.cursor import UNKNOWN_HASH, BlockCursor
@@ -115,6 +115,20 @@ def resolve_fork(
         finalized=state.finalized,
         sample=_show(sample),
     )
+
+
+def descend(state: PipeState, found: ForkResolution, before: int) -> ForkResolution:
+    """Return a resolution that goes further down the more often the search has found no match.
+
+    A service may name one block in a conflict, so its sample says little of where the branches
+    part. The first step down is the one of `resolve_fork`, then two blocks more, four, and so on:
+    sixty blocks take seven questions. What was undone without need is read again.
+    """
+    points = state.landing_points()
+    if found.rule is not ForkRule.DESCEND or found.safe_cursor not in points:
+        return found
+    lower = points[: points.index(found.safe_cursor) + 1]
+    return replace(found, safe_cursor=lower[-min(2**before, len(lower))])
 
 
 def resolve_undo(state: PipeState, last_valid: BlockCursor) -> ForkResolution | None:

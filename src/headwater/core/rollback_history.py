@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from headwater.core.codec import dump_state, load_state
 from headwater.core.cursor import BlockCursor, Head
-from headwater.core.fork import resolve_fork
+from headwater.core.fork import ForkRule, descend, resolve_fork
 from headwater.core.state import (
     DEFAULT_CAP,
     Chain,
@@ -54,6 +54,7 @@ class RollbackHistory:
     def __init__(self, *, cap: int = DEFAULT_CAP) -> None:
         self._cap = cap
         self._state = PipeState()
+        self._descents = 0  # since the last batch
 
     @classmethod
     def load(cls, text: str, *, cap: int = DEFAULT_CAP) -> RollbackHistory:
@@ -92,6 +93,7 @@ class RollbackHistory:
         for block in (*stream.state.rollback_chain, stream.state.current):
             chain = extend_chain(chain, block)
         self._state = PipeState(stream.state.current, self._state.finalized, chain)
+        self._descents = 0
         self.prune(stream.head.finalized)
 
     def prune(self, finalized: BlockCursor | None) -> None:
@@ -120,9 +122,11 @@ class RollbackHistory:
             ForkCursorMissingError: no block is left to go back to, or finality is contradicted.
         """
         try:
-            safe = resolve_fork(self._state, previous_blocks, patient=False).safe_cursor
+            found = resolve_fork(self._state, previous_blocks, patient=False)
         except LaggingPortalError:
             assert self._state.cursor is not None, "a final cursor"
             return self._state.cursor
+        safe = descend(self._state, found, self._descents).safe_cursor
+        self._descents += found.rule is ForkRule.DESCEND
         self._state = self._state.rewind(safe)
         return safe

@@ -8,6 +8,7 @@ from headwater.core import (
     ForkRule,
     PipeState,
     contradicting_block,
+    descend,
     find_rollback_index,
     resolve_fork,
 )
@@ -144,3 +145,17 @@ def test_find_rollback_index_is_the_scan_of_the_seed(
     chain_a: str, chain_b: str, index: int
 ) -> None:
     assert find_rollback_index(cursors(chain_a), cursors(chain_b)) == index
+
+
+@pytest.mark.guarantee("FORK-2")
+def test_a_search_without_a_match_goes_down_by_one_two_four_and_eight() -> None:
+    before = state(" ".join(map(str, range(1, 66))), "1")
+    landings, at, descents = [], before, 0
+    while at.number > 5:
+        found = descend(at, resolve_fork(at, cursors(f"{at.number}b")), descents)
+        assert found.rule is ForkRule.DESCEND
+        landings.append(found.safe_cursor.number)
+        at, descents = at.rewind(found.safe_cursor), descents + 1
+    assert landings == [64, 62, 58, 50, 34, 2]
+    match = resolve_fork(before, cursors("60 61b"))
+    assert descend(before, match, 5) == match, "a match is where the branches part"

@@ -43,10 +43,10 @@ def test_it_goes_further_down_where_a_conflict_names_a_single_block() -> None:
     history = history_of(*FOLLOWED)
     assert find_rollback_index(history.blocks, cursors("9b")) == -1, "nothing in common"
     assert history.resolve(cursors("9b")) == cursors("8")[0] == history.cursor
-    assert history.resolve(cursors("8b")) == cursors("7")[0]
-    assert history.resolve(cursors("6 7b")) == cursors("6")[0]
+    assert history.resolve(cursors("8b")) == cursors("6")[0], "then two blocks more, four, eight"
     history.append(Batch("7b", "7b", "5"))
     assert history.blocks == cursors("5 6 7b")
+    assert history.resolve(cursors("7c")) == cursors("6")[0], "the next fork begins with one"
 
 
 def test_it_never_goes_below_what_is_final() -> None:

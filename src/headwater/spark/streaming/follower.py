@@ -34,6 +34,7 @@ from headwater.core import (
     Undo,
     batches,
     block_count,
+    descend,
     resolve_fork,
     resolve_undo,
 )
@@ -82,6 +83,7 @@ class _Step:
     state: PipeState
     changes: list[Change]
     rows: list[pa.Table]
+    descents: int = 0  # in a row, without a block of the portal's that we hold
 
 
 class Follower:
@@ -294,12 +296,14 @@ class Follower:
             found = resolve_undo(step.state, fork.last_valid)
         else:
             found = resolve_fork(step.state, fork.previous_blocks, patient=waits < PATIENCE)
+            found = descend(step.state, found, step.descents)
         if found is None:
             return 0
         if found.rule is ForkRule.WAIT:
             self._upstream.rest()
             self._clock.sleep(WAIT_S)
             return waits + 1
+        step.descents += found.rule is ForkRule.DESCEND
         self._retract(step, step.state.rewind(found.safe_cursor))
         return 0
 
