@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -592,13 +593,17 @@ def test_a_connection_that_breaks_often_costs_nothing(place: Place) -> None:
 
 def test_simulate_serves_an_endpoint_and_says_where_its_package_is() -> None:
     command = [sys.executable, "-c", "from headwater.cli import main; main()", "simulate"]
-    options = ["--substreams", "--for", "20", "--blocks", "40", "--fork-rate", "0"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    options = ["--substreams", "--substreams-port", port]
+    options += ["--for", "20", "--blocks", "40", "--fork-rate", "0"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said: dict[str, str] = {}
         while "package" not in said:
             name, _, value = process.stdout.readline().strip().partition(" ")
             said[name] = value.strip()
+        assert said["endpoint"] == f"http://127.0.0.1:{port}"
         stream = substreams_stream(
             id="s", endpoint=said["endpoint"], package=said["package"], stop=10
         )

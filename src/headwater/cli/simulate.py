@@ -63,6 +63,9 @@ def simulate(
     substreams: Annotated[
         bool, typer.Option("--substreams", help="Serve a Substreams endpoint on the same chain.")
     ] = False,
+    substreams_port: Annotated[
+        int, typer.Option(help="Its port on 127.0.0.1; 0 takes any free one.")
+    ] = 0,
 ) -> None:
     """Serve a simulated SQD portal on this machine: a chain that grows and forks.
 
@@ -99,7 +102,7 @@ def simulate(
         server = stack.enter_context(PortalServer(sim, port=port, live=live))
         _introduce(console, server)
         if substreams:
-            _serve_substreams(console, chain, stack)
+            _serve_substreams(console, chain, substreams_port, stack)
         with suppress(KeyboardInterrupt):
             _watch(console, server, seconds)
     console.print(f"stopped: {_summary(server)}", highlight=False)
@@ -125,7 +128,7 @@ def _introduce(console: Console, server: PortalServer) -> None:
     console.print(Text(f"         curl -s {server.base_url}/control/fork -d '{{\"depth\":3}}'"))
 
 
-def _serve_substreams(console: Console, chain: ChainSim, stack: ExitStack) -> None:
+def _serve_substreams(console: Console, chain: ChainSim, port: int, stack: ExitStack) -> None:
     """Serve the chain as a Substreams endpoint, and say where it is and where its package is."""
     try:
         testing = import_module("headwater.testing.substreams")
@@ -133,7 +136,7 @@ def _serve_substreams(console: Console, chain: ChainSim, stack: ExitStack) -> No
         raise MissingExtraError(
             "a Substreams endpoint needs grpcio and protobuf: pip install 'headwater[substreams]'"
         ) from error
-    server = stack.enter_context(testing.simulated_endpoint(chain=chain))
+    server = stack.enter_context(testing.simulated_endpoint(chain=chain, port=port))
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="headwater-")))
     package = folder / "simulated.spkg"
     package.write_bytes(server.package)

@@ -64,8 +64,10 @@ PACKAGE_CLASSES = build_classes(
         "Module": "name 1 str, kind_map 2 MapKind, kind_store 3 StoreKind, binary_index 4 u32, "
         "binary_entrypoint 5 str, *inputs 6 Input, output 7 Output, initial_block 8 u64, "
         "block_filter 9 Filter, kind_block_index 10 IndexKind",
+        "ModuleMeta": "package_index 1 u64, doc 2 str",
         "Modules": "*modules 1 Module, *binaries 2 Binary",
-        "Package": "*proto_files 1 bytes, version 5 u64, modules 6 Modules, *package_meta 8 Meta, "
+        "Package": "*proto_files 1 bytes, version 5 u64, modules 6 Modules, "
+        "*module_meta 7 ModuleMeta, *package_meta 8 Meta, "
         "network 9 str, sink_config 10 SinkConfig, sink_module 11 str, *networks 13 NetworkEntry",
     }
 )

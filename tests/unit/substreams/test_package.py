@@ -9,9 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from headwater.errors import ModuleChoiceError, PackageError
-from headwater.substreams.package import UNSET_BLOCK, Package
+from headwater.substreams.package import PACKAGE_CLASSES, UNSET_BLOCK, Package
 from headwater.testing.substreams.modules import (
     DB_OUT,
     ModuleSpec,
@@ -240,3 +241,15 @@ def test_a_package_is_read_from_a_file_and_from_an_address(
     with pytest.raises(PackageError, match=r"E0051.*cannot be fetched") as caught:
         Package.read("http://127.0.0.1:1/p.spkg?key=s3cret")
     assert "s3cret" not in str(caught.value)
+
+
+def test_packages_for_tests_have_what_real_clients_look_for() -> None:
+    """Metadata for each module, and the types of what is said to a SQL sink."""
+    message = PACKAGE_CLASSES["Package"].FromString(DB_OUT.package())
+    assert len(message.module_meta) == len(message.modules.modules) == 1
+    names = {
+        f"{file.package}.{one.name}"
+        for file in map(FileDescriptorProto.FromString, message.proto_files)
+        for one in file.message_type
+    }
+    assert {message.sink_config.type_url, DB_OUT.output_type} <= names

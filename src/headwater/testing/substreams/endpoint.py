@@ -252,10 +252,11 @@ class _Session:
             },
             "cursor": self._cursor(block),
             "final_block_height": final,
+            "output": {
+                "name": self._module.name,
+                "map_output": {"type_url": self._module.type_url, "value": value},
+            },
         }
-        if value:
-            made = {"type_url": self._module.type_url, "value": value}
-            item["output"] = {"name": self._module.name, "map_output": made}
         if isinstance(self._fault, faults.GrowsHuge) and self._sent == self._fault.after:
             item["attestation"] = "x" * self._fault.size
         return item

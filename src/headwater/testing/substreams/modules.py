@@ -22,6 +22,7 @@ from headwater.testing.chain.tree import SimBlock
 
 _PLACES = {"source": "type", "params": "value", "foundational_store": "identifier"}
 BLOCK = "sf.test.Block"  # what the modules of a test read
+_SERVICE = "sf.substreams.sink.sql.v1"  # older clients know no other
 CHANGES_FILE = "sf/substreams/sink/database/v1/database.proto"
 SCHEMA_SQL = """
 CREATE TABLE transfer (id VARCHAR PRIMARY KEY, "from" VARCHAR, "to" VARCHAR, value NUMERIC(38, 0));
@@ -62,6 +63,7 @@ def build_package(
     made.package_meta.add(name="test", version="v0.1.0")
     made.modules.binaries.add(type=binary_type, content=binary)
     for spec in modules:
+        made.module_meta.add()  # real clients refuse a package without
         one = made.modules.modules.add(
             name=spec.name,
             initial_block=spec.initial_block,
@@ -90,7 +92,8 @@ def build_package(
             entry.value.params.add(key=key, value=value)
         entry.value.SetInParent()
     if schema:
-        made.sink_config.type_url = "sf.substreams.sink.sql.service.v1.Service"
+        made.proto_files.append(_service_file())
+        made.sink_config.type_url = f"{_SERVICE}.Service"
         made.sink_config.value = PACKAGE_CLASSES["Service"](
             schema=schema, engine=engine
         ).SerializeToString()
@@ -128,6 +131,17 @@ def build_file(
             if f"{message}.{each.name}" in given:
                 each.options.MergeFromString(given[f"{message}.{each.name}"])
     return bytes(file.SerializeToString())
+
+
+@cache
+def _service_file() -> bytes:
+    """Return the types of what a package tells a SQL sink: real clients look for them in it."""
+    return build_file(
+        f"{_SERVICE.replace('.', '/')}/services.proto",
+        _SERVICE,
+        {"Service": "schema 1 str, engine 7 enum:.Engine"},
+        enums={"Engine": ["unset", "postgres", "clickhouse"]},
+    )
 
 
 def changes_file(package: str = "sf.substreams.sink.database.v1") -> bytes:
