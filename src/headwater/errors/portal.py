@@ -87,4 +87,5 @@ class TimestampError(
     fix="give a time that has come (a datetime without a zone is UTC), or a block number; a range "
     "without an end follows the head",
 ):
-    """A range begins or ends at a time in the future, or the portal finds no block by time."""
+    """A range begins or ends at a time in the future, or before the first block that a portal has
+    which finds no block by time (others are searched by the times of blocks)."""

@@ -18,6 +18,7 @@ from headwater.core import (
     Answer,
     BlockCursor,
     BlockRange,
+    Blocks,
     Head,
     RangeEnd,
     RangeSpec,
@@ -65,6 +66,8 @@ class PortalClient:
     `dataset` saves an executor the metadata request if the driver already has the answer. An
     `on_notice` observer is called in the reading thread and must not raise. While finality is
     unknown, what lies more than `rollback_cap` blocks below the latest block is past every fork.
+    `headers` asks for nothing but headers of blocks: where the portal finds no block by time, it is
+    found with them.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class PortalClient:
         timeouts: Timeouts | None = None,
         dataset: Dataset | None = None,
         rollback_cap: int = DEFAULT_CAP,
+        headers: StreamQuery | None = None,
     ) -> None:
         if max_bytes < 1:
             raise InvalidOptionError("max_bytes must be at least 1", got=max_bytes)
@@ -99,6 +103,8 @@ class PortalClient:
         self._metadata_tried = dataset is not None
         self._blocks_at: dict[int, int] = {}
         self._finality_told = False
+        self._finds_times: bool | None = None  # until it is known
+        self._headers = headers
 
     def __enter__(self) -> PortalClient:
         return self
@@ -143,24 +149,73 @@ class PortalClient:
     def block_at(self, timestamp: int) -> int | None:
         """Return the number of the first block at or after a time in seconds since 1970 UTC.
 
-        None if there is no block that late yet. A block that was found is not asked for again.
+        None if there is no block that late yet. A block that was found is not asked for again. A
+        service that finds no block by time is asked for the times of a few blocks.
 
         Raises:
-            TimestampError: the portal finds no block by time at all.
+            TimestampError: there are no times, or the block lies below those that the portal has.
         """
         if timestamp not in self._blocks_at:
-            try:
-                answer = self._question(f"timestamps/{timestamp}/block")
-            except PortalHttpError as error:
-                _refuse_unless_missing(error)
-                if timestamp == 0:  # every block is later: an old portal has no such route
-                    raise TimestampError("the portal finds no block by time") from error
-                self.block_at(0)
+            found = self._ask_block_at(timestamp)
+            if found is None:
                 return None
-            if not answer.strip():  # 204: the time lies beyond the head
-                return None
-            self._blocks_at[timestamp] = read_block_at(answer)
+            self._blocks_at[timestamp] = found
         return self._blocks_at[timestamp]
+
+    def _ask_block_at(self, timestamp: int) -> int | None:
+        answer = None
+        if self._finds_times is not False:
+            answer = self._by_route(timestamp)
+            if self._finds_times is None:  # 404 says that none is that late, or that it knows none
+                first = timestamp > 0 and answer is None and self._by_route(0)  # all are later
+                self._finds_times = bool(first) or answer is not None
+        if not self._finds_times:
+            return self._search_block_at(timestamp)
+        return read_block_at(answer) if answer and answer.strip() else None
+
+    def _by_route(self, timestamp: int) -> bytes | None:
+        """Return what the portal says of a time; None where it answers 404."""
+        try:
+            return self._question(f"timestamps/{timestamp}/block")
+        except PortalHttpError as error:
+            _refuse_unless_missing(error)
+            return None
+
+    def _search_block_at(self, timestamp: int) -> int | None:
+        """Find the first block at or after a time by the headers of blocks, halving what is left.
+
+        For a service without such a route. It asks for a block per step, 64 at most.
+        """
+        if self._headers is None:
+            raise TimestampError("the portal finds no block by time", time=_date(timestamp))
+        head = self.head()
+        if head is None or self._time_at(head.number) < timestamp:
+            return None
+        low, high = self.oldest_block(), head.number
+        if low > 0 and self._time_at(low) > timestamp:
+            raise TimestampError(
+                "the block of that time lies below the first one that the portal has",
+                time=_date(timestamp),
+                oldest=low,
+            )
+        while low < high:
+            middle = (low + high) // 2
+            if self._time_at(middle) < timestamp:
+                low = middle + 1
+            else:
+                high = middle
+        return high
+
+    def _time_at(self, number: int) -> int:
+        """Return the time of the first block at or above a number that the head has reached."""
+        assert self._headers is not None, "without them nothing is searched"
+        answers = self.read(self._headers, BlockRange(number), attempts=QUESTION_ATTEMPTS)
+        with closing(answers):
+            first = next(answers)
+        found = first.headers[0].timestamp if isinstance(first, Blocks) else None
+        if found is None:
+            raise TimestampError("the portal says no time of a block", block=number)
+        return found
 
     def resolve_range(self, spec: RangeSpec, *, finalized: bool = False) -> BlockRange:
         """Turn a range as the user wrote it into numbers, with as few questions as it needs.

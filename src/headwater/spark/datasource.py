@@ -136,7 +136,7 @@ def load_source(options: Mapping[str, str]) -> LoadedSource:
     partitions = parse_count(given, "partitions")
     specs = parse_ranges((given.get("from_block"), given.get("to_block")))
     reader = PartReader(address, query, row_maker, dataset=None, retry=IMPATIENT)
-    with reader.client() as client:
+    with reader.client(headers=query.headers_only()) as client:
         dataset = client.metadata()
         block_range = _final_range(client, client.resolve_range(specs[0], finalized=True))
         cores = os.cpu_count() or 1

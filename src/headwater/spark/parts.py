@@ -396,7 +396,10 @@ class PartReader(SpanReader[BlockRange]):
         return self.row_maker.schema
 
     def client(
-        self, max_bytes: int = READ_BYTES, on_refused: Callable[[], None] = lambda: None
+        self,
+        max_bytes: int = READ_BYTES,
+        on_refused: Callable[[], None] = lambda: None,
+        headers: StreamQuery | None = None,
     ) -> PortalClient:
         """Return a client for one task, or for planning; the caller closes it.
 
@@ -406,7 +409,13 @@ class PartReader(SpanReader[BlockRange]):
         if self.office is not None:
             permits = TaskPermits(self.office)
         transport = LimitedTransport(HttpTransport(self.address, self.timeouts), permits)
-        return PortalClient(transport, retry=self.retry, dataset=self.dataset, max_bytes=max_bytes)
+        return PortalClient(
+            transport,
+            retry=self.retry,
+            dataset=self.dataset,
+            max_bytes=max_bytes,
+            headers=headers,
+        )
 
     def _rows(self, part: Part[BlockRange], receipt: Receipt) -> Iterator[pa.RecordBatch]:
         with ReadAhead(partial(self._answers, part, receipt)) as answers:

@@ -109,6 +109,7 @@ class PortalStream(Stream):
                     poll_interval_s=reading.poll_interval_s,
                     rollback_cap=self.rollback_cap,
                     on_notice=opening.on_notice,
+                    headers=next(iter(self.outputs.values())).query.headers_only(),
                 )
             )
             run = PortalRun(self, client, clock, opening, budget, abort=transport.abort)

@@ -274,7 +274,8 @@ def _ranges(
     asked = BlockRange(first or 0, highest)
     found: dict[str, list[BlockRange]] = {}
     transport = HttpTransport(stream.portal, stream.reading.timeouts)
-    with PortalClient(transport, retry=stream.reading.retry) as client:
+    headers = next(iter(stream.outputs.values())).query.headers_only()
+    with PortalClient(transport, retry=stream.reading.retry, headers=headers) as client:
         oldest = client.oldest_block()
         for name, output in stream.outputs.items():
             found[name] = []

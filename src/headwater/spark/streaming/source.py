@@ -154,10 +154,15 @@ class LoadedStream:
 
     def first_block(self) -> int:
         """Ask the portal for the block that the changelog begins with."""
-        with PortalClient(HttpTransport(self.address), retry=IMPATIENT) as client:
+        with self._asking() as client:
             first = self._blocks(client).from_block
             client.check_missing(first)
             return first
+
+    def _asking(self) -> PortalClient:
+        """Return a client for questions."""
+        transport = HttpTransport(self.address)
+        return PortalClient(transport, retry=IMPATIENT, headers=self.query.headers_only())
 
     def part_reader(self, part: FinalPart) -> PartReader:
         """Return what reads a part of final blocks, on an executor."""
@@ -173,7 +178,7 @@ class LoadedStream:
     def _blocks(self, client: PortalClient | None = None) -> BlockRange:
         """Resolve the range; an end that is a number needs no portal."""
         if client is None:
-            with PortalClient(HttpTransport(self.address), retry=IMPATIENT) as asking:
+            with self._asking() as asking:
                 return self._blocks(asking)
         return client.resolve_range(self.spec, finalized=self.journal is None)
 
