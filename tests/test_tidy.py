@@ -137,3 +137,12 @@ def test_each_defect_of_the_sql_sink_has_a_test() -> None:
         for one in re.findall(r"mark\.sink_defect\((\d+)\)", path.read_text(encoding="utf-8"))
     }
     assert listed == named == set(range(1, 15))
+
+
+def test_each_fault_of_others_has_a_link_and_a_test_of_its_own() -> None:
+    """That the tests exist is checked with all names in backticks, by `make check`."""
+    page = (ROOT / "docs/faults-of-others.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| .* \| `(tests/[\w/]+\.py::\w+)` \|$", page, re.MULTILINE)
+    linked = re.findall(r"^\| \d+ \| .*\]\(https://github\.com/[\w./-]+/\d+\)", page, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
+    assert len(linked) == len({test for _, test in rows}) == len(rows) >= 40
