@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
-from headwater.changes import Changes
+from headwater.changes import Changes, add, max_
 from headwater.errors import (
     ClickHouseServerError,
     InsertOnlyError,
@@ -19,6 +20,7 @@ from headwater.substreams.messages import OutputDecoder
 from headwater.substreams.package import Package
 from headwater.substreams.sink import sink_target, wide_inserts
 from headwater.substreams.sink_database import SinkDsn, run_schema, user_tables
+from headwater.targets import history_target
 from headwater.targets.clickhouse import ClickHouseClient
 from headwater.testing.chain.tree import ChainSim, SimBlock
 from headwater.testing.change_model import apply_one_by_one
@@ -29,6 +31,7 @@ from headwater.testing.substreams.modules import (
 )
 from tests.substreams.follower import Follower
 from tests.targets import clickhouse_places, postgres_places
+from tests.targets.change_log.places import Stream as ChangeStream
 
 PACKAGE = Package.read(DB_OUT.package()).resolve()
 
@@ -118,6 +121,34 @@ def test_changes_of_every_kind_equal_the_oracle_after_forks(dsn: SinkDsn) -> Non
         assert rows.keys() == wanted.keys()
         for one, row in rows.items():
             assert {column: str(value) for column, value in row.items()} == wanted[one]
+
+
+def test_numbers_of_postgresql_are_exact_in_duckdb(tmp_path: Path) -> None:
+    dsn = SinkDsn("duckdb", str(tmp_path / "a.duckdb"))
+    columns = (
+        "a numeric, b NUMERIC(78,0), c decimal(78), d numeric(20, 0), e decimal(38,18), "
+        "numeric int, f numeric NOT NULL DEFAULT 0, g text DEFAULT 'numeric'"
+    )
+    run_schema(dsn, f"CREATE TABLE t (id text PRIMARY KEY, {columns}); -- numeric(78,0)")
+    with duckdb.connect(dsn.address) as connection:
+        types = {row[0]: row[1] for row in connection.execute("DESCRIBE t").fetchall()}
+    assert types == {
+        "id": "VARCHAR", "a": "BIGNUM", "b": "BIGNUM", "c": "BIGNUM", "d": "DECIMAL(20,0)",
+        "e": "DECIMAL(38,18)", "numeric": "INTEGER", "f": "BIGNUM", "g": "VARCHAR",
+    }  # fmt: skip
+    for refused in ("CREATE TABLE u (a numeric(78,18))", "CREATE TABLE u (a decimal(77, 1) )"):
+        with pytest.raises(SchemaFileError, match=r"E0014.*"):
+            run_schema(dsn, refused)
+    target = history_target(dsn.address, tables=["t"])
+    stream = ChangeStream(target)
+    huge = str(2**256 - 1)
+    stream.block(1, Changes(block=1).insert("t", "one", a=huge, b=huge), final=0)
+    stream.block(2, Changes(block=2).upsert("t", "one", a=add("-1"), b=max_("0")), final=0)
+    rows = "SELECT a::VARCHAR AS a, b::VARCHAR AS b FROM t"
+    assert stream.rows(rows) == [{"a": str(2**256 - 2), "b": huge}]
+    stream.fork(1)
+    assert stream.rows(rows) == [{"a": huge, "b": huge}]
+    target.close()
 
 
 def test_a_schema_passes_over_what_is_there_and_creates_the_rest(dsn: SinkDsn) -> None:

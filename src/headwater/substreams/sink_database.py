@@ -254,7 +254,7 @@ def _on_duckdb(dsn: SinkDsn, forgiving: bool) -> Iterator[Runner]:
 
     def run(statement: str) -> bool:
         try:
-            session.run(statement)
+            session.run(_long_numbers(statement))
         except duckdb.Error as error:  # without numbers: "is there" and "is not" are one class
             there = isinstance(error, duckdb.CatalogException) and "already exists" in str(error)
             if not forgiving or not there:
@@ -265,6 +265,26 @@ def _on_duckdb(dsn: SinkDsn, forgiving: bool) -> Iterator[Runner]:
     session = open_session(dsn.address, {}, None, "sink")
     with closing(session), nullcontext() if forgiving else session.transaction():
         yield run
+
+
+def _long_numbers(statement: str) -> str:
+    """Return a statement made for PostgreSQL in which numbers of any length are BIGNUM.
+
+    To DuckDB `numeric` alone is DECIMAL(18,3), and no decimal has more than 38 digits.
+    """
+    tokens = STANDARD.tokens(statement)
+    if tokens[0].text not in ("CREATE", "ALTER"):
+        return statement
+    for at in range(len(tokens) - 1, 0, -1):
+        if tokens[at].text in ("NUMERIC", "DECIMAL") and tokens[at - 1].is_name:
+            said = "".join(one.text for one in tokens[at + 1 : at + 6]).partition(")")[0]
+            size = re.fullmatch(r"\((\d+)(,0)?", said)
+            if said[:1] != "(" or (size and int(size[1]) > 38):
+                end = tokens[at].start + len(tokens[at].text)
+                if size:
+                    end = statement.index(")", end) + 1
+                statement = f"{statement[: tokens[at].start]}BIGNUM{statement[end:]}"
+    return statement
 
 
 @contextmanager
