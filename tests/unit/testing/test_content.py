@@ -51,12 +51,15 @@ EVM = {
     "header": "number N hash H parentHash H timestamp N transactionsRoot H receiptsRoot H "
     "stateRoot H logsBloom H sha3Uncles H extraData H miner H nonce H mixHash H size N gasLimit Q "
     "gasUsed Q difficulty Q totalDifficulty Q? baseFeePerGas Q blobGasUsed Q excessBlobGas Q "
-    "l1BlockNumber N? uncles H[]? withdrawalsRoot H? withdrawals O[]?",
+    "l1BlockNumber N? uncles H[]? withdrawalsRoot H? withdrawals O[]? "
+    "parentBeaconBlockRoot H? requestsHash H? mainBlockGeneralGasLimit Q? sharedGasLimit Q? "
+    "timestampMillisPart Q?",
     "transactions": "transactionIndex N hash H nonce ND from H to H? input H value Q gas Q "
     "gasPrice Q maxFeePerGas Q? maxPriorityFeePerGas Q? v Q r H s H yParity N? chainId N? "
     "sighash H? contractAddress H? gasUsed Q cumulativeGasUsed Q effectiveGasPrice Q type N "
     "status N logsBloom H? blobVersionedHashes H[]? accessList O[]? l1Fee Q? l1FeeScalar N? "
-    "l1GasPrice Q? l1GasUsed Q? l1BlobBaseFee Q? l1BlobBaseFeeScalar N? l1BaseFeeScalar N?",
+    "l1GasPrice Q? l1GasUsed Q? l1BlobBaseFee Q? l1BlobBaseFeeScalar N? l1BaseFeeScalar N? "
+    "maxFeePerBlobGas Q? blobGasUsed Q? blobGasPrice Q? authorizationList O[]?",
     "logs": "logIndex N transactionIndex N transactionHash H address H data H topics H[]",
     "stateDiffs": "transactionIndex N address H key S kind S prev S? next S?",
 }
@@ -196,7 +199,7 @@ def test_an_evm_chain_holds_every_kind_of_event_trace_and_difference() -> None:
         *(f"trace {kind}" for kind in TRACES),
         *("error True", "error False", "creation", "string nonce"),
         *(f"diff {kind}" for kind in "+-*="),
-        *(f"type {kind}" for kind in range(4)),
+        *(f"type {kind}" for kind in range(5)),
         f"log {evm_scenes.TRANSFER} 3",
         f"log {evm_scenes.TRANSFER} 4",
         f"log {evm_scenes.APPROVAL} 3",
@@ -360,7 +363,7 @@ def test_contents_depend_on_the_block_and_not_on_the_order_of_calls(network: Net
         (
             Network.EVM,
             "0x1740ed8c3080cdde5320635b5199426e1511a5b5335d0113bf0e02c902746b23",
-            "3e4e86408d2bb9a5112536e37c98eee9",
+            "b4a542796254d2c60f2c0aaa1e6d84b5",
         ),
         (
             Network.SOLANA,

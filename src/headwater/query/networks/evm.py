@@ -43,9 +43,20 @@ _BLOCK = (
     Field("uncles", _HEX, _OPTIONAL, is_list=True),
     Field("withdrawalsRoot", _HEX, _OPTIONAL),
     Field("withdrawals", _OBJECT, _OPTIONAL, is_list=True, members=_WITHDRAWAL),
+    # Known to servers, not to the SDK: Cancun and Prague, then Tempo.
+    *fields("parentBeaconBlockRoot requestsHash", _HEX, _OPTIONAL),
+    *fields("mainBlockGeneralGasLimit sharedGasLimit timestampMillisPart", _QUANTITY, _OPTIONAL),
 )
 
 _ACCESS = (Field("address", _HEX), Field("storageKeys", _HEX, is_list=True))
+
+_AUTHORIZATION = (
+    Field("chainId", _QUANTITY),
+    Field("address", _HEX),
+    Field("nonce", WireType.NUMBER_OR_DECIMAL),
+    Field("yParity", _NUMBER),
+    *fields("r s", _HEX),
+)
 
 _TRANSACTION = (
     Field("transactionIndex", WireType.INDEX),
@@ -72,6 +83,9 @@ _TRANSACTION = (
     Field("l1FeeScalar", WireType.FLOAT, _OPTIONAL),
     *fields("l1GasPrice l1GasUsed l1BlobBaseFee", _QUANTITY, _OPTIONAL),
     *fields("l1BlobBaseFeeScalar l1BaseFeeScalar", _NUMBER, _OPTIONAL),
+    # Known to servers, not to the SDK.
+    *fields("maxFeePerBlobGas blobGasUsed blobGasPrice", _QUANTITY, _OPTIONAL),
+    Field("authorizationList", _OBJECT, _OPTIONAL, is_list=True, members=_AUTHORIZATION),
 )
 
 _LOG = (
@@ -176,10 +190,18 @@ _TRACES = Family(
         _addresses("callTo"),
         _addresses("callFrom"),
         Condition("callSighash", ValueKind.HEX, width=4),
+        Condition("callCallType", ValueKind.TEXT),  # these two as well
+        _addresses("suicideAddress"),
         _addresses("suicideRefundAddress"),
         _addresses("rewardAuthor"),
     ),
-    related(transaction="transaction", transactionLogs="log", subtraces="trace", parents="trace"),
+    related(
+        transaction="transaction",
+        transactionLogs="log",
+        transactionTraces="trace",
+        subtraces="trace",
+        parents="trace",
+    ),
 )
 
 _STATE_DIFFS = Family(
@@ -245,10 +267,13 @@ class EvmTraces(TypedDict, total=False):
     call_to: Iterable[str]
     call_from: Iterable[str]
     call_sighash: Iterable[str]
+    call_call_type: Iterable[str]
+    suicide_address: Iterable[str]
     suicide_refund_address: Iterable[str]
     reward_author: Iterable[str]
     transaction: bool
     transaction_logs: bool
+    transaction_traces: bool
     subtraces: bool
     parents: bool
 

@@ -118,6 +118,7 @@ _INSTRUCTIONS = Family(
         transactionInstructions="instruction",
         logs="log",
         innerInstructions="instruction",
+        parentInstructions="instruction",
     ),
     discriminators=tuple(f"d{width}" for width in _WIDTHS),
 )
@@ -126,7 +127,9 @@ _TRANSACTIONS = Family(
     "transactions",
     "transaction",
     _pubkeys("feePayer"),
-    related(instructions="instruction", logs="log"),
+    related(
+        instructions="instruction", logs="log", balances="balance", tokenBalances="tokenBalance"
+    ),
 )
 
 _LOGS = Family(
@@ -147,7 +150,10 @@ _TOKEN_BALANCES = Family(
         "account",
         *("preProgramId", "postProgramId", "preMint", "postMint", "preOwner", "postOwner"),
     ),
-    _OF_A_BALANCE,
+    (
+        *_OF_A_BALANCE,
+        *related(transactionBalances="balance", transactionTokenBalances="tokenBalance"),
+    ),
 )
 
 _REWARDS = Family("rewards", "reward", _pubkeys("pubkey"))
@@ -208,6 +214,7 @@ class SolanaInstructions(TypedDict, total=False):
     transaction_instructions: bool
     logs: bool
     inner_instructions: bool
+    parent_instructions: bool
 
 
 class SolanaTransactions(TypedDict, total=False):
@@ -216,6 +223,8 @@ class SolanaTransactions(TypedDict, total=False):
     fee_payer: Iterable[str]
     instructions: bool
     logs: bool
+    balances: bool
+    token_balances: bool
 
 
 class SolanaLogs(TypedDict, total=False):
@@ -247,6 +256,8 @@ class SolanaTokenBalances(TypedDict, total=False):
     post_owner: Iterable[str]
     transaction: bool
     transaction_instructions: bool
+    transaction_balances: bool
+    transaction_token_balances: bool
 
 
 class SolanaRewards(TypedDict, total=False):

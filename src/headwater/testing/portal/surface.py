@@ -138,7 +138,8 @@ EVM = Surface(
         "number hash parentHash timestamp transactionsRoot receiptsRoot stateRoot logsBloom "
         "sha3Uncles extraData miner nonce mixHash size gasLimit gasUsed difficulty "
         "totalDifficulty baseFeePerGas blobGasUsed excessBlobGas l1BlockNumber uncles "
-        "withdrawalsRoot withdrawals"
+        "withdrawalsRoot withdrawals parentBeaconBlockRoot requestsHash "
+        "mainBlockGeneralGasLimit sharedGasLimit timestampMillisPart"
     ),
     families={
         "transactions": Family(
@@ -148,7 +149,8 @@ EVM = Surface(
                 "maxPriorityFeePerGas v r s yParity chainId sighash contractAddress gasUsed "
                 "cumulativeGasUsed effectiveGasPrice type status logsBloom blobVersionedHashes "
                 "accessList l1Fee l1FeeScalar l1GasPrice l1GasUsed l1BlobBaseFee "
-                "l1BlobBaseFeeScalar l1BaseFeeScalar"
+                "l1BlobBaseFeeScalar l1BaseFeeScalar maxFeePerBlobGas blobGasUsed blobGasPrice "
+                "authorizationList"
             ),
             columns("hex", "to", "from", "sighash")
             | columns("number", "type")
@@ -174,14 +176,15 @@ EVM = Surface(
                 *TRACE_FIELDS,
             ),
             columns("text", "type")
+            | {"callCallType": Filter("text", _trace("callCallType"))}
             | {
                 key: Filter("hex", _trace(key))
                 for key in words(
                     "createFrom createResultAddress callTo callFrom callSighash "
-                    "suicideRefundAddress rewardAuthor"
+                    "suicideAddress suicideRefundAddress rewardAuthor"
                 )
             },
-            related(transaction="transactions", transactionLogs="logs")
+            related(transaction="transactions", transactionLogs="logs", transactionTraces="traces")
             | related(BELOW, subtraces="traces")
             | related(ABOVE, parents="traces"),
         ),
@@ -206,7 +209,12 @@ SOLANA = Surface(
                 "hasDroppedLogMessages"
             ),
             {"feePayer": Filter("text", item("accountKeys", 0))},
-            related(instructions="instructions", logs="logs"),
+            related(
+                instructions="instructions",
+                logs="logs",
+                balances="balances",
+                tokenBalances="tokenBalances",
+            ),
         ),
         "instructions": Family(
             "instruction",
@@ -225,7 +233,8 @@ SOLANA = Surface(
                 transactionInstructions="instructions",
             )
             | related(INSTRUCTION, logs="logs")
-            | related(BELOW, innerInstructions="instructions"),
+            | related(BELOW, innerInstructions="instructions")
+            | related(ABOVE, parentInstructions="instructions"),
         ),
         "logs": Family(
             "log",
@@ -249,7 +258,12 @@ SOLANA = Surface(
                 "text",
                 *words("account preProgramId postProgramId preMint postMint preOwner postOwner"),
             ),
-            related(transaction="transactions", transactionInstructions="instructions"),
+            related(
+                transaction="transactions",
+                transactionInstructions="instructions",
+                transactionBalances="balances",
+                transactionTokenBalances="tokenBalances",
+            ),
         ),
         "rewards": Family(
             "reward",

@@ -128,7 +128,8 @@ def wire(value: Any, is_number: bool) -> Any:
     if isinstance(value, list):
         return [wire(one, is_number) for one in value]
     if isinstance(value, dict):
-        return [wire(one, key in ("index", "validatorIndex", "amount"))
+        numbers = ("index", "validatorIndex", "amount", "nonce")
+        return [str(int(one, 16)) if key == "chainId" else wire(one, key in numbers)
                 for key, one in value.items()]  # fmt: skip
     if is_number and isinstance(value, str):
         return int(value, 16) if value.startswith("0x") else int(value)
@@ -139,6 +140,9 @@ def bare(value: Any, prefix: str = "") -> Any:
     if isinstance(value, list):
         return [bare(one, prefix) for one in value]
     return value.hex() if isinstance(value, bytes) else value and prefix + value
+
+
+NESTED = ("withdrawals", "accessList", "authorizationList")
 
 
 def lookup(item: dict[str, Any], field: Any) -> Any:
@@ -189,7 +193,7 @@ def test_every_field_is_a_typed_column_with_the_value_of_the_wire(
             if field.type is WireType.NUMBER_OR_STRING:
                 assert value == str(sent)
                 continue
-            is_number = field.type in NUMERIC or field.wire in ("withdrawals", "accessList")
+            is_number = field.type in NUMERIC or field.wire in NESTED
             text = isinstance(value, str) and is_number
             assert (int(value) if text else plain(value)) == wire(sent, is_number), field.wire
 

@@ -90,7 +90,7 @@ def test_the_typed_builders_name_exactly_the_keys_of_the_catalogue(network: Netw
 @pytest.mark.parametrize(
     ("network", "counts"),
     [
-        (EVM, {"block": 25, "transaction": 33, "log": 6, "trace": 28, "stateDiff": 6}),
+        (EVM, {"block": 30, "transaction": 37, "log": 6, "trace": 28, "stateDiff": 6}),
         (
             SOLANA,
             {

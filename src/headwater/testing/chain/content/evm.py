@@ -64,6 +64,9 @@ class EvmContent(BlockContent):
             "uncles": [],
             "withdrawalsRoot": draw.hex(32),
             "withdrawals": [self._withdrawal(draw, index) for index in range(2)],
+            "parentBeaconBlockRoot": draw.hex(32),
+            "requestsHash": draw.hex(32),
+            **dict.fromkeys(_TEMPO_FIELDS),
         }
 
     @cached_property
@@ -147,6 +150,8 @@ class EvmContent(BlockContent):
         draw, root = Draw(tx.key, "wire"), tx.scene.root
         creation = root.kind == "create"
         kind = (2, 2, 0, 1, 3)[draw.below(4 if creation else 5)]
+        if kind == 2 and not creation and tx.hash.endswith("0"):
+            kind = 4
         parity, price = draw.below(2), 10**9 + draw.bits(36)
         fees = kind >= 2
         return {
@@ -177,6 +182,20 @@ class EvmContent(BlockContent):
             "blobVersionedHashes": [draw.hex(32)] if kind == 3 else None,
             "accessList": [{"address": root.to, "storageKeys": [draw.hex(32)]}] if kind else None,
             **dict.fromkeys(_L1_FIELDS),
+            "maxFeePerBlobGas": hex(draw.bits(30)) if kind == 3 else None,
+            "blobGasUsed": hex(131_072) if kind == 3 else None,
+            "blobGasPrice": hex(1 + draw.bits(20)) if kind == 3 else None,
+            "authorizationList": [self._authorization(draw, root.to)] if kind == 4 else None,
+        }
+
+    def _authorization(self, draw: Draw, address: str | None) -> Row:
+        return {
+            "chainId": "0x1",
+            "address": address,
+            "nonce": str(draw.bits(60)),
+            "yParity": draw.below(2),
+            "r": draw.hex(32),
+            "s": draw.hex(32),
         }
 
     def _withdrawal(self, draw: Draw, index: int) -> Row:
@@ -188,6 +207,7 @@ class EvmContent(BlockContent):
         }
 
 
+_TEMPO_FIELDS = ("mainBlockGeneralGasLimit", "sharedGasLimit", "timestampMillisPart")
 _L1_FIELDS = (
     "l1Fee",
     "l1FeeScalar",
