@@ -1,6 +1,6 @@
 """How long a block takes from the portal into DuckDB, at the head, and where the time goes.
 
-    .venv/bin/python benchmarks/bench_head.py [blocks]
+    .venv/bin/python benchmarks/bench_head.py [blocks] [portal | hotblocks]
 
 The chain grows by one block when the last one has been committed; the clock runs from the moment
 the portal can serve it until its transaction is done. Once without user code (no Spark job), once
@@ -72,11 +72,12 @@ class TimedTarget:
         self.took.append(1000 * (time.perf_counter() - started))
 
 
-def measure(blocks: int, transform: Transform | None) -> tuple[list[float], float]:
+def measure(blocks: int, surface: str, transform: Transform | None) -> tuple[list[float], float]:
     """Return what each block took, and the median of its commit."""
     chain = ChainSim(3, content=ContentSettings(transactions_per_block=60))
     chain.grow(40)
-    with tempfile.TemporaryDirectory() as folder, PortalServer(PortalSim(chain)) as portal:
+    sim = PortalSim(chain, surface=surface)
+    with tempfile.TemporaryDirectory() as folder, PortalServer(sim) as portal:
         clockwork = Clockwork(portal, blocks)
         target = TimedTarget(duckdb_target(Path(folder) / "head.duckdb"))
         stream = portal_stream(
@@ -95,13 +96,14 @@ def measure(blocks: int, transform: Transform | None) -> tuple[list[float], floa
 
 def main() -> int:
     blocks = int(sys.argv[1]) if len(sys.argv) > 1 else 150
+    surface = sys.argv[2] if len(sys.argv) > 2 else "portal"
     warm_up(local_session())
     worst = 0.0
     print(
         f"{blocks} blocks of about 120 transfers, one at a time; poll every {POLL_S * 1000:.0f} ms"
     )
     for name, transform in (("no transform", None), ("transform on Spark", large)):
-        took, commit = measure(blocks, transform)
+        took, commit = measure(blocks, surface, transform)
         p50, p95 = median(took), quantiles(took, n=20)[-1]
         worst = max(worst, p50)
         print(f"  {name:<20} p50 {p50:6.1f} ms   p95 {p95:6.1f} ms   ({len(took)} blocks)")
