@@ -19,6 +19,7 @@ NOTABLE = [
     if not line.startswith("#")
 ]
 RARE = [
+    1,
     6,
     16,
     20,
