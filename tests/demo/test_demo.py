@@ -10,22 +10,25 @@ import socket
 import struct
 import subprocess
 import sys
-from io import StringIO
 from pathlib import Path
 
 import duckdb
 import pytest
-from rich.console import Console
 
-from headwater.cli.demo.chain import DEEPEST, plan_forks
-from headwater.cli.demo.picture import Drawing, draw
-from headwater.cli.demo.run import INTERVAL_S, Watcher, run_on_portal, run_simulated
-from headwater.cli.demo.story import Stage, Story
-from headwater.cli.demo.tables import STREAM_ID, Places, disagreements, expected_tables, make_room
-from headwater.cli.demo.view import PlainView, TerminalView
-from headwater.core import BlockCursor, ForkResolution, ForkRule, PipeState
+from headwater.cli.demo.picture import Undone, draw
+from headwater.cli.demo.run import (
+    DEEPEST,
+    INTERVAL_S,
+    STREAM_ID,
+    Watcher,
+    compare,
+    make_room,
+    plan_forks,
+    run_on_portal,
+    run_simulated,
+)
 from headwater.errors import DuckDBFileError, InvalidOptionError, PortalUrlError
-from headwater.pipeline import Committed, RolledBack
+from headwater.pipeline import Committed
 from headwater.pipeline import Event as Happened
 from headwater.targets import duckdb_target
 from headwater.testing import ChainSim, simulated_portal
@@ -71,36 +74,40 @@ def ran(folder: Path) -> subprocess.CompletedProcess[str]:
     return headwater(*(str(part) for pair in settings.items() for part in pair), FORCE_COLOR="1")
 
 
-def test_a_run_ends_well_and_tells_its_story(ran: subprocess.CompletedProcess[str]) -> None:
+def test_a_run_ends_well_and_tells_what_it_does(ran: subprocess.CompletedProcess[str]) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stderr == ""
-    for words in ("1/4 A chain", "2/4 Backfill", "3/4 Following", "4/4 Check", "== Done"):
-        assert words in ran.stdout
-    assert re.search(r"[\d,]+ rows in 2 tables equal the canonical chain", ran.stdout)
-    assert "try next" in ran.stdout
+    assert "a simulated chain of 300 blocks is served at http://127.0.0.1:" in ran.stderr
+    assert re.search(
+        r"headwater-demo: stopped at block [\d,]+, [\d,]+ rows in this run", ran.stderr
+    )
+    assert re.search(r"^[\d,]+ rows in 2 tables equal the chain up to \d+#0x", ran.stdout)
+    assert len(re.findall(r"0x\w{40}  [\d,]+ transfers by [\d,]+ senders", ran.stdout)) == 5
+    assert "try next: headwater simulate" in ran.stdout
 
 
 def test_every_planned_fork_was_met_and_undone(ran: subprocess.CompletedProcess[str]) -> None:
     depths = list(plan_forks(SEED, round(SECONDS / INTERVAL_S)).values())
     assert len(depths) >= 3
-    assert f"{len(depths)} (depths {', '.join(map(str, depths))})" in ran.stdout
-    assert len(re.findall(r"fork \d+, \d+ deep: .* rows undone: ", ran.stdout)) == len(depths)
-    assert f"{sum(depths)}; {sum(depths)} read again" in ran.stdout
+    met = re.findall(
+        r"^fork (\d+): (\d+) blocks? above .* replaced, \d+ rows? undone$", ran.stderr, re.M
+    )
+    assert met == [(str(index + 1), str(depth)) for index, depth in enumerate(depths)]
+    assert f"{len(depths)} forks, {sum(depths)} blocks undone" in ran.stdout
 
 
 def test_output_that_goes_elsewhere_than_a_terminal_is_plain(
     ran: subprocess.CompletedProcess[str],
 ) -> None:
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", ran.stdout)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", ran.stdout + ran.stderr)
 
 
 def test_a_second_run_takes_the_place_of_the_first(
     ran: subprocess.CompletedProcess[str], folder: Path, tmp_path: Path
 ) -> None:
-    again = Places(tmp_path)
-    shutil.copy(folder / "chain.duckdb", again.database)
-    make_room(again)
-    assert not again.database.exists()
+    for name in ("chain.duckdb", "forks.png"):
+        shutil.copy(folder / name, tmp_path / name)
+    make_room(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_picture_is_a_png_to_look_at(
@@ -139,29 +146,32 @@ def test_the_tables_hold_what_a_count_of_the_chain_gives(
 # --- the check ------------------------------------------------------------------------------------
 
 
-def test_a_row_that_is_changed_missing_doubled_or_orphaned_is_noticed() -> None:
-    chain = ChainSim(1)
-    chain.grow(20)
-    before = expected_tables(chain, chain.head.cursor)
-    assert disagreements(before, expected_tables(chain, chain.head.cursor)) == []
-    first, *rest = before["transfers"]
-    for tampered in (
-        [(*first[:-2], "1", first[-1]), *rest],
-        rest,
-        [first, first, *rest],
-        [(first[0], "0xother", *first[2:]), *rest],
-    ):
-        (told,) = disagreements({**before, "transfers": tampered}, before)
-        assert told.startswith("transfers: ")
-        assert f"first in block {first[0]}, log {first[5]}" in told
-    chain.fork(3)
-    assert disagreements(before, expected_tables(chain, chain.head.cursor))
-
-
-def test_a_table_that_is_not_there_is_noticed() -> None:
-    assert disagreements({}, {"approvals": [(5, "0x1", 0, "0x2", 0, 3)]}) == [
-        "approvals: 0 rows too many or different, 1 missing; first in block 5, log 3"
-    ]
+@pytest.mark.parametrize(
+    "tampering",
+    [
+        "UPDATE transfers SET value = '1' WHERE log_index = (SELECT min(log_index) FROM transfers)",
+        "DELETE FROM approvals WHERE block_number = (SELECT max(block_number) FROM approvals)",
+        "INSERT INTO transfers SELECT * FROM transfers LIMIT 1",
+        "UPDATE transfers SET block_hash = '0xother'",
+        "UPDATE approvals SET block_number = block_number + 1",
+        "UPDATE transfers SET timestamp = timestamp + INTERVAL 1 SECOND",
+    ],
+)
+def test_a_row_that_is_changed_missing_doubled_or_orphaned_is_noticed(
+    ran: subprocess.CompletedProcess[str], folder: Path, tmp_path: Path, tampering: str
+) -> None:
+    shutil.copy(folder / "chain.duckdb", tmp_path)
+    chain = chain_of_the_demo()
+    target = duckdb_target(tmp_path / "chain.duckdb")
+    target.bind(STREAM_ID)
+    state = target.recover()
+    assert compare(target, chain, state) is None
+    target.close()
+    with duckdb.connect(str(tmp_path / "chain.duckdb")) as file:
+        file.execute(tampering)
+    told = compare(duckdb_target(tmp_path / "chain.duckdb"), chain, state)
+    assert told is not None
+    assert told.startswith("FAILED: the ")
 
 
 @pytest.mark.usefixtures("spark")
@@ -169,13 +179,9 @@ def test_the_demo_fails_if_the_tables_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is that of the comparison: here the chain is misread on purpose."""
-    monkeypatch.setattr(
-        "headwater.cli.demo.run.expected_tables", lambda chain, tip: {"transfers": []}
-    )
-    assert not run_simulated(Places(tmp_path), blocks=60, seconds=1, seed=1, port=0)
-    shown = capsys.readouterr().out
-    assert "transfers: " in shown
-    assert "FAILED: the tables are not what the chain says" in shown
+    monkeypatch.setattr("headwater.cli.demo.run._is_wanted", lambda log: False)
+    assert not run_simulated(tmp_path, blocks=60, seconds=1, seed=1, port=0)
+    assert "FAILED: the tables are not what the chain says" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("spark")
@@ -187,10 +193,10 @@ def test_a_stop_between_a_commit_and_its_event_is_checked_by_what_the_file_says(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Watcher, "__call__", stop)
-    assert run_simulated(Places(tmp_path), blocks=60, seconds=1, seed=1, port=0)
-    shown = capsys.readouterr().out
-    assert re.search(r"stopped early, at block \d+; that much is checked", shown)
-    assert re.search(r"\d+ rows in 2 tables equal the branch that ends in block \d+", shown)
+    assert run_simulated(tmp_path, blocks=60, seconds=1, seed=1, port=0)
+    told = capsys.readouterr()
+    assert re.search(r"^[1-9][\d,]* rows in 2 tables equal the chain up to \d+#0x", told.out)
+    assert "stopping after this batch" in told.err
 
 
 # --- a real portal --------------------------------------------------------------------------------
@@ -201,38 +207,39 @@ def test_against_a_portal_it_follows_the_head_and_its_forks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The chain moves when the stream has read all of it: any machine is fast enough."""
-    places, seen = Places(tmp_path), Watcher.__call__
-    make_room(places)
+    seen = Watcher.__call__
+    make_room(tmp_path)
     with simulated_portal(seed=5, blocks=100) as portal:
 
         def move(watcher: Watcher, event: Happened) -> None:
             seen(watcher, event)
             if event.state.cursor != portal.chain.head.cursor:
                 return
-            if any(fork.rows["transfers"] for fork in watcher._story.forks):
+            if any(fork.rows for fork in watcher.forks):
                 signal.raise_signal(signal.SIGINT)
             portal.fork(2) if portal.chain.head.number % 5 == 4 else portal.extend(1)
 
         monkeypatch.setattr(Watcher, "__call__", move)
         tokens = portal.chain.population.tokens
         assert run_on_portal(
-            places, portal.url, events=["erc20.Transfer"], contracts=tokens, seconds=600
+            tmp_path, portal.url, events=["erc20.Transfer"], contracts=tokens, seconds=600
         )
     shown = capsys.readouterr().out
-    assert "== Done" in shown
-    assert "rows undone: transfers" in shown
-    assert places.picture.read_bytes().startswith(b"\x89PNG")
-    rows = duckdb_target(places.database).query("SELECT min(block_number) AS first FROM transfers")
+    assert re.search(r"^[1-9]\d* forks?, [1-9]\d* blocks undone$", shown, re.M)
+    assert (tmp_path / "forks.png").read_bytes().startswith(b"\x89PNG")
+    rows = duckdb_target(tmp_path / "chain.duckdb").query(
+        "SELECT min(block_number) AS first FROM transfers"
+    )
     assert rows.column("first")[0].as_py() >= 99
 
 
 def test_nothing_is_started_for_an_address_or_events_that_cannot_serve(tmp_path: Path) -> None:
-    places, token = Places(tmp_path), "0x" + "11" * 20
+    token = "0x" + "11" * 20
     with pytest.raises(PortalUrlError):
-        run_on_portal(places, "nowhere", events=["erc20.Transfer"], contracts=[token], seconds=1)
+        run_on_portal(tmp_path, "nowhere", events=["erc20.Transfer"], contracts=[token], seconds=1)
     with pytest.raises(InvalidOptionError, match="share a table"):
         run_on_portal(
-            places,
+            tmp_path,
             "http://127.0.0.1:9/datasets/none",
             events=["erc20.Transfer", "erc721.Transfer"],
             contracts=[token],
@@ -247,7 +254,7 @@ def test_a_portal_that_does_not_answer_is_not_a_success(
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, says nothing
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/datasets/none"
         assert not run_on_portal(
-            Places(tmp_path),
+            tmp_path,
             url,
             events=["erc20.Transfer"],
             contracts=["0x" + "11" * 20],
@@ -270,63 +277,6 @@ def test_forks_are_planned_by_the_seed_and_differ_in_depth(seed: int, steps: int
     assert all(1 <= depth <= DEEPEST for depth in plan.values())
 
 
-def told() -> Story:
-    """A story with a backfill, one block after it and one fork."""
-    story = Story(("transfers",), goal=9)
-    story.begin_backfill()
-    for number in (4, 9, 10, 11):
-        cursor = BlockCursor(number, f"0x{number}")
-        story.tell(Committed(PipeState(cursor, BlockCursor(4, "0x4")), 1), {"transfers": number})
-        if number == 9:
-            story.begin_following()
-    safe = BlockCursor(10, "0x10")
-    event = RolledBack(PipeState(safe), story.held[-1], ForkResolution(safe, ForkRule.MATCH))
-    fork = story.tell(event, {"transfers": 7})
-    assert fork is not None
-    assert (fork.first, fork.last, fork.rows) == (11, 11, {"transfers": 4})
-    story.tell(Committed(PipeState(BlockCursor(11, "0xb")), 1), {"transfers": 8})
-    story.head = 12
-    return story
-
-
-def test_a_story_counts_blocks_that_are_read_undone_and_read_again() -> None:
-    story = told()
-    assert story.blocks_read == 13
-    assert (story.undone_blocks, story.blocks_replayed, story.lag) == (1, 1, 1)
-    assert [block.hash for block in story.held[-2:]] == ["0x10", "0xb"]
-    assert [[block.hash for block in path] for path in story.orphaned] == [["0x10", "0x11"]]
-
-
-def test_a_terminal_gets_a_display_for_each_stage() -> None:
-    story, file = told(), StringIO()
-    console = Console(file=file, force_terminal=True, width=120)
-    with TerminalView(story, console) as view:
-        view.phase("title", "sentence")
-        for stage in Stage:
-            story.stage = stage
-            view._live.refresh()
-        view.say("fork 1, 1 deep")
-        view.refresh()
-        view.table("top", ["token", "transfers"], [["0x1", "5"]])
-        view.summary(True, [("time", "1 s")])
-    shown = file.getvalue()
-    for words in ("starting Spark", "10 of 10 blocks", "chain head", "forks so far: 1", "Done"):
-        assert words in shown
-
-
-def test_plain_lines_say_how_much_is_left(capsys: pytest.CaptureFixture[str]) -> None:
-    story = Story(("transfers",), goal=99)
-    story.begin_backfill()
-    for number in (9, 49):
-        story.tell(Committed(PipeState(BlockCursor(number, "0x")), 1), {"transfers": 1})
-    with PlainView(story) as view:
-        view.refresh()
-        view.refresh()
-    assert re.fullmatch(
-        r"   50 of 100 blocks \(50 %\)( about \d+ s left)?\n", capsys.readouterr().out
-    )
-
-
 def test_branches_that_cross_are_drawn_on_lanes_of_their_own(tmp_path: Path) -> None:
     """The second fork is deeper than what came after the first, so it orphans its ancestor too."""
     chain = ChainSim(2)
@@ -334,61 +284,61 @@ def test_branches_that_cross_are_drawn_on_lanes_of_their_own(tmp_path: Path) -> 
     chain.fork(2)
     chain.grow(1)
     chain.fork(7)
-    orphaned = [
-        [fork.ancestor.cursor, *(chain.block(one).cursor for one in fork.orphaned_hashes)]
+    forks = [
+        Undone(fork.ancestor.cursor, [chain.block(one).cursor for one in fork.orphaned_hashes], 3)
         for fork in chain.forks
     ]
     canonical = [block.cursor for block in chain.canonical(15)]
-    draw(tmp_path / "a.png", Drawing("two", canonical, orphaned, [], 18))
-    draw(tmp_path / "b.png", Drawing("none", canonical, [], [], None))
-    draw(tmp_path / "c.png", Drawing("nothing", [], [], [], None))
-    assert (tmp_path / "a.png").stat().st_size > (tmp_path / "b.png").stat().st_size > 5000
-    assert not (tmp_path / "c.png").exists()
+    draw(tmp_path / "a.png", canonical, forks, 18)
+    draw(tmp_path / "b.png", canonical, [], None)
+    draw(tmp_path / "c.png", [], [], None)
+    sizes = [(tmp_path / f"{name}.png").stat().st_size for name in "abc"]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] > 5000
 
 
 # --- what can go wrong ----------------------------------------------------------------------------
 
 
 def test_the_file_of_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
-    places = Places(tmp_path / "out")
-    make_room(places)
-    target = duckdb_target(places.database)
+    out = tmp_path / "out"
+    make_room(out)
+    target = duckdb_target(out / "chain.duckdb")
     target.bind(STREAM_ID)
     target.recover()
     target.close()
-    make_room(places)
-    assert not places.database.exists()
+    make_room(out)
+    assert not (out / "chain.duckdb").exists()
 
 
 def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
-    places = Places(tmp_path)
-    with duckdb.connect(str(places.database)) as file:
+    with duckdb.connect(str(tmp_path / "chain.duckdb")) as file:
         file.sql("CREATE TABLE precious AS SELECT 1 AS one")
     with pytest.raises(InvalidOptionError, match="did not make"):
-        make_room(places)
-    target = duckdb_target(places.database)  # not even if a demo once ran in it
+        make_room(tmp_path)
+    target = duckdb_target(tmp_path / "chain.duckdb")  # not even if a demo once ran in it
     target.bind(STREAM_ID)
     target.recover()
     target.close()
     with pytest.raises(InvalidOptionError, match="did not make"):
-        make_room(places)
-    places.database.write_text("a letter")
+        make_room(tmp_path)
+    (tmp_path / "chain.duckdb").write_text("a letter")
     with pytest.raises(DuckDBFileError):
-        make_room(places)
-    assert places.database.read_text() == "a letter"
+        make_room(tmp_path)
+    assert (tmp_path / "chain.duckdb").read_text() == "a letter"
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidOptionError, match="--out must be a directory"):
-        make_room(Places(tmp_path / "file"))
+        make_room(tmp_path / "file")
 
 
 def test_a_port_that_is_taken_is_refused_before_spark_is_started(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidOptionError, match="port must be free"):
-            run_simulated(Places(tmp_path), blocks=50, seconds=1, seed=1, port=port)
+            run_simulated(tmp_path, blocks=50, seconds=1, seed=1, port=port)
 
 
 def test_without_java_the_demo_says_what_to_install(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -9,7 +11,7 @@ from headwater.core import AtHead, BlockCursor, Head, PipeState
 from headwater.core.messages import Settled
 from headwater.metrics import StreamRecord
 from headwater.portal import Notice, NoticeKind
-from headwater.stream.view import describe
+from headwater.stream.view import ProgressView, describe
 
 
 @pytest.fixture
@@ -50,3 +52,14 @@ def test_a_portal_that_is_away_is_said_until_it_answers(
     shown = describe(record)
     assert shown == f"usdc: block 9, the portal {says}, asking again, 3 not final, no forks"
     assert len(record.snapshot()["messages"]) == 2, "one message each time that it went away"
+
+
+def test_forced_colours_do_not_make_a_terminal_of_a_file(
+    record: StreamRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CI sets FORCE_COLOR: what draws lines again filled its logs with codes."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = StringIO()
+    with ProgressView(lambda: [record], out, always_ends=True):
+        follow(record)
+    assert out.getvalue() == f"{describe(record)}\n"

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.errors import MissingExtraError
+from headwater.stream.view import can_draw
 from headwater.testing import ChainSim, LiveChain, Network, PortalServer, PortalSim, Surface
 
 _TRIES: dict[Network, tuple[str, str, tuple[str, ...]]] = {
@@ -147,7 +148,7 @@ def _serve_substreams(console: Console, chain: ChainSim, port: int, stack: ExitS
 def _watch(console: Console, server: PortalServer, seconds: float | None) -> None:
     """Show where the chain stands until the time is over."""
     end = None if seconds is None else time.monotonic() + seconds
-    if console.is_terminal:
+    if can_draw(console):
         with Live(_table(server), console=console, refresh_per_second=4) as display:
             while _wait(end, 0.25):
                 display.update(_table(server))

@@ -23,6 +23,7 @@ from headwater.errors import DuckDBFileError, HeadwaterError, PipelineSilentErro
 from headwater.metrics.facts import block_seconds
 from headwater.portal import PortalClient, RetryPolicy
 from headwater.stream.missing_blocks import MISSING, count_missing
+from headwater.stream.view import can_draw
 from headwater.targets.admin import Admin, StreamStatus, find_stream, kind_of, open_admin
 
 _RETRY = RetryPolicy(attempts=5)  # three seconds: a person waits for the answer
@@ -76,7 +77,7 @@ def status(
             except HeadwaterError as error:
                 say(str(error), "red")
                 continue
-            if not as_json and console().is_terminal:
+            if not as_json and can_draw(console()):
                 console().clear()
             _print(looked, as_json=as_json)
     except KeyboardInterrupt:

@@ -28,6 +28,11 @@ FIRST_LINE_S = 1.0
 BAR = 32
 
 
+def can_draw(console: Console) -> bool:
+    """Tell whether lines can be drawn again: colours that are forced make no terminal of a file."""
+    return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
+
+
 class ProgressView:
     """Shows records while it is entered. `out` is a terminal or anything else one can write to.
 
@@ -56,7 +61,7 @@ class ProgressView:
     def __enter__(self) -> ProgressView:
         if not self._shown:
             return self
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if can_draw(self._console):
             self._spinner = Spinner("dots", style="cyan")
             self._live = Live(
                 get_renderable=self._draw, console=self._console, refresh_per_second=5,

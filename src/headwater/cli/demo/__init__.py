@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from headwater.errors import MissingExtraError
+from headwater.spark.jvm import find_java
 
 _USDC = "0xa0b86991c6218b36c1d19d4a2e9eb0ce3606eb48"
 
@@ -67,22 +68,14 @@ def demo(
             raise MissingExtraError(
                 f"the demo needs the package {package}: pip install 'headwater[demo]'"
             )
-    from headwater.cli.demo.run import run_on_portal, run_simulated
-    from headwater.cli.demo.tables import Places, make_room
-    from headwater.spark.jvm import find_java
+    from headwater.cli.demo.run import EVENTS, make_room, run_on_portal, run_simulated
 
     find_java()
-    places = Places(out)
-    make_room(places)
+    make_room(out)
     if portal is None:
-        good = run_simulated(places, blocks=blocks, seconds=seconds, seed=seed, port=port)
+        good = run_simulated(out, blocks=blocks, seconds=seconds, seed=seed, port=port)
     else:
-        good = run_on_portal(
-            places,
-            portal,
-            events=event or ["erc20.Transfer", "erc20.Approval"],
-            contracts=contract or [_USDC],
-            seconds=seconds,
-        )
+        events, contracts = event or list(EVENTS.values()), contract or [_USDC]
+        good = run_on_portal(out, portal, events=events, contracts=contracts, seconds=seconds)
     if not good:
         raise typer.Exit(1)

@@ -1,366 +1,302 @@
-"""The demo itself: a stream on local Spark into DuckDB, on a chain that forks, and the check.
-
-It is the program that a user would write, plus a watcher of its events. Runs on the main thread,
-since a signal is how a stream is stopped.
-"""
+"""The demo's program: a stream as a user writes it, with a listener, and the oracle's check."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from importlib import import_module
+from contextlib import suppress
 from pathlib import Path
-from threading import Event as ThreadEvent
-from threading import Thread
-from time import monotonic
+from random import Random
+from threading import Timer
+from typing import Any
 
+import typer
 from pyspark.sql import DataFrame
 
-from headwater.cli.demo.chain import FINALITY_DEPTH, DemoChain, plan_forks
-from headwater.cli.demo.picture import Drawing, draw
-from headwater.cli.demo.story import Stage, Story, describe_backfill, describe_fork, facts_of
-from headwater.cli.demo.tables import (
-    STREAM_ID,
-    Places,
-    count_rows,
-    disagreements,
-    expected_tables,
-    read_rows,
-    top_tokens,
-)
-from headwater.cli.demo.view import PlainView, open_view
+from headwater.cli.demo.picture import Undone, draw
+from headwater.core import BlockCursor, PipeState
 from headwater.decode import evm
 from headwater.decode.evm.abi import parse_event
 from headwater.errors import InvalidOptionError
-from headwater.pipeline import Event
+from headwater.metrics.facts import in_words
+from headwater.pipeline import Event, RolledBack
 from headwater.portal import portal_address
-from headwater.spark.session import active_session, local_session
+from headwater.spark.session import local_session
 from headwater.stream import PortalStream, StopRequested, portal_stream
-from headwater.stream.context import BatchContext
-from headwater.targets import duckdb_target
-from headwater.targets.duckdb import DuckDBTarget
-from headwater.testing import ChainSim, PortalServer, PortalSim
+from headwater.targets.duckdb import DuckDBTarget, duckdb_target
+from headwater.targets.duckdb.dialect import TableName
+from headwater.targets.sql.side_tables import CONFIG
+from headwater.targets.sql.text import compose
+from headwater.testing import ChainSim, simulated_portal
+from headwater.testing.chain.content.evm_scenes import APPROVAL, TRANSFER
+from headwater.testing.oracle import DisagreementError, Oracle, Rows
 
+STREAM_ID = "headwater-demo"
 INTERVAL_S = 0.4
-_FAR = 200
-_TOP = 5
-_SHOWN_BEFORE = 4
-_SILENCE_S = 180.0  # nothing takes that long, on any machine: something hangs
+FINALITY_DEPTH = 12
+DEEPEST = 7
+EVENTS = {"transfers": "erc20.Transfer", "approvals": "erc20.Approval"}
+_SIMULATED = {"transfers": (TRANSFER, "from", "to"), "approvals": (APPROVAL, "owner", "spender")}
+_FIELDS = ("logIndex", "transactionIndex", "transactionHash", "address", "topics", "data")
+_TOP_TOKENS = (
+    'SELECT address AS token, count(*) AS transfers, count(DISTINCT "from") AS senders '
+    "FROM transfers GROUP BY address ORDER BY transfers DESC, address LIMIT 5"
+)
+
+
+def make_room(out: Path) -> None:
+    """Create the folder, and remove what an earlier demo left; refuse to remove anything else."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidOptionError(
+            f"--out must be a directory that can be written: {error.strerror}", got=out
+        ) from None
+    database = out / "chain.duckdb"
+    if database.exists() and not _is_ours(duckdb_target(database)):
+        raise InvalidOptionError(
+            "--out holds a chain.duckdb that the demo did not make, so it is left alone; "
+            "name another directory",
+            got=out,
+        )
+    for name in ("forks.png", "chain.duckdb", "chain.duckdb.wal"):
+        (out / name).unlink(missing_ok=True)
+
+
+def _is_ours(target: DuckDBTarget) -> bool:
+    """Tell whether a file holds the demo's stream and nothing else."""
+    names = _first_column(target, "SELECT table_name FROM duckdb_tables()")
+    if "sync" not in names:
+        return not names
+    claimed = _first_column(target, "SELECT table_name FROM sync__tables")
+    known = {"sync", "sync__tables", CONFIG, *claimed, *(f"{name}__snapshots" for name in claimed)}
+    streams = _first_column(target, "SELECT id FROM sync UNION SELECT id FROM sync__tables")
+    return streams <= {STREAM_ID} and names <= known
+
+
+def _first_column(target: DuckDBTarget, statement: str) -> set[str]:
+    return set(target.query(statement).column(0).to_pylist())
+
+
+# --- the program: what a user would write, and a listener -----------------------------------------
 
 
 def without_self_payments(data: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
-    """Drop what an account sends to itself, and add the value as a number: plain Spark SQL."""
-    if "transfers" not in data or not {"from", "to", "value"} <= set(data["transfers"].columns):
+    """Drop what an account sends to itself: plain Spark SQL."""
+    if "transfers" not in data or not {"from", "to"} <= set(data["transfers"].columns):
         return data  # other events, chosen for a real portal
-    kept = data["transfers"].where("`from` <> `to`")
-    return {**data, "transfers": kept.selectExpr("*", "CAST(value AS DOUBLE) AS amount")}
+    return {**data, "transfers": data["transfers"].where("`from` <> `to`")}
 
 
-# --- a simulated chain ----------------------------------------------------------------------------
-
-
-def run_simulated(places: Places, *, blocks: int, seconds: float, seed: int, port: int) -> bool:
+def run_simulated(out: Path, *, blocks: int, seconds: float, seed: int, port: int) -> bool:
     """Run against a simulated chain; tell whether every table is what the chain says."""
-    began = monotonic()
-    chain = ChainSim(seed)
-    chain.grow(blocks - 1)
-    chain.finalize(chain.head.number - FINALITY_DEPTH)
-    story = Story(("transfers", "approvals"), goal=chain.head.number)
-    steps = max(6, round(seconds / INTERVAL_S))
-    mover = DemoChain(
-        chain,
-        plan_forks(seed, steps),
-        steps=steps,
-        interval=INTERVAL_S,
-        holds_head=lambda: story.cursor == chain.head.cursor,
-    )
-    target = duckdb_target(places.database)
-    with ExitStack() as stack:
-        server = stack.enter_context(PortalServer(PortalSim(chain, seed=seed), port=port))
-        view = stack.enter_context(open_view(story))
-        view.phase(
-            "1/4 A chain to read",
-            f"A simulated blockchain of {blocks:,} blocks is served on this machine, "
-            f"by the protocol of the real ones: {server.url}",
+    with simulated_portal(seed, blocks=blocks, finality_depth=FINALITY_DEPTH, port=port) as portal:
+        target = duckdb_target(out / "chain.duckdb")
+        chain = portal.chain
+        watcher = Watcher(target, list(EVENTS), ChainMover(chain, seed, seconds))
+        _say(f"a simulated chain of {blocks:,} blocks is served at {portal.url}; Spark starts")
+        local_session(STREAM_ID)
+        span = max(100, blocks // 6)  # small, so that one sees it move
+        stream = portal_stream(
+            id=STREAM_ID,
+            portal=portal.url,
+            outputs={name: evm.events(event, range=0) for name, event in EVENTS.items()},
+            far=min(200, blocks // 3),
+            first_span=span,
+            largest_span=span,
         )
-        stack.enter_context(_spark(places.spark_log))
-        stack.enter_context(mover)
-        watcher = Watcher(story, view, target, lambda: chain.head.number)
-        watcher.on_head = mover.start
-        watcher.is_over = lambda: mover.finished.is_set() and story.cursor == chain.head.cursor
-        view.phase(
-            "2/4 Backfill",
-            "Spark reads past blocks in parallel, decodes two kinds of events from one fetch, and "
-            "fills two tables of a DuckDB file.",
-        )
-        story.begin_backfill()
-        with _stopping_when(lambda: monotonic() - watcher.last_event_at > _SILENCE_S):
-            stream = _simulated_stream(server.url, blocks)
-            stream.pipe(without_self_payments).pipe_to(target, on_event=watcher, progress=False)
-        _look_again(story, target)
-        if story.cursor is None:
-            view.say("stopped before anything was written")
+        state = watcher.follow(stream)
+        if state.cursor is None:
+            typer.echo("stopped before anything was written")
             return False
-        reached = "canonical chain"
-        if not watcher.is_over():
-            reached = f"branch that ends in block {story.cursor.number:,}"
-            view.say(f"stopped early, at block {story.cursor.number:,}; that much is checked")
-        view.phase(
-            "4/4 Check",
-            "Every row of every table is compared with a second, independent reading of the chain.",
-        )
-        held = {name: read_rows(target, name) for name in story.tables}
-        problems = disagreements(held, expected_tables(chain, story.cursor))
-        for problem in problems:
-            view.say(problem)
-        if not problems:
-            view.say(f"{story.total_rows:,} rows in {len(held)} tables equal the {reached}")
-        draw(places.picture, _drawing_of_chain(chain, story))
-        _show_top_tokens(view, target)
-        view.summary(not problems, [*facts_of(story, monotonic() - began), *_ways_on(places)])
-    return not problems
-
-
-def _simulated_stream(url: str, blocks: int) -> PortalStream:
-    """Define the stream as a user would; spans are small, so that the bar moves."""
-    return portal_stream(
-        id=STREAM_ID,
-        portal=url,
-        outputs={
-            "transfers": evm.events("erc20.Transfer", range=0),
-            "approvals": evm.events("erc20.Approval", range=0),
-        },
-        far=min(_FAR, blocks // 3),
-        first_span=max(100, blocks // 6),
-        largest_span=max(100, blocks // 6),
-        span_seconds=60,
-    )
-
-
-def _drawing_of_chain(chain: ChainSim, story: Story) -> Drawing:
-    """Draw the chain itself: every block of every branch since the demo began to follow."""
-    with chain.lock:
-        orphaned = [
-            [fork.ancestor.cursor, *(chain.block(one).cursor for one in fork.orphaned_hashes)]
-            for fork in chain.forks
-        ]
-        first = min([story.goal, *(path[0].number for path in orphaned)]) - _SHOWN_BEFORE
-        return Drawing(
-            title="A chain that changes its mind, and the tables that follow it",
-            canonical=[block.cursor for block in chain.canonical(first)],
-            orphaned=orphaned,
-            undone=list(story.forks),
-            final=None if chain.finalized is None else chain.finalized.number,
-        )
-
-
-def _show_top_tokens(view: PlainView, target: DuckDBTarget) -> None:
-    rows = [
-        [one["address"], f"{one['transfers']:,}", str(one["senders"]), f"{one['middle']:.3g}"]
-        for one in top_tokens(target, _TOP)
-    ]
-    view.table(
-        "Asked of the DuckDB file: the tokens that were transferred most often",
-        ("token", "transfers", "senders", "median amount"),
-        rows,
-    )
-
-
-# --- a real portal --------------------------------------------------------------------------------
+        problem = compare(target, chain, state)
+        equal = f"{watcher.rows:,} rows in 2 tables equal the chain up to {state.cursor}"
+        typer.echo(f"{problem or equal}\n\nasked of the tables: which tokens were moved most often")
+        for row in target.query(_TOP_TOKENS).to_pylist():
+            typer.echo("  {token}  {transfers:,} transfers by {senders:,} senders".format(**row))
+        watcher.finish(out)
+    typer.echo("try next: headwater simulate --fork-rate 0.3; the program in docs/quickstart.md")
+    return problem is None
 
 
 def run_on_portal(
-    places: Places, portal: str, *, events: Sequence[str], contracts: Sequence[str], seconds: float
+    out: Path, portal: str, *, events: Sequence[str], contracts: Sequence[str], seconds: float
 ) -> bool:
     """Follow the head of a chain for a while. Its truth is not known here: nothing is checked."""
-    began = monotonic()
     portal_address(portal)  # refused before anything is started, if it is none
     outputs = {
-        _table_name(event): evm.events(event, contracts=list(contracts), range="latest")
+        f"{name[:1].lower()}{name[1:]}s": evm.events(event, contracts=contracts, range="latest")
         for event in events
+        for name in (parse_event(event).name,)
     }
     if len(outputs) < len(events):
         raise InvalidOptionError("two events of one name would share a table", got=list(events))
-    story = Story(tuple(outputs))
-    target = duckdb_target(places.database)
-    heads = HeadWatch()
-    with ExitStack() as stack:
-        view = stack.enter_context(open_view(story))
-        view.phase("1/2 Spark", "A local Spark is started; one of your own does as well.")
-        stack.enter_context(_spark(places.spark_log))
-        view.phase(
-            "2/2 Following the head",
-            f"For {seconds:.0f} s blocks are read as they appear; when the chain replaces some (a "
-            "fork, or reorganization), what was written from them is undone first.",
-        )
-        story.begin_following()
-        stream = portal_stream(id=STREAM_ID, portal=portal, outputs=outputs)
-        watcher = Watcher(story, view, target, lambda: heads.number)
-        end = monotonic() + seconds
-        with _stopping_when(lambda: monotonic() > end):
-            stream.pipe_batches(heads).pipe(without_self_payments).pipe_to(
-                target, on_event=watcher, progress=False
-            )
-        _look_again(story, target)
-        if story.cursor is None:
-            view.say("no block arrived in this time: check the address, or allow more --seconds")
-            return False
-        draw(places.picture, _drawing_of_story(story))
-        view.summary(True, [*facts_of(story, monotonic() - began), *_ways_on(places)])
+    target = duckdb_target(out / "chain.duckdb")
+    _say(f"Spark starts; then the head is followed for {seconds:.0f} s")
+    local_session(STREAM_ID)
+    watcher = Watcher(target, list(outputs))
+    timer = Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.daemon = True
+    timer.start()
+    try:
+        state = watcher.follow(portal_stream(id=STREAM_ID, portal=portal, outputs=outputs))
+    finally:
+        timer.cancel()
+    if state.cursor is None:
+        typer.echo("no block arrived in this time: check the address, or allow more --seconds")
+        return False
+    watcher.finish(out)
     return True
 
 
-class HeadWatch:
-    """A transformer that changes nothing and remembers the head which the portal reports."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-
-    def transform(
-        self, data: Mapping[str, DataFrame], ctx: BatchContext
-    ) -> Mapping[str, DataFrame]:
-        """Look at the head and pass the data on."""
-        self.number = ctx.stream.state.last
-        return data
-
-
-def _table_name(event: str) -> str:
-    """Return `transfers` for `erc20.Transfer`: the event's own name, as a plural."""
-    name = parse_event(event).name
-    return name[:1].lower() + name[1:] + "s"
-
-
-def _drawing_of_story(story: Story) -> Drawing:
-    """Draw what the pipeline saw: blocks in which nothing matched are not known to it."""
-    return Drawing(
-        title="The chain as the pipeline saw it",
-        canonical=list(story.held),
-        orphaned=list(story.orphaned),
-        undone=list(story.forks),
-        final=None if story.finalized is None else story.finalized.number,
-    )
-
-
-# --- both -----------------------------------------------------------------------------------------
-
-
 class Watcher:
-    """Follows the pipeline's events and tells story and view.
+    """Runs the stream, and is its listener: tells of forks and keeps what the picture shows.
 
-    `on_head` is called when the head is reached first; the run ends when `is_over` says so.
+    `moved` is called after each event with the cursor of the tables.
     """
 
     def __init__(
-        self, story: Story, view: PlainView, target: DuckDBTarget, head: Callable[[], int | None]
+        self,
+        target: DuckDBTarget,
+        tables: Sequence[str],
+        moved: Callable[[BlockCursor], None] = lambda cursor: None,
     ) -> None:
-        self.on_head: Callable[[], None] = lambda: None
-        self.is_over: Callable[[], bool] = lambda: False
-        self._story = story
-        self._view = view
+        counts = [
+            compose("(SELECT count(*) FROM {table})", table=TableName("main", name))
+            for name in tables
+        ]
         self._target = target
-        self._head = head
-        self.last_event_at = monotonic()
+        self._count = f"SELECT {' + '.join(counts)} AS n"
+        self._moved = moved
+        self._held: dict[int, BlockCursor] = {}
+        self.state = PipeState()
+        self.rows = 0
+        self.forks: list[Undone] = []
+
+    def follow(self, stream: PortalStream) -> PipeState:
+        """Run until the end or Ctrl-C; return the state that the file says, whatever was told."""
+        with suppress(SystemExit):  # Ctrl-C: what is there is checked all the same
+            stream.pipe(without_self_payments).pipe_to(self._target, on_event=self)
+        self.state = self._target.recover()
+        if self.state.cursor is not None:
+            self.rows = self._count_rows()
+        return self.state
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
-        self.last_event_at = monotonic()
-        story = self._story
-        rows = {} if event.state.cursor is None else count_rows(self._target, story.tables)
-        fork = story.tell(event, rows)
-        story.head = self._head()
-        if fork is not None:
-            self._view.say(describe_fork(fork, len(story.forks)))
-        self._view.refresh()
-        if story.stage is Stage.BACKFILL and story.is_at_goal:
-            self._reach_head()
-        if self.is_over():
-            raise StopRequested
+        before, self.state = self.state, event.state
+        cursor = event.state.cursor
+        if cursor is None:
+            return
+        rows, self.rows = self.rows, self._count_rows()
+        hot = [one for one in self.state.rollback_chain if not self.state.is_final(one.number)]
+        self._held = {number: one for number, one in self._held.items() if number <= cursor.number}
+        self._held.update((one.number, one) for one in hot)
+        if isinstance(event, RolledBack):
+            lost = [one for one in before.rollback_chain if one.number > cursor.number]
+            self.forks.append(Undone(cursor, lost, rows - self.rows))
+            _say(
+                f"fork {len(self.forks)}: {in_words(len(lost), 'block')} above {cursor.number:,} "
+                f"replaced, {in_words(rows - self.rows, 'row')} undone"
+            )
+        self._moved(cursor)
 
-    def _reach_head(self) -> None:
-        self._story.begin_following()
-        self._view.say(describe_backfill(self._story))
-        self._view.phase(
-            "3/4 Following the head",
-            "New blocks arrive one by one; now and then the network changes its mind and replaces "
-            "its newest blocks (a fork, or reorganization), so what was written from them is "
-            "undone and the new ones are read.",
-        )
-        self.on_head()
+    def _count_rows(self) -> int:
+        """Count what is committed, also while the stream runs."""
+        return int(self._target.query(self._count).column("n")[0].as_py())
 
-
-def _look_again(story: Story, target: DuckDBTarget) -> None:
-    """Take the state from the file: a stop may fall between a commit and its event."""
-    story.stage = Stage.CHECKING
-    story.cursor = target.recover().cursor
-    target.close()
-    if story.cursor is not None:
-        story.rows = count_rows(target, story.tables)
+    def finish(self, out: Path) -> None:
+        """Draw the chain as the pipeline saw it, and say where everything is."""
+        chain = [self._held[number] for number in sorted(self._held)]
+        final = self.state.finalized
+        draw(out / "forks.png", chain, self.forks, None if final is None else final.number)
+        lost = sum(len(fork.blocks) for fork in self.forks)
+        typer.echo(f"\n{in_words(len(self.forks), 'fork')}, {in_words(lost, 'block')} undone")
+        typer.echo(f"tables   {out / 'chain.duckdb'}\npicture  {out / 'forks.png'}")
 
 
-def _ways_on(places: Places) -> list[tuple[str, str]]:
-    """Return where everything is, and what to do next."""
-    drawn = [("picture", str(places.picture))] if places.picture.exists() else []
-    return [
-        ("tables", str(places.database)),
-        *drawn,
-        ("try next", "headwater simulate --fork-rate 0.3"),
-        ("", "(a restless chain; docs/quickstart.md points 15 lines of your own at it)"),
-    ]
+def _say(text: str) -> None:
+    """Tell of something while the stream runs: above what its progress view draws."""
+    sys.stderr.write(f"{text}\n")
 
 
-@contextmanager
-def _spark(log: Path) -> Iterator[None]:
-    """Have a Spark session; one that is made here ends here, and talks to a log file.
+# --- the chain, and the check ---------------------------------------------------------------------
 
-    While Spark starts in another process, the drawing library is loaded in this one.
+
+def plan_forks(seed: int, steps: int) -> dict[int, int]:
+    """Return at which steps the chain forks, and how deep: three times or more, no two alike."""
+    count = min(DEEPEST, max(3, steps // 8))
+    depths = Random(f"demo {seed}").sample(range(1, DEEPEST + 1), count)
+    return {(index + 1) * steps // (count + 1): depth for index, depth in enumerate(depths)}
+
+
+class ChainMover:
+    """Moves the chain a step on whenever the tables hold its head: a block, or a planned fork.
+
+    So what a fork replaces has always been written, however slow the machine is.
     """
-    if active_session() is not None:
-        yield
-        return
-    loading = Thread(target=import_module, args=("matplotlib.figure",), daemon=True)
-    loading.start()
-    with _stderr_to(log):
-        session = local_session(STREAM_ID)
-    loading.join()
+
+    def __init__(self, chain: ChainSim, seed: int, seconds: float) -> None:
+        self._chain = chain
+        self._steps = max(6, round(seconds / INTERVAL_S))
+        self._plan = plan_forks(seed, self._steps)
+        self._step = 0
+
+    def __call__(self, cursor: BlockCursor) -> None:
+        """Move if it is time to; end the run after the last step."""
+        if cursor != self._chain.head.cursor:
+            return
+        if self._step == self._steps:
+            raise StopRequested
+        time.sleep(INTERVAL_S)
+        with self._chain.lock:
+            depth = self._plan.get(self._step)
+            self._chain.fork(depth) if depth else self._chain.grow(1)
+            self._chain.finalize(max(self._chain.head.number - FINALITY_DEPTH, 0))
+        self._step += 1
+
+
+def compare(target: DuckDBTarget, chain: ChainSim, state: PipeState) -> str | None:
+    """Compare every row with a second, independent reading of the chain; return what differs."""
+    oracle = Oracle(chain, "logs", _is_wanted, _FIELDS)
+    known = {(one.hash, one.number, one.timestamp) for one in oracle.branch(state.cursor)}
+    rows = [row for name in _SIMULATED for row in _logs(target, name)]
+    held: Rows = {}
+    for (block, _, _), log in sorted(rows, key=lambda row: row[1]["logIndex"]):
+        held.setdefault(block, []).append(log)
     try:
-        yield
-    finally:
-        session.stop()
+        oracle.check(held, state, PipeState())
+    except DisagreementError as error:
+        return f"FAILED: the tables are not what the chain says: {error}"
+    if not known.issuperset(block for block, _ in rows):
+        return "FAILED: the number or the time of a block is not what the chain says"
+    return None
 
 
-@contextmanager
-def _stderr_to(path: Path) -> Iterator[None]:
-    """Let processes that are started inside write their standard error to a file, for good."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    try:
-        with path.open("wb") as log:
-            os.dup2(log.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+def _logs(target: DuckDBTarget, name: str) -> Iterator[tuple[tuple[str, int, int], dict[str, Any]]]:
+    """Yield the rows of a table as the logs that they were decoded from, each with its block."""
+    topic, *parties = _SIMULATED[name]
+    statement = "SELECT *, epoch(timestamp)::BIGINT AS seconds FROM {table}"
+    for row in target.query(compose(statement, table=TableName("main", name))).to_pylist():
+        yield (
+            (row["block_hash"], row["block_number"], row["seconds"]),
+            {
+                "logIndex": row["log_index"],
+                "transactionIndex": row["transaction_index"],
+                "transactionHash": row["transaction_hash"],
+                "address": row["address"],
+                "topics": [topic, *(f"0x{row[party][2:]:0>64}" for party in parties)],
+                "data": f"0x{int(row['value']):064x}",
+            },
+        )
 
 
-@contextmanager
-def _stopping_when(is_over: Callable[[], bool]) -> Iterator[None]:
-    """Stop the stream that runs inside as Ctrl-C would, once a condition holds."""
-    done = ThreadEvent()
-
-    def watch() -> None:
-        while not done.wait(0.1):
-            if is_over():
-                os.kill(os.getpid(), signal.SIGINT)
-                return
-
-    thread = Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        with suppress(KeyboardInterrupt, SystemExit):  # what is there is checked all the same
-            yield
-    finally:
-        done.set()
-        thread.join()
+def _is_wanted(log: Mapping[str, Any]) -> bool:
+    """Tell whether a log is in one of the tables."""
+    if len(log["topics"]) != 3:
+        return False
+    kind, first, second = log["topics"]
+    return bool(kind == APPROVAL or (kind == TRANSFER and first != second))
