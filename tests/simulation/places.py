@@ -32,9 +32,9 @@ from headwater.targets.frames import to_arrow
 from headwater.targets.side_rows import PREFIX
 from headwater.targets.sql.change_log.target import history_target
 from headwater.targets.sql.undo import BLOCK, CHANGE_LOG
-from headwater.testing.faults.proxy import LossyProxy
 from headwater.testing.servers.clickhouse import clickhouse_server
 from headwater.testing.servers.postgres import postgres_server
+from tests.simulation.lossy_proxy import LossyProxy
 from tests.simulation.second import MemoryAdmin
 from tests.simulation.tables import (
     LATEST,

@@ -8,13 +8,13 @@ from random import Random
 from headwater.portal import HttpTransport, Timeouts, Transport
 from headwater.testing.chain.tree import ChainSim, ContentSettings
 from headwater.testing.faults.plan import CATALOGUE
-from headwater.testing.faults.proxy import LossyProxy
 from headwater.testing.portal.dataset import PortalSim
 from headwater.testing.portal.replicas import Balance, Finality, Replica
 from headwater.testing.portal.server import PortalServer
 from headwater.testing.portal.stream_plan import Behind
 from headwater.testing.portal.transport import SimTransport, VirtualClock
 from tests.simulation.kinds import SERVERS
+from tests.simulation.lossy_proxy import LossyProxy
 from tests.simulation.situations import Fault, Feature, Met, Tally
 from tests.simulation.themes import Theme
 

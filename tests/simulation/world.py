@@ -10,12 +10,12 @@ from random import Random
 from typing import Any
 
 from headwater.errors import HeadwaterError
-from headwater.testing.faults.proxy import Loss, LossyProxy
 from headwater.testing.oracle import DisagreementError
 from headwater.testing.portal.transport import VirtualClock
 from tests.simulation.judge import Judge
 from tests.simulation.kinds import KINDS, make_place
 from tests.simulation.lines import Line
+from tests.simulation.lossy_proxy import Loss, LossyProxy
 from tests.simulation.operators import operate
 from tests.simulation.places import Engines, Place
 from tests.simulation.process import Call, Interruption, Point, Process
