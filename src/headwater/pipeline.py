@@ -185,8 +185,11 @@ class Pipeline(Generic[Data]):
         for _ in self.steps():
             pass
 
-    def steps(self) -> Iterator[Event]:
-        """Run, yielding after each step that changed the target or waited for the portal."""
+    def steps(self) -> Generator[Event, None, None]:
+        """Run, yielding after each step that changed the target or waited for the portal.
+
+        Who takes the events drives the loop: it does nothing until the next one is asked for.
+        """
         with closing(self._target):
             self._host.before_recover()
             self._stand_at(self._target.recover().capped(self._rollback_cap))

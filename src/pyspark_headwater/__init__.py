@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from headwater.spark.datasource import LoadedSource
-    from headwater.spark.streaming.source import LoadedChangelog
+    from headwater.spark.streaming.source import LoadedStream
+    from headwater.stream.changelog import Follower
+    from headwater.stream.module_changelog import LoadedModule
 
 __all__ = ["DefaultSource"]
 
@@ -28,7 +30,7 @@ class DefaultSource(DataSource):
     later scans of the DataFrame read the same blocks.
     """
 
-    _loaded: LoadedSource | LoadedChangelog | None = None
+    _loaded: LoadedSource | LoadedStream | LoadedModule | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -59,14 +61,15 @@ class DefaultSource(DataSource):
         """Return the reader of a changelog. Called once per query, and whenever it is planned."""
         from headwater.errors import SourceOptionError, coded_line_first
         from headwater.spark.datasource import LoadedSource
+        from headwater.spark.streaming.source import changelog_reader
 
         with coded_line_first():
             loaded = self._load()
             if isinstance(loaded, LoadedSource):
                 raise SourceOptionError("readStream needs the option journal, or final_only=true")
-            return loaded.reader(schema)
+            return changelog_reader(loaded, schema, _follow)
 
-    def _load(self) -> LoadedSource | LoadedChangelog:
+    def _load(self) -> LoadedSource | LoadedStream | LoadedModule:
         if self._loaded is None:
             from headwater.spark.datasource import load_source
             from headwater.spark.streaming.source import is_stream, load_stream
@@ -80,3 +83,10 @@ class DefaultSource(DataSource):
             else:
                 self._loaded = load_source(self.options)
         return self._loaded
+
+
+def _follow(loaded: LoadedStream | LoadedModule) -> Follower:
+    """Follow the chain. Called in the one process of a query that does: it loads the loop."""
+    from headwater.stream.changelog import Follower
+
+    return Follower(loaded.changelog())

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from headwater.errors import SourceOptionError
 from headwater.spark import register
 from headwater.spark.streaming import collapse
-from headwater.spark.streaming.follower import Follower
+from headwater.stream.changelog import Follower
 from headwater.stream.module_changelog import LoadedModule, load_module
 from headwater.stream.substreams import substreams_stream
 from headwater.substreams.messages import Clock, ModuleOutput
@@ -76,7 +76,7 @@ class ModuleQuery(Query):
         self._first_block = loaded.first_block
 
     def new_follower(self) -> Follower:
-        return self._loaded.follower()
+        return Follower(self._loaded.changelog())
 
 
 def reach_head(query: Query, chain: ChainSim) -> None:

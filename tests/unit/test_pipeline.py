@@ -673,7 +673,7 @@ def test_the_target_is_closed_when_the_caller_stops_early(steps: int) -> None:
     list(islice(running, steps))
     assert "close" not in run.calls
     before = run.state
-    running.close()  # type: ignore[attr-defined]
+    running.close()
     assert run.calls.count("close") == 1
     assert run.calls[-1] == "close"
     assert run.state == before
@@ -681,7 +681,7 @@ def test_the_target_is_closed_when_the_caller_stops_early(steps: int) -> None:
 
 def test_a_loop_that_never_began_has_nothing_to_close() -> None:
     run = Run([blocks("1")])
-    run.pipeline.steps().close()  # type: ignore[attr-defined]
+    run.pipeline.steps().close()
     assert run.calls == []
 
 
@@ -706,7 +706,7 @@ def test_a_reading_is_closed_when_the_caller_stops_early() -> None:
     running = run.pipeline.steps()
     list(islice(running, 2))
     assert run.source.readings_open == 1
-    running.close()  # type: ignore[attr-defined]
+    running.close()
     assert run.source.readings_open == 0
 
 

@@ -186,7 +186,7 @@ def test_what_waits_when_a_run_is_left_is_dropped() -> None:
     run = run_on([blocks("6 7", "5")], live=Flush(blocks=9))
     steps = run.pipeline.steps()
     assert [type(one) for one in islice(steps, 3)][1:] == [Buffered, Buffered]
-    steps.close()  # type: ignore[attr-defined]
+    steps.close()
     assert run.state == START
     assert run.calls[-1] == "close"
     assert run.events()[1:] == [], "nothing of it is left for another run"

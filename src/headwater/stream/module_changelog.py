@@ -24,33 +24,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from headwater.core import BlockCursor, BlockRange, Blocks, Density, PipeState, SpanLimits
+from headwater.core import BlockCursor, Blocks, PipeState, SpanLimits
 from headwater.core.messages import HOT_BLOCKS, HOT_BYTES
 from headwater.errors import SourceOptionError
 from headwater.spark.datasource import parse_count
 from headwater.spark.frames import loose_schema, spark_schema
-from headwater.spark.parts import PartReader, Receipt, RowMaker
+from headwater.spark.parts import Receipt, RowMaker
 from headwater.spark.streaming.changelog_rows import changelog_schema
 from headwater.spark.streaming.folder import open_folder
-from headwater.spark.streaming.follower import FinalPart, Follower
 from headwater.spark.streaming.journal import Journal
-from headwater.spark.streaming.source import changelog_reader
-from headwater.spark.streaming.upstream import Blockstream, Limits
+from headwater.spark.streaming.upstream import Changelog, Limits, Upstream
 from headwater.stream.substreams import SubstreamsStream, substreams_stream
 from headwater.substreams.client import SubstreamsClient
 from headwater.substreams.cursors import CursorLog
 from headwater.substreams.messages import OutputDecoder, SessionInit
 from headwater.substreams.source import SubstreamsSource
-
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamReader
 
 OPTIONS = (
     "package",
@@ -80,20 +75,12 @@ class LoadedModule:
         """The columns of the changelog."""
         return spark_schema(changelog_schema(self.columns))
 
-    def reader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return Spark's reader."""
-        return changelog_reader(self, schema)
-
     def first_block(self) -> int:
         """Return the block that the changelog begins with."""
         return _define(dict(self.options)).first
 
-    def part_reader(self, part: FinalPart) -> PartReader:
-        """Do not come here: no block is read by executors."""
-        raise AssertionError("all blocks of a module are in the journal")
-
-    def follower(self) -> Follower:
-        """Return what follows the chain. Called in one process per source of a query."""
+    def changelog(self) -> Changelog:
+        """Return what is followed. Called in one process per source of a query."""
         given = dict(self.options)
         stream = _define(given)
         output = _choose_output(stream.decoder, given.get("output"))
@@ -102,12 +89,12 @@ class LoadedModule:
             stream.endpoint, stream.order, credentials=stream.credentials, dialling=stream.dialling
         )
         text = f"{stream.fingerprint} {output}\n{self.columns}"
-        return Follower(
+        return Changelog(
             ModuleUpstream(client, log, stream.first),
             ModuleRows(stream.decoder, output, log),
             Journal(open_folder(given["journal"]), hashlib.sha256(text.encode()).hexdigest()),
             self.limits,
-            to_block=stream.stop - 1 if stream.stop else None,
+            stream.stop - 1 if stream.stop else None,
         )
 
 
@@ -157,8 +144,8 @@ class ModuleRows(RowMaker):
         yield from decoded[self.output].cast(self.schema).to_batches()
 
 
-class ModuleUpstream:
-    """A Substreams endpoint as what a follower reads."""
+class ModuleUpstream(Upstream):
+    """A Substreams endpoint as where a changelog comes from."""
 
     def __init__(self, client: SubstreamsClient, log: CursorLog, first: int) -> None:
         self._client = client
@@ -178,16 +165,12 @@ class ModuleUpstream:
             reading.abort()
         raise SourceOptionError("the endpoint does not tell its newest block: give to_block")
 
-    def open(self, first: int, last: int | None, *, final: bool) -> Blockstream:
+    def open(self, first: int, last: int | None, *, final: bool) -> SubstreamsSource:
         """Return what reads a range."""
         self.rest()
         stop = 0 if last is None else last + 1
         self._source = SubstreamsSource(self._client, self._log, start=first, stop=stop)
-        return cast(Blockstream, self._source)  # it drops nothing, which a loop's source may
-
-    def cut(self, blocks: BlockRange, measured: Sequence[Density]) -> Sequence[BlockRange]:
-        """Do not come here: no block is read by executors."""
-        raise AssertionError("all blocks of a module are in the journal")
+        return self._source
 
     def mark(self, last: BlockCursor) -> str | None:
         """Return the endpoint's cursor of a block."""

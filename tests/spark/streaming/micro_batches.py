@@ -22,10 +22,11 @@ from headwater.spark.datasource import RawQuery
 from headwater.spark.parts import Receipt, RowMaker, TableRows
 from headwater.spark.streaming.changelog_rows import InsertRows
 from headwater.spark.streaming.folder import Folder, LocalFolder, open_folder
-from headwater.spark.streaming.follower import ChangelogPart, FinalPart, Follower
 from headwater.spark.streaming.journal import Journal
 from headwater.spark.streaming.offsets import Offset
-from headwater.spark.streaming.upstream import Limits, PortalUpstream, Upstream
+from headwater.spark.streaming.source import ChangelogPart, FinalPart
+from headwater.spark.streaming.upstream import Changelog, Limits, PortalUpstream, Upstream
+from headwater.stream.changelog import Follower
 from headwater.testing import PortalServer, PortalSim, SimTransport, VirtualClock
 from tests.stream.truth import transfers
 
@@ -116,7 +117,8 @@ class Query:
                 folder = open_folder(self._address)
             journal = Journal(MortalFolder(folder, self._may_die), self._fingerprint)
         upstream = self.upstream()
-        return Follower(upstream, self._row_maker, journal, self._limits, clock=self.clock)
+        changelog = Changelog(upstream, self._row_maker, journal, self._limits)
+        return Follower(changelog, self.clock)
 
     def upstream(self) -> Upstream:
         """Return the portal that a new follower reads."""

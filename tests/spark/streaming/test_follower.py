@@ -12,9 +12,8 @@ import pytest
 from headwater.core import BlockRange, Blocks
 from headwater.errors import MissingBlocksError
 from headwater.portal import PortalClient
-from headwater.spark.streaming.follower import FinalPart, JournalPart
 from headwater.spark.streaming.offsets import Offset, ReadFrom
-from headwater.spark.streaming.source import load_stream
+from headwater.spark.streaming.source import FinalPart, JournalPart, load_stream
 from headwater.testing import (
     Balance,
     ChainSim,

@@ -119,7 +119,7 @@ class Offset:
             number=last.number,
             hash=last.hash,
             read=read,
-            finalized=_final(state),
+            finalized=final_number(state),
         )
 
     def retracted(self, version: int, state: PipeState, *, forks: int) -> Offset:
@@ -131,7 +131,7 @@ class Offset:
             number=state.cursor.number,
             hash=state.cursor.hash,
             read=ReadFrom.JOURNAL,
-            finalized=_final(state),
+            finalized=final_number(state),
             forks=forks,
         )
 
@@ -143,5 +143,6 @@ class Offset:
         return PipeState(cursor, cursor, (cursor,))
 
 
-def _final(state: PipeState) -> int | None:
+def final_number(state: PipeState) -> int | None:
+    """Return the highest number that is known to be final."""
     return None if state.finalized is None else state.finalized.number

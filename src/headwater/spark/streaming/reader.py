@@ -18,23 +18,25 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from headwater.errors import coded_line_first
-from headwater.spark.streaming.follower import ChangelogPart, FinalPart, Follower
 from headwater.spark.streaming.offsets import Offset
+from headwater.spark.streaming.source import ChangelogPart, FinalPart, Follow, LoadedStream
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headwater.spark.streaming.source import LoadedChangelog
+    from headwater.stream.changelog import Follower
+    from headwater.stream.module_changelog import LoadedModule
 
 
 class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a changelog. See `LoadedChangelog` for what it reads."""
+    """Reads a changelog. `loaded` says what it reads; `follow` stays on the driver."""
 
-    def __init__(self, loaded: LoadedChangelog) -> None:
+    def __init__(self, loaded: LoadedStream | LoadedModule, follow: Follow | None = None) -> None:
         self._loaded = loaded
+        self._follow = follow
         self._follower: Follower | None = None
 
-    def __reduce__(self) -> tuple[type[ChangelogReader], tuple[LoadedChangelog]]:
+    def __reduce__(self) -> tuple[type[ChangelogReader], tuple[LoadedStream | LoadedModule]]:
         return ChangelogReader, (self._loaded,)
 
     @coded_line_first()
@@ -75,6 +77,7 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read one partition. Called on an executor, once per attempt of the task."""
         part: ChangelogPart = partition.value
         if isinstance(part, FinalPart):
+            assert isinstance(self._loaded, LoadedStream), "of modules the journal has all blocks"
             return self._loaded.part_reader(part).read(part.part)
         return iter(part.rows().to_batches())
 
@@ -92,5 +95,6 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _following(self) -> Follower:
         if self._follower is None:
-            self._follower = self._loaded.follower()
+            assert self._follow is not None, "executors only read"
+            self._follower = self._follow(self._loaded)
         return self._follower

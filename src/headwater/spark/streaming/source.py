@@ -25,10 +25,11 @@ of the changelog: `_change_type`, `_commit_version`, `_commit_timestamp`, `_sign
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyspark
 from pyspark.sql.types import StructType
 
@@ -50,15 +51,19 @@ from headwater.spark.datasource import (
     parse_count,
 )
 from headwater.spark.frames import spark_schema
-from headwater.spark.parts import PartReader, RowMaker
+from headwater.spark.parts import Part, PartReader, RowMaker
 from headwater.spark.streaming.changelog_rows import InsertRows, changelog_schema
 from headwater.spark.streaming.folder import open_folder
-from headwater.spark.streaming.follower import FinalPart, Follower
-from headwater.spark.streaming.journal import Journal
-from headwater.spark.streaming.upstream import Limits, PortalUpstream
+from headwater.spark.streaming.journal import Journal, segment_rows
+from headwater.spark.streaming.upstream import Changelog, Limits, PortalUpstream
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader
+
+    from headwater.stream.changelog import Follower
+    from headwater.stream.module_changelog import LoadedModule
+
+Follow = Callable[["LoadedStream | LoadedModule"], "Follower"]  # this folder knows no loop
 
 STREAM_OPTIONS = (
     *OPTIONS,
@@ -80,34 +85,28 @@ def is_stream(options: Mapping[str, str]) -> bool:
     return bool({"journal", "final_only"} & {key.lower() for key in options})
 
 
-class LoadedChangelog(Protocol):
-    """A changelog with everything decided that can be before it begins. Pickles."""
+@dataclass(frozen=True, slots=True)
+class FinalPart:
+    """Blocks that are final: an executor asks the portal for them."""
 
-    @property
-    def schema(self) -> StructType:
-        """The columns of the changelog."""
-        ...
+    part: Part[BlockRange]
+    shift: int
+    finalized: int | None
 
-    @property
-    def limits(self) -> Limits:
-        """What a micro-batch may hold."""
-        ...
 
-    def reader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return Spark's reader."""
-        ...
+@dataclass(frozen=True, slots=True)
+class JournalPart:
+    """A segment of the journal, as it is: small, so it travels with the task."""
 
-    def follower(self) -> Follower:
-        """Return what follows the chain. Called in one process per source of a query."""
-        ...
+    data: bytes
+    columns: pa.Schema
 
-    def first_block(self) -> int:
-        """Return the block that the changelog begins with."""
-        ...
+    def rows(self) -> pa.Table:
+        """Return its rows; an earlier release may have kept columns in fewer bits."""
+        return segment_rows(self.data).cast(self.columns)
 
-    def part_reader(self, part: FinalPart) -> PartReader:
-        """Return what reads a part of final blocks, on an executor."""
-        ...
+
+ChangelogPart = FinalPart | JournalPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,30 +125,18 @@ class LoadedStream:
         """The columns of the changelog."""
         return spark_schema(changelog_schema(self.row_maker.schema))
 
-    def reader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return Spark's reader. Called in the process that follows the chain, and for each scan.
-
-        Raises:
-            SourceOptionError: the user gave a schema, and it is another one; or Spark is too old.
-        """
-        return changelog_reader(self, schema)
-
-    def follower(self) -> Follower:
-        """Return what follows the chain. Called in one process per source of a query."""
+    def changelog(self) -> Changelog:
+        """Return what is followed. Called in one process per source of a query."""
+        client = PortalClient(HttpTransport(self.address, hold_s=HOLD_S))
         journal = None
         if self.journal is not None:
             journal = Journal(open_folder(self.journal), self.fingerprint)
-        return Follower(
-            PortalUpstream(
-                PortalClient(HttpTransport(self.address, hold_s=HOLD_S)),
-                self.query,
-                self.query.headers_only(),
-                self.limits,
-            ),
+        return Changelog(
+            PortalUpstream(client, self.query, self.query.headers_only(), self.limits),
             self.row_maker,
             journal,
             self.limits,
-            to_block=None if self.spec.end is None else self._blocks().to_block,
+            None if self.spec.end is None else self._blocks().to_block,
         )
 
     def first_block(self) -> int:
@@ -183,8 +170,10 @@ class LoadedStream:
         return client.resolve_range(self.spec, finalized=self.journal is None)
 
 
-def changelog_reader(loaded: LoadedChangelog, schema: StructType) -> DataSourceStreamReader:
-    """Return Spark's reader of a changelog.
+def changelog_reader(
+    loaded: LoadedStream | LoadedModule, schema: StructType, follow: Follow
+) -> DataSourceStreamReader:
+    """Return Spark's reader. Called in the process that follows the chain, and for each scan.
 
     Raises:
         SourceOptionError: the user gave a schema, and it is another one; or Spark is too old.
@@ -203,7 +192,7 @@ def changelog_reader(loaded: LoadedChangelog, schema: StructType) -> DataSourceS
         )
     from headwater.spark.streaming.reader import ChangelogReader
 
-    return ChangelogReader(loaded)
+    return ChangelogReader(loaded, follow)
 
 
 def load_stream(options: Mapping[str, str]) -> LoadedStream:

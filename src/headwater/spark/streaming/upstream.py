@@ -1,4 +1,4 @@
-"""Where the blocks of a changelog come from: what a `Follower` needs of it, and portals.
+"""Where the blocks of a changelog come from: what its loop needs of it, and portals.
 
 Runs in the Python process of the query, on the driver's machine. `stream/module_changelog.py` has
 the other one: a Substreams endpoint.
@@ -7,22 +7,18 @@ the other one: a Substreams endpoint.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from headwater.core import (
-    Answer,
-    BlockCursor,
-    BlockRange,
-    Density,
-    PipeState,
-    Span,
-    SpanLimits,
-    block_count,
-)
+from headwater.core import BlockCursor, BlockRange, Density, PipeState, SpanLimits, block_count
 from headwater.portal import SAMPLES, Clock, PortalClient, PortalSource, StreamQuery
 from headwater.spark.partitions import plan_parts
+from headwater.spark.parts import RowMaker
+from headwater.spark.streaming.journal import Journal
+
+if TYPE_CHECKING:
+    from headwater.pipeline import Source
 
 FEW = 100  # blocks that are not measured before they are read
 
@@ -39,43 +35,36 @@ class Limits:
     partitions: int | None = None
 
 
-Answers = Generator[Answer | Span, None, None]
-
-
-class Blockstream(Protocol):
-    """What is read from block to block, once it is known where to begin and to end."""
-
-    def read(self, state: PipeState) -> Answers | None:
-        """Read what follows this state; None once the range is read."""
-        ...
-
-
 class Upstream(Protocol):
-    """Where blocks come from: a portal, or a Substreams endpoint."""
+    """Where blocks come from: a portal, or a Substreams endpoint.
+
+    The marks of the latter are what reading resumes with where a block's cursor is not enough; a
+    class that derives from this one and has none leaves them out.
+    """
 
     def newest(self, *, final: bool) -> BlockCursor | None:
         """Ask for the newest block of now, or the newest final one."""
         ...
 
-    def open(self, first: int, last: int | None, *, final: bool) -> Blockstream:
+    def open(self, first: int, last: int | None, *, final: bool) -> Source:
         """Return what reads a range. An earlier one is no longer used."""
         ...
 
     def cut(self, blocks: BlockRange, measured: Sequence[Density]) -> Sequence[BlockRange]:
         """Cut final blocks into parts for executors."""
-        ...
+        raise AssertionError("all blocks are in the journal")
 
     def mark(self, last: BlockCursor) -> str | None:
         """Return what reading resumes with after a block, if its cursor is not enough."""
-        ...
+        return None
 
     def resume(self, marks: Iterable[tuple[BlockCursor, str]]) -> None:
         """Take the marks of a journal, oldest first. Called before anything is read."""
-        ...
+        return
 
     def written(self, state: PipeState) -> None:
         """Forget what is in the journal now."""
-        ...
+        return
 
     def rest(self) -> None:
         """Let connections go until the next request."""
@@ -83,10 +72,23 @@ class Upstream(Protocol):
 
     def close(self) -> None:
         """Release everything."""
-        ...
+        self.rest()
 
 
-class PortalUpstream:
+class Changelog(NamedTuple):
+    """What is followed for one source of a query. Without a journal there are only final blocks.
+
+    `to_block` is the last block of the changelog, if any.
+    """
+
+    upstream: Upstream
+    row_maker: RowMaker
+    journal: Journal | None
+    limits: Limits
+    to_block: int | None = None
+
+
+class PortalUpstream(Upstream):
     """A portal. `watch` is the query without filters."""
 
     def __init__(
@@ -107,7 +109,7 @@ class PortalUpstream:
         """Ask for the newest block of now, or the newest final one."""
         return self._client.finalized_head() if final else self._client.head()
 
-    def open(self, first: int, last: int | None, *, final: bool) -> Blockstream:
+    def open(self, first: int, last: int | None, *, final: bool) -> Source:
         """Return what reads a range."""
         limits = self._limits
         is_empty = last is not None and last < first
@@ -134,18 +136,6 @@ class PortalUpstream:
             densities=measured,
         )
 
-    def mark(self, last: BlockCursor) -> str | None:
-        """Return None: a block's hash is enough."""
-        return None
-
-    def resume(self, marks: Iterable[tuple[BlockCursor, str]]) -> None:
-        """Do nothing: a block's hash is enough."""
-
-    def written(self, state: PipeState) -> None:
-        """Do nothing: nothing is kept here."""
-
     def rest(self) -> None:
         """Let connections go until the next request."""
         self._client.close()
-
-    close = rest
