@@ -97,38 +97,39 @@ class JournalTarget:
         if self._journal is not None and not isinstance(data, Span):
             self._insert(batches, state)
             return
-        assert not self._changes, "a retraction is flushed before a span is read"
+        assert not self.owes, "a retraction is flushed before a span is read"
         self.stand_at(self._at.extended(last, ReadFrom.PORTAL, state), state)
         self.measured = {self._at: data.densities} if isinstance(data, Span) else {}
 
     def roll_back(self, state: PipeState) -> None:
         """Take back the blocks above a state, newest first."""
         assert self._journal is not None, "final blocks are not orphaned"
-        forks = self._at.forks + (not self._changes)
+        forks = self._at.forks + (not self.owes)
         version, finalized = self._at.version, final_number(state)
         for orphan, rows in self._journal.orphans(state.number, self.state.number):
             version += 1
             self._changes.append(Change(version, orphan.cursor, -1))
             self._rows.append(retracted(rows.cast(self.columns), version, finalized))
+        if not self._changes:
+            version += 1  # a fork below the first block takes none of ours, and is a step as well
         self._at = self._at.retracted(version, state, forks=forks)
         self.state = state
 
     @property
     def owes(self) -> bool:
-        """Whether a retraction waits to be written."""
-        return bool(self._changes)
+        """Whether something waits to be written."""
+        return self._at != self.told
 
     def flush(self) -> None:
         """Write what waits into the journal as a segment; only then may Spark hear of it."""
         state = self.state
-        if not self._changes:
+        if not self.owes or self._journal is None:
             return
-        assert self._journal is not None, "hot blocks are read with a journal"
         assert self.told is not None, "a segment follows an offset"
         assert state.cursor is not None, "a segment ends at a block"
         mark = self._upstream.mark(state.cursor)
         segment = Segment(self.told, self._at, state, tuple(self._changes), mark)
-        self._journal.append(segment, pa.concat_tables(self._rows))
+        self._journal.append(segment, pa.concat_tables(self._rows or [self.columns.empty_table()]))
         self._upstream.written(state)
         self.stand_at(self._at, state)
 

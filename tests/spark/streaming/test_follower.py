@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -9,11 +10,27 @@ from random import Random
 
 import pytest
 
-from headwater.core import BlockRange, Blocks
+from headwater.core import (
+    AtHead,
+    BlockCursor,
+    BlockHeader,
+    BlockRange,
+    Blocks,
+    Density,
+    Fork,
+    Head,
+    PipeState,
+    Span,
+)
 from headwater.errors import MissingBlocksError
+from headwater.pipeline import Answers, Said, Source
 from headwater.portal import PortalClient
+from headwater.spark.streaming.folder import LocalFolder
+from headwater.spark.streaming.journal import Journal
 from headwater.spark.streaming.offsets import Offset, ReadFrom
 from headwater.spark.streaming.source import FinalPart, JournalPart, load_stream
+from headwater.spark.streaming.upstream import Changelog, Upstream
+from headwater.stream.changelog import Follower
 from headwater.testing import (
     Balance,
     ChainSim,
@@ -25,7 +42,7 @@ from headwater.testing import (
     simulated_portal,
 )
 from tests.sampling import is_whole
-from tests.spark.streaming.micro_batches import TRANSFER, Killed, Query, limits
+from tests.spark.streaming.micro_batches import ROWS, TRANSFER, Killed, Query, limits
 from tests.stream.truth import transfers
 
 SEEDS = range(100 if is_whole() else 16)
@@ -42,13 +59,14 @@ def chain_of(seed: int, blocks: int = 40, final: int = 25) -> ChainSim:
 class Truth:
     """The rows of branches, worked out from the simulated contents alone."""
 
-    def __init__(self, chain: ChainSim) -> None:
+    def __init__(self, chain: ChainSim, first: int = 0) -> None:
         self._chain = chain
+        self._first = first
         self._rows: dict[str, list[tuple[str, ...]]] = {}
 
     def rows(self, block: SimBlock) -> list[tuple[str, ...]]:
         if block.hash not in self._rows:
-            found = transfers(self._chain, [block])
+            found = transfers(self._chain, [block] if block.number >= self._first else [])
             self._rows[block.hash] = [tuple(map(str, one)) for one in found]
         return self._rows[block.hash]
 
@@ -82,10 +100,11 @@ def test_the_netted_changelog_is_the_canonical_chain_whatever_is_killed(
         blocks_per_answer=dice.choice([(3, 3), (1, 20), (500, 500)]),
         sample_size=dice.choice([1, 3, 50]),
     )
-    truth = Truth(chain)
     far = dice.choice([2, 10, 1000])
     settings = limits(far=far, hot_blocks=dice.choice([1, 4]))
-    with Query(portal, tmp_path, dice=dice, limits=settings) as query:
+    first = dice.choice([0, 0, chain.head.number])
+    truth = Truth(chain, first)
+    with Query(portal, tmp_path, dice=dice, limits=settings, first_block=lambda: first) as query:
         query.kill_rate = dice.choice([0.0, 0.05, 0.2])
         for _ in range(90):
             act(query, chain, truth, dice)
@@ -272,3 +291,62 @@ def test_the_net_meets_forks_kills_and_replays(tmp_path: Path) -> None:
             seen["replays"] += query.replays
             seen["deletes"] += sum(sign < 0 for _, sign, _ in query.versions())
     assert min(seen.values()) > 2, seen
+
+
+class Script:
+    """A source, and where it comes from, that says what a test wrote down: a list per reading."""
+
+    def __init__(self, *readings: list[Said]) -> None:
+        self._readings = iter(readings)
+
+    def open(self, state: PipeState) -> None:
+        pass
+
+    def read(self, state: PipeState) -> Answers | None:
+        return (answer for answer in next(self._readings))
+
+
+class Scripted(Upstream):
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def newest(self, *, final: bool) -> BlockCursor | None:
+        return None
+
+    def open(self, first: int, last: int | None, *, final: bool) -> Source:
+        return self._script
+
+    def rest(self) -> None:
+        pass
+
+    def cut(self, blocks: BlockRange, measured: Sequence[Density]) -> Sequence[BlockRange]:
+        return [blocks]
+
+
+def header(number: int) -> BlockHeader:
+    return BlockHeader(number, f"0x{number}", f"0x{number - 1}", number - 1)
+
+
+def test_a_fork_below_the_first_block_is_a_step_before_executors_read_on(tmp_path: Path) -> None:
+    """It takes no block that was read; what follows it has other versions all the same."""
+    line = b'{"header":{"number":40,"hash":"0x40","parentHash":"0x39","timestamp":1},"logs":[]}'
+    head = Head(BlockCursor(25, "0x25"), header(40).cursor)
+    final = header(60)
+    script = Script(
+        [Blocks((header(40),), (line,), head), Fork((header(39).cursor, BlockCursor(40, "0xb")))],
+        [AtHead(Head()), Fork((BlockCursor(25, "0x25"), BlockCursor(39, "0xc")))],
+        [Span(BlockRange(26, 60), final, Head(final.cursor, final.cursor))],
+        [Blocks((header(61),), (line.replace(b"40", b"61").replace(b"39", b"60"),), Head())],
+    )
+    journal = Journal(LocalFolder(tmp_path), "rows")
+    follower = Follower(Changelog(Scripted(script), ROWS, journal, limits()))
+    ends = [follower.begin(40)]
+    for _ in range(5):
+        ends.append(follower.next(ends[-1]))
+    places = [(end.number, end.version, end.forks) for end in ends]
+    assert places == [(39, 39, 0), (40, 40, 0), (39, 41, 1), (25, 42, 2), (60, 77, 2), (61, 78, 2)]
+    parts = [part for begin, end in pairwise(ends) for part in follower.plan(begin, end)]
+    assert [type(part) for part in parts] == [JournalPart] * 3 + [FinalPart, JournalPart]
+    assert isinstance(parts[3], FinalPart)
+    assert (parts[3].part.blocks, parts[3].shift) == (BlockRange(26, 60), 17)
+    follower.close()

@@ -207,6 +207,25 @@ def test_deletes_come_newest_first_and_before_inserts(query: Query, chain: Chain
     assert kinds == {(1, "insert"), (-1, "delete")}
 
 
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_query_that_began_at_the_head_starts_again(
+    depth: int, tmp_path: Path, chain: ChainSim
+) -> None:
+    """Blocks below the first one can be landed on, and are not in the journal: none is missing."""
+    first = chain.head.number
+    with Query(
+        PortalSim(chain, seed=3), tmp_path, dice=Random(3), first_block=lambda: first,
+        limits=limits(),
+    ) as query:  # fmt: skip
+        assert query.trigger()
+        query.kill()
+        chain.fork(depth, depth + 2) if depth else chain.extend(2)
+        run(query)
+        assert query.ends[-1]["hash"] == chain.head.hash
+        assert query.ends[-1]["forks"] == min(depth, 1)
+        Truth(chain, first).check(query)
+
+
 def test_a_driver_killed_while_executors_read_on_from_the_head_starts_again(
     query: Query, chain: ChainSim
 ) -> None:

@@ -134,6 +134,7 @@ class Journal:
         self._live: dict[int, tuple[Segment, Change]] = {}
         self._newest: tuple[str, bytes] | None = None
         self._damaged: str | None = None
+        self._start: Offset | None = None
 
     def open(self) -> Offset | None:
         """Read what is there; return where the changelog began, if it has begun.
@@ -149,7 +150,7 @@ class Journal:
             if any(name.endswith(_ENDING) for name in self._folder.names()):
                 raise JournalFormatError("the journal has lost its header", file=HEADER)
             return None
-        start = self._check_header(header)
+        self._start = self._check_header(header)
         names = [name for name in self._folder.names() if name.endswith(_ENDING)]
         for name in names:
             data = self._folder.read(name) or b""
@@ -159,7 +160,7 @@ class Journal:
                 if name != names[-1]:
                     raise
                 self._damaged = name
-        return start
+        return self._start
 
     def close(self) -> None:
         """Let other processes in."""
@@ -172,6 +173,7 @@ class Journal:
             "fingerprint": self._fingerprint,
             "start": start.to_json(),
         }
+        self._start = start
         self._folder.remove(HEADER)
         self._folder.create(HEADER, json.dumps(about).encode())
 
@@ -221,7 +223,8 @@ class Journal:
         """Compare the blocks that are held with those that a fork can reach at the last segment.
 
         Called where a query goes on with hot blocks. One that goes on behind final blocks needs no
-        segment, and may have been killed while the last ones were removed.
+        segment, and may have been killed while the last ones were removed. Blocks below the first
+        one of a changelog can be landed on, and were never read.
 
         Raises:
             JournalMissingError: a file is gone that a retraction would need.
@@ -229,8 +232,9 @@ class Journal:
         if not self._segments:
             return
         state = self._segments[-1].state
+        floor = max(state.undo_floor, -1 if self._start is None else self._start.number)
         for cursor in state.rollback_chain:
-            if cursor.number > state.undo_floor and cursor.number not in self._live:
+            if cursor.number > floor and cursor.number not in self._live:
                 raise JournalMissingError("a file of the journal is gone", with_block=cursor)
 
     def forget_unfinished(self, offset: Offset) -> None:
