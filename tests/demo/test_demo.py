@@ -15,7 +15,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from headwater.cli.demo.picture import Undone, draw
+from headwater.cli.demo.picture import Label, Undone, draw
 from headwater.cli.demo.run import (
     DEEPEST,
     INTERVAL_S,
@@ -27,6 +27,7 @@ from headwater.cli.demo.run import (
     run_on_portal,
     run_simulated,
 )
+from headwater.core import BlockCursor
 from headwater.errors import DuckDBFileError, InvalidOptionError, PortalUrlError
 from headwater.pipeline import Committed
 from headwater.pipeline import Event as Happened
@@ -86,13 +87,17 @@ def test_a_run_ends_well_and_tells_what_it_does(ran: subprocess.CompletedProcess
 
 
 def test_every_planned_fork_was_met_and_undone(ran: subprocess.CompletedProcess[str]) -> None:
-    depths = list(plan_forks(SEED, round(SECONDS / INTERVAL_S)).values())
-    assert len(depths) >= 3
-    met = re.findall(
-        r"^fork (\d+): (\d+) blocks? above .* replaced, \d+ rows? undone$", ran.stderr, re.M
+    """The block that it goes back to is the newest below the fork that has rows."""
+    chain = chain_of_the_demo()
+    told = re.findall(
+        r"^fork \d+: from block (\d+) back to (\d+), (\d+) rows? undone$", ran.stderr, re.M
     )
-    assert met == [(str(index + 1), str(depth)) for index, depth in enumerate(depths)]
-    assert f"{len(depths)} forks, {sum(depths)} blocks undone" in ran.stdout
+    met = [tuple(map(int, one)) for one in told]
+    assert len(met) == len(chain.forks) == len(plan_forks(SEED, round(SECONDS / INTERVAL_S))) >= 3
+    for (newest, safe, _), fork in zip(met, chain.forks, strict=True):
+        assert newest == chain.block(fork.orphaned_hashes[-1]).number
+        assert newest - DEEPEST - 5 < safe <= fork.ancestor.number
+    assert f"{len(met)} forks, {sum(rows for _, _, rows in met)} rows undone" in ran.stdout
 
 
 def test_output_that_goes_elsewhere_than_a_terminal_is_plain(
@@ -225,7 +230,7 @@ def test_against_a_portal_it_follows_the_head_and_its_forks(
             tmp_path, portal.url, events=["erc20.Transfer"], contracts=tokens, seconds=600
         )
     shown = capsys.readouterr().out
-    assert re.search(r"^[1-9]\d* forks?, [1-9]\d* blocks undone$", shown, re.M)
+    assert re.search(r"^[1-9]\d* forks?, [1-9]\d* rows undone$", shown, re.M)
     assert (tmp_path / "forks.png").read_bytes().startswith(b"\x89PNG")
     rows = duckdb_target(tmp_path / "chain.duckdb").query(
         "SELECT min(block_number) AS first FROM transfers"
@@ -295,6 +300,14 @@ def test_branches_that_cross_are_drawn_on_lanes_of_their_own(tmp_path: Path) -> 
     sizes = [(tmp_path / f"{name}.png").stat().st_size for name in "abc"]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] > 5000
+
+
+def test_the_label_of_the_newest_fork_is_not_cut_off_at_the_right() -> None:
+    fork = Undone(BlockCursor(40, "0x40"), [BlockCursor(41, "0xb"), BlockCursor(43, "0xd")], 26)
+    label = Label(1, fork, 0.5, 44.5)
+    assert label.text == "fork 2: 26 rows undone"
+    assert label.start < label.end <= 44.5
+    assert Label(1, fork, 0.5, 144.5).start == 40.7
 
 
 # --- what can go wrong ----------------------------------------------------------------------------

@@ -197,10 +197,11 @@ class Watcher:
         self._held.update((one.number, one) for one in hot)
         if isinstance(event, RolledBack):
             lost = [one for one in before.rollback_chain if one.number > cursor.number]
-            self.forks.append(Undone(cursor, lost, rows - self.rows))
+            fork = Undone(cursor, lost, rows - self.rows)
+            self.forks.append(fork)
             _say(
-                f"fork {len(self.forks)}: {in_words(len(lost), 'block')} above {cursor.number:,} "
-                f"replaced, {in_words(rows - self.rows, 'row')} undone"
+                f"fork {len(self.forks)}: from block {event.orphaned.number:,} back to "
+                f"{cursor.number:,}, {in_words(fork.rows, 'row')} undone"
             )
         self._moved(cursor)
 
@@ -213,8 +214,8 @@ class Watcher:
         chain = [self._held[number] for number in sorted(self._held)]
         final = self.state.finalized
         draw(out / "forks.png", chain, self.forks, None if final is None else final.number)
-        lost = sum(len(fork.blocks) for fork in self.forks)
-        typer.echo(f"\n{in_words(len(self.forks), 'fork')}, {in_words(lost, 'block')} undone")
+        lost = sum(fork.rows for fork in self.forks)
+        typer.echo(f"\n{in_words(len(self.forks), 'fork')}, {in_words(lost, 'row')} undone")
         typer.echo(f"tables   {out / 'chain.duckdb'}\npicture  {out / 'forks.png'}")
 
 
