@@ -48,7 +48,8 @@ FOREIGN = {
     "Spark": "create_auto_cdc_flow DataStreamReader.name decimal foreachBatch lastProgress spark.*"
     " SupportsRowLevelOperations Trigger.AvailableNow Trigger.Once try_cast",
     "Arrow, Delta, Iceberg": ".pyiceberg.yaml decimal128 get_add_actions manage_snapshots"
-    " expire_snapshots remove_orphan_files rewrite_data_files to_pylist truncate",
+    " expire_snapshots fast_forward remove_orphan_files rewrite_data_files to_pylist"
+    " truncate userMetadata",
     "ClickHouse": "CollapsingMergeTree DateTime64 FixedString http_receive_timeout intDiv"
     " LowCardinality Map Nullable query_retries select_sequential_consistency",
     "the Pipes SDK": "contractFactory createTarget evmPortalStream pipeTo pipeToIterator"

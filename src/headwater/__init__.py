@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         iceberg_target,
         parquet_target,
         postgres_target,
+        spark_table_target,
         table,
     )
 
@@ -100,7 +101,8 @@ _LAZY = {
     "stream.verification": ("verify",),
     "targets": (
         "aggregate", "clickhouse_target", "delta_target", "duckdb_target", "history_target",
-        "iceberg_target", "parquet_target", "postgres_target", "table",
+        "iceberg_target", "parquet_target", "postgres_target", "spark_table_target",
+        "table",
     ),
 }  # fmt: skip
 _HOMES = {name: home for home, names in _LAZY.items() for name in names}
@@ -154,6 +156,7 @@ __all__ = [
     "postgres_target",
     "setup_logging",
     "solana",
+    "spark_table_target",
     "substrate",
     "substreams_stream",
     "table",

@@ -124,6 +124,15 @@ class LakeStorageError(
     """A storage fails while a stream writes or reads it."""
 
 
+class SparkTableError(
+    TargetError,
+    code="E2225",
+    fix="docs/lake.md says which tables spark_table_target takes, and how a session is configured "
+    "for its catalog; nothing was written",
+):
+    """A table of Spark's catalog cannot keep what a stream needs, or cannot be reached."""
+
+
 class UnexplainedFilesError(
     TargetError,
     code="E2220",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headwater.targets.lake.admin import lake_moment
     from headwater.targets.parquet import ParquetTarget, Rollover, parquet_target
     from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target
+    from headwater.targets.spark_table import SparkTableTarget, spark_table_target
     from headwater.targets.sql.change_log import HistoryTarget, history_target
 
 _EXTRAS = {
@@ -49,6 +50,7 @@ _EXTRAS = {
     "PostgresSettings": "postgres",
     "PostgresTarget": "postgres",
     "Rollover": "parquet",
+    "SparkTableTarget": "spark_table",
     "clickhouse_target": "clickhouse",
     "delta_target": "delta",
     "duckdb_target": "duckdb",
@@ -57,6 +59,7 @@ _EXTRAS = {
     "lake_moment": "lake.admin",
     "parquet_target": "parquet",
     "postgres_target": "postgres",
+    "spark_table_target": "spark_table",
 }
 
 __all__ = [
@@ -81,6 +84,7 @@ __all__ = [
     "PostgresTarget",
     "Rollover",
     "SideTable",
+    "SparkTableTarget",
     "TableOptions",
     "Target",
     "aggregate",
@@ -94,6 +98,7 @@ __all__ = [
     "load_state",
     "parquet_target",
     "postgres_target",
+    "spark_table_target",
     "table",
 ]
 

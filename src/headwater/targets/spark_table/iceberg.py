@@ -1,0 +1,147 @@
+"""Iceberg in Spark's catalog: each start writes a branch of its own, and `main` is moved to it.
+
+Rows are removed and added on the branch `headwater_<stream>_<epoch>_<writer>`, by as many
+statements as it takes, and the last one says the record. Then `fast_forward` moves `main`, which is
+the commit: the catalog does so only if `main` is an ancestor of the branch. A start makes its
+branch at the snapshot that it has looked at, so no writer of an earlier epoch moves `main` again.
+Where others have rewritten files meanwhile, the commit is made once more, behind theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headwater.core import PipeState
+from headwater.errors import (
+    LakeStorageError,
+    SparkTableError,
+    StateMissingError,
+)
+from headwater.targets.lake.authors import slug
+from headwater.targets.spark_table.records import Record, fold
+from headwater.targets.spark_table.tables import (
+    BLOCK_NUMBER,
+    StreamTable,
+    Write,
+    literal,
+    quoted,
+)
+
+_BEGIN = "headwater.begin"  # said by an empty snapshot, made where a table had none
+TABLE_PROPERTIES = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+class IcebergTable(StreamTable):
+    """One Iceberg table of a stream."""
+
+    _head: int | None = None  # the snapshot of `main` that was looked at
+    _is_there = False  # whether the writer's branch is at `_head`
+    _refs: Mapping[str, int] = {}
+
+    def check(self) -> None:
+        """Refuse a session without Iceberg's extensions, and a catalog without branches."""
+        try:
+            self._tables.sql(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS `headwater_none`")
+        except (SparkTableError, LakeStorageError) as error:
+            raise SparkTableError(
+                "branches of Iceberg are needed: spark.sql.extensions=org.apache.iceberg.spark"
+                ".extensions.IcebergSparkSessionExtensions, and a catalog that has them",
+                table=self.name,
+                **error.facts,
+            ) from error
+
+    def epochs(self) -> int:
+        """Return the highest epoch: that of a start that was not let in is in its branch's name."""
+        return max([super().epochs(), *(epoch for epoch, _ in self._branches())])
+
+    def claimed(self) -> None:
+        """Drop the branches of earlier starts."""
+        assert self.last is not None, "it was claimed"
+        for epoch, name in self._branches():
+            if epoch < self.last.epoch:
+                self._alter(f"DROP BRANCH IF EXISTS {quoted(name)}")
+
+    def _branches(self) -> list[tuple[int, str]]:
+        """Return the branches of the stream's writers, each with its epoch."""
+        own = re.compile(rf"headwater_{re.escape(slug(self._stream))}_(\d+)_[0-9a-f]+")
+        found = ((own.fullmatch(one), one) for one in self._refs)
+        return sorted((int(match[1]), name) for match, name in found if match)
+
+    def _records(self) -> Iterator[Record]:
+        """Walk back from `main`. What is newer than the stream's commits must be rewritten files.
+
+        Where all of the stream's commits have expired there, its branch still holds the newest.
+        """
+        self._tables.sql(f"REFRESH TABLE {self.name}")
+        refs = self._tables.sql(f"SELECT name, snapshot_id FROM {self.name.of('refs')}")  # noqa: S608
+        self._refs = {one["name"]: one["snapshot_id"] for one in refs}
+        self._head, self._is_there = self._refs.get("main"), False
+        found = self._tables.sql(
+            f"SELECT snapshot_id, parent_id, operation, summary FROM {self.name.of('snapshots')}"  # noqa: S608
+        )
+        snapshots = {one["snapshot_id"]: one for one in found}
+        changed: list[str] = []
+        came, at = False, self._head
+        while at is not None and (one := snapshots.get(at)) is not None:
+            at, record = one["parent_id"], Record.from_properties(one["summary"])
+            if record is None and not came:
+                is_harmless = one["operation"] == "replace" or _BEGIN in one["summary"]
+                changed += [] if is_harmless else [one["operation"]]
+            elif record is not None:
+                self._refuse(changed)
+                came = True
+                yield record
+        if not came and (left := self._left(snapshots)) is not None:
+            self._refuse(changed)
+            yield left
+
+    def _left(self, snapshots: Mapping[int, Mapping[str, Any]]) -> Record | None:
+        """Return the last record on a branch, with a state that counts whether it was let in or
+        not: the last final block before it.
+        """
+        branches = reversed(self._branches())
+        heads = (snapshots.get(self._refs[name], {}).get("summary", {}) for _, name in branches)
+        found = fold(one for head in heads if (one := Record.from_properties(head)) is not None)
+        if found is None:
+            return None
+        if found.final == PipeState():
+            raise StateMissingError(
+                "the snapshots of the stream have expired", stream=self._stream, table=self.name
+            )
+        return found.at_final()
+
+    def _try(self, record: Record, write: Write) -> bool:
+        branch = f"headwater_{slug(record.stream)}_{record.epoch}_{record.writer}"
+        if self._head is None:
+            empty = self._tables.empty(self.columns)
+            self._tables.append(str(self.name), empty, {f"snapshot-property.{_BEGIN}": "yes"})
+            return False
+        is_there, self._is_there = self._is_there, False
+        place = self.name.of(f"branch_{branch}")
+        if not is_there:
+            at = f"AS OF VERSION {self._head}"
+            self._alter(f"CREATE OR REPLACE BRANCH {quoted(branch)} {at}")
+        if write.above is not None and self._has_rows(write.above, place):
+            self._tables.sql(
+                f"DELETE FROM {place} WHERE {quoted(BLOCK_NUMBER)} > {write.above}"  # noqa: S608
+            )
+        rows = self._tables.empty(self.columns) if write.frame is None else write.frame
+        said = {f"snapshot-property.{name}": one for name, one in record.to_properties().items()}
+        self._tables.append(place, rows, said)
+        try:
+            moved = self._tables.sql(
+                f"CALL {self.name.catalog}.system.fast_forward(table => "
+                f"{literal(self.name.within)}, branch => 'main', to => {literal(branch)})"
+            )
+        except LakeStorageError:
+            return False
+        self._head, self._is_there = moved[0]["updated_ref"], True
+        return True
+
+    def _alter(self, what: str) -> None:
+        self._tables.sql(f"ALTER TABLE {self.name} {what}")
