@@ -167,6 +167,11 @@ class Polled:
             before = next(contents for state, contents in kept if state.number <= number)
             self._call(before, lambda: self.rig.roll_back(number), self.rig.model.roll_back)
 
+    @property
+    def number(self) -> int:
+        """The block that the stream stands at."""
+        return self.rig.state.number
+
     def maintain(self) -> None:
         """Do all maintenance there is, and sweep; no row changes."""
         target: Any = self.rig.target
