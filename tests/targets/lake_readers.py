@@ -21,6 +21,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from headwater.core import PipeState
+from headwater.errors import LakePathError
 from headwater.targets import delta_target, iceberg_target, lake_moment
 from headwater.targets.delta import DeltaSettings
 from headwater.targets.delta import table as delta_table
@@ -118,6 +119,10 @@ class Polled:
         self.die_at = 0  # the step of the call under way at which the process dies; 0 is none
         self._every, self._steps, self.steps_of_call = every, 0, 0
         self._allowed = [Contents()]
+        self._known: dict[
+            str | None, Contents
+        ] = {}  # what the tables hold at each block, by its hash
+        self._looks_itself = True
         self._reading: deque[tuple[str, Read, Rows]] = deque(maxlen=_KEPT)
         self.rig = Rig(self._target(), lambda name: [], [])
         self.rig.target.recover()
@@ -154,6 +159,7 @@ class Polled:
         after = copy.deepcopy(self.rig.model.contents)
         for change in changes:
             after.apply(change)
+        self._known[f"{branch}{number}"] = after
         self._call(
             after,
             lambda: self.rig.block(number, *changes, branch=branch, final=final),
@@ -216,6 +222,8 @@ class Polled:
 
     def look(self, step: str) -> None:
         """Read every table by every reader, and go on reading what was opened before."""
+        if not self._looks_itself:
+            return
         for table in TABLES:
             if not self._is_there(table):
                 continue
@@ -246,6 +254,28 @@ class Polled:
         known = [[rows_of(one, name) for name in TABLES] for one in self._allowed]
         assert found in known, f"before {step!r} at {moment}: {found} is none of {known}"
         self.moments.append(moment.block.number if moment.block else -1)
+
+    def follow_by_others(self) -> None:
+        """Leave it to another thread to look."""
+        self._looks_itself = False
+
+    def look_from_outside(self) -> None:
+        """Read both tables at one moment, while the stream goes on in another thread."""
+        if not all(map(self._is_there, TABLES)):
+            return
+        try:
+            moment = lake_moment(self.folder, "one")
+        except LakePathError:  # it has committed nothing yet
+            return
+        if moment.block is None:
+            return
+        found = [
+            next(iter(OPEN[self.kind](self.folder, name, moment.versions[name]).values()))()
+            for name in TABLES
+        ]
+        contents = self._known[moment.block.hash]
+        assert found == [rows_of(contents, name) for name in TABLES], f"{moment} is torn: {found}"
+        self.moments.append(hash(moment.block.hash))
 
     def _is_there(self, table: str) -> bool:
         if self.kind == "delta":

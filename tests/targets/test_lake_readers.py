@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
@@ -88,6 +90,40 @@ def test_readers_see_states_of_the_chain_alone_on_random_ways(
             points = polled.rig.state.landing_points()
             polled.roll_back(chance.choice(points).number)
     assert polled.moments
+
+
+LOOKS = 40
+
+
+@pytest.mark.guarantee("LAKE-2")
+@pytest.mark.parametrize("kind", ["iceberg"])
+def test_tables_are_read_at_one_block_while_another_thread_writes_and_forks(
+    kind: str, tmp_path: Path
+) -> None:
+    """What a commit or a fork does between two steps of a reader, not before them."""
+    polled = Polled(kind, tmp_path, every=1 << 30)
+    polled.follow_by_others()
+    enough = threading.Event()
+
+    def write() -> None:
+        polled.block(1, "a", final=0)
+        for branch in map("branch{}_".format, itertools.count()):
+            for number in range(polled.number + 1, polled.number + 4):
+                polled.block(number, branch, final=number - 4)
+            if enough.is_set():
+                return
+            polled.roll_back(polled.number - 2)
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            while len(polled.moments) < LOOKS:
+                polled.look_from_outside()
+                assert not writing.done(), writing.result()
+        finally:
+            enough.set()
+        writing.result()
+    assert len({*polled.moments}) > 5, "the stream went on meanwhile"
 
 
 # --- Parquet: final rows alone, in files that never change ----------------------------------------
