@@ -40,7 +40,7 @@ SPARK_AREAS: dict[str, tuple[str, ...]] = {
         "spark/test_plans.py",
     ),
     "lake": ("spark/test_lake_on_spark.py",),
-    "Spark's own connectors": ("spark/test_lake_connectors.py",),
+    "Spark's own connectors": ("spark/test_lake_connectors.py", "spark/test_spark_table.py"),
     "what versions lack": ("spark/test_versions.py",),
 }
 PYTHON_AREAS: dict[str, tuple[str, ...]] = {
