@@ -122,7 +122,9 @@ class AggregateError(
 class InsertOnlyError(
     ChangeError,
     code="E6015",
-    fix="ClickHouse takes inserts only: put out CREATE operations, or load the module into "
-    "PostgreSQL or DuckDB, which take all",
+    fix="on ClickHouse, updates, upserts and deletes need a table of ReplacingMergeTree(version, "
+    "is_deleted) whose ORDER BY is their key, of integers and strings; ADD, MAX, MIN and "
+    "SET_IF_NULL on rows of earlier blocks need PostgreSQL or DuckDB",
 ):
-    """A change is no plain insert, and the target can do nothing else."""
+    """A table of ClickHouse cannot take a change: its engine keeps no versions, or a field is
+    computed from what is stored."""

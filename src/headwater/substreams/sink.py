@@ -1,7 +1,8 @@
 """The target of a module's outputs in `headwater sink`.
 
-A module of DatabaseChanges goes into tables that exist, under the change log (PostgreSQL, DuckDB),
-or as plain inserts (ClickHouse); any other module into the tables of its relational mapping.
+A module of DatabaseChanges goes into tables that exist: under the change log (PostgreSQL, DuckDB),
+or as inserts and versions of rows (ClickHouse). Any other module goes into the tables of its
+relational mapping.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.changes import TableSchema, check, fold
 from headwater.changes.grouping import codes_of
-from headwater.changes.model import ANONYMOUS
 from headwater.decode.columns.bytes_text import BytesEncoding
 from headwater.errors import (
     InsertOnlyError,
@@ -81,11 +82,14 @@ def sink_target(
     return target, decoder
 
 
-# --- ClickHouse: inserts alone --------------------------------------------------------------------
+# --- ClickHouse: inserts, and versions of rows ----------------------------------------------------
 
 
 def insert_target(address: str) -> Target[Delivery]:
-    """Write the inserts of DatabaseChanges to tables of ClickHouse that exist.
+    """Write DatabaseChanges to tables of ClickHouse that exist.
+
+    Tables of ReplacingMergeTree(version, is_deleted) whose ORDER BY is their key take all
+    operations, as `Store.change` says; the others take inserts.
 
     A table that is written gets a column `_block_number_`, by which a fork takes rows back; other
     tables are left alone. Two inserts of one key are two rows: nothing depends on what happens to
@@ -98,10 +102,11 @@ def insert_target(address: str) -> Target[Delivery]:
 
 
 class _Inserts:
-    """The callbacks of a target that takes inserts."""
+    """The callbacks of the target: tables either take inserts or are `_keyed`."""
 
     def __init__(self) -> None:
         self._keys: dict[str, tuple[str, ...]] = {}
+        self._keyed: dict[str, TableSchema | None] = {}
         self._lacking: set[str] = set()  # tables without a column of the block
 
     def prepare(self, store: Any) -> None:
@@ -121,15 +126,29 @@ class _Inserts:
                 self._lacking.add(name)
 
     def insert(self, store: Any, data: Mapping[str, Any]) -> None:
-        """Insert the rows of a batch.
+        """Apply the changes of a batch: by versions of rows, where the engine keeps these.
 
         Raises:
-            InsertOnlyError: a change is something else than an insert.
+            InsertOnlyError: a change is something else than an insert, or computes a field, and
+                the table cannot do it.
             UnknownTableError: the database has no such table.
         """
         from headwater.targets.clickhouse import table as clickhouse_table
+        from headwater.targets.clickhouse.staging import refuse_computed
 
-        for name, rows in wide_inserts(to_arrow(data[CHANGES]), self._keys).items():
+        changes = to_arrow(data[CHANGES])
+        names = pc.unique(changes["table"]).to_pylist()
+        for name in [one for one in names if one in self._keys and one not in self._keyed]:
+            schema = store.keyed(name)  # a key with the block has a row for each insert
+            self._keyed[name] = None if schema and BLOCK_NUMBER in schema.key else schema
+        schemas = [one for name in names if (one := self._keyed.get(name)) is not None]
+        mine = pc.is_in(changes["table"], pa.array([one.name for one in schemas], pa.string()))
+        folded = fold(check(changes.filter(mine), schemas), finalized=store.final)
+        refuse_computed(folded)
+        inserts = wide_inserts(changes.filter(pc.invert(mine)), self._keys)
+        for one in schemas:
+            store.change(one.name, folded.filter(pc.equal(folded["table"], one.name)))
+        for name, rows in inserts.items():
             if name in self._lacking:
                 store.command(
                     f"ALTER TABLE `{name}` ADD COLUMN IF NOT EXISTS `{BLOCK_NUMBER}` UInt64"
@@ -150,6 +169,8 @@ def wide_inserts(changes: pa.Table, keys: Mapping[str, Sequence[str]]) -> dict[s
         InsertOnlyError: a change is something else than an insert.
         UnknownTableError: a change names a table that is not there.
     """
+    from headwater.targets.clickhouse.staging import pivot
+
     _refuse_others(changes)
     found: dict[str, pa.Table] = {}
     codes, names = codes_of(changes["table"].combine_chunks())
@@ -159,8 +180,8 @@ def wide_inserts(changes: pa.Table, keys: Mapping[str, Sequence[str]]) -> dict[s
                 "the database has no such table", table=name, known=", ".join(keys) or "none"
             )
         mine = changes.take(pa.array(np.flatnonzero(codes == code))).combine_chunks()
-        columns = _pivot(mine["pk"].combine_chunks(), mine.num_rows, keys[name])
-        columns |= _pivot(mine["fields"].combine_chunks(), mine.num_rows, ())
+        columns = pivot(mine["pk"].combine_chunks(), mine.num_rows, keys[name])
+        columns |= pivot(mine["fields"].combine_chunks(), mine.num_rows, ())
         columns[BLOCK_NUMBER] = mine["block_number"].combine_chunks()
         found[name] = pa.table(columns)
     return found
@@ -176,25 +197,3 @@ def _refuse_others(changes: pa.Table) -> None:
             operation=row["operation"],
             block=row["block_number"],
         )
-
-
-def _pivot(lists: pa.Array, rows: int, key: Sequence[str]) -> dict[str, pa.Array]:
-    """Return a column per name; a key that has no name is that of the table's one key column."""
-    entries = lists.flatten()
-    owners = np.repeat(
-        np.arange(rows), np.asarray(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
-    )
-    codes, names = codes_of(entries.field(0))
-    made: dict[str, pa.Array] = {}
-    for code, name in enumerate(names.to_pylist()):
-        if name == ANONYMOUS:
-            if len(key) != 1:
-                raise InsertOnlyError(
-                    "a key without a name is for a table with one key column", key=", ".join(key)
-                )
-            name = key[0]
-        places = np.flatnonzero(codes == code)
-        source = np.full(rows, -1, np.int64)
-        source[owners[places]] = places
-        made[name] = entries.field(1).take(pa.array(source, mask=source < 0))
-    return made

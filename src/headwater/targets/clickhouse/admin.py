@@ -55,6 +55,7 @@ from headwater.targets.clickhouse.sql import DELETED, TableName, compose, parse_
 from headwater.targets.clickhouse.sync_table import SyncTable
 from headwater.targets.clickhouse.target import ClickHouseTarget
 from headwater.targets.clickhouse.undo import Undo
+from headwater.targets.clickhouse.versioned import is_log
 from headwater.targets.clickhouse.writer import Attempts
 from headwater.targets.compare import COUNT
 from headwater.targets.contract import SideTable
@@ -83,11 +84,15 @@ class _Held:
     sync: SyncTable
     layouts: list[Layout]
 
+    @property
+    def undo(self) -> Undo:
+        """What takes the stream's rows back."""
+        return Undo(self.client, self.lease)
+
     def remove_above(self, number: int) -> None:
         """Remove the stream's rows above a block, its own side rows too."""
-        undo = Undo(self.client, self.lease)
         for layout in self.layouts:
-            undo.above(layout, number)
+            self.undo.above(layout, number)
 
     def empty(self, layout: Layout) -> None:
         """Remove all rows of the stream; at once where all are its own and no view follows."""
@@ -96,8 +101,8 @@ class _Held:
             "WHERE database = {database:String} AND name = {name:String}",
             {"database": layout.name.database, "name": layout.name.name},
         )
-        if found["views"] or layout.stream_column is not None:
-            Undo(self.client, self.lease).above(layout, -1)
+        if found["views"] or layout.stream_column is not None or is_log(layout):
+            self.undo.above(layout, -1)
             return
         self.client.run(
             compose(
@@ -148,6 +153,8 @@ class ClickHouseAdmin:
         with self._taken_over(stream_id) as held:
             now = StreamStatus(stream_id, held.sync.load(), stream.tables)
             move = plan_move(now, number, block_hash, force=force)
+            for layout in held.layouts:
+                held.undo.check_reach(layout, move.number)
             if move.kind is MoveKind.AHEAD:  # what a crash has left must not count from here on
                 held.remove_above(now.state.number)
             if move.kind is MoveKind.BELOW:

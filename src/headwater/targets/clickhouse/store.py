@@ -10,13 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from headwater.changes import TableSchema
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table
+from headwater.targets.clickhouse.staging import staged_frames
 from headwater.targets.clickhouse.transfer import Piece, Transfer, plan_transfer
 from headwater.targets.clickhouse.undo import Undo
+from headwater.targets.clickhouse.versioned import Versioned, declared_log, schema_of
 from headwater.targets.clickhouse.writer import Attempts, Writer, insert_distributed
 from headwater.targets.contract import Scope
 from headwater.targets.frames import bounded_tables, executor_rows, to_arrow
@@ -113,6 +117,42 @@ class Store:
     def declare(self, table: Table) -> None:
         """Add a table to those that the target undoes: for what is built on this, in `on_start`."""
         self._catalog.declare(table)
+
+    @property
+    def final(self) -> int | None:
+        """Up to which block the batch is final; None if a fork may undo all of it."""
+        return None if self._scope is None or self._scope.hot else self._scope.block
+
+    def keyed(self, table: str) -> TableSchema | None:
+        """Return what changes may name in a table whose engine keeps the newest of each key."""
+        layout = self._catalog.described(self._catalog.parse(table))
+        return None if layout is None else schema_of(layout)
+
+    def change(self, table: str, folded: pa.Table) -> None:
+        """Apply folded changes to a table that `keyed` knows; a fork puts its rows back.
+
+        Changes of hot blocks are applied block by block, those of final blocks together.
+        """
+        layout = self._catalog.described(self._catalog.parse(table))
+        assert layout is not None, "asked for its columns"
+        assert self._scope is not None, "changes come with a batch"
+        versioned = Versioned(self._client, self._inserts.lease, layout)
+        declared = declared_log(layout.name)
+        self.declare(declared)
+        log = self._catalog.admitted(versioned.log)
+        if log is None or not {*layout.columns} - {*layout.marks} <= log.columns.keys():
+            versioned.create_log()
+            self._catalog.forget()
+        zones = {self._scope.block: (folded, self._scope.after)}
+        if self._scope.hot:
+            blocks = folded["block_number"]
+            numbers = sorted(pc.unique(blocks).to_pylist())
+            zones = {one: (folded.filter(pc.equal(blocks, one)), one - 1) for one in numbers}
+        for block, (rows, after) in zones.items():
+            version = versioned.next_version()
+            for frame in staged_frames(rows, block, version):
+                self.insert(declared.name, frame)
+            versioned.apply(block, after, version)
 
     def query(self, sql: str, params: Params | None = None) -> pa.Table:
         """Return the rows of a query; parameters are `{name:Type}`."""

@@ -10,6 +10,7 @@ from headwater.targets.clickhouse.client import ClickHouseClient, every_row
 from headwater.targets.clickhouse.layout import Family, Layout
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.sql import DELETED, columns, compose
+from headwater.targets.clickhouse.versioned import Versioned, is_log
 from headwater.targets.sql.text import Fragment
 
 logger = logging.getLogger("headwater.targets.clickhouse")
@@ -31,9 +32,21 @@ class Undo:
         self._noticed: set[str] = set()
 
     def above(self, layout: Layout, number: int) -> int:
-        """Remove the stream's rows above a block; return how many there were."""
+        """Remove the stream's rows above a block; return how many there were.
+
+        What stands in the log of another table is undone there first.
+        """
+        versioned = Versioned.of_log(self._client, self._lease, layout)
+        if versioned is not None:
+            versioned.restore(number)
         where = compose("<block> > {above:Int64}", block=layout.block_column)
         return self._remove_own(layout, where, {"above": number})
+
+    def check_reach(self, layout: Layout, number: int) -> None:
+        """Refuse an undo that a log does not reach; other tables say of each row its block."""
+        versioned = Versioned.of_log(self._client, self._lease, layout)
+        if versioned is not None:
+            versioned.check_reach(number)
 
     def between(self, layout: Layout, above: int, last: int) -> int:
         """Remove the stream's rows above a block, up to another one; return how many there were."""
@@ -183,7 +196,7 @@ class Undo:
         return found
 
     def _notice(self, layout: Layout) -> None:
-        if str(layout.name) not in self._noticed:
+        if str(layout.name) not in self._noticed and not is_log(layout):
             self._noticed.add(str(layout.name))
             logger.warning(
                 "undo.by_deletion table=%s: its engine has no sign, so materialized views on it "

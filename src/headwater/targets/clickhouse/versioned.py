@@ -1,0 +1,274 @@
+"""Changes to rows of a table whose engine keeps the newest version of each key.
+
+The table is of `ReplacingMergeTree(version, is_deleted)`, and its ORDER BY is the key of the
+changes. Beside it stands a log, `<table>__before`, whose rows are of one of four kinds:
+
+    staged   what a block does to a row        sealed   the images of a block are complete
+    image    the row as the block found it     void     what stands above a block was undone
+
+A block is staged, imaged and sealed before the table is touched, and what is written follows from
+the log alone. Undo writes the oldest images above the safe block as newer versions, voids what it
+undid, and removes it from the log: a crash at any statement leaves what the next start undoes in
+the same way. Merges of the table lose nothing that undo needs. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from headwater.changes import TableSchema
+from headwater.errors import ClickHouseTableError, DuplicateInsertError, RewindError
+from headwater.targets.clickhouse.client import ClickHouseClient, every_row
+from headwater.targets.clickhouse.layout import Family, Layout, read_layout
+from headwater.targets.clickhouse.lease import Lease
+from headwater.targets.clickhouse.settings import Table
+from headwater.targets.clickhouse.sql import TableName, columns, compose, quote
+from headwater.targets.clickhouse.types import bare
+from headwater.targets.sql.text import Fragment
+
+SUFFIX = "__before"
+BLOCK, AFTER, VERSION, KIND, WHEN, WHOLE, DELETED, NAMED = _OWN = (
+    "headwater_block",
+    "headwater_after",
+    "headwater_version",
+    "headwater_kind",
+    "headwater_when",
+    "headwater_whole",
+    "headwater_deleted",
+    "headwater_set",
+)
+_TYPES = ("Int64", "Int64", "Int64", "Int8", "Int8", "UInt8", "UInt8", "Array(String)")
+_KINDS = {one: Fragment(str(at)) for at, one in enumerate(("staged", "image", "sealed", "void"))}
+IF_ABSENT, IF_PRESENT, ALWAYS, MUST_BE_ABSENT, NOTHING = range(5)
+_INTEGER = re.compile(r"U?Int\d+")
+_KEYS = re.compile(r"(?:U?Int\d+|String)")
+_VERSIONS = re.compile(r"U?Int(?:32|64)")
+
+
+def schema_of(layout: Layout) -> TableSchema | None:
+    """Return what changes may name in a table; None if its engine keeps no versions of keys."""
+    key, kinds = layout.sorting_key, layout.columns
+    if layout.family is not Family.REPLACING or not _VERSIONS.fullmatch(kinds[layout.version]):
+        return None
+    if not key or not all(_KEYS.fullmatch(bare(kinds.get(one, ""))) for one in key):
+        return None
+    shown = {name: bare(kind) for name, kind in kinds.items() if name not in layout.marks}
+    return TableSchema(
+        layout.name.name,
+        key=key,
+        columns={
+            name: "integer" if _INTEGER.fullmatch(kind) else "text" for name, kind in shown.items()
+        },
+    )
+
+
+def log_of(name: TableName) -> TableName:
+    """Return the name of the log of a table."""
+    return name.suffixed(SUFFIX)
+
+
+def declared_log(name: TableName) -> Table:
+    """Return the log of a table, as the target is to undo it."""
+    return Table(
+        f"{quote(name.database)}.{quote(log_of(name).name)}", block_column=BLOCK, live_view=False
+    )
+
+
+def is_log(layout: Layout) -> bool:
+    """Tell whether a table is the log of another."""
+    return layout.name.name.endswith(SUFFIX) and set(_OWN) <= layout.columns.keys()
+
+
+class Versioned:
+    """A table that changes are applied to, with its log."""
+
+    def __init__(self, client: ClickHouseClient, lease: Lease, layout: Layout) -> None:
+        self._client = client
+        self._lease = lease
+        self.layout = layout
+        self.log = log_of(layout.name)
+        self._rows = [one for one in layout.columns if one not in layout.marks]
+        self._parts: dict[str, Any] = {
+            "table": layout.name,
+            "log": self.log,
+            "key": columns(layout.sorting_key),
+            "rows": columns(self._rows),
+            "version": layout.version,
+            "deleted": layout.deleted,
+            "of_block": BLOCK,
+            "of_after": AFTER,
+            "of_version": VERSION,
+            "kind": KIND,
+            "when": WHEN,
+            "is_deleted": DELETED,
+            **_KINDS,
+        }
+
+    @classmethod
+    def of_log(cls, client: ClickHouseClient, lease: Lease, log: Layout) -> Versioned | None:
+        """Return the table of a log; None if it is gone, or this is no log."""
+        if not is_log(log):
+            return None
+        name = TableName(log.name.database, log.name.name.removesuffix(SUFFIX))
+        layout = read_layout(client, name, None)
+        if layout is None:
+            return None
+        if layout.family is not Family.REPLACING:
+            raise ClickHouseTableError(
+                "the engine of a table with a log was changed", table=name, log=log.name
+            )
+        known = {*log.columns, *layout.marks}
+        kinds = {one: kind for one, kind in layout.columns.items() if one in known}
+        return cls(client, lease, replace(layout, columns=kinds))
+
+    def create_log(self) -> None:
+        """Create the log, or give it the columns that the table has got."""
+        defaults = {
+            row["name"]: f" DEFAULT {row['value']}"
+            for row in self._client.rows(
+                "SELECT name, default_expression AS value FROM system.columns WHERE "
+                "database = {database:String} AND table = {name:String} "
+                "AND default_kind = 'DEFAULT'",
+                {"database": self.layout.name.database, "name": self.layout.name.name},
+            )
+        }
+        kinds = {one: self.layout.columns[one] + defaults.get(one, "") for one in self._rows}
+        lines = [f"{quote(one)} {kind}" for one, kind in kinds.items()]
+        own = [f"{one} {kind}" for one, kind in zip(_OWN, _TYPES, strict=True)]
+        self._lease.check()
+        self._client.run(
+            f"CREATE TABLE IF NOT EXISTS {self.log} ({', '.join(own + lines)}) "
+            f"ENGINE = MergeTree ORDER BY ({BLOCK}, {VERSION})"
+        )
+        added = ", ".join(f"ADD COLUMN IF NOT EXISTS {line}" for line in lines)
+        self._client.run(f"ALTER TABLE {self.log} {added}")
+
+    def next_version(self) -> int:
+        """Return a version that is higher than all that the table and its log have seen."""
+        found = self._rows_of(
+            "SELECT greatest((SELECT toInt64(max(<version>)) FROM <table>), "
+            "(SELECT max(<of_version>) FROM <log>)) + 1 AS n"
+        )
+        return int(found[0]["n"])
+
+    def apply(self, block: int, after: int, version: int) -> None:
+        """Do what was staged with a version; `after`: the block whose images these are.
+
+        Raises:
+            DuplicateInsertError: an insert meets a row.
+        """
+        params: dict[str, Any] = {"block": block, "after": after, "version": version}
+        self._run(
+            "INSERT INTO <log> (<of_block>, <of_after>, <of_version>, <kind>, <rows>) "
+            "SELECT {block:Int64}, {after:Int64}, {version:Int64}, <image>, <rows> "
+            "FROM <table> FINAL WHERE (<key>) IN (SELECT <key> FROM <log> "
+            "WHERE <of_version> = {version:Int64} AND <kind> = <staged>) AND <condition>",
+            params,
+        )
+        self._refuse_duplicates(params)
+        self._run(
+            "INSERT INTO <log> (<of_block>, <of_after>, <of_version>, <kind>) "
+            "SELECT {block:Int64}, {after:Int64}, {version:Int64}, <sealed> WHERE <condition>",
+            params,
+        )
+        self._run(
+            "INSERT INTO <table> (<rows>, <version>, <deleted>) "
+            "SELECT <values>, {version:Int64}, now.<is_deleted> FROM (SELECT * FROM <log> "
+            "WHERE <of_version> = {version:Int64} AND <kind> = <staged>) AS now "
+            "LEFT JOIN (SELECT <rows>, toUInt8(1) AS headwater_is FROM <log> "
+            "WHERE <of_version> = {version:Int64} AND <kind> = <image> LIMIT 1 BY <key>) AS past "
+            "USING (<key>) WHERE (now.<when> IN (<always>) OR now.<when> = past.headwater_is) "
+            "AND <condition>",
+            params | {f"c{at}": one for at, one in enumerate(self._rows)},
+            values=Fragment(", ".join(map(self._value, range(len(self._rows)), self._rows))),
+            always=Fragment(f"{ALWAYS}, {MUST_BE_ABSENT}"),
+        )
+
+    def _value(self, at: int, name: str) -> str:
+        """Return what a column of a row is after what was staged."""
+        template = "if(now.<whole> OR NOT past.headwater_is OR has(now.<set>, <own>), "
+        template += "now.<name>, past.<name>)"
+        if name in self.layout.sorting_key:
+            template = "now.<name>"
+        own = Fragment(f"{{c{at}:String}}")
+        return compose(template, name=name, own=own, whole=WHOLE, set=NAMED)
+
+    def _refuse_duplicates(self, params: dict[str, Any]) -> None:
+        found = self._rows_of(
+            "SELECT toString(tuple(<key>)) AS headwater_key FROM <log> "
+            "WHERE <of_version> = {version:Int64} AND <kind> = <staged> AND <when> >= <at_least> "
+            "AND (<key>) IN (SELECT <key> FROM <log> "
+            "WHERE <of_version> = {version:Int64} AND <kind> = <image>) LIMIT 1",
+            params,
+            at_least=Fragment(str(MUST_BE_ABSENT)),
+        )
+        if found:
+            raise DuplicateInsertError(
+                "a row is inserted while it is there",
+                table=self.layout.name,
+                key=found[0]["headwater_key"],
+                block=params["block"],
+            )
+
+    def check_reach(self, number: int) -> None:
+        """Refuse an undo into the middle of final blocks that were applied together.
+
+        Raises:
+            RewindError: there are images of the blocks before them and after them alone.
+        """
+        found = self._rows_of(
+            "SELECT <of_after> AS low, <of_block> AS high FROM <log> WHERE <kind> = <sealed> "
+            "AND <of_block> > {number:Int64} AND <of_after> < {number:Int64} LIMIT 1",
+            {"number": number},
+        )
+        if found:
+            raise RewindError(
+                "changes of final blocks were applied together: go back to the one or the other",
+                table=self.layout.name,
+                wanted=number,
+                possible=f"{found[0]['low']}, {found[0]['high']}",
+            )
+
+    def restore(self, number: int) -> int:
+        """Put rows back to what they were after a block; return how many. The log keeps its rows.
+
+        Raises:
+            RewindError: the log does not say what they were.
+        """
+        self.check_reach(number)
+        undone = compose(
+            "SELECT <rows>, <kind> FROM <log> WHERE <kind> IN (<staged>, <image>) "
+            "AND <of_version> IN (SELECT <of_version> FROM <log> WHERE <kind> = <sealed> "
+            "AND <of_block> > {number:Int64} "
+            "AND NOT arrayExists(one -> one.1 < <of_block> AND one.2 > <of_version>, "
+            "(SELECT groupArray((<of_block>, <of_version>)) FROM <log> WHERE <kind> = <void>))) "
+            "ORDER BY <of_version>, <kind> DESC LIMIT 1 BY <key>",
+            **self._parts,
+        )
+        params = {"number": number}
+        rows = int(self._rows_of("SELECT count() AS n FROM (<of>)", params, of=undone)[0]["n"])
+        if rows:
+            params["version"] = self.next_version()
+            self._run(
+                "INSERT INTO <table> (<rows>, <version>, <deleted>) "
+                "SELECT <rows>, {version:Int64}, <kind> = <staged> FROM (<of>) WHERE <condition>",
+                params,
+                of=undone,
+            )
+            self._run(
+                "INSERT INTO <log> (<of_block>, <of_version>, <kind>) "
+                "SELECT {number:Int64}, {version:Int64}, <void> WHERE <condition>",
+                params,
+            )
+        return rows
+
+    def _rows_of(
+        self, sql: str, params: dict[str, Any] | None = None, **parts: Fragment
+    ) -> list[dict[str, Any]]:
+        return self._client.rows(compose(sql, **self._parts, **parts), params)
+
+    def _run(self, sql: str, params: dict[str, Any], **parts: Fragment) -> None:
+        statement = compose(sql, **self._parts, **parts, condition=self._lease.condition)
+        self._client.run(statement, params, settings=every_row())
