@@ -358,6 +358,39 @@ def test_rows_that_another_program_wrote_are_left_alone(place: Place, declares: 
     assert again.target.query("SELECT value FROM t ORDER BY 1")["value"].to_pylist() == [*"aab"]
 
 
+@pytest.mark.guarantee("STATE-5")
+@pytest.mark.parametrize("declares", [False, True])
+@pytest.mark.parametrize("kind", ["postgres", "duckdb"])
+def test_a_first_start_refuses_rows_that_its_forks_would_remove(
+    kind: str, declares: bool, tmp_path: Path
+) -> None:
+    """Rows of blocks before the stream's first are the user's own, and stay what they are."""
+    place = Place(kind, tmp_path)
+    place.fill("theirs")
+
+    def start() -> Rig:
+        if not declares:
+            return Rig(place.target("sync"))
+        declared = TABLES[kind]("theirs", append_only=True)
+
+        def on_data(tx: Any, data: Any) -> None:
+            tx.insert("theirs", data["theirs"])
+
+        return Rig(place.target("sync", tables=[declared], on_data=on_data))
+
+    with pytest.raises(HeadwaterError, match=rf"{SHARED[kind]}.*has not reached.*theirs.*=4"):
+        start().block(5, {"theirs": rows(5, "a")})
+    place.close()
+    assert place.rows("SELECT count(*) AS n FROM theirs") == [{"n": 100}]
+    place.close()
+    stream = start()
+    for number in (100, 101):
+        stream.block(number, {"theirs": rows(number, "a")})
+    stream.fork(100)
+    assert place.rows("SELECT count(*) AS n FROM theirs") == [{"n": 101}]
+    place.close()
+
+
 def test_a_fork_of_a_running_stream_leaves_the_table_of_another_alone(
     portal: PortalServer,
 ) -> None:

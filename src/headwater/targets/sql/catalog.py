@@ -460,13 +460,13 @@ class Catalog(Generic[Held, Laid]):
                 streams=sorted([*claims, self._id]),
             )
         if mine is None:
-            self._refuse_rows(layout)
+            self.refuse_rows(layout)
             whose = (self._id, layout.name.schema, layout.name.name, layout.undo.value)
             what = (json.dumps(layout.key), layout.block_column, self._note(layout))
             sql = "INSERT INTO {claims} VALUES ($1, $2, $3, $4, $5, $6, $7)"
             self._session.run(sql, [*whose, *what], claims=self._claims)
 
-    def _refuse_rows(self, layout: Laid) -> None:
+    def refuse_rows(self, layout: Laid) -> None:
         """Refuse rows above the cursor: none is the stream's in a table that it has not claimed."""
         if layout.undo is Undo.APPEND_ONLY and self.cursor is not None:
             block = self.spelled(layout, layout.block_column)

@@ -165,6 +165,8 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
         def write() -> Newest | None:
             newest = None
             self.altered.begin()
+            if batches and self._state.cursor is None:
+                self._refuse_rows_of_others(batches[0])
             for batch, scope, pair in zip(batches, scopes, pairwise(states), strict=False):
                 self._write(batch.data, scope)
                 self._store.side.write(batch.data.side)
@@ -244,6 +246,13 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
             and one.name.folded not in declared
             and self._store.session.rows("SELECT 1 FROM {t} LIMIT 1", t=one.name)
         ]
+
+    def _refuse_rows_of_others(self, first: Batch[Delivery]) -> None:
+        """Refuse rows that a fork would remove, before the first batch: none is the stream's."""
+        catalog, header = self._store.catalog, first.headers[0] if first.headers else None
+        catalog.cursor = (first.state.number if header is None else header.number) - 1
+        for layout in catalog.undoable():
+            catalog.refuse_rows(layout)
 
     def _undo_leftovers(self) -> Newest | None:
         """Undo what lies above the cursor though no commit has brought it there.
