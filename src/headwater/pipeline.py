@@ -200,8 +200,9 @@ class Pipeline(Generic[Data]):
                     for answer in answers:
                         try:
                             yield from self._follow(answer)
-                        except MissingBlocksError:
-                            if not self._host.leaves_out():
+                        except MissingBlocksError as error:
+                            if not self._host.leaves_out():  # executors do not know the cursor
+                                error.facts["cursor"] = self._state.cursor
                                 raise
                             self._begin_anew()
                             break

@@ -13,6 +13,17 @@ def test_the_innermost_error_of_a_traceback_is_found() -> None:
     assert str(coded_error(text)) == str(then)
 
 
+def test_the_facts_that_code_reads_are_found_again() -> None:
+    said = "the portal (of a range) has gone"
+    facts = {"status": 404, "cursor": None, "table": "`a`.`b`", "one": "x, y", "padded": "007"}
+    error = coded_error(f"Traceback …\n{BlockOrderError(said, **facts)}")
+    assert error is not None
+    assert (error.message, error.facts) == (said, facts)
+    bare = coded_error(str(BlockOrderError(said)))
+    assert bare is not None
+    assert (bare.message, bare.facts) == (said, {})
+
+
 @pytest.mark.parametrize("text", ["", "[E3004] without a fix", "[E9999] unknown. Fix: none"])
 def test_other_texts_are_not_taken_for_ours(text: str) -> None:
     assert coded_error(text) is None

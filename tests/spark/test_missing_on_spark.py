@@ -59,8 +59,11 @@ def test_a_window_that_overtakes_a_span_is_counted_or_an_error(
         seed=7, blocks=260, blocks_per_answer=10, surface="hotblocks", finality_depth=20
     ) as portal:
         if how == "error":
-            with pytest.raises(MissingBlocksError, match=r"E3010.*oldest=150"):
+            with pytest.raises(MissingBlocksError, match=r"E3010.*oldest=150") as raised:
                 run(spark, portal, make(place))
+            stands_at = open_admin(place).streams()[0].state.cursor
+            assert raised.value.facts["oldest"] == OLDEST
+            assert raised.value.facts["cursor"] == stands_at is not None
         else:
             run(spark, portal, make(place), missing_blocks="skip")
         admin = open_admin(place)

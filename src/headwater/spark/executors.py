@@ -47,6 +47,8 @@ _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _UNLIMITED = str(2**31 - 1)
 _ROWS = 4000  # of half a megabyte each would fill a batch
 _CODED = re.compile(r"\[(E\d{4})\] (.+?)\. Fix: ", re.DOTALL)
+_FACTS = re.compile(r"(.*?) \(([a-z]\w*=.*)\)", re.DOTALL)
+_NEXT_FACT = re.compile(r", (?=[a-z]\w*=)")
 _OTHER_PYTHON = re.compile(
     r"No module named '?(?:google|headwater|pyspark|pyarrow|numpy|msgspec|Crypto|urllib3|psycopg)\b"
     r"[\w.']*|PYTHON_VERSION_MISMATCH.*"
@@ -281,8 +283,21 @@ def coded_error(text: str) -> HeadwaterError | None:
     """
     for code, message in reversed(_CODED.findall(text)):
         if code in REGISTRY:
-            return REGISTRY[code](message)
+            return _with_facts(REGISTRY[code], message)
     return None
+
+
+def _with_facts(kind: type[HeadwaterError], text: str) -> HeadwaterError:
+    """Return an error with the facts that its text ends with; numbers and None are such again."""
+    shown = _FACTS.fullmatch(text)
+    if shown is None:
+        return kind(text)
+    error = kind(shown[1])
+    for fact in _NEXT_FACT.split(shown[2]):
+        name, value = fact.split("=", 1)
+        is_number = value.isdecimal() and str(int(value)) == value
+        error.facts[name] = int(value) if is_number else None if value == "None" else value
+    return error
 
 
 @contextmanager
