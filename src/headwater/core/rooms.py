@@ -39,6 +39,8 @@ class Form(StrEnum):
     TIME = "time"
     DATE = "date"
     JSON = "json"
+    OBJECT = "object"
+    WORD = "word"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,10 @@ class Room:
     between two times. `nul`: text may hold the character 0. `finite`: a float must be a number.
     `size` and `length` are the most bytes and characters of a text, `width` those of bytes of one
     length. `unique`: the column tells rows apart, so two values must not become one. `required`:
-    it cannot be null. `inner` is the room of what lists, structures and maps contain; one without a
-    form is the room of all parts, however deep: its ends are those of times, and `days` of dates.
+    it cannot be null, and where it `fills`, a text that is null becomes zero. Words are texts of a
+    `pattern`, with the `zero` that stands for none. `inner` is the room of what lists, structures
+    and maps contain; one without a form is the room of all parts, however deep: its ends are those
+    of times, and `days` of dates.
     """
 
     form: Form = Form.ANY
@@ -67,6 +71,9 @@ class Room:
     unique: bool = False
     required: bool = False
     days: tuple[int, int] | None = None
+    pattern: str = ""
+    zero: str = ""
+    fills: bool = False
     inner: Room | None = None
 
 
@@ -126,12 +133,25 @@ def postgres_room(kind: str, bare: str) -> Room:
 
 # --- ClickHouse -----------------------------------------------------------------------------------
 
+_BOOL = "^(?i:true|false|t|f|yes|no|y|n|on|off|enable|disable|enabled|disabled|1|0)$"
+_BYTE, _GROUP = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])", "[0-9a-fA-F]{1,4}"
+_IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
+_IPV6 = "|".join(
+    [f"(?:{_GROUP}:){{7}}{_GROUP}", f"(?:{_GROUP}:){{6}}{_IPV4}"]
+    + [f"(?:{_GROUP}:){{{n}}}(?::{_GROUP}){{1,{7 - n}}}" for n in range(1, 7)]
+    + [f"(?:{_GROUP}:){{1,7}}:", f":(?::{_GROUP}){{1,7}}", "::", f"::(?:[fF]{{4}}:)?{_IPV4}"]
+)
 _YEAR_1900, _YEAR_2300 = -25_567, 120_530  # days
 _CLICKHOUSE: dict[str, Room] = {
     "Date": Room(Form.DATE, 0, 65_535),
     "Date32": Room(Form.DATE, _YEAR_1900, _YEAR_2300 - 1),
     "UUID": Room(Form.UUID),
+    "Bool": Room(Form.WORD, pattern=_BOOL, zero="false"),
+    "IPv4": Room(Form.WORD, pattern=f"^{_IPV4}$", zero="0.0.0.0"),
+    "IPv6": Room(Form.WORD, pattern=f"^(?:{_IPV6}|{_IPV4})$", zero="::"),
 }
+_ENUM = re.compile(r"Enum(?:8|16)\(.*\)", re.DOTALL)
+_ENUM_NAME = re.compile(r"'((?:[^'\\]|\\.)*)' = -?\d+", re.DOTALL)
 _CLICKHOUSE_PARTS = replace(
     parts((_YEAR_1900 * DAY_US, _YEAR_2300 * DAY_US - 1), (_YEAR_1900, _YEAR_2300 - 1), step=1),
     required=True,
@@ -152,12 +172,18 @@ def clickhouse_room(kind: str) -> Room:
         required, kind = required and nested[1] != "Nullable", nested[2]
     if kind.startswith("Tuple("):
         return Room(inner=_CLICKHOUSE_PARTS, required=True)
-    return replace(_clickhouse_room(kind), required=required)
+    return replace(_clickhouse_room(kind), required=required, fills=required)
 
 
 def _clickhouse_room(kind: str) -> Room:
     if kind.startswith(("Tuple(", "Map(")):  # their parts have the types that the frame's have
         return Room(inner=_CLICKHOUSE_PARTS)
+    if kind == "JSON" or kind.startswith("JSON("):
+        return Room(Form.OBJECT, zero="{}")
+    if _ENUM.fullmatch(kind):
+        names = [re.sub(r"\\(.)", r"\1", one) for one in _ENUM_NAME.findall(kind)]
+        any_of = "|".join(map(re.escape, names))
+        return Room(Form.WORD, pattern=f"^(?:{any_of})$", zero=names[0])
     found = _CLICKHOUSE_TYPE.fullmatch(kind)
     if found is None:
         return _CLICKHOUSE.get(kind, Room())

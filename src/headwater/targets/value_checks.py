@@ -187,7 +187,7 @@ def _without_nulls(values: pa.Array) -> pa.Array:
         return pa.StructArray.from_arrays(values.flatten(), fields=list(values.type))
     if pa.types.is_map(values.type):
         return _mapped(values, _entries(values).flatten(), None)
-    return _listed(values, values.flatten(), None)
+    return listed(values, values.flatten(), None)
 
 
 def _inner_check(kind: pa.DataType, room: Room) -> Check | None:
@@ -277,16 +277,17 @@ def _mapped(values: pa.Array, entries: pa.Array, nulls: pa.Array | None) -> pa.A
 
 
 def _mend_items(values: pa.Array, check: Check) -> pa.Array:
-    return _listed(values, _mended(values.flatten(), check), pc.is_null(values))
+    return listed(values, _mended(values.flatten(), check), pc.is_null(values))
 
 
-def _listed(values: pa.Array, items: pa.Array, nulls: pa.Array | None) -> pa.Array:
-    """Return lists of the same lengths with other items."""
+def listed(values: pa.Array, items: pa.Array, nulls: pa.Array | None) -> pa.Array:
+    """Return lists of the same lengths with other items; `nulls` marks what is null."""
     counts = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     large = pa.types.is_large_list(values.type)
     maker, width = (pa.LargeListArray, pa.int64()) if large else (pa.ListArray, pa.int32())
-    return maker.from_arrays(pa.array(offsets, width), items, type=values.type, mask=nulls)
+    kind = values.type if items.type == values.type.value_type else None
+    return maker.from_arrays(pa.array(offsets, width), items, type=kind, mask=nulls)
 
 
 def _mended(values: pa.Array, check: Check) -> pa.Array:

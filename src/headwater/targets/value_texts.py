@@ -7,11 +7,14 @@ become Python objects, one by one.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,6 +35,8 @@ _TEXT_FORMS = {
     Form.UUID: "^[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){4}[0-9a-fA-F]{8}$",
 }
 _JSON_DIGITS = 10_000  # PostgreSQL has 16,383 behind the point
+_JSON_DEPTH = 500
+_JSON_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NUL_ESCAPE = r"(^|[^\\])((?:\\\\)*)\\u0000"
 _ZEROS = {
     Form.INTEGER: "0", Form.DECIMAL: "0", Form.BYTES: "0x", Form.JSON: "null",
@@ -71,15 +76,29 @@ def either(marks: Any, more: Any) -> Any:
 
 def text_check(room: Room) -> Check | None:
     """Return how texts are checked; None if the column can hold all of them."""
+    check = _form_check(room)
+    if not room.fills or room.form in (Form.TEXT, Form.ANY) or check is None:
+        return check
+
+    def wrong(values: pa.Array) -> pa.Array | None:
+        marks = check.wrong(values)
+        return either(marks, pc.is_null(values)) if values.null_count else marks
+
+    return Check(wrong, check.mend)
+
+
+def _form_check(room: Room) -> Check | None:
     if room.form in (Form.INTEGER, Form.DECIMAL):
         return Check(lambda values: _wrong_numbers(values, room), lambda v: _mend_numbers(v, room))
     if room.width is not None:
         return Check(lambda values: _wrong_width(values, room.width), nulls)
-    if room.form in _TEXT_FORMS:
-        pattern = _TEXT_FORMS[room.form]
+    pattern = room.pattern or _TEXT_FORMS.get(room.form)
+    if pattern:
         return Check(lambda v: some(pc.invert(pc.match_substring_regex(v, pattern))), nulls)
     if room.form is Form.JSON:
         return Check(_wrong_json, _mend_json)
+    if room.form is Form.OBJECT:
+        return Check(_wrong_objects, nulls)
     limits = (room.size, room.length)
     if room.nul and limits == (None, None) and not room.unique:
         return None
@@ -152,7 +171,7 @@ def zeros(values: pa.Array, room: Room) -> pa.Array:
     if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
         zero = bytes(room.width or 0)
     elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        zero = "0x" + "00" * room.width if room.width else _ZEROS.get(room.form, "")
+        zero = "0x" + "00" * room.width if room.width else _ZEROS.get(room.form, room.zero)
     return pc.fill_null(values, pa.scalar(zero, values.type))
 
 
@@ -220,6 +239,49 @@ def _mend_json(values: pa.Array) -> pa.Array:
         fits = _is_json(clean) and not re.search(_NUL_ESCAPE, clean)
         made.append(clean if fits else json.dumps(clean.replace("\0", INSTEAD)))
     return pa.array(made, values.type)
+
+
+def _wrong_objects(values: pa.Array) -> pa.Array | None:
+    """Mark texts that are no objects of JSON, or objects of which ClickHouse makes no columns."""
+    return some(pa.array([one is None or not _is_object(one) for one in values.to_pylist()]))
+
+
+class _Paths(set[str]):
+    """The paths of an object. Raises ValueError if two values have the same."""
+
+    @classmethod
+    def of(cls, pairs: list[tuple[str, object]]) -> _Paths:
+        found = cls()
+        for name, value in pairs:
+            inner = value if isinstance(value, _Paths) else ()
+            paths = {name, *(f"{name}.{one}" for one in inner)}
+            if found & paths:
+                raise ValueError("a path stands twice")
+            found |= paths
+        return found
+
+
+def _no_number(text: str) -> object:
+    raise ValueError(f"no number: {text}")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else float(str(_no_number(text)))
+
+
+def _is_object(text: str) -> bool:
+    bare = _JSON_TEXT.sub("", text)
+    depths = itertools.accumulate((one in "{[") - (one in "}]") for one in bare)
+    if max(depths, default=0) > _JSON_DEPTH:
+        return False
+    read = partial(json.loads, parse_float=_finite, parse_constant=_no_number)
+    try:
+        if "\\u" in text:
+            json.dumps(read(text), ensure_ascii=False).encode()  # half a character is none
+        return isinstance(read(text, object_pairs_hook=_Paths.of), _Paths)
+    except (ValueError, RecursionError):
+        return False
 
 
 # --- numbers as text ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from headwater.decode.columns.hex_text import bytes_of
 from headwater.decode.columns.integers import wide_integer
 from headwater.errors import ClickHouseTableError
-from headwater.targets.value_checks import put
+from headwater.targets.value_checks import listed, put
 
 _PLAIN = {
     pa.string(): "String",
@@ -114,9 +114,16 @@ def fit(column: Any, kind: str, name: str) -> Any:
         return _fit_times(column, name, kind, wanted)
     if wanted.startswith("Array(") and pa.types.is_list(source):
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-        for one in chunks:  # the server turns items as it would values
-            fit(one.flatten(), wanted.removeprefix("Array(").removesuffix(")"), name)
-        return column
+        inner = wanted.removeprefix("Array(").removesuffix(")")
+        if not chunks:
+            fit(pa.nulls(0, source.value_type), inner, name)
+            return column
+        fitted = [fit(one.flatten(), inner, name) for one in chunks]
+        plain = [
+            one.combine_chunks() if isinstance(one, pa.ChunkedArray) else one for one in fitted
+        ]
+        lists = zip(chunks, plain, strict=True)
+        return pa.chunked_array([listed(one, items, one.is_null()) for one, items in lists])
     if _is_safe(source, natural, wanted):
         return column
     raise _unfit(name, source, kind)
