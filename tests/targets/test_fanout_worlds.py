@@ -65,15 +65,22 @@ class World:
             rollback_cap=DEEPEST, outputs={"transfers": evm.events("erc20.Transfer", range=FIRST)},
         )  # fmt: skip
 
-    def run(self, *places: int, dies: tuple[int, int] | None = None) -> None:
-        """Run into some of the targets up to the head; `dies` says which one dies, and when."""
+    def run(self, *places: int, dies: tuple[int, int] | None = None, forks: int = 0) -> None:
+        """Run into some of the targets up to the head; `dies` says which one dies, and when.
+
+        At the head the chain forks so deep, if it does, and the run goes on to the new one.
+        """
+        waiting = [forks] if forks else []
         targets = [Mortal(self.stores[place]) for place in places]
         if dies is not None:
             targets[dies[0]].lives = dies[1]
 
         def until_head(event: Event) -> None:
-            if event.state.number >= self.chain.head.number:
+            if event.state.number < self.chain.head.number:
+                return
+            if not waiting:
                 raise StopRequested
+            self.chain.fork(depth := waiting.pop(), depth + 3)
 
         given: Any = targets if len(targets) > 1 else targets[0]
         handle = self.stream().start(given, on_event=until_head)
@@ -178,3 +185,21 @@ def test_no_target_lacks_children_of_a_factory(seed: int, hidden: bool) -> None:
         for place in range(3):
             move(portal.chain, dice)
             world.run(place)
+
+
+@pytest.mark.guarantee("FANOUT-1")
+def test_a_fork_deeper_than_the_chain_is_undone_by_a_target_that_knows_more_finality() -> None:
+    """One knows block 24 as final and the other 22; the portal forgets, and the chain is capped."""
+    with simulated_portal(seed=3, blocks=31, finality_depth=DEEPEST) as portal:
+        world, replica = World(portal, hidden=False), portal.sim.replicas[0]
+        portal.chain.finalize(24)
+        replica.report(Finality.LAGGING, behind=2)
+        world.run(1)
+        replica.report(Finality.TRUE)
+        world.run(0)
+        replica.report(Finality.REGRESSED)
+        portal.chain.extend(14)
+        world.run(0)
+        finals = [store.committed.state.finalized for store in world.stores[:2]]
+        assert [one and one.number for one in finals] == [24, 22]
+        world.run(0, 1, forks=12)

@@ -141,13 +141,16 @@ class FanOutTarget:
             self._even_out()
 
     def roll_back(self, state: PipeState) -> None:
-        """Undo what each target has above the cursor; what is final for a target stays."""
+        """Undo what each target has above the cursor, and can undo: what is final for it stays."""
         for index, target in enumerate(self.targets):
             held = self.states[index]
-            points = [one for one in held.landing_points() if one.number <= state.number]
-            if held.number <= state.number or not points:
-                continue  # it has nothing above the cursor, or what it has is final
-            landing = state.cursor if state.cursor in points else points[-1]
+            if held.number <= state.number:
+                continue
+            all_points = held.landing_points()
+            points = [one for one in all_points if one.number <= state.number] or all_points[:1]
+            landing = next((one for one in points if one == state.cursor), points[-1])
+            if landing == held.cursor:
+                continue  # all that it has is final
             after = _as_final(held.rewind(landing), state)
             target.roll_back(after)
             self.states[index] = after
