@@ -72,6 +72,7 @@ class Layout:
     deduplicates: bool = False
     indexed: bool = False
     has_view: bool = False
+    is_replicated: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -142,6 +143,7 @@ def _layout(
         _deduplicates(client, engine, definition),
         INDEX in described["create_table_query"],
         has_view,
+        "Replicated" in engine or "Shared" in engine,
     )
     if declared is not None:
         _check(layout)

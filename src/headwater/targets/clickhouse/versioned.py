@@ -48,8 +48,13 @@ _VERSIONS = re.compile(r"U?Int(?:32|64)")
 
 
 def schema_of(layout: Layout) -> TableSchema | None:
-    """Return what changes may name in a table; None if its engine keeps no versions of keys."""
+    """Return what changes may name in a table; None if its engine keeps no versions of keys.
+
+    Nor are replicated tables taken: the log beside them is on one server.
+    """
     key, kinds = layout.sorting_key, layout.columns
+    if layout.is_replicated:
+        return None
     if layout.family is not Family.REPLACING or not _VERSIONS.fullmatch(kinds[layout.version]):
         return None
     if not key or not all(_KEYS.fullmatch(bare(kinds.get(one, ""))) for one in key):
