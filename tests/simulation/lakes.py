@@ -230,7 +230,7 @@ class IcebergPlace(Lake):
 
     def admin(self, shape: Shape) -> Any:
         """Look at the catalog as a command would."""
-        return IcebergAdmin(self._catalog(), None, "sync")  # type: ignore[arg-type]
+        return IcebergAdmin(self._catalog(), None, "sync")
 
     def maintain(self) -> None:
         """Compact, expire and sweep from outside, as `headwater maintain` does."""

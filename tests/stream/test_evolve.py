@@ -47,7 +47,7 @@ from headwater.targets import (
 from headwater.targets.clickhouse import ClickHouseTarget, clickhouse_target
 from headwater.targets.delta import DeltaSettings, DeltaTarget
 from headwater.targets.iceberg import IcebergSettings
-from headwater.targets.iceberg.settings import CatalogName
+from headwater.targets.iceberg.catalog import CatalogName
 from headwater.targets.lake.target import LakeTarget
 from headwater.testing import PortalServer, simulated_portal
 from tests.sampling import every
@@ -134,8 +134,8 @@ def held(target: Any, name: str) -> list[dict[str, Any]]:
 def _read(target: Any, name: str) -> Any:
     """Return the rows of a lake's table, as any reader sees them."""
     if isinstance(target, DeltaTarget):
-        return DeltaTable(target._place.local_path / name).to_pyarrow_table()
-    catalog = target._named.open()
+        return DeltaTable(target.place.local_path / name).to_pyarrow_table()
+    catalog = target.catalog.open()
     try:
         return catalog.load_table(f"default.{name}").scan().to_arrow()
     finally:

@@ -29,8 +29,8 @@ from headwater.errors import (
 from headwater.pipeline import Event, RolledBack
 from headwater.targets.delta import DeltaSettings, DeltaTarget, delta_target, table
 from headwater.targets.delta.admin import maintain_folder
-from headwater.targets.delta.maintenance import Maintenance
 from headwater.targets.delta.tables import StreamTables
+from headwater.targets.lake.maintenance import Maintenance
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.target import SWEEP_S
 from headwater.testing import PortalServer, simulated_portal
@@ -133,8 +133,6 @@ def test_a_lost_state_is_not_taken_for_a_beginning(tmp_path: Path) -> None:
 
 
 def test_what_is_not_offered_is_said(tmp_path: Path) -> None:
-    with pytest.raises(LakeUnsupportedError):
-        delta_target(tmp_path, aggregates=["balances"])
     with pytest.raises(InvalidOptionError):
         delta_target(tmp_path, on_data=apply_changes)
     with pytest.raises(InvalidOptionError):
@@ -242,7 +240,7 @@ def test_rows_are_partitioned_as_declared_and_a_fork_takes_partitions_back(tmp_p
     assert token.num_rows == 1, "the row that block 4 had replaced is back"
     for wrong in ("day(at)", "bucket(4, chain)"):
         with pytest.raises(InvalidOptionError):
-            table("log", partition_by=wrong)
+            delta_target(tmp_path / "x", tables=[table("log", partition_by=wrong)])
     rig = started(tmp_path / "none", tables=[table("log", partition_by="nothing")])
     with pytest.raises(LakeSchemaError):
         rig.block(1, log(1, 1), final=1)
@@ -277,7 +275,7 @@ def test_maintenance_from_outside_takes_no_stream_over(tmp_path: Path) -> None:
     rig.block(9, log(9, "other"), upsert(balance("a", "t", 99)), branch="b")
     rig.check()
     assert made(tmp_path).recover() == rig.state
-    assert maintain_folder(place, stream_id="another") == {"another": {}}
+    assert maintain_folder(place, stream_id="another") == {}
 
 
 def test_files_that_nothing_needs_are_deleted_once_a_day(tmp_path: Path) -> None:
@@ -302,10 +300,10 @@ def test_maintenance_between_batches_passes_over_a_conflict_and_nothing_else(
     rig = started(tmp_path, settings=DeltaSettings(compact_files=2, maintain_every=2))
 
     def breaks(error: Exception) -> None:
-        def fail(work: Maintenance) -> int:
+        def fail(work: Maintenance[Any]) -> dict[str, int]:
             raise error
 
-        monkeypatch.setattr(Maintenance, "compact", fail)
+        monkeypatch.setattr(Maintenance, "run", fail)
 
     breaks(OSError("the disk is full"))
     for number in (1, 2, 3):
@@ -475,9 +473,7 @@ def test_s3_with_conditional_writes_and_without_a_word_of_its_credentials(
     target = delta_target(place.uri, options=place.options)
     stream.pipe_to(target, progress=False)
     chain = portal.sim.chain
-    tables: Any = StreamTables(
-        target._place, "transfers", {}, automatic=True, announce=lambda step: None
-    )
+    tables: Any = StreamTables(Place.of(place.uri, place.options), "transfers", {})
     uri = f"{place.uri}/transfers"
     assert held(uri, tables._options()) == transfers(chain, chain.canonical(30, 50))
     for text in (caplog.text, repr(vars(target)), str(tables)):

@@ -80,6 +80,7 @@ def blocks(rig: Rig, first: int, last: int, *, branch: str = "a", final: int = 1
 # --- files of hot blocks that others rewrite ------------------------------------------------------
 
 
+@pytest.mark.guarantee("LAKE-5")
 @pytest.mark.guarantee("LAKE-2")
 def test_a_fork_takes_back_rows_that_others_have_rewritten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -106,6 +107,7 @@ def test_a_fork_takes_back_rows_that_others_have_rewritten(
     rig.check()
 
 
+@pytest.mark.guarantee("LAKE-5")
 @pytest.mark.guarantee("LAKE-2")
 @pytest.mark.parametrize("seed", range(6))
 def test_any_order_of_blocks_forks_starts_and_maintenance_by_others_is_exact(
@@ -153,6 +155,7 @@ def test_rows_that_were_rewritten_and_whose_files_are_gone_go_by_their_block(
     rig.check()
 
 
+@pytest.mark.guarantee("LAKE-5")
 def test_a_fork_that_needs_deleted_files_is_refused_before_anything_is_changed(
     tmp_path: Path,
 ) -> None:
@@ -169,6 +172,7 @@ def test_a_fork_that_needs_deleted_files_is_refused_before_anything_is_changed(
 # --- keyed tables beside maintenance --------------------------------------------------------------
 
 
+@pytest.mark.guarantee("LAKE-5")
 def test_a_key_is_there_once_whoever_compacts_meanwhile(tmp_path: Path) -> None:
     settings = DeltaSettings(compact_files=2, maintain_every=0)
     rig = started(tmp_path, settings=settings)
@@ -209,6 +213,7 @@ def partitioned(number: int, *names: str | None) -> Change:
     return Change("insert", LOG, (), values)
 
 
+@pytest.mark.guarantee("LAKE-7")
 def test_partitions_that_others_have_rewritten_keep_their_values(tmp_path: Path) -> None:
     declared = table(LOG, partition_by="chain")
     rig = started(tmp_path, tables=[declared], on_data=None)
@@ -224,6 +229,7 @@ def test_partitions_that_others_have_rewritten_keep_their_values(tmp_path: Path)
     assert sorted(str(one["chain"]) for one in rows(tmp_path, LOG)) == sorted(map(str, odd))
 
 
+@pytest.mark.guarantee("LAKE-7")
 def test_an_empty_text_that_delta_would_make_null_is_refused(tmp_path: Path) -> None:
     rig = started(tmp_path, tables=[table(LOG, partition_by="chain")], on_data=None)
     rig.block(1, partitioned(1, "a", None), final=1)
@@ -235,6 +241,7 @@ def test_an_empty_text_that_delta_would_make_null_is_refused(tmp_path: Path) -> 
 # --- the state, and what is deleted ---------------------------------------------------------------
 
 
+@pytest.mark.guarantee("LAKE-5")
 def test_the_state_of_a_stream_survives_log_retention(tmp_path: Path) -> None:
     rig = started(tmp_path)
     blocks(rig, 1, 3)
@@ -274,6 +281,7 @@ def test_tables_of_an_earlier_release_learn_to_keep_their_log(tmp_path: Path) ->
     rig.check()
 
 
+@pytest.mark.guarantee("LAKE-4")
 def test_maintenance_deletes_no_file_of_others_and_none_that_may_be_committed(
     tmp_path: Path,
 ) -> None:
@@ -299,6 +307,7 @@ def test_maintenance_deletes_no_file_of_others_and_none_that_may_be_committed(
     rig.check()
 
 
+@pytest.mark.guarantee("LAKE-4")
 def test_who_may_delete_a_file() -> None:
     name = "0000000004-0000000004-one-e000002-00000-0123456789ab-000.parquet"
     outside = name.replace("-e000002-", "-m000002-")

@@ -17,7 +17,6 @@ from headwater.errors import (
     FanOutBranchError,
     FanOutFrameError,
     InvalidOptionError,
-    LakeUnsupportedError,
     SideTablesError,
 )
 from headwater.pipeline import Event
@@ -223,8 +222,6 @@ def test_what_no_target_can_keep_is_refused(portal: PortalServer, tmp_path: Path
     both = [parquet_target(tmp_path / "a"), parquet_target(tmp_path / "b")]
     with pytest.raises(SideTablesError, match="cannot keep"):
         stream.on_finalized("transfers", lambda messages: None).pipe_to(both)
-    with pytest.raises(LakeUnsupportedError):
-        delta_target(tmp_path / "delta", aggregates=["balances"])
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sqlite3
 import time
 from dataclasses import replace
@@ -20,7 +22,7 @@ from headwater.targets import iceberg_target
 from headwater.targets.iceberg import IcebergSettings, IcebergTarget, table
 from headwater.targets.iceberg.admin import IcebergAdmin, maintain_catalog
 from headwater.targets.iceberg.snapshots import TableChange, live_files
-from headwater.targets.iceberg.tables import StreamTable
+from headwater.targets.iceberg.stream_table import StreamTable
 from headwater.targets.lake.columns import as_of_today
 from headwater.targets.lake.paths import Place
 from headwater.testing.conformance import apply_changes
@@ -124,6 +126,7 @@ def expire_all(path: Path, name: str) -> None:
 # --- who deletes what -----------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("LAKE-4")
 @pytest.mark.guarantee("LAKE-3")
 def test_a_sweep_deletes_nothing_that_another_engine_has_written(tmp_path: Path) -> None:
     rig = start(tmp_path)
@@ -148,6 +151,7 @@ def test_a_sweep_deletes_nothing_that_another_engine_has_written(tmp_path: Path)
     rig.check()
 
 
+@pytest.mark.guarantee("LAKE-4")
 def test_a_sweep_leaves_what_may_still_be_committed(tmp_path: Path) -> None:
     rig = start(tmp_path, LOG)
     rig.block(1, log(1, 1), final=1)
@@ -165,6 +169,39 @@ def test_a_sweep_leaves_what_may_still_be_committed(tmp_path: Path) -> None:
     rig.check()
 
 
+@pytest.mark.guarantee("LAKE-4")
+def test_a_reader_keeps_the_files_of_a_snapshot_that_has_expired_since_it_began(
+    tmp_path: Path,
+) -> None:
+    """The files are as old as their rows; what counts is since when nothing has named them."""
+    settings = IcebergSettings(
+        maintain_every=0, compact_files=2, final_snapshots=0, grace_s=50_000.0
+    )
+    rig = start(tmp_path, LOG, settings=settings)
+    for number in range(1, 5):
+        rig.block(number, log(number, number), final=number)
+    catalog = open_catalog(tmp_path)
+    began = catalog.load_table("default.log")
+    target: Any = rig.target
+    for one in (tmp_path / "default").rglob("*.*"):
+        os.utime(one, (0, 0))
+    done = target.maintain()
+    assert (done["compacted"], done["swept"]) == (4, 0)
+    assert done["expired"] > 3
+    assert maintain_catalog(tmp_path, settings=settings)["one"]["swept"] == 0
+    assert began.scan().to_arrow().num_rows == 4
+    for notes in (tmp_path / "default").rglob("headwater-unnamed-*.json"):
+        waiting = dict.fromkeys(json.loads(notes.read_text()), 0.0)
+        notes.write_text(json.dumps(waiting))
+    assert target.maintain()["swept"] >= 4
+    rig.check()
+    with pytest.raises(FileNotFoundError):
+        began.scan().to_arrow()
+    catalog.close()
+    rig.target.close()
+
+
+@pytest.mark.guarantee("LAKE-5")
 def test_keys_that_others_rewrite_at_this_moment_are_there_once(tmp_path: Path) -> None:
     rig = start(tmp_path, KEYED)
     for number in range(1, 5):
@@ -183,6 +220,7 @@ def test_keys_that_others_rewrite_at_this_moment_are_there_once(tmp_path: Path) 
     rig.check()
 
 
+@pytest.mark.guarantee("LAKE-5")
 def test_the_table_of_state_may_lose_its_snapshots(tmp_path: Path) -> None:
     rig = start(tmp_path, LOG)
     for number in range(1, 4):
@@ -229,6 +267,7 @@ def in_key_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: str(row["owner"] + row["token"]))
 
 
+@pytest.mark.guarantee("LAKE-7")
 def test_nulls_in_nested_columns_stay_as_files_are_rewritten(tmp_path: Path) -> None:
     def write(tx: Any, data: Any, ctx: Any) -> None:
         rows = ctx[0].frame
@@ -256,6 +295,7 @@ def test_nulls_in_nested_columns_stay_as_files_are_rewritten(tmp_path: Path) -> 
     assert sum(found.rows.column(found.rows.column_names[-1]).to_pylist()) == 6
 
 
+@pytest.mark.guarantee("LAKE-7")
 def test_older_files_are_read_in_the_columns_of_today() -> None:
     def field(name: str, kind: pa.DataType, number: int) -> pa.Field:
         return pa.field(name, kind, metadata={b"PARQUET:field_id": str(number).encode()})

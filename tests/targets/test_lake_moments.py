@@ -40,6 +40,7 @@ def read(kind: str, path: Path, versions: Any) -> list[list[str]]:
     return found
 
 
+@pytest.mark.guarantee("LAKE-6")
 @pytest.mark.parametrize("kind", ["iceberg", "delta"])
 def test_all_tables_are_read_at_one_block_before_every_step_of_a_commit_and_a_fork(
     kind: str, tmp_path: Path

@@ -33,7 +33,7 @@ from headwater.targets.contract import SideTable
 from headwater.targets.duckdb import DuckDBSettings
 from headwater.targets.duckdb import table as duckdb_table
 from headwater.targets.iceberg import IcebergSettings
-from headwater.targets.iceberg.settings import CatalogName
+from headwater.targets.iceberg.catalog import CatalogName
 from headwater.targets.postgres import PostgresSettings
 from headwater.targets.postgres import table as postgres_table
 from headwater.testing import PortalServer, simulated_portal

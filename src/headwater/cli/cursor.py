@@ -34,7 +34,7 @@ from headwater.targets.admin import (
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Show where streams stand in PostgreSQL, ClickHouse or DuckDB, and move them.",
+    help="Show where streams stand in a database or a lake, and move them.",
     rich_markup_mode="markdown",
 )
 
@@ -99,14 +99,14 @@ def move(
     with other tables than those whose rows say their block, such as sums, is refused there. Forward
     (--force) blocks are left out. What will happen is said before you are asked.
 
-    The stream must not be running: its lock is taken. (ClickHouse has no locks; there a stream that
-    runs stops with E2016.)
+    The stream must not be running: its lock is taken. (ClickHouse and lakes have no locks; there a
+    stream that runs stops with E2016 or E2203.)
 
         headwater cursor set chain.duckdb --id usdc-transfers --block 21000000
 
         headwater cursor set http://localhost:8123/chain --id usdc-transfers --block 21000000
     """
-    place = open_admin(target, schema=state_schema, table=state_table, to_move=True)
+    place = open_admin(target, schema=state_schema, table=state_table)
     _move(place, stream_id, block, block_hash, force=force, yes=yes)
 
 
@@ -125,14 +125,14 @@ def rewind(
     you are asked. Below the oldest block that a fork could go back to it needs --force, and tables
     whose rows say their block: what final blocks added to sums cannot be taken back.
 
-    The stream must not be running: its lock is taken. (ClickHouse has no locks; there a stream that
-    runs stops with E2016.)
+    The stream must not be running: its lock is taken. (ClickHouse and lakes have no locks; there a
+    stream that runs stops with E2016 or E2203.)
 
         headwater rewind chain.duckdb --id usdc-transfers --to 21000000
 
         headwater rewind postgresql://localhost/chain --id usdc-transfers --to 21000000 --yes
     """
-    place = open_admin(target, schema=state_schema, table=state_table, to_move=True)
+    place = open_admin(target, schema=state_schema, table=state_table)
     cursor = find_stream(place.streams(), stream_id).state.cursor
     if cursor is not None and block > cursor.number:
         raise CursorMoveError("a rewind only goes back", wanted=block, cursor=cursor)
@@ -168,14 +168,14 @@ def reset(
     rows. With --keep-data all do, and the stream adds the same rows once more; on ClickHouse it
     does not start on them (E2015), so that no row is there twice.
 
-    The stream must not be running: its lock is taken. (ClickHouse has no locks; there a stream that
-    runs stops with E2016.)
+    The stream must not be running: its lock is taken. (ClickHouse and lakes have no locks; there a
+    stream that runs stops with E2016 or E2203.)
 
         headwater cursor reset postgresql://localhost/chain --id usdc-transfers --force
 
         headwater cursor reset http://localhost:8123/chain --id usdc-transfers --force
     """
-    place = open_admin(target, schema=state_schema, table=state_table, to_move=True)
+    place = open_admin(target, schema=state_schema, table=state_table)
     stream = find_stream(place.streams(), stream_id)
     check_reset(stream.state, force=force)
     confirm(explain_reset(stream, keep_data=keep_data), yes=yes)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from headwater.cli.target_options import say
-from headwater.errors import InvalidOptionError, LakeUnsupportedError
+from headwater.errors import InvalidOptionError, LakePathError, LakeUnsupportedError
 from headwater.targets.extras import import_extra
+from headwater.targets.lake.admin import kind_of_lake
 from headwater.targets.lake.paths import Place
-
-if TYPE_CHECKING:
-    from headwater.targets.delta import DeltaSettings
-    from headwater.targets.iceberg import IcebergSettings
+from headwater.targets.lake.settings import DeltaSettings, IcebergSettings
 
 PROPERTIES = "HEADWATER_CATALOG"
 _HOUR = 3600.0
-Done = dict[str, dict[str, int]]
 
 
 def maintain(
@@ -67,10 +64,15 @@ def maintain(
     kind = _kind(catalog, given)
     if kind == "parquet":
         raise LakeUnsupportedError("a folder of Parquet files needs no maintenance", path=catalog)
+    settings: Any
+    where: Any
     if kind == "delta":
-        done = _delta(Place.of(catalog, given), stream_id, grace_hours)
+        settings, where = DeltaSettings(retention_hours=grace_hours), Place.of(catalog, given)
     else:
-        done = _iceberg(given or catalog, stream_id, grace_hours, final_snapshots)
+        settings, where = IcebergSettings(grace_s=grace_hours * _HOUR), given or catalog
+        if final_snapshots is not None:
+            settings = replace(settings, final_snapshots=final_snapshots)
+    done = import_extra(kind, "ADMIN", ".admin")(where).maintain(stream_id, settings)
     for name, counts in done.items():
         say(f"{name}: " + ", ".join(f"{counts.get(one, 0)} {_DONE[one]}" for one in counts))
     if not done:
@@ -86,34 +88,10 @@ def _kind(path: str, properties: dict[str, str]) -> str:
         if not properties:
             raise InvalidOptionError("name a directory, a catalog, or its properties")
         return "iceberg"
-    remote = "://" in path
-    place = Place.of(path, properties)
-    if not remote and (not place.local_path.is_dir() or (place.local_path / "catalog.db").exists()):
-        return "iceberg"
-    folders = place.folders()
-    if any("_delta_log" in place.under(one).folders() for one in folders if one[0] != "_"):
-        return "delta"
-    return "parquet" if "_headwater" in folders else "iceberg"
-
-
-def _delta(place: Place, stream_id: str | None, grace_hours: float) -> Done:
-    settings: DeltaSettings = import_extra("delta", "DeltaSettings")()
-    settings = replace(settings, retention_hours=grace_hours)
-    work = import_extra("delta", "maintain_folder", ".admin")
-    done: Done = work(place, stream_id=stream_id, settings=settings)
-    return done
-
-
-def _iceberg(
-    catalog: str | dict[str, str], stream_id: str | None, grace_hours: float, final: int | None
-) -> Done:
-    settings: IcebergSettings = import_extra("iceberg", "IcebergSettings")()
-    settings = replace(settings, grace_s=grace_hours * _HOUR)
-    if final is not None:
-        settings = replace(settings, final_snapshots=final)
-    work = import_extra("iceberg", "maintain_catalog", ".admin")
-    done: Done = work(catalog, stream_id=stream_id, settings=settings)
-    return done
+    try:
+        return kind_of_lake(Place.of(path, properties))
+    except LakePathError:
+        return "iceberg"  # a name that pyiceberg knows, or an error of its own
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -21,8 +21,7 @@ Target = Annotated[
         envvar="HEADWATER_TARGET",
         show_envvar=True,
         help="postgresql://user@host/name, http://user:password@host:8123/name (ClickHouse), or "
-        "the path of a DuckDB file; to look at, also the folder of a lake (Iceberg, Delta, "
-        "Parquet).",
+        "the path of a DuckDB file, or the folder of a lake (Iceberg, Delta, Parquet).",
     ),
 ]
 StateSchema = Annotated[

@@ -63,17 +63,17 @@ class LakeDiskFullError(
 class LakeCommandError(
     TargetError,
     code="E2213",
-    fix="headwater status, cursor show and verify read lakes; to read blocks again, give the "
-    "stream a new id and a new place; what it wrote is dropped in the catalog, or with its folder",
+    fix="tables of a lake are made by the stream that writes them; a folder of Parquet files keeps "
+    "no messages and no children of factories",
 ):
-    """A command is asked to change a lake, which only the stream itself does."""
+    """A command is asked for what lakes do not have."""
 
 
 class LakeUnsupportedError(
     TargetError,
     code="E2206",
-    fix="use insert, upsert and delete; for SQL, hooks and aggregates write to DuckDB, PostgreSQL "
-    "or ClickHouse, or aggregate in the engine that reads the table",
+    fix="use insert, upsert, delete, apply and aggregates; for SQL and hooks write to DuckDB, "
+    "PostgreSQL or ClickHouse, or use the engine that reads the table",
 ):
     """Something is asked for that lake targets do not offer."""
 

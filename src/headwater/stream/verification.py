@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from headwater.core import Batch, BlockCursor, BlockRange, PipeState, RangeSpec, clip_ranges
 from headwater.core.ranges import Latest
-from headwater.core.rooms import Policy
+from headwater.core.rooms import Policy, Room
 from headwater.decode.evm.events import UnionOutput
 from headwater.errors import VerifyError
 from headwater.portal import HttpTransport, PortalClient
@@ -37,7 +37,7 @@ from headwater.targets.compare import (
 from headwater.targets.contract import Capabilities, Delivery, SideTable
 from headwater.targets.fanout import FanOutTarget
 from headwater.targets.frames import to_arrow
-from headwater.targets.lake.admin import LakeAdmin
+from headwater.targets.lake.admin import LakeAdmin, TablesAdmin, rooms_of
 from headwater.targets.side_rows import PREFIX
 from headwater.targets.sql.admin import SqlAdmin
 from headwater.targets.sql.aggregates.writer import Recomputed
@@ -138,13 +138,11 @@ class _Plan:
         """Compare the aggregates with what all blocks sum up to."""
         if not self.sums:
             return []
-        assert isinstance(self._admin, SqlAdmin), "only there are aggregates"
         reports = []
         for name, sums in self.sums.items():
-            stored = self._admin.read_table(name)
+            stored, rooms = self._stored_sums(name)
             sources = sorted({part.source for part in sums.plan.parts})
             report = TableReport(name, ", ".join(sources), 0, sums.keys, stored.num_rows)
-            rooms = self._admin.rooms(self._stream.id, name)
             report.findings += sums.compare(stored, rooms, self.policy)
             reports.append(report)
         now = find_stream(self._admin.streams(), self._stream.id).state.cursor
@@ -170,11 +168,21 @@ class _Plan:
 
     def _sums_of(self, target: Any) -> dict[str, Recomputed]:
         """Return the aggregates of the target that exist in this place, by their tables."""
-        if not isinstance(self._admin, SqlAdmin):
-            return {}
-        plans = [plan for one in _behind(target) for plan in getattr(one, "plans", ())]
-        named = {str(self._admin.dialect.name(one.table)): Recomputed(one) for one in plans}
+        admin, plans = (
+            self._admin,
+            [plan for one in _behind(target) for plan in getattr(one, "plans", ())],
+        )
+        spell: Any = admin.dialect.name if isinstance(admin, SqlAdmin) else str
+        named = {str(spell(one.table)): Recomputed(one) for one in plans}
         return {name: one for name, one in named.items() if name in self._known}
+
+    def _stored_sums(self, name: str) -> tuple[pa.Table, Mapping[str, Room]]:
+        """Return the rows of an aggregate's table, and what its columns can hold."""
+        if isinstance(self._admin, TablesAdmin):
+            rows = self._admin.read_table(self._stream.id, name)
+            return rows, rooms_of(rows.schema)
+        assert isinstance(self._admin, SqlAdmin), "only these keep aggregates"
+        return self._admin.read_table(name), self._admin.rooms(self._stream.id, name)
 
     def _leave_sums_out(self, given: Sequence[str]) -> None:
         if given:

@@ -22,7 +22,6 @@ from headwater.core.rooms import Room
 from headwater.errors import (
     CursorMoveError,
     InvalidOptionError,
-    LakeCommandError,
     NothingStoredError,
 )
 from headwater.targets.contract import Delivery, SideTable, Target
@@ -31,6 +30,7 @@ from headwater.targets.schema_file import SchemaFile
 from headwater.targets.side_rows import SideStatus
 
 APPEND_ONLY = "append_only"
+FINAL_ONLY = "final_only"  # of files that hold final blocks alone
 COLLAPSING, REPLACING, DELETION = "collapsing", "replacing", "deletion"  # of ClickHouse's engines
 _TAKEN = {"postgres": "postgresql://…", "duckdb": "the path of a DuckDB file"}
 _PAIRS = re.compile(  # how an address in libpq's form begins
@@ -57,7 +57,7 @@ class TableStatus:
     @property
     def is_repaired(self) -> bool:
         """Whether every start removes the stream's rows above its cursor."""
-        return self.undo in (COLLAPSING, REPLACING, DELETION)
+        return self.undo in (COLLAPSING, REPLACING, DELETION, FINAL_ONLY)
 
     @property
     def goes_by_block(self) -> bool:
@@ -165,22 +165,14 @@ class Admin(Protocol):
         ...
 
 
-def open_admin(
-    address: str, *, schema: str | None = None, table: str = "sync", to_move: bool = False
-) -> Admin:
+def open_admin(address: str, *, schema: str | None = None, table: str = "sync") -> Admin:
     """Return what administers a place: `postgresql://…`, libpq's `key=value` form, `http://…` of a
     ClickHouse server, a file, or the folder of a lake. Nothing is changed yet.
 
     `schema` (ClickHouse: the database) and `table` say where the state is kept, if not in the
-    default place. `to_move` says that a cursor is to be moved or forgotten.
-
-    Raises:
-        LakeCommandError: a cursor of a lake is to be moved.
+    default place.
     """
-    kind = kind_of(address)
-    if to_move and kind in ("iceberg", "delta", "parquet"):
-        raise LakeCommandError("a cursor of a lake is not moved from outside", format=kind)
-    made: Admin = import_extra(kind, "ADMIN", ".admin")(address, schema, table)
+    made: Admin = import_extra(kind_of(address), "ADMIN", ".admin")(address, schema, table)
     return made
 
 

@@ -31,22 +31,6 @@ class DataFile:
     partition: dict[str, str | None] = field(default_factory=dict)
 
     @property
-    def first_block(self) -> int:
-        """The first block that the file may hold rows of, as its name tells; -1 for none."""
-        return self._blocks[0]
-
-    @property
-    def last_block(self) -> int:
-        """The last block that the file may hold rows of, as its name tells; -1 for none."""
-        return self._blocks[1]
-
-    @property
-    def _blocks(self) -> tuple[int, int]:
-        parts = self.path.rpartition("/")[2].split("-", 2)
-        known = len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit()
-        return (int(parts[0]), int(parts[1])) if known else (-1, -1)
-
-    @property
     def rows(self) -> int:
         """How many rows the file has."""
         return int(json.loads(self.stats)["numRecords"])

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from headwater.errors import LakeUndoError
 from headwater.targets.delta.changes import DataFile, Net
-from headwater.targets.lake.authors import Author, window_stem
-from headwater.targets.lake.tx import BLOCK_NUMBER, ROWS
+from headwater.targets.lake.authors import Author, blocks_of, window_stem
+from headwater.targets.lake.table import BLOCK_NUMBER, ROWS
 
 if TYPE_CHECKING:
     from headwater.targets.delta.stream_table import StreamTable
@@ -121,7 +121,7 @@ def by_row(
         if added.pop(path, None) is None:
             removed[path] = file
         if others.num_rows:
-            stem = window_stem(author, max(file.first_block, 0), number)
+            stem = window_stem(author, max(blocks_of(path)[0], 0), number)
             plan = table.plan(table.columns, stem)
             added |= map(table.data_file, plan.write(others.to_batches(ROWS)))
     if orphans.missing:

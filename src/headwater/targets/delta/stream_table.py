@@ -43,8 +43,7 @@ from headwater.targets.delta.changes import (
     load_changes,
 )
 from headwater.targets.delta.rewritten import by_row
-from headwater.targets.delta.settings import Table
-from headwater.targets.lake.authors import Author
+from headwater.targets.lake.authors import Author, slug
 from headwater.targets.lake.columns import check_columns, lake_schema
 from headwater.targets.lake.files import (
     FilePlan,
@@ -54,8 +53,9 @@ from headwater.targets.lake.files import (
 )
 from headwater.targets.lake.keys import conformed
 from headwater.targets.lake.paths import Place
-from headwater.targets.lake.state import BLOCK, EPOCH
-from headwater.targets.lake.tx import LakeTable, TableRewritten
+from headwater.targets.lake.settings import DeltaSettings, LakeSettings, Table
+from headwater.targets.lake.state import BLOCK, EPOCH, StoredStream, position
+from headwater.targets.lake.table import Change, LakeTable, TableRewritten
 
 CHANGES = "headwater.changes"
 LEAD = "headwater.lead"
@@ -132,7 +132,7 @@ class StreamTable(LakeTable[DataFile]):
         self._rewritten |= bool(files) or not entry
 
     @property
-    def is_lead(self) -> bool:
+    def is_lead(self) -> bool:  # type: ignore[override]
         """Whether the table's commits carry the state of the stream."""
         return self._handle.metadata().configuration.get(LEAD) == "true"
 
@@ -178,6 +178,10 @@ class StreamTable(LakeTable[DataFile]):
         """Return the ends of a column that the log has of the file."""
         return file.ends(column)
 
+    def partition_of(self, file: DataFile) -> str | None:
+        """Return a text that names the partition of a file."""
+        return repr(file.partition)
+
     def read(self, files: Sequence[DataFile]) -> pa.Table:
         """Return the rows of some files, in the columns of today."""
         found = [self.columns.empty_table()]
@@ -210,7 +214,19 @@ class StreamTable(LakeTable[DataFile]):
 
     # --- commits ----------------------------------------------------------------------------------
 
-    def commit(
+    def commit(self, several: Sequence[Change[DataFile]], stored: StoredStream) -> None:
+        """Commit what batches change, and how each of them is undone."""
+        undo = [Undo(one.state.number, one.added, one.removed) for one in several]
+        self.write(Net.of(undo), self._said_of(stored), undo)
+        self.undo += undo
+
+    def _said_of(self, stored: StoredStream) -> dict[str, str]:
+        """Return what a commit says of itself: its block; that of the leader, the whole state."""
+        if self.is_lead:
+            return stored.to_properties()
+        return position(stored.stream_id, stored.epoch, stored.state)
+
+    def write(
         self,
         net: Net,
         said: Mapping[str, str],
@@ -266,13 +282,16 @@ class StreamTable(LakeTable[DataFile]):
         else:
             self.look(fenced=fenced)
 
-    def way_back(self, number: int, author: Author) -> Net:
+    def way_back(self, stored: StoredStream, *, claim: bool = False) -> Net:
         """Return what undoes all batches above a block. Nothing is changed, but files are written
         where rows have to be taken out of others.
 
         Raises:
             LakeUndoError: files that a rollback needs are gone.
         """
+        number, author = stored.state.number, Author(slug(stored.stream_id), stored.epoch)
+        if claim:
+            self.read_undo(stored.state.undo_floor)
         self.look()
         net = Net.of([one for one in self.undo if one.block > number]).undone()
         gone = [path for path in net.added if not self.is_there(path)]
@@ -289,10 +308,15 @@ class StreamTable(LakeTable[DataFile]):
         net = Net({path: one for path, one in net.added.items() if path not in live}, there)
         return by_row(self, net, lost, number, author) if lost else net
 
-    def went_back(self, number: int) -> None:
-        """Forget how to undo what has been undone."""
-        self.undo = [one for one in self.undo if one.block <= number]
+    def go_back(self, way: Any, stored: StoredStream, *, claim: bool = False) -> bool:
+        """Commit the way back; forget how to undo what has been undone."""
+        if way or claim or self.is_lead:
+            self.write(way, self._said_of(stored))
+        self.undo = [one for one in self.undo if one.block <= stored.state.number]
         self.forget()
+        if claim:
+            self._keep_log()
+        return bool(way)
 
     def forget_up_to(self, floor: int) -> None:
         """Forget how to undo blocks that no fork can take."""
@@ -355,27 +379,61 @@ class StreamTable(LakeTable[DataFile]):
         self.forget()
         self._learn()
 
-    def keep_log(self) -> None:
+    def _keep_log(self) -> None:
         """Have other engines leave the log of a table alone that an earlier release has made."""
         held = self._handle.metadata().configuration
         if not KEEP_LOG.items() <= held.items():
             with self._changed():
                 self._handle.alter.set_table_properties(KEEP_LOG)
 
-    def unreferenced(self, hours: float, *, full: bool) -> list[str]:
+    # --- maintenance ------------------------------------------------------------------------------
+
+    def rewrite(
+        self,
+        new: Mapping[str, DataFile],
+        old: Mapping[str, DataFile],
+        stored: StoredStream,
+        outside: bool,
+    ) -> None:
+        """Commit the same rows in other files; from outside the commit says nothing else."""
+        said = {} if outside else self._said_of(stored)
+        self.write(Net(new, old), said, changed=False, fenced=not outside)
+
+    def tidy(
+        self, stored: StoredStream, settings: LakeSettings, *, outside: bool, bounded: bool
+    ) -> dict[str, int]:
+        """Shorten the log; where time is at hand, write its checkpoint before."""
+        assert isinstance(settings, DeltaSettings), "given by the target"
+        if not bounded:
+            self._handle.create_checkpoint()
+        if not outside:
+            self.look()
+        shortened = self.shorten_log(stored.state.undo_floor, settings.log_entries)
+        return {"log_entries": shortened} if bounded else {}
+
+    def aged(self, settings: LakeSettings) -> dict[str, bool]:
         """Return files that no version of the last hours needs.
 
-        Those that a commit has removed; with `full` those, too, that no commit has named. delta-rs
-        counts whole hours: a part of one is a whole one, so that nothing goes too early.
+        Those that a commit has removed, and those that none has named. delta-rs counts whole hours:
+        a part of one is a whole one, so that nothing goes too early.
         """
-        found: list[str] = self._handle.vacuum(
-            ceil(hours), dry_run=True, enforce_retention_duration=False, full=full
-        )
-        return found
+        assert isinstance(settings, DeltaSettings), "given by the target"
+        hours = ceil(settings.retention_hours)
+        found: list[set[str]] = [
+            set(self._handle.vacuum(hours, True, enforce_retention_duration=False, full=full))
+            for full in (False, True)
+        ]
+        return {one: one in found[0] for one in sorted(found[0] | found[1])}
 
-    def checkpoint(self) -> None:
-        """Write the log's checkpoint."""
-        self._handle.create_checkpoint()
+    def named(self, stored: StoredStream, *, outside: bool) -> set[str]:
+        """Return the files of the newest version, and those that a rollback would add again."""
+        if outside:
+            self.reload()
+            self.read_undo(stored.state.undo_floor)
+        else:
+            self.look()
+        undo = {path for change in self.undo for path in (*change.added, *change.removed)}
+        return undo | self.live().keys()
 
     def shorten_log(self, floor: int, kept: int) -> int:
         """Delete entries of the log below a checkpoint; return how many those were.

@@ -7,7 +7,7 @@ a stream makes leads: its commits carry the state, and who has committed to it l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -20,15 +20,17 @@ from headwater.errors import (
     LakePathError,
     LakeSchemaError,
     LakeWriterError,
+    StateMissingError,
     UndeclaredLakeTableError,
 )
-from headwater.targets.delta.settings import Table, table
+from headwater.targets.delta.changes import DataFile
 from headwater.targets.delta.stream_table import CHANGES, KEEP_LOG, LEAD, LOG, StreamTable
 from headwater.targets.lake.authors import slug
 from headwater.targets.lake.columns import lake_schema
 from headwater.targets.lake.paths import Place
-from headwater.targets.lake.state import STREAM
-from headwater.targets.lake.tx import Announce
+from headwater.targets.lake.settings import Table, check_folder_name
+from headwater.targets.lake.state import STATE, STREAM, StoredStream
+from headwater.targets.lake.table import Announce, LakeTables, Lead, TableRewritten
 
 _DELTA_OPTIONS = {
     "s3.endpoint": "AWS_ENDPOINT_URL",
@@ -39,95 +41,156 @@ _DELTA_OPTIONS = {
 }
 
 
-@dataclass(slots=True)
-class StreamTables:
+_ATTEMPTS = 5  # at a table that an earlier writer still commits to
+
+
+class StreamTables(LakeTables[DataFile]):
     """The tables of one stream, by name. The first one that is made leads: it has the state.
 
-    `automatic` ones need no declaration. `open` are those that exist.
+    `automatic` ones need no declaration.
     """
 
-    place: Place
-    stream_id: str
-    declared: Mapping[str, Table]
-    automatic: bool
-    announce: Announce
-    open: dict[str, StreamTable] = field(default_factory=dict)
+    open: dict[str, StreamTable]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        place: Place,
+        stream_id: str,
+        declared: Mapping[str, Table],
+        announce: Announce = lambda step: None,
+        *,
+        automatic: bool = True,
+    ) -> None:
+        self.place = place
+        self.stream_id = stream_id
+        self.open = {}
+        self._declared = declared
+        self._announce = announce
+        self._automatic = automatic
+        self._app = f"headwater/{stream_id}"  # the stream as Delta's transactions name it
+        self._own = f"_headwater/{slug(stream_id)}/state"  # leads until a table has rows
 
     @property
-    def _app(self) -> str:
-        """The stream as Delta's transactions name it."""
-        return f"headwater/{self.stream_id}"
-
-    @property
-    def _own(self) -> str:
-        """The table that leads until one has rows."""
-        return f"_headwater/{slug(self.stream_id)}/state"
-
-    @property
-    def lead(self) -> StreamTable | None:
+    def _lead(self) -> StreamTable | None:
         """The table whose commits carry the state."""
         return next((one for one in self.open.values() if one.is_lead), None)
 
-    def load(self) -> None:
+    @property
+    def has_lead(self) -> bool:
+        """Whether there is a place for what is stored before the first commit."""
+        return self._lead is not None
+
+    @property
+    def side(self) -> Place:
+        """Where a stream keeps the files of its side tables."""
+        return self.place.under(f"_headwater/{slug(self.stream_id)}")
+
+    def load(self) -> StoredStream | None:
         """Open the tables of the stream that exist; leave those of others alone."""
         self.open = {}
         for name in self._names():
             handle = self._opened(name)
-            if handle is None or handle.metadata().configuration.get(STREAM) != self.stream_id:
-                continue
-            declared = self.declared.get(name, Table(name))
-            self.open[name] = StreamTable(declared, self.place.under(name), handle, self._app)
+            if handle is not None and self._owner(handle) == self.stream_id:
+                self.open[name] = self._made(name, handle)
+        lead = self._lead
+        if lead is None:
+            if self.open:
+                raise StateMissingError(
+                    "no table of the stream has its state",
+                    stream=self.stream_id,
+                    tables=[*self.open],
+                )
+            return None
+        said = next((one for one in lead.said() if STATE in one), None)
+        if said is None:
+            raise StateMissingError(
+                "no commit with the stream's state is left", stream=self.stream_id, table=lead.name
+            )
+        return StoredStream.from_properties(said)
 
-    def check_lead(self) -> None:
+    def take_over(self, before: StoredStream | None) -> StoredStream:
+        """Begin an epoch: the first commit to the table that leads says it."""
+        found = self.load()
+        epoch = 0 if found is None else found.epoch
+        if before is not None and epoch > before.epoch:
+            raise LakeWriterError("another writer of the stream has begun", stream=self.stream_id)
+        stored = replace(found or StoredStream(self.stream_id), epoch=epoch + 1)
+        return (
+            stored if before is None or found is not None else replace(stored, config=before.config)
+        )
+
+    def check(self) -> None:
         """Refuse to go on if another writer of the stream has begun."""
-        handle = None if self.lead is None else self._opened(self.lead.name)
-        if self.lead is not None and handle is not None:
-            self.lead.check_writer(handle)
+        lead = self._lead
+        handle = None if lead is None else self._opened(lead.name)
+        if lead is not None and handle is not None:
+            lead.check_writer(handle)
+
+    def in_order(self) -> list[Lead[DataFile]]:
+        """Return the table that leads, then the others."""
+        return sorted(self.open.values(), key=lambda one: not one.is_lead)
 
     def _names(self) -> list[str]:
         """Return the names that tables of the stream may have."""
-        return sorted({*self.declared, *self.folders(), self._own})
+        return sorted({*self._declared, *self.folders(), self._own})
 
-    def get(
-        self, name: str, frame: pa.Schema | None, said: Mapping[str, str]
-    ) -> StreamTable | None:
-        """Return a table; it is created for the columns of a frame, if one is given.
+    def _made(self, name: str, handle: DeltaTable) -> StreamTable:
+        declared = self._declared.get(name, Table(name))
+        return StreamTable(declared, self.place.under(name), handle, self._app)
 
-        Raises:
-            UndeclaredLakeTableError: `on_data` writes a table that was not declared.
-            LakeForeignWriteError: the table belongs to another stream.
-        """
-        if not self.automatic and name not in self.declared and name != self._own:
+    def get(self, name: str, frame: pa.Schema | None, stored: StoredStream) -> StreamTable | None:
+        """Return a table; it is created for the columns of a frame, if one is given."""
+        if not self._automatic and name not in self._declared and name != self._own:
             raise UndeclaredLakeTableError("a table is written that was not declared", table=name)
         found = self.open.get(name)
         if found is not None or frame is None:
             return found
-        self.check_lead()
-        declared = self.declared.get(name) or (Table(name) if name == self._own else table(name))
+        self.check()
+        leads = self._lead is None
         handle = self._opened(name)
-        if handle is not None:
-            if handle.metadata().configuration.get(STREAM) != self.stream_id:
-                raise LakeForeignWriteError("the table belongs to another stream", table=name)
-            if self.lead is None:
-                raise LakeWriterError("another writer has made the table", table=name)
-            place = self.place.under(name)  # a writer that was replaced has made it
-            self.open[name] = there = StreamTable(declared, place, handle, self._app)
-            return there
-        columns = lake_schema(frame)
+        if handle is None:
+            handle = self._create(name, lake_schema(frame), stored)
+        elif self._owner(handle) != self.stream_id:
+            raise LakeForeignWriteError("the table belongs to another stream", table=name)
+        elif leads:
+            raise LakeWriterError("another writer has made the table", table=name)
+        self.open[name] = made = self._made(name, handle)  # or by a writer that was replaced
+        if not leads:
+            self.check()  # a later start would see the table, and claim it
+            self._claim(made, stored)
+        return made
+
+    def _claim(self, made: StreamTable, stored: StoredStream) -> None:
+        """Commit to a table what no earlier writer has seen."""
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                made.go_back(made.way_back(stored, claim=True), stored, claim=True)
+                break
+            except (LakeWriterError, TableRewritten):
+                if not left:
+                    raise
+                made.reload()
+                self.check()
+
+    def _create(self, name: str, columns: pa.Schema, stored: StoredStream) -> DeltaTable:
+        """Make a table; the first one leads, and says what is stored."""
+        leads = self._lead is None
+        if name != self._own:
+            check_folder_name(name)
+        declared = self._declared.get(name, Table(name))
         _check_partitions(declared, columns)
-        leads = {} if self.lead is not None else {LEAD: "true"}
-        self.announce(f"create table {name}")
-        place = self.place.under(name)
+        self._announce(f"create table {name}")
+        lead = {LEAD: "true"} if leads else {}
         try:
             handle = DeltaTable.create(
-                place.uri,
+                self.place.under(name).uri,
                 DeltaSchema.from_arrow(columns),
-                partition_by=list(declared.partition_by) or None,
-                configuration={STREAM: self.stream_id, **leads, **KEEP_LOG},
+                partition_by=[one.column for one in declared.partition_by] or None,
+                configuration={STREAM: self.stream_id, **lead, **KEEP_LOG},
                 raise_if_key_not_exists=False,
                 storage_options=self._options(),
                 commit_properties=CommitProperties(
-                    custom_metadata={**said, CHANGES: "[]"},
+                    custom_metadata={**stored.to_properties(), CHANGES: "[]"},
                     app_transactions=[Transaction(self._app, 1)],
                 ),
             )
@@ -138,14 +201,14 @@ class StreamTables:
         others = [one for one in self._names() if one != name] if leads else []
         if handle.version() or any(self.owner(one) == self.stream_id for one in others):
             raise LakeWriterError("another writer begins at this moment", table=name)
-        self.open[name] = made = StreamTable(declared, place, handle, self._app)
-        return made
+        return handle
 
     def check_rename(self, old: str, new: str) -> None:
         """Refuse a new name for a table of the stream that its folder cannot be given."""
+        check_folder_name(new)
         if self.owner(old) != self.stream_id:
             return  # it was renamed before, or there is none
-        before, after = self.place.under(old), self.place.under(table(new).name)
+        before, after = self.place.under(old), self.place.under(new)
         if not before.is_local:
             raise EvolveError(
                 "a folder of an object store cannot be renamed in one step: while the stream is "
@@ -161,9 +224,9 @@ class StreamTables:
         if self.owner(old) == self.stream_id:  # else it was renamed before, or there is none
             self.place.under(old).local_path.rename(self.place.under(new).local_path)
 
-    def make_lead(self, said: Mapping[str, str]) -> StreamTable:
+    def lead(self, stored: StoredStream) -> StreamTable:
         """Return the table that leads; make one of no rows if there is none."""
-        found = self.lead or self.get(self._own, pa.schema([("block_number", pa.int64())]), said)
+        found = self._lead or self.get(self._own, pa.schema([("block_number", pa.int64())]), stored)
         assert found is not None, "a schema was given"
         return found
 
@@ -179,11 +242,14 @@ class StreamTables:
     def owner(self, name: str) -> str | None:
         """Return the stream that a folder's table belongs to; None if it is no stream's table."""
         handle = self._opened(name)
-        return None if handle is None else handle.metadata().configuration.get(STREAM)
+        return None if handle is None else self._owner(handle)
+
+    def _owner(self, handle: DeltaTable) -> str | None:
+        return handle.metadata().configuration.get(STREAM)
 
     def folders(self) -> list[str]:
         """Return the folders of the place, where tables need no declaration."""
-        if not self.automatic:
+        if not self._automatic:
             return []
         return [one for one in self.place.folders() if not one.startswith(("_", "."))]
 
@@ -198,7 +264,8 @@ class StreamTables:
 
 def _check_partitions(declared: Table, columns: pa.Schema) -> None:
     """Refuse a partition by a column that is not there, or of a type that has no plain text."""
-    for name in declared.partition_by:
+    for one in declared.partition_by:
+        name = one.column
         kind = columns.field(name).type if name in columns.names else None
         if kind not in _PARTITIONS:
             raise LakeSchemaError(

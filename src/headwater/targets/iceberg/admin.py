@@ -1,4 +1,4 @@
-"""Shows and maintains the streams of an Iceberg catalog from outside a run.
+"""Administers the streams of an Iceberg catalog.
 
 `headwater maintain` takes no stream over: one that runs goes on, and finds its files rewritten.
 """
@@ -6,28 +6,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.table import Table as PyIcebergTable
+from pyiceberg.manifest import DataFile
 
 from headwater.core import BlockCursor, PipeState
-from headwater.errors import LakeForeignWriteError, LakePathError
-from headwater.targets.iceberg.maintenance import Maintenance
-from headwater.targets.iceberg.settings import CatalogName, IcebergSettings, Table
-from headwater.targets.iceberg.snapshots import properties_of
-from headwater.targets.iceberg.tables import StreamTable, place_of
-from headwater.targets.lake.admin import BLOCK_COLUMN, LakeAdmin, LakeMoment
-from headwater.targets.lake.paths import Place
-from headwater.targets.lake.side import Files, side_status
-from headwater.targets.lake.state import STATE, STREAM, StoredStream
-from headwater.targets.side_rows import SideStatus
+from headwater.targets.iceberg.catalog import CatalogName
+from headwater.targets.iceberg.stream_table import NAMESPACE as STATE_IN
+from headwater.targets.iceberg.tables import StreamTables
+from headwater.targets.iceberg.target import IcebergTarget
+from headwater.targets.lake.admin import TablesAdmin
+from headwater.targets.lake.authors import slug
+from headwater.targets.lake.settings import NAMESPACE, IcebergSettings, Table
+from headwater.targets.lake.state import STREAM, StoredStream
+from headwater.targets.lake.table import LakeTables
 
-_ATTEMPTS = 5
-_DEFAULT = "default."  # the namespace of tables that are named without one
+_DEFAULT = f"{NAMESPACE}."  # of tables that are named without a namespace
 
 
 def maintain_catalog(
@@ -42,119 +38,70 @@ def maintain_catalog(
         LakePathError: the catalog cannot be loaded.
         LakeForeignWriteError: a table changes all the time.
     """
-    catalog = CatalogName.of(given).open(create=False)
-    try:
-        tables = _tables_by_stream(catalog)
-        wanted = [one for one in tables if stream_id in (None, one)]
-        return {
-            one: _maintain(catalog, tables[one], settings or IcebergSettings()) for one in wanted
-        }
-    finally:
-        catalog.close()
+    return IcebergAdmin(given).maintain(stream_id, settings or IcebergSettings())
 
 
-def _tables_by_stream(catalog: Catalog) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for namespace in catalog.list_namespaces():
-        for identifier in catalog.list_tables(namespace):
-            owner = catalog.load_table(identifier).properties.get(STREAM)
-            if owner is not None:
-                found.setdefault(owner, []).append(".".join(identifier))
-    return found
-
-
-def _maintain(catalog: Catalog, names: list[str], settings: IcebergSettings) -> dict[str, int]:
-    for _ in range(_ATTEMPTS):
-        stored, states, tables = _load(catalog, names)
-        if stored is None:
-            return {}
-        work = Maintenance(tables, stored, settings, bounded=False)
-        try:
-            return {**work.run(), "swept": work.sweep(states)}
-        except CommitFailedException:
-            continue
-    raise LakeForeignWriteError("tables change all the time", tables=", ".join(names))
-
-
-def _load(
-    catalog: Catalog, names: list[str]
-) -> tuple[StoredStream | None, list[PyIcebergTable], list[StreamTable]]:
-    """Return what is stored of a stream, its table of state, and its tables."""
-    stored, states, tables = None, [], []
-    for name in names:
-        one = catalog.load_table(name)
-        current = one.current_snapshot()
-        said = {} if current is None else properties_of(current)
-        if STATE in said:
-            stored = StoredStream.from_properties(said)
-            states.append(one)
-        else:
-            tables.append(StreamTable(Table(name), one))
-    return stored, states, tables
-
-
-class IcebergAdmin(LakeAdmin):
-    """Reads the catalog of an `iceberg_target`: a directory, or a name that pyiceberg knows."""
+class IcebergAdmin(TablesAdmin[DataFile]):
+    """Administers the catalog of an `iceberg_target`: a directory, a name, or properties."""
 
     undo = "snapshots"
 
-    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
-        """Return how much each side table holds of a stream."""
-        stored = {one.stream_id: one for one in self._stored()}.get(stream_id)
-        return super().side_tables(stream_id) if stored is None else side_status(stored.side)
+    def __init__(
+        self, address: str | Path | Mapping[str, str], schema: str | None = None, table: str = ""
+    ) -> None:
+        self._name = CatalogName.of(address)
 
-    def _side_files(self, stream_id: str) -> tuple[Place, Files] | None:
-        with _opened(self._address) as catalog:
-            for names in _tables_by_stream(catalog).values():
-                stored, states, _ = _load(catalog, names)
-                if stored is not None and stored.stream_id == stream_id:
-                    return place_of(states[0]), stored.side
-        return None
+    @contextmanager
+    def lakes(self) -> Iterator[Mapping[str, LakeTables[DataFile]]]:
+        """Return the tables of each stream in the catalog."""
+        with closing(self._name.open(create=False)) as catalog:
+            yield {
+                one: StreamTables(catalog, one, declared, IcebergSettings(namespace=namespace))
+                for one, (namespace, declared) in _streams(catalog).items()
+            }
 
-    def moment(self, stream_id: str) -> LakeMoment:
-        """Read the state, then the tables, then whether the chain has forked meanwhile."""
-        with _opened(self._address) as catalog:
-            for _ in range(_ATTEMPTS):
-                names = _tables_by_stream(catalog).get(stream_id, [])
-                stored, _, _ = _load(catalog, names)
-                if stored is None:
-                    break
-                _, _, tables = _load(catalog, names)
-                found = {one.name: one.landing(stored.state) for one in tables}
-                after, _, _ = _load(catalog, names)
-                if after is not None and _goes_on(after.state, stored.state.cursor):
-                    versions = {
-                        name.removeprefix(_DEFAULT): one.snapshot_id
-                        for name, one in found.items()
-                        if one is not None
-                    }
-                    return LakeMoment(stream_id, stored.state.cursor, versions)
-            else:
-                raise LakeForeignWriteError("the chain forks all the time", stream=stream_id)
-        raise LakePathError("no such stream has stored anything", stream=stream_id)
+    def shown(self, name: str) -> str | None:
+        """Return the name of a table; without the namespace that is the default."""
+        return name.removeprefix(_DEFAULT)
 
-    def _stored(self) -> Iterator[StoredStream]:
-        with _opened(self._address) as catalog:
-            for names in _tables_by_stream(catalog).values():
-                stored, _, _ = _load(catalog, names)
-                if stored is not None:
-                    yield stored
+    def ends_in(self, tables: LakeTables[DataFile]) -> tuple[StoredStream, dict[str, int]] | None:
+        """Tables are committed before the state, and put back after it."""
+        assert isinstance(tables, StreamTables), "made here"
+        stored = tables.load()
+        assert stored is not None, "the stream is there"
+        found = {name: one.landing(stored.state) for name, one in tables.open.items()}
+        if not _goes_on(tables.state.load().state, stored.state.cursor):
+            return None
+        return stored, {name: one.snapshot_id for name, one in found.items() if one is not None}
 
-    def _tables(self, stream_id: str) -> list[str]:
-        with _opened(self._address) as catalog:
-            names = _tables_by_stream(catalog).get(stream_id, [])
-            _, states, tables = _load(catalog, names)
-            found = [one.declared.name for one in tables] if states else names
-            return [one.removeprefix(_DEFAULT) for one in found]
+    def _writer(self, stream_id: str) -> IcebergTarget:
+        with closing(self._name.open(create=False)) as catalog:
+            namespace, declared = _streams(catalog)[stream_id]
+        settings = IcebergSettings(id=stream_id, namespace=namespace)
+        return IcebergTarget.of(self._name, declared, None, settings)
 
-    def _rows(self, stream_id: str, table: str, first: int, last: int) -> pa.Table:
-        with _opened(self._address) as catalog:
-            found = catalog.load_table(table if "." in table else _DEFAULT + table)
-            if BLOCK_COLUMN not in {one.name for one in found.schema().fields}:
-                return pa.table({})
-            wanted = f"{BLOCK_COLUMN} >= {int(first)} AND {BLOCK_COLUMN} <= {int(last)}"
-            files = [one.file for one in found.scan(row_filter=wanted).plan_files()]
-            return StreamTable(Table(table), found).read(files)
+
+def _streams(catalog: Catalog) -> dict[str, tuple[str, dict[str, Table]]]:
+    """Return the streams of a catalog: the namespace of the state, and the tables."""
+    owned: dict[str, list[tuple[str, str]]] = {}
+    for parts in catalog.list_namespaces():
+        for identifier in catalog.list_tables(parts):
+            properties = catalog.load_table(identifier).properties
+            if STREAM in properties:
+                place = (".".join(identifier), properties.get(STATE_IN, ""))
+                owned.setdefault(properties[STREAM], []).append(place)
+    found = {}
+    for stream_id, places in owned.items():
+        state = f".headwater_{slug(stream_id)}"
+        states = [name.removesuffix(state) for name, _ in places if name.endswith(state)]
+        namespace = next(iter(states), next((one for _, one in places if one), NAMESPACE))
+        names = [
+            name
+            for name, own in places
+            if not name.endswith(state) and (own or namespace) == namespace
+        ]
+        found[stream_id] = namespace, {name: Table(name) for name in names}
+    return found
 
 
 def _goes_on(state: PipeState, cursor: BlockCursor | None) -> bool:
@@ -163,10 +110,6 @@ def _goes_on(state: PipeState, cursor: BlockCursor | None) -> bool:
         return True
     chain = {one.number: one.hash for one in state.rollback_chain}
     return cursor.number in chain and chain[cursor.number] == cursor.hash
-
-
-def _opened(address: str) -> closing[Catalog]:
-    return closing(CatalogName.of(address).open(create=False))
 
 
 ADMIN = IcebergAdmin

@@ -20,7 +20,7 @@ from pyiceberg.transforms import parse_transform
 from pyiceberg.typedef import Record
 
 from headwater.errors import LakeSchemaError
-from headwater.targets.iceberg.settings import Partition
+from headwater.targets.lake.settings import Partition
 
 _FIRST_FIELD_ID = 1000
 

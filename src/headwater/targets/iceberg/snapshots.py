@@ -331,3 +331,21 @@ def live_files(table: Table) -> Iterator[tuple[DataFile, int | None]]:
         if manifest.content == ManifestContent.DATA:
             for one in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
                 yield one.data_file, one.snapshot_id
+
+
+def named_files(table: Table) -> Iterator[str]:
+    """Yield the files that a table's metadata names, for any snapshot that it still has."""
+    metadata = table.metadata
+    yield table.metadata_location
+    yield from (one.metadata_file for one in metadata.metadata_log)
+    yield from (one.statistics_path for one in metadata.statistics)
+    seen: set[str] = set()
+    for snapshot in metadata.snapshots:
+        yield snapshot.manifest_list
+        for manifest in snapshot.manifests(table.io):
+            if manifest.manifest_path in seen:
+                continue
+            seen.add(manifest.manifest_path)
+            yield manifest.manifest_path
+            for one in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                yield one.data_file.file_path

@@ -7,29 +7,36 @@ nothing, and what it has stored last is what the next one reads. Runs on the dri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import NestedField, StringType
 
 from headwater.errors import LakeForeignWriteError, LakeWriterError
-from headwater.targets.iceberg.settings import create_namespace
+from headwater.targets.iceberg.catalog import create_namespace
 from headwater.targets.iceberg.snapshots import TableChange, properties_of
-from headwater.targets.iceberg.tables import PROPERTIES, place_of
+from headwater.targets.iceberg.stream_table import PROPERTIES, place_of
 from headwater.targets.lake.authors import slug
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.state import STREAM, StoredStream
+from headwater.targets.lake.table import Change, Lead
 
 _SCHEMA = Schema(NestedField(field_id=1, name="stream_id", field_type=StringType(), required=False))
 _KEPT = 3  # snapshots: for people who look
 _STARTS = 5
 
 
-class StateTable:
+class StateTable(Lead[DataFile]):
     """What is stored of one stream. `stored` is what was read or written last."""
+
+    is_lead = True
 
     def __init__(self, catalog: Catalog, namespace: str, stream_id: str) -> None:
         self._catalog = catalog
@@ -61,9 +68,7 @@ class StateTable:
             if self._table is None:
                 self._create()
                 found = self.load()  # another start may have made it, and stored something
-            next_one = StoredStream(
-                self._id, found.state, found.epoch + 1, found.config, found.side
-            )
+            next_one = replace(found, epoch=found.epoch + 1)
             try:
                 self._write(next_one)
             except CommitFailedException:
@@ -93,6 +98,22 @@ class StateTable:
         else:
             raise LakeForeignWriteError("the table is changed by others", table=self.name)
         self.stored = stored
+
+    step = "store state"
+
+    def commit(self, several: Sequence[Change[DataFile]], stored: StoredStream) -> None:
+        """Store what counts from now on: the commit point."""
+        self.store(stored)
+
+    def way_back(self, stored: StoredStream, *, claim: bool = False) -> str:
+        """Return that there is one: what is stored is replaced."""
+        return self.name
+
+    def go_back(self, way: Any, stored: StoredStream, *, claim: bool = False) -> bool:
+        """Store what a rollback leads to; a start has claimed the table when it took over."""
+        if not claim:
+            self.store(stored)
+        return False
 
     def check(self) -> StoredStream:
         """Read again what is stored; refuse to go on if another writer has begun."""

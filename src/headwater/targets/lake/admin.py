@@ -1,31 +1,51 @@
-"""Shows the streams of a lake target to operators: `headwater status`, `cursor show`, `verify`.
+"""Administers the streams of a lake: shows them, moves and forgets them, maintains their tables.
 
-Runs in the process of the command, beside a stream that runs: it reads what is committed and takes
-nothing over. A cursor is not moved from outside: files of final blocks never change, and those of
-hot ones belong to the writer. What each format does in its own way is in its own `admin.py`.
+Runs in the process of the command. To look takes nothing over, so it may be beside a stream that
+runs. A move or a reset begins the stream's next epoch, as a start does: a stream that runs stops
+(E2203), and what a crash leaves is put right by the next start. What each format does in its own
+way is in its own `admin.py`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import BlockCursor
-from headwater.core.rooms import lake_room
-from headwater.errors import LakeCommandError, LakePathError, LakeUnsupportedError, VerifyError
-from headwater.targets.admin import BlockRows, StreamStatus, TableStatus, find_stream
+from headwater.core.rooms import Room, lake_room
+from headwater.errors import (
+    LakeCommandError,
+    LakeForeignWriteError,
+    LakePathError,
+    LakeUnsupportedError,
+    VerifyError,
+)
+from headwater.targets.admin import (
+    BlockRows,
+    Move,
+    MoveKind,
+    StreamStatus,
+    TableStatus,
+    check_reset,
+    find_stream,
+    plan_move,
+)
 from headwater.targets.compare import counted
 from headwater.targets.contract import SideTable
 from headwater.targets.extras import import_extra
+from headwater.targets.lake.maintenance import maintain_stream
 from headwater.targets.lake.paths import Place
-from headwater.targets.lake.side import Files, SideFiles
+from headwater.targets.lake.settings import LakeSettings
+from headwater.targets.lake.side import SideFiles, side_status
 from headwater.targets.lake.state import StoredStream
+from headwater.targets.lake.table import File, LakeTable, LakeTables
 from headwater.targets.side_rows import SideStatus
 
 BLOCK_COLUMN = "block_number"
@@ -45,22 +65,16 @@ class LakeMoment:
 
 
 class LakeAdmin(ABC):
-    """Reads one place. `undo` is the word for how the format takes back hot blocks."""
+    """Administers one place. `undo` is the word for how the format takes back hot blocks."""
 
     undo: str
-
-    def __init__(self, address: str, schema: str | None, table: str) -> None:
-        self._address = address
 
     def streams(self) -> list[StreamStatus]:
         """Return all streams that have stored something here."""
         return [
-            StreamStatus(
-                one.stream_id,
-                one.state,
-                tuple(TableStatus(name, self.undo) for name in sorted(self._tables(one.stream_id))),
-            )
-            for one in sorted(self._stored(), key=lambda one: one.stream_id)
+            StreamStatus(one.stream_id, one.state, tuple(map(self._status, names)))
+            for one, names in self._stored()
+            if not one.is_forgotten
         ]
 
     def undo_rows(self, stream_id: str) -> int | None:
@@ -69,12 +83,11 @@ class LakeAdmin(ABC):
 
     def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
         """Return the rows of a table that are of these blocks."""
-        find_stream(self.streams(), stream_id)
-        names = self._tables(stream_id)
+        names = [one.name for one in find_stream(self.streams(), stream_id).tables]
         found = [one for one in names if one == table or one.rpartition(".")[2] == table]
         if len(found) != 1:
             raise VerifyError(
-                "there is no such table of the stream", table=table, tables=", ".join(sorted(names))
+                "there is no such table of the stream", table=table, tables=", ".join(names)
             )
         rows = self._rows(stream_id, found[0], first, last)
         if BLOCK_COLUMN not in rows.column_names:
@@ -82,9 +95,9 @@ class LakeAdmin(ABC):
                 "no column with the number of the block", table=table, column=BLOCK_COLUMN
             )
         block = pc.field(BLOCK_COLUMN)
-        found = rows.filter((block >= first) & (block <= last))
-        rooms = {one.name: lake_room(str(one.type)) for one in rows.schema}
-        return BlockRows(counted(found), BLOCK_COLUMN, rooms)
+        rooms = rooms_of(rows.schema)
+        rows = rows.filter((block >= first) & (block <= last))
+        return BlockRows(counted(rows), BLOCK_COLUMN, rooms)
 
     def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
         """Return how much each side table holds of a stream."""
@@ -94,66 +107,157 @@ class LakeAdmin(ABC):
     def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
         """Return a stream's rows of a side table; none, if it keeps none."""
         find_stream(self.streams(), stream_id)
-        for attempt in range(_ATTEMPTS):
-            found = self._side_files(stream_id)
-            if found is None:
-                break
-            reader = SideFiles(found[0])
-            reader.open([table])
-            try:
-                return reader.read(found[1], table.name)
-            except FileNotFoundError:  # the stream has replaced a file since
-                if attempt == _ATTEMPTS - 1:
-                    raise
         return table.columns.empty_table()
-
-    def _side_files(self, stream_id: str) -> tuple[Place, Files] | None:
-        """Return where a stream keeps its side tables, and their files; None if it keeps none."""
-        return None
 
     def moment(self, stream_id: str) -> LakeMoment:
         """Return a moment at which all tables end in one block; refuse if there are no versions."""
         raise LakeUnsupportedError("files of Parquet have no versions", stream=stream_id)
 
-    # --- what is not done from outside ------------------------------------------------------------
-
     def move(
         self, stream_id: str, number: int, *, block_hash: str | None = None, force: bool = False
-    ) -> NoReturn:
-        """Refuse: the stream itself goes back, on a fork."""
-        self._refuse("moves no cursor", stream_id)
+    ) -> Move:
+        """Move a cursor, and the data with it as far as it can be undone."""
+        stream = find_stream(self.streams(), stream_id)
+        plan_move(stream, number, block_hash, force=force)  # a refusal stops no writer
+        with closing(self._writer(stream_id)) as target:
+            now = StreamStatus(stream_id, target.recover(), stream.tables)
+            move = plan_move(now, number, block_hash, force=force)
+            if move.kind is MoveKind.UNDO:
+                target.roll_back(move.state)
+            else:
+                target.move(move.state)
+        return move
 
-    def reset(self, stream_id: str, *, force: bool = False, keep_data: bool = False) -> NoReturn:
-        """Refuse: a folder is deleted, or a table is dropped, by what made it."""
-        self._refuse("forgets no stream", stream_id)
+    def reset(self, stream_id: str, *, force: bool = False, keep_data: bool = False) -> None:
+        """Forget a stream, and empty its tables unless they keep their rows."""
+        check_reset(find_stream(self.streams(), stream_id).state, force=force)
+        with closing(self._writer(stream_id)) as target:
+            check_reset(target.recover(), force=force)
+            target.forget(keep_data=keep_data)
 
-    def target(self, stream_id: str) -> NoReturn:
-        """Refuse."""
-        self._refuse("writes no side tables", stream_id)
+    def target(self, stream_id: str) -> Any:
+        """Return a target that writes nothing but the stream's side tables."""
+        find_stream(self.streams(), stream_id)
+        return self._writer(stream_id)
 
     def setup(
         self, schema: Any, side_tables: Sequence[SideTable] = (), *, change_log: bool = False
     ) -> NoReturn:
         """Refuse: tables are made by the stream."""
-        self._refuse("creates no tables", "")
-
-    def _refuse(self, what: str, stream_id: str) -> NoReturn:
-        place = str(Place.of(self._address)) if self._address else ""
-        raise LakeCommandError(f"this command {what} of a lake", stream=stream_id, place=place)
+        raise LakeCommandError("this command creates no tables of a lake")
 
     # --- what each format does in its own way -----------------------------------------------------
 
     @abstractmethod
-    def _stored(self) -> Iterable[StoredStream]:
-        """Return what is stored of each stream."""
+    def _stored(self) -> Sequence[tuple[StoredStream, list[str]]]:
+        """Return what is stored of each stream, and the names of its tables."""
 
-    @abstractmethod
-    def _tables(self, stream_id: str) -> list[str]:
-        """Return the names of a stream's tables."""
+    def _status(self, name: str) -> TableStatus:
+        """Return how rows of a table are undone."""
+        return TableStatus(name, self.undo)
 
     @abstractmethod
     def _rows(self, stream_id: str, table: str, first: int, last: int) -> pa.Table:
         """Return rows of a table: all that are of these blocks, maybe others too."""
+
+    @abstractmethod
+    def _writer(self, stream_id: str) -> Any:
+        """Return a target for all tables of a stream, not opened yet."""
+
+
+def rooms_of(columns: pa.Schema) -> dict[str, Room]:
+    """Return what the columns of a lake table can hold."""
+    return {one.name: lake_room(str(one.type)) for one in columns}
+
+
+class TablesAdmin(LakeAdmin, Generic[File]):
+    """Administers a place of tables that change in commits."""
+
+    @abstractmethod
+    def lakes(self) -> AbstractContextManager[Mapping[str, LakeTables[File]]]:
+        """Open the place; return the tables of each stream in it, not loaded yet."""
+
+    @abstractmethod
+    def shown(self, name: str) -> str | None:
+        """Return a table's name as users give it; None of what the stream keeps for itself."""
+
+    @abstractmethod
+    def ends_in(self, tables: LakeTables[File]) -> tuple[StoredStream, dict[str, int]] | None:
+        """Return a state and the versions of all tables that end there; None if it has changed."""
+
+    def maintain(self, stream_id: str | None, settings: LakeSettings) -> dict[str, dict[str, int]]:
+        """Do all maintenance of the tables of all streams, or of one; return what was done."""
+        with self.lakes() as lakes:
+            wanted = [one for one in lakes if stream_id in (None, one)]
+            return {one: maintain_stream(lakes[one], settings) for one in wanted}
+
+    def moment(self, stream_id: str) -> LakeMoment:
+        """Read the state, then the tables, then whether the chain has forked meanwhile."""
+        find_stream(self.streams(), stream_id)
+        with self.lakes() as lakes:
+            for _ in range(_ATTEMPTS):
+                found = self.ends_in(lakes[stream_id])
+                if found is not None:
+                    stored, versions = found
+                    names = {self.shown(name): version for name, version in versions.items()}
+                    shown = {name: version for name, version in names.items() if name is not None}
+                    return LakeMoment(stream_id, stored.state.cursor, shown)
+        raise LakeForeignWriteError("the chain forks all the time", stream=stream_id)
+
+    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
+        """Return how much each side table holds of a stream."""
+        find_stream(self.streams(), stream_id)
+        with self.lakes() as lakes:
+            stored = lakes[stream_id].load()
+        return {} if stored is None else side_status(stored.side)
+
+    def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
+        """Return a stream's rows of a side table; none, if it keeps none."""
+        find_stream(self.streams(), stream_id)
+        with self.lakes() as lakes:
+            for left in reversed(range(_ATTEMPTS)):
+                stored = lakes[stream_id].load()
+                if stored is None:
+                    break
+                reader = SideFiles(lakes[stream_id].side)
+                reader.open([table])
+                try:
+                    return reader.read(stored.side, table.name)
+                except FileNotFoundError:  # the stream has replaced a file since
+                    if not left:
+                        raise
+        return table.columns.empty_table()
+
+    def _stored(self) -> Sequence[tuple[StoredStream, list[str]]]:
+        with self.lakes() as lakes:
+            return list(self._loaded(lakes))
+
+    def _loaded(
+        self, lakes: Mapping[str, LakeTables[File]]
+    ) -> Iterator[tuple[StoredStream, list[str]]]:
+        for _, tables in sorted(lakes.items()):
+            stored = tables.load()
+            if stored is not None:
+                names = [self.shown(one) for one in tables.open]
+                yield stored, sorted(one for one in names if one is not None)
+
+    def read_table(self, stream_id: str, table: str) -> pa.Table:
+        """Return all rows of a table. An aggregate has one row per key."""
+        with self.lakes() as lakes:
+            found = self._table(lakes[stream_id], table)
+            return found.read(list(found.live().values()))
+
+    def _rows(self, stream_id: str, table: str, first: int, last: int) -> pa.Table:
+        with self.lakes() as lakes:
+            found = self._table(lakes[stream_id], table)
+            if BLOCK_COLUMN not in found.columns.names:
+                return pa.table({})
+            return found.rows_of(first, last)
+
+    def _table(self, tables: LakeTables[File], name: str) -> LakeTable[File]:
+        tables.load()
+        (found,) = (one for own, one in tables.open.items() if self.shown(own) == name)
+        return found
 
 
 def lake_moment(place: str | Path | Mapping[str, str], stream_id: str = "") -> LakeMoment:
@@ -169,20 +273,20 @@ def lake_moment(place: str | Path | Mapping[str, str], stream_id: str = "") -> L
     """
     given: Any = dict(place) if isinstance(place, Mapping) else str(place)
     kind = "iceberg" if isinstance(given, dict) else kind_of_lake(given)
-    admin: LakeAdmin = import_extra(kind, "ADMIN", ".admin")(given, None, "")
+    admin: LakeAdmin = import_extra(kind, "ADMIN", ".admin")(given)
     found = [stream_id] if stream_id else [one.id for one in admin.streams()]
     if len(found) != 1:
         raise LakePathError("name one of the streams", streams=", ".join(found) or "none")
     return admin.moment(found[0])
 
 
-def kind_of_lake(address: str) -> str:
+def kind_of_lake(address: str | Place) -> str:
     """Return what lies at a path: `delta`, `parquet` or `iceberg`. Nothing is made there.
 
     Raises:
         LakePathError: none of them.
     """
-    place = Place.of(address)
+    place = address if isinstance(address, Place) else Place.of(address)
     if place.is_local and (place.local_path / "catalog.db").exists():
         return "iceberg"
     folders = place.folders()

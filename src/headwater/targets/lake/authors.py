@@ -9,7 +9,7 @@ one. Files that tell neither, such as those of other engines, are left to these.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
@@ -20,6 +20,7 @@ _DATA = re.compile(
     r"-\d{5,}-[0-9a-f]{12}-\d{3,}\.parquet"
 )
 _METADATA = re.compile(r"(?:snap-\d+-0-)?([a-z0-9_]+)-([em])(\d{6,})-[0-9a-f-]{36}(?:-m0)?\.avro")
+_BLOCKS = re.compile(r"(?:(\d{10,})|rewritten)-(\d{10,})-[a-z0-9_]+-")
 _OUTSIDE = "m"
 
 
@@ -59,6 +60,17 @@ def window_stem(author: Author, first: int, last: int) -> str:
     return f"{max(first, 0):010d}-{max(last, 0):010d}-{author.mark}"
 
 
+def blocks_of(name: str) -> tuple[int, int]:
+    """Return the first and the last block that a file may hold rows of, as its name tells.
+
+    -1 for both where the name tells none: another engine has written it.
+    """
+    found = _BLOCKS.match(file_name(name))
+    if found is None:
+        return -1, -1
+    return int(found[1] or 0), int(found[2])
+
+
 def file_name(location: str) -> str:
     """Return the last part of a location.
 
@@ -94,7 +106,17 @@ class Sweeper:
             self.inside and author.epoch == self.epoch and not author.outside
         )
 
-    def unnamed(self, names: Iterable[str], named: Iterable[str]) -> list[str]:
-        """Return the files that may be deleted, given all locations that something names."""
+    def unnamed(
+        self, names: Iterable[str], named: Iterable[str], removed: Collection[str] = ()
+    ) -> list[str]:
+        """Return the files that may be deleted, given all locations that something names.
+
+        Those that a commit has `removed` were committed before: whoever wrote them is done.
+        """
         kept = {file_name(one) for one in named}
-        return [one for one in names if self.may_delete(one) and file_name(one) not in kept]
+        return [
+            one
+            for one in names
+            if file_name(one) not in kept
+            and (self.may_delete(one) or (one in removed and self.is_own(one)))
+        ]

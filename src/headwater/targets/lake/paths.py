@@ -93,6 +93,19 @@ def coded_storage_failures() -> Iterator[None]:
         raise LakeStorageError("the storage fails", reason=_reason(error)) from error
 
 
+def check_spelling(path: str) -> None:
+    """Refuse a path that engines would take for different places.
+
+    Raises:
+        LakePathError: it holds a character that is encoded by some of them and not by others.
+    """
+    odd = sorted(set(path) & set("#?%"))
+    if odd:
+        raise LakePathError(
+            "the characters # ? % name different places in different engines", found=" ".join(odd)
+        )
+
+
 def _reason(error: Exception) -> str:
     return str(error).partition("\n")[0][:200] or type(error).__name__
 
@@ -132,6 +145,7 @@ class Place:
             )
         if not parts.netloc:
             raise LakePathError("the path names no bucket or host", scheme=parts.scheme)
+        check_spelling(text)
         given = tuple(sorted((str(k), str(v)) for k, v in (options or {}).items()))
         return cls(text.rstrip("/"), Secret(given))
 

@@ -26,7 +26,9 @@ HASH = "headwater.block-hash"
 STATE = "headwater.state"
 CONFIG = "headwater.config"
 SIDE = "headwater.side-tables"
+PENDING = "headwater.pending"
 FORMAT_VERSION = 1
+EMPTIED, KEPT = "emptied", "kept"  # what becomes of tables of a stream that is forgotten
 
 
 class SideFile(NamedTuple):
@@ -40,13 +42,22 @@ class SideFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredStream:
-    """All that is stored of a stream beside its tables."""
+    """All that is stored of a stream beside its tables.
+
+    `pending` says that the stream is being forgotten, and what becomes of the rows of its tables.
+    """
 
     stream_id: str
     state: PipeState = PipeState()  # noqa: RUF009 - immutable
     epoch: int = 0
     config: str | None = None
     side: Mapping[str, tuple[SideFile, ...]] = field(default_factory=dict)
+    pending: str = ""
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether nothing is stored but the epoch of a writer."""
+        return self.state.cursor is None and self.config is None and not self.pending
 
     def to_properties(self) -> dict[str, str]:
         """Return it as texts by name."""
@@ -55,7 +66,11 @@ class StoredStream:
             STATE: dump_state(self.state),
             SIDE: json.dumps(self.side, separators=(",", ":")),
         }
-        return found if self.config is None else {**found, CONFIG: self.config}
+        if self.config is not None:
+            found[CONFIG] = self.config
+        if self.pending:
+            found[PENDING] = self.pending
+        return found
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> StoredStream:
@@ -69,6 +84,7 @@ class StoredStream:
                 int(properties[EPOCH]),
                 properties.get(CONFIG),
                 {name: tuple(SideFile(*one) for one in files) for name, files in side.items()},
+                properties.get(PENDING, ""),
             )
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise StoredStateError(

@@ -1,8 +1,7 @@
-"""What Iceberg and Delta targets share: the order of a commit, side tables, the definition, trust.
+"""Batches of a stream into tables of a lake, whatever the format.
 
-A batch becomes files, files are committed to their tables, and the state says that they count. What
-a crash or an error leaves in between is put right by `_open`, which comes before anything else: so
-nothing that the target remembers is used after a failure. Runs on the driver, in one thread.
+A batch becomes files at once; they count with the commit that names them. Runs on the driver, in
+one thread; rows of final blocks that lie on executors become files there.
 """
 
 from __future__ import annotations
@@ -10,95 +9,53 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
-from typing import ClassVar, Generic
-
-import pyarrow as pa
+from typing import ClassVar
 
 from headwater.core import Batch, BlockRange, PipeState
 from headwater.core.callbacks import Callback
 from headwater.core.rooms import Policy
-from headwater.errors import (
-    EvolveError,
-    InvalidOptionError,
-    LakeDiskFullError,
-    LakeForeignWriteError,
-    LakeWriterError,
-)
-from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
-from headwater.targets.database import LEGACY_ID
+from headwater.errors import EvolveError, LakeDiskFullError, LakeForeignWriteError
+from headwater.targets.contract import Capabilities, Delivery, Scope
 from headwater.targets.lake.authors import Author, slug
-from headwater.targets.lake.paths import (
-    Place,
-    coded_full_disk,
-    coded_storage_errors,
-    coded_storage_failures,
-)
-from headwater.targets.lake.side import SideFiles
-from headwater.targets.lake.state import StoredStream
-from headwater.targets.lake.tx import BLOCK_NUMBER, Change, File, LakeTable, TableRewritten, Tx
-from headwater.targets.side_rows import check_side_table
+from headwater.targets.lake.maintenance import Maintenance
+from headwater.targets.lake.merge import add_aggregates
+from headwater.targets.lake.paths import coded_storage_failures
+from headwater.targets.lake.settings import LakeSettings, Table
+from headwater.targets.lake.stream import ATTEMPTS, LakeStream, OpenTables
+from headwater.targets.lake.table import BLOCK_NUMBER, Change, File, LakeTable, TableRewritten
+from headwater.targets.lake.tx import Tx
+from headwater.targets.sql.aggregates.declaration import Plan
 from headwater.targets.values import Altered
 
 SWEEP_S = 86_400.0
-_ATTEMPTS = 5  # at tables that others rewrite
+_PASSING = (LakeForeignWriteError, LakeDiskFullError, OSError, EOFError)
+"""Errors of maintenance between batches that the next round may not meet."""
 logger = logging.getLogger("headwater.targets")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LakeSettings:
-    """What the settings of Iceberg and Delta have in common."""
-
-    id: str | None = None
-    maintain_every: int = 100
-    small_file_bytes: int = 16 << 20
-    compact_files: int = 16
-    compact_bytes: int = 64 << 20
-    rewrite_bytes: int = 256 << 20
-
-    def __post_init__(self) -> None:
-        if self.id is not None and not self.id.strip():
-            raise InvalidOptionError("a stream id cannot be blank", got=repr(self.id))
-        if self.maintain_every < 0:
-            raise InvalidOptionError("maintain_every: 0 or more", got=self.maintain_every)
-        if min(self.compact_files, self.compact_bytes, self.rewrite_bytes) < 2:
-            raise InvalidOptionError("compact_files, compact_bytes, rewrite_bytes: 2 or more")
-
-
-class LakeTarget(ABC, Generic[File]):
-    """A target of tables that change in commits.
-
-    `on_step` is called before each step of I/O that has an effect, and `clock` says the seconds;
-    both for tests.
-    """
-
-    _PASSING: ClassVar[tuple[type[Exception], ...]] = (
-        LakeForeignWriteError,
-        LakeDiskFullError,
-        OSError,
-        EOFError,
-    )
-    """Errors of maintenance between batches that the next round may not meet."""
-
-    _side: SideFiles
+class LakeTarget(LakeStream[File]):
+    """A target of tables that change in commits. `clock` says the seconds, for tests."""
 
     def __init__(
-        self, on_data: Callback | None, settings: LakeSettings, policy: Policy = Policy.REPLACE
+        self,
+        open_tables: OpenTables[File],
+        on_data: Callback | None,
+        settings: LakeSettings,
+        policy: Policy = Policy.REPLACE,
+        *,
+        declared: Mapping[str, Table],
+        plans: Sequence[Plan] = (),
     ) -> None:
-        self.on_step: Callable[[str], None] | None = None
+        super().__init__(open_tables, settings)
+        self.plans = plans  # the tables that sum up outputs, and how
+        self._declared = declared
         self.clock: Callable[[], float] = time.monotonic
         self.altered = Altered(policy)
         self._on_data = on_data
-        self._given = settings
-        self._id = settings.id or LEGACY_ID
-        self._stored = StoredStream(self._id)
-        self._side_tables: tuple[SideTable, ...] = ()
-        self._dirty = True
-        self._replaced: LakeWriterError | None = None
         self._commits = 0
         self._swept = self.clock()
 
@@ -113,32 +70,9 @@ class LakeTarget(ABC, Generic[File]):
             altered=self.altered.totals,
         )
 
-    def bind(self, stream_id: str) -> None:
-        """Take the stream's id, unless the settings name another."""
-        if self._is_open:
-            raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)
-        self._id = self._given.id or stream_id
-
-    def recover(self) -> PipeState:
-        """Return the stored state, after putting back the tables that are ahead of it.
-
-        An earlier writer of the stream can change nothing from here on.
-
-        Raises:
-            StateMissingError: no state is left, but tables of the stream are.
-            LakeWriterError: another writer has begun meanwhile.
-            LakePathError: the storage cannot be reached.
-        """
-        if self._replaced is not None:
-            raise self._replaced
-        if self._dirty:
-            with self._changing(), coded_storage_errors():
-                self._open()
-        return self._stored.state
-
     def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Write the batches' files, commit them to their tables, and store the state."""
-        for left in reversed(range(_ATTEMPTS)):
+        for left in reversed(range(ATTEMPTS)):
             self.recover()
             with suppress(TableRewritten), self._changing(again=left > 0):
                 self._commit_batches(batches, state)
@@ -152,8 +86,8 @@ class LakeTarget(ABC, Generic[File]):
         side = self._stored.side
         self.altered.begin()
         for batch, (before, after) in zip(batches, pairwise(states), strict=False):
-            for name, one in self._write(batch.data, before, after).items():
-                changes.setdefault(name, []).append(one)
+            for name, change in self._write(batch.data, before, after).items():
+                changes.setdefault(name, []).append(change)
             if batch.data.side:
                 self._announce("write side rows")
                 with coded_storage_failures():
@@ -162,84 +96,18 @@ class LakeTarget(ABC, Generic[File]):
             self._store(replace(self._stored, state=state, side=side), changes)
         self.altered.committed()
 
-    def roll_back(self, state: PipeState) -> None:
-        """Store the state that the fork leads to, and put the tables back to it."""
-        self.recover()
-        self._stored.state.check_reach(state)
-        with self._changing(), coded_storage_failures():
-            self._announce("write side rows")
-            side = self._side.remove_above(self._stored.side, state.number)
-            stored = replace(self._stored, state=state, side=side)
-            self._go_back(stored)
-            self._now(stored)
-
-    def close(self) -> None:
-        """Let go of what is open. What was not committed is gone."""
-        self._dirty, self._replaced = True, None
-        self._release()
-
     def maintain(self) -> dict[str, int]:
         """Do all maintenance that can be done; return how much that was. Not while it writes."""
-        for left in reversed(range(_ATTEMPTS)):
+        for left in reversed(range(ATTEMPTS)):
             self.recover()
             with (
                 suppress(TableRewritten),
                 self._changing(again=left > 0),
                 coded_storage_failures(),
             ):
-                return {**self._maintain(bounded=False), "swept": self._sweep()}
+                work = self._maintenance(bounded=False)
+                return {**work.run(), "swept": work.sweep()}
         raise AssertionError("the last attempt returns or raises")
-
-    # --- what the stream keeps for itself ---------------------------------------------------------
-
-    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
-        """Take the side tables; they are files, which come with their first rows."""
-        self._side_tables = tuple(check_side_table(one) for one in tables)
-        if self._is_open:
-            self._side.open(self._side_tables)
-
-    def read_side_table(
-        self,
-        name: str,
-        *,
-        after: tuple[int, int] | None = None,
-        up_to_block: int | None = None,
-        limit: int | None = None,
-    ) -> pa.Table:
-        """Return committed rows in the order of their keys."""
-        self.recover()
-        return self._side.read(self._stored.side, name, after, up_to_block, limit)
-
-    def settle_side_rows(
-        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
-    ) -> None:
-        """Remove rows up to a key and add those that moved, with the next state in one step."""
-        self.recover()
-        with self._changing(), coded_storage_failures():
-            self._announce("write side rows")
-            side = self._side.settle(self._stored.side, name, up_to, moved)
-            if side != self._stored.side or not self._has_place:
-                self._store(replace(self._stored, side=side), {})
-
-    @property
-    def _has_place(self) -> bool:
-        """Whether there is a place for what is stored before the first commit."""
-        return True
-
-    def stored_config(self) -> StoredConfig:
-        """Return where the definition of this stream is kept."""
-        return _Config(self._read_config, self._write_config)
-
-    def _read_config(self) -> str | None:
-        self.recover()
-        return self._stored.config
-
-    def _write_config(self, text: str) -> None:
-        self.recover()
-        with self._changing(), coded_storage_failures():
-            self._store(replace(self._stored, config=text), {})
-
-    # --- blocks that the stream has passed --------------------------------------------------------
 
     is_atomic: ClassVar[bool] = False
 
@@ -308,12 +176,12 @@ class LakeTarget(ABC, Generic[File]):
         with self._changing():
             if self._on_data is None:
                 for new, old in renamed.items():
-                    self._check_rename(old, new)
+                    self._opened.check_rename(old, new)
                 self._store(replace(self._stored, config=begun), {})
                 try:
                     for new, old in renamed.items():
                         self._announce(f"rename {old}")
-                        self._rename(old, new)
+                        self._opened.rename(old, new)
                 except EvolveError:  # of a catalog that renames no tables
                     self._store(replace(self._stored, config=before), {})
                     raise
@@ -329,9 +197,7 @@ class LakeTarget(ABC, Generic[File]):
                 "stream with an id of its own",
                 output=output,
             )
-        return self._table(output, None)
-
-    # --- steps ------------------------------------------------------------------------------------
+        return self._opened.get(output, None, self._stored)
 
     def _write(
         self, delivery: Delivery, before: PipeState, after: PipeState
@@ -343,138 +209,47 @@ class LakeTarget(ABC, Generic[File]):
                 tx.insert(name, frame)
         else:
             self._on_data(tx, delivery.data, delivery.ctx)
+        add_aggregates(tx, self.plans, delivery.data, after.number)
         return {name: one for name, one in tx.changes.items() if one}
 
     def _tx(self, scope: Scope, state: PipeState, *, widens: bool = False) -> Tx[File]:
         """Return what writes one batch; its commits say `state`."""
-        room = self._given.rewrite_bytes
-        author = Author(slug(self._id), self._stored.epoch)
-        announce, altered = self._announce, self.altered
-        return Tx(self._table, author, scope, state, room, announce, altered, widens=widens)
+        tables, stored = self._opened, self._stored
+        return Tx(
+            lambda name, schema: tables.get(name, schema, stored),
+            Author(slug(self._id), stored.epoch),
+            scope,
+            state,
+            self._settings.rewrite_bytes,
+            self._announce,
+            self.altered,
+            self._declared,
+            widens=widens,
+        )
 
     def _count_commit(self) -> None:
-        self._commits += 1
-        every = self._given.maintain_every
-        if every and self._commits % every == 0:
-            self._maintain_a_little()
-
-    def _store(self, stored: StoredStream, changes: Mapping[str, Sequence[Change[File]]]) -> None:
-        self._commit(stored, changes)
-        self._now(stored)
-
-    def _now(self, stored: StoredStream) -> None:
-        """Note what is stored; files of side tables that it has ceased to name are deleted."""
-        before, self._stored = self._stored, stored
-        if stored.side != before.side:
-            self._announce("delete side files")
-            self._side.discard(before.side, stored.side)
-
-    def _open_side(self, place: Place) -> None:
-        self._side = SideFiles(place, self._stored.epoch)
-        self._side.open(self._side_tables)
-
-    def _sweep_side(self) -> None:
-        """Delete the files of side tables that writers before this one have left."""
-        self._announce("sweep side files")
-        self._side.sweep(self._stored.side)
-
-    def _maintain_a_little(self) -> None:
-        """Maintain between two batches; what fails in passing is tried again next time.
+        """Maintain between two batches, now and then; what fails in passing is tried again later.
 
         Files that nothing names are looked for once a day: that lists the whole table.
         """
+        self._commits += 1
+        every = self._settings.maintain_every
+        if not every or self._commits % every:
+            return
         self._announce("maintain")
         try:
             with self._changing():
-                done = self._maintain(bounded=True)
+                work = self._maintenance(bounded=True)
+                done = work.run()
                 if self.clock() - self._swept >= SWEEP_S:
                     self._swept = self.clock()
-                    done["swept"] = self._sweep()
-        except self._PASSING:
+                    done["swept"] = work.sweep()
+        except _PASSING:
             logger.warning("maintenance.failed id=%s", self._id, exc_info=True)
         else:
             logger.info("maintenance.done id=%s %s", self._id, done)
 
-    @contextmanager
-    def _changing(self, *, again: bool = False) -> Iterator[None]:
-        """Surround a change: after a failure nothing that is remembered is used any more.
-
-        `again` says that a change is tried again if others have rewritten the table meanwhile.
-        """
-        self._dirty = True
-        try:
-            with coded_full_disk():
-                yield
-        except TableRewritten as error:
-            if again:
-                raise
-            raise LakeForeignWriteError("others rewrite the tables all the time") from error
-        except LakeWriterError as error:
-            self._replaced = error
-            raise
-        self._dirty = False
-
-    def _announce(self, step: str) -> None:
-        if self.on_step is not None:
-            self.on_step(step)
-
-    # --- what each format does in its own way -----------------------------------------------------
-
-    @property
-    @abstractmethod
-    def _is_open(self) -> bool:
-        """Whether tables are open, under the stream's id."""
-
-    @abstractmethod
-    def _open(self) -> None:
-        """Open everything, or open it again after a failure: then all tables end where the state
-        does, and no earlier writer can change them.
-        """
-
-    @abstractmethod
-    def _release(self) -> None:
-        """Let go of what is open."""
-
-    @abstractmethod
-    def _table(self, name: str, schema: pa.Schema | None) -> LakeTable[File] | None:
-        """Return a declared table; it is created for columns, if some are given."""
-
-    @abstractmethod
-    def _check_rename(self, old: str, new: str) -> None:
-        """Make sure that a table of the stream can be given a new name. Nothing is changed.
-
-        Raises:
-            EvolveError: it cannot.
-        """
-
-    @abstractmethod
-    def _rename(self, old: str, new: str) -> None:
-        """Give a table of the stream a new name, if there is one of the old name.
-
-        Raises:
-            EvolveError: the place renames no tables at all.
-        """
-
-    @abstractmethod
-    def _commit(self, stored: StoredStream, changes: Mapping[str, Sequence[Change[File]]]) -> None:
-        """Commit changes to their tables, and what is stored."""
-
-    @abstractmethod
-    def _go_back(self, stored: StoredStream) -> None:
-        """Commit what is stored, and put the tables back to it."""
-
-    @abstractmethod
-    def _maintain(self, *, bounded: bool) -> dict[str, int]:
-        """Maintain the tables: all that can be done, or as much as the settings allow at once."""
-
-    @abstractmethod
-    def _sweep(self) -> int:
-        """Delete old files that nothing names; return how many those were."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """The stored definition of a stream."""
-
-    read: Callable[[], str | None]
-    write: Callable[[str], None]
+    def _maintenance(self, *, bounded: bool) -> Maintenance[File]:
+        tables = self._opened
+        announce = self._announce
+        return Maintenance(tables, self._stored, self._settings, announce, bounded, tables.check)

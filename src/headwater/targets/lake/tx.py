@@ -8,10 +8,9 @@ files, so it is bounded.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NoReturn, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,118 +19,16 @@ from headwater.core import BlockRange, PipeState
 from headwater.errors import EvolveError, LakeRewriteError, LakeUnsupportedError
 from headwater.targets.contract import Scope
 from headwater.targets.frames import executor_rows, to_arrow
+from headwater.targets.lake import merge
 from headwater.targets.lake.authors import Author, window_stem
 from headwater.targets.lake.columns import check_columns, fitting
 from headwater.targets.lake.files import FilePlan, WrittenFile, write_distributed
 from headwater.targets.lake.keys import check_key, conformed, distinct_keys, filled, split_by_key
 from headwater.targets.lake.paths import coded_storage_failures
+from headwater.targets.lake.settings import Table
+from headwater.targets.lake.table import BLOCK_NUMBER, ROWS, Announce, Change, File, LakeTable
+from headwater.targets.sql.merge.changes import TableChanges
 from headwater.targets.values import Altered, Fitting, Tally
-
-BLOCK_NUMBER = "block_number"
-ROWS = 50_000  # of a table in memory, written at a time
-Announce = Callable[[str], None]
-Ranges = Mapping[str, tuple[Any, Any]]
-File = TypeVar("File")  # a data file as the format's log or manifest names it
-
-
-class TableRewritten(Exception):  # noqa: N818 - an event, which never leaves a target
-    """Others have rewritten files that a commit replaces: it is made again, of what is there."""
-
-
-@dataclass(slots=True)
-class Change(Generic[File]):
-    """The files that one batch adds to a table and removes from it, by path."""
-
-    state: PipeState
-    added: dict[str, File] = field(default_factory=dict)
-    removed: dict[str, File] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed)
-
-
-class LakeTable(ABC, Generic[File]):
-    """One table of a stream, as this writer has left it."""
-
-    name: str
-    key: tuple[str, ...]
-    columns: pa.Schema
-
-    def __init__(self) -> None:
-        self._files: dict[str, File] | None = None  # of keyed tables, once they are read
-        self._pending: dict[str, File] = {}
-
-    def live(self) -> dict[str, File]:
-        """Return the data files by path: those committed, and those that wait for their commit."""
-        if self._files is None:
-            self._files = {**self._committed_files(), **self._pending}
-        return self._files
-
-    def add(self, path: str, file: File) -> None:
-        """Note a file that waits for its commit."""
-        (self._pending if self._files is None else self._files)[path] = file
-
-    def committed(self) -> None:
-        """Note that nothing waits any more."""
-        self._pending.clear()
-
-    def forget(self) -> None:
-        """Forget which files there are: others have changed that, or nothing came of it."""
-        self._files = None
-        self._pending.clear()
-
-    @abstractmethod
-    def plan(self, frame: pa.Schema, stem: str) -> FilePlan:
-        """Return how rows of a frame become files of this table; widen it if that was declared."""
-
-    @abstractmethod
-    def data_file(self, file: WrittenFile) -> tuple[str, File]:
-        """Return a written file as the format names it, and its path."""
-
-    @abstractmethod
-    def read(self, files: Sequence[File]) -> pa.Table:
-        """Return the rows of some files, in the columns of today."""
-
-    @abstractmethod
-    def size_of(self, file: File) -> int:
-        """Return how many bytes a file has."""
-
-    @abstractmethod
-    def ends(self, file: File, column: str) -> tuple[Any, Any]:
-        """Return the least and the largest value of a column; None where statistics lack it."""
-
-    def may_hold(self, file: File, ranges: Ranges) -> bool:
-        """Tell whether a file may hold a key between these ends, by its statistics."""
-        for name, (least, most) in ranges.items():
-            low, high = self.ends(file, name)
-            if type(low) is type(most) and low > most:
-                return False
-            if type(high) is type(least) and high < least:
-                return False
-        return True
-
-    def first_block(self) -> int | None:
-        """Return the first block that the table has rows of; None if it has none."""
-        found = []
-        for file in self.live().values():
-            low = self.ends(file, BLOCK_NUMBER)[0]
-            if low is None:
-                low = pc.min(self.read([file]).column(BLOCK_NUMBER)).as_py()
-            if low is not None:
-                found.append(int(low))
-        return min(found, default=None)
-
-    @abstractmethod
-    def widen(self, frame: pa.Schema) -> None:
-        """Add the columns of a frame that the table lacks."""
-
-    def comparable(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return values of a key as statistics hold them."""
-        return values
-
-    @abstractmethod
-    def _committed_files(self) -> dict[str, File]:
-        """Return the data files of the last commit, by path."""
 
 
 class Tx(Generic[File]):
@@ -150,6 +47,7 @@ class Tx(Generic[File]):
         room: int,
         announce: Announce,
         altered: Altered,
+        declared: Mapping[str, Table],
         *,
         widens: bool = False,
     ) -> None:
@@ -161,6 +59,7 @@ class Tx(Generic[File]):
         self._room = room
         self._announce = announce
         self._altered = altered
+        self._declared = declared
         self._stem = window_stem(author, scope.after + 1, scope.block)
 
     def insert(self, table: str, frame: Any) -> None:
@@ -201,6 +100,22 @@ class Tx(Generic[File]):
         columns = pa.schema([held.columns.field(one) for one in wanted])
         rows = self._fitted(held, rows.select(wanted))
         self._take_out(held, distinct_keys(table, conformed(rows, columns), wanted, once=False))
+
+    def apply(self, frame: Any) -> None:
+        """Apply a table of changes (`headwater.changes`) to tables declared by a `TableSchema`."""
+        tables = [one.schema for one in self._declared.values() if one.schema is not None]
+        merge.apply_changes(self, tables, to_arrow(frame), self._scope.block, self._scope.hot)
+
+    def merge(
+        self, table: str, columns: pa.Schema, key: Sequence[str], changes: TableChanges
+    ) -> None:
+        """Replace the rows that changes are about by what they make of them."""
+        held, _ = self._plan(table, columns)
+        check_key(table, key, held.columns.names)
+        keys = merge.touched_keys(changes, held)
+        keys = conformed(keys, pa.schema([held.columns.field(one) for one in key]))
+        rows = self._fitted(held, merge.merged(changes, held, self._take_out(held, keys)))
+        self._write(held, held.plan(held.columns, self._stem), conformed(rows, held.columns))
 
     def put_in_place(self, table: str, frame: Any, blocks: BlockRange) -> None:
         """Add rows of some blocks; those that the table has of these blocks go.

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headwater.core import BlockCursor
+from headwater.core import Batch, BlockCursor
+from headwater.targets.contract import Delivery
 from headwater.targets.lake.files import WrittenFile
 
 
@@ -95,6 +96,22 @@ def by_range(batches: Sequence[HeldBatch]) -> Iterator[tuple[int, list[HeldBatch
     """Yield the batches of each range of the stream, with its first block."""
     for start, several in groupby(batches, lambda one: one.start):
         yield start, list(several)
+
+
+def covered(batch: Batch[Delivery]) -> tuple[int, int, int]:
+    """Return where the range of a batch begins, where a new table does, how many blocks it has."""
+    last = batch.headers[-1].number
+    stream = getattr(batch.data.ctx, "stream", None)
+    if stream is None:
+        return 0, batch.headers[0].number, len(batch.headers)
+    start, end = stream.state.initial, -1
+    for one in sorted(stream.state.ranges, key=lambda one: one.from_block):
+        if one.from_block > last:
+            break
+        if one.from_block > end + 1:
+            start = one.from_block
+        end = last if one.to_block is None else max(end, one.to_block)
+    return start, start, int(batch.data.ctx.batch.blocks_count)
 
 
 def _on_disk(rows: pa.Table) -> pa.Table:

@@ -29,9 +29,9 @@ from headwater.core import Batch, PipeState
 from headwater.core.callbacks import Callback
 from headwater.core.rooms import Policy
 from headwater.errors import (
+    CursorMoveError,
     InvalidOptionError,
     LakeForeignWriteError,
-    LakeSchemaError,
     ParquetWriteError,
     ParquetWriterError,
     StateMissingError,
@@ -48,7 +48,8 @@ from headwater.targets.lake.paths import (
     coded_storage_errors,
     coded_storage_failures,
 )
-from headwater.targets.parquet.held import Held, HeldBatch, by_range
+from headwater.targets.lake.settings import Table, check_folder_name, declared_tables
+from headwater.targets.parquet.held import Held, HeldBatch, by_range, covered
 from headwater.targets.parquet.state import Folder, StateFiles, Stored, check_owners
 from headwater.targets.parquet.tx import Tx
 from headwater.targets.parquet.windows import (
@@ -57,27 +58,15 @@ from headwater.targets.parquet.windows import (
     leftovers,
     staged_epoch,
     staged_stem,
+    window_of,
 )
-from headwater.targets.tables import TableOptions, declare_tables
+from headwater.targets.tables import TableOptions
 from headwater.targets.values import Altered, Tally, check_policy
 
 MEMORY_BYTES = 256 << 20
 STAGING = "_staging"
 OnData = Callable[[Tx, Any], object] | Callable[[Tx, Any, Any], object]
 logger = logging.getLogger("headwater.targets.parquet")
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A declared table. `evolve` lets later frames add columns and widen types."""
-
-    name: str
-    evolve: bool = False
-
-
-def table(name: str, *, evolve: bool = False) -> Table:
-    """Declare a table of Parquet files."""
-    return Table(name, evolve)
 
 
 def parquet_target(
@@ -112,14 +101,15 @@ def parquet_target(
     """
     if on_data is not None and tables is None:
         raise InvalidOptionError("on_data is given, but not the tables that it writes")
-    declared = declare_tables(tables or (), Table, table)
-    for one in declared:
-        _check_name(one.name)
+    lacking = ("key", "partition_by", "order_by", "properties")
+    declared = declared_tables(tables, without=lacking)
+    for name in declared:
+        check_folder_name(name)
     if type(memory_bytes) is not int or memory_bytes < 0:
         raise InvalidOptionError("memory_bytes is a whole number from 0", got=repr(memory_bytes))
     return ParquetTarget(
         Place.of(dir, options),
-        {one.name: one for one in declared},
+        declared,
         Callback.optional("on_data", on_data, "tx, data", "tx, data, ctx"),
         rollover or Rollover(),
         memory_bytes,
@@ -220,6 +210,40 @@ class ParquetTarget:
         self._held.drop_above(state.number)
         self._state = state
 
+    def move(self, state: PipeState) -> None:
+        """Take the folder to a block, back or ahead; an operator's command, on an open target.
+
+        Files above it do not count from then on: this start, or the next one, removes them.
+
+        Raises:
+            CursorMoveError: a file covers blocks on both sides.
+        """
+        number, forward = state.number, state.number > self._stored.state.number
+        coverage = dict(self._stored.coverage)
+        for name, first in coverage.items():
+            found = map(window_of, self.folder.names(name))
+            across = [one for one in found if one and one.first <= number < one.last]
+            if across and not forward:
+                raise CursorMoveError(
+                    "a file covers blocks on both sides, and files never change",
+                    table=name, wanted=number, lower=min(across).first - 1, higher=max(across).last,
+                )  # fmt: skip
+            coverage[name] = number + 1 if forward else min(first, number + 1)
+        with coded_storage_failures():
+            self._save(replace(self._stored, state=state, coverage=coverage))
+            self._state = state
+            self._repair()
+
+    def forget(self, *, keep_data: bool) -> None:
+        """Forget the stream; its files are removed, at once or when the stream begins anew."""
+        tables = dict.fromkeys(self._stored.coverage, 0)
+        with coded_storage_failures():
+            self._save(Stored(coverage=tables, schemas=self._stored.schemas))
+            self._state = PipeState()
+            if not keep_data:
+                self._repair()
+                self._save(Stored())
+
     def close(self) -> None:
         """Let go of the stream; what is not published is read again by the next start."""
         files, self._files = self._files, None
@@ -243,7 +267,7 @@ class ParquetTarget:
     def _take(self, batch: Batch[Delivery], before: PipeState, after: PipeState) -> None:
         assert self._files is not None, "a target recovers before it commits"
         assert after.cursor is not None, "a batch ends in a block"
-        start, first, blocks = _covered(batch)
+        start, first, blocks = covered(batch)
         held = HeldBatch(after.cursor, start, first, blocks, self.clock())
         final = after.number <= self._state.undo_floor or not after.is_hot
         tx = Tx(self, held, (before.number + 1, after.number), far=final and _is_span(batch))
@@ -285,7 +309,7 @@ class ParquetTarget:
         stored = self._stored
         known = stored.schemas.get(name)
         if known is None:
-            _check_name(name)
+            check_folder_name(name)
             if any(not one.startswith(("_", ".")) for one in self.folder.names(name)):
                 raise UnexplainedFilesError(
                     "the folder of a new table holds files that are not the stream's", table=name
@@ -455,22 +479,6 @@ class _Config:
         self.target._save(replace(self.target._stored, config=text))
 
 
-def _covered(batch: Batch[Delivery]) -> tuple[int, int, int]:
-    """Return where the range of a batch begins, where a new table does, how many blocks it has."""
-    last = batch.headers[-1].number
-    stream = getattr(batch.data.ctx, "stream", None)
-    if stream is None:
-        return 0, batch.headers[0].number, len(batch.headers)
-    start, end = stream.state.initial, -1
-    for one in sorted(stream.state.ranges, key=lambda one: one.from_block):
-        if one.from_block > last:
-            break
-        if one.from_block > end + 1:
-            start = one.from_block
-        end = last if one.to_block is None else max(end, one.to_block)
-    return start, start, int(batch.data.ctx.batch.blocks_count)
-
-
 def _is_span(batch: Batch[Delivery]) -> bool:
     """Tell whether executors are to read the blocks of a batch: then they write its rows, too."""
     counts = getattr(batch.data.ctx, "batch", None)
@@ -488,9 +496,3 @@ def _evolved(known: pa.Schema, frame: pa.Schema) -> pa.Schema:
 
 
 _WIDER = {(pa.int32(), pa.int64()), (pa.float32(), pa.float64())}
-
-
-def _check_name(name: str) -> None:
-    """Refuse a name that is no folder, or that readers would leave out."""
-    if not name or name.startswith(("_", ".")) or set(name) & set("/\\\x00"):
-        raise LakeSchemaError("a table's name is that of a folder", table=name)

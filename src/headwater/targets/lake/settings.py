@@ -1,0 +1,223 @@
+"""What users declare of lakes: tables, and how much is kept and rewritten; one for all formats.
+
+What a format cannot do is refused when its target is made (`declared_tables`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headwater.changes.declaration import TableSchema
+from headwater.errors import InvalidOptionError, LakeSchemaError
+from headwater.targets.sql.aggregates.declaration import Plan
+from headwater.targets.tables import TableOptions, declare_tables
+
+NAMESPACE = "default"
+NAME = re.compile(r"[A-Za-z0-9_\-]+(\.[A-Za-z0-9_\-]+)*")
+_TRANSFORM = re.compile(r"\s*(?:(\w+)\s*\(\s*(?:(\d+)\s*,\s*)?([^(),]+?)\s*\)|([^(),]+?))\s*")
+_PIECES = re.compile(r",(?![^(]*\))")
+_SIZED = ("bucket", "truncate")
+_TIMES = {"year": "year", "month": "month", "day": "day", "hour": "hour"}
+_TIMES |= {f"{one}s": one for one in _TIMES}
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One field of a partition: a column, what is made of it, and a width where there is one."""
+
+    column: str
+    transform: str = "identity"
+    width: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the field, as Spark gives it."""
+        return self.column if self.transform == "identity" else f"{self.column}_{self.transform}"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table that a stream writes. Made by `table`."""
+
+    name: str
+    key: tuple[str, ...] = ()
+    partition_by: tuple[Partition, ...] = ()
+    order_by: tuple[str, ...] = ()
+    evolve: bool = False
+    properties: Mapping[str, str] = field(default_factory=dict)
+    schema: TableSchema | None = None  # of one that `tx.apply` writes
+
+
+Declared = str | TableOptions | TableSchema | Table
+"""A table as a user may give it."""
+
+
+def table(
+    name: str,
+    *,
+    key: Sequence[str] = (),
+    partition_by: str = "",
+    order_by: Sequence[str] = (),
+    evolve: bool = False,
+    properties: Mapping[str, str] | None = None,
+) -> Table:
+    """Declare a table that a stream writes. One that exists keeps its partitions and its order.
+
+    Args:
+        name: of its folder; in Iceberg `name`, or `namespace.name`.
+        key: columns that tell rows apart, for `tx.upsert` and `tx.delete` (Iceberg, Delta).
+        partition_by: as in SQL: `"chain"`, and in Iceberg also `"day(timestamp)"`,
+            `"truncate(100000, block_number)"`, `"bucket(16, token), year(timestamp)"`. Delta has no
+            transforms: make the column in the pipeline.
+        order_by: columns by which the rows of each file are sorted (Iceberg).
+        evolve: a frame with a new column adds it to the table, one with a wider type widens the
+            column (not in Delta). Otherwise such a frame is refused.
+        properties: table properties of a table that the target creates (Iceberg).
+    """
+    if isinstance(key, str) or isinstance(order_by, str):
+        raise InvalidOptionError("key and order_by are lists of columns", table=name)
+    partitions = tuple(_partition(one) for one in _PIECES.split(partition_by) if one.strip())
+    return Table(name, tuple(key), partitions, tuple(order_by), evolve, dict(properties or {}))
+
+
+def _partition(text: str) -> Partition:
+    found = _TRANSFORM.fullmatch(text)
+    if found is not None:
+        name, width, column, plain = found.groups()
+        if plain is not None:
+            return Partition(plain)
+        name = name.lower()
+        if name in _SIZED and width and int(width) > 0:
+            return Partition(column, name, int(width))
+        if name in _TIMES and not width:
+            return Partition(column, _TIMES[name])
+    raise InvalidOptionError(
+        "partition_by takes columns, year(c), month(c), day(c), hour(c), bucket(n, c) and "
+        "truncate(n, c)",
+        got=text.strip(),
+    )
+
+
+def declared_tables(
+    tables: Iterable[Declared] | None,
+    plans: Iterable[Plan] = (),
+    *,
+    without: Sequence[str] = (),
+) -> dict[str, Table]:
+    """Return the tables that a user declares, by name, and those of aggregates.
+
+    `without` are options that the format lacks.
+
+    Raises:
+        InvalidOptionError: a table asks for what the format cannot do.
+    """
+    given = tables or ()
+    if isinstance(given, Iterable) and not isinstance(given, str | Table | TableOptions):
+        given = [
+            Table(one.name, tuple(one.key), schema=one) if isinstance(one, TableSchema) else one
+            for one in given
+        ]
+    found = declare_tables(given, Table, table)
+    known = {one.name for one in found}
+    found += [Table(one.table, one.key) for one in plans if one.table not in known]
+    for one in found:
+        unknown = [name for name in without if getattr(one, name)]
+        if unknown:
+            raise InvalidOptionError(
+                f"table {one.name} asks for what this target cannot do", unknown=", ".join(unknown)
+            )
+    return {one.name: one for one in found}
+
+
+def check_folder_name(name: str) -> None:
+    """Refuse a name of a table that is no folder, or that readers would leave out."""
+    if not name or name.startswith(("_", ".")) or set(name) & set("/\\\x00"):
+        raise LakeSchemaError("a table's name is that of a folder", table=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeSettings:
+    """How much is kept and rewritten.
+
+    Args:
+        id: the stream's id, if it is to be another than that of the stream.
+        maintain_every: after so many commits, what no rollback needs is forgotten and small files
+            of final blocks are compacted; 0 leaves that to `headwater maintain`.
+        small_file_bytes: files below are compacted, once there are `compact_files` of them.
+        compact_files: how many small files of a partition are worth a rewrite.
+        compact_bytes: at most so much is rewritten between two batches.
+        rewrite_bytes: changes by key rewrite at most so much for one batch.
+    """
+
+    id: str | None = None
+    maintain_every: int = 100
+    small_file_bytes: int = 16 << 20
+    compact_files: int = 16
+    compact_bytes: int = 64 << 20
+    rewrite_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        if self.id is not None and not self.id.strip():
+            raise InvalidOptionError("a stream id cannot be blank", got=repr(self.id))
+        if self.maintain_every < 0:
+            raise InvalidOptionError("maintain_every: 0 or more", got=self.maintain_every)
+        if min(self.compact_files, self.compact_bytes, self.rewrite_bytes) < 2:
+            raise InvalidOptionError("compact_files, compact_bytes, rewrite_bytes: 2 or more")
+
+    @property
+    def bin_bytes(self) -> int:
+        """How large a file becomes that is made of small ones."""
+        return 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergSettings(LakeSettings):
+    """What Iceberg has beside `LakeSettings`.
+
+    Args:
+        namespace: of tables that are named without one, and of the stream's state.
+        final_snapshots: snapshots of final blocks that stay for time travel, beside those that a
+            rollback needs.
+        grace_s: files that nothing names any more are deleted once that has been so for so long: a
+            reader that has begun may still need them.
+    """
+
+    namespace: str = NAMESPACE
+    final_snapshots: int = 50
+    grace_s: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        LakeSettings.__post_init__(self)
+        if not NAME.fullmatch(self.namespace):
+            raise InvalidOptionError("not the name of a namespace", got=repr(self.namespace))
+        if self.final_snapshots < 0 or self.grace_s < 0:
+            raise InvalidOptionError("final_snapshots, grace_s: 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSettings(LakeSettings):
+    """What Delta has beside `LakeSettings`.
+
+    Args:
+        retention_hours: files that the table has ceased to name are kept so long for readers and
+            time travel; those that a rollback needs are kept in any case.
+        log_entries: of the log that stay for time travel, beside those of hot blocks; each commit
+            lists them all, so a commit takes longer the more there are.
+    """
+
+    retention_hours: float = 168
+    log_entries: int = 200
+
+    def __post_init__(self) -> None:
+        LakeSettings.__post_init__(self)
+        if self.retention_hours < 0:
+            raise InvalidOptionError("retention_hours: 0 or more", got=self.retention_hours)
+        if self.log_entries < 1:
+            raise InvalidOptionError("log_entries: 1 or more", got=self.log_entries)
+
+    @property
+    def bin_bytes(self) -> int:
+        """How large a file becomes that is made of small ones."""
+        return 128 << 20
