@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -41,13 +42,15 @@ from headwater.testing.conformance.model import (
 )
 from headwater.testing.conformance.suite import apply_changes
 from tests.sampling import visit
+from tests.targets.lake_places import bucket, delta_options
 
 NOTES = SideTable(
     "notes",
     pa.schema([("block_number", pa.int64()), ("ordinal", pa.int64()), ("text", pa.string())]),
 )
-ACTIONS = ["first", "recover", "commit", "rollback", "table", "maintain"]
-EVERY = {"iceberg": 16, "delta": 12}
+ACTIONS = ["first", "recover", "commit", "rollback", "table", "maintain", "evolve", "forget"]
+EVERY = {"iceberg": 16, "delta": 12, "iceberg on s3": 90, "delta on s3": 60}
+ON_S3 = ["recover", "commit", "rollback"]
 
 
 class Pause:
@@ -107,24 +110,25 @@ class Lake:
     """An empty place of a format, and writers of it."""
 
     def __init__(self, kind: str, path: Path, pause: Pause) -> None:
-        self.kind, self.path, self.pause = kind, path, pause
+        self.kind, self.path, self.pause = kind.partition(" ")[0], path, pause
         path.mkdir()
+        self.bucket = bucket() if kind.endswith("s3") else None
 
     def target(self) -> Any:
         keyed = table(BALANCES, key=KEY) if self.kind == "iceberg" else BALANCES
-        tables: list[Any] = [LOG, keyed, PLAIN]
+        tables: list[Any] = [LOG, keyed, table(PLAIN, evolve=True)]
         if self.kind == "iceberg":
-            catalog = WatchedCatalog(
-                "x", uri=f"sqlite:///{self.path}/catalog.db", warehouse=f"file://{self.path}"
-            )
+            catalog = WatchedCatalog("x", **self.catalog)
             catalog.pause = self.pause
             settings = IcebergSettings(compact_files=2, maintain_every=0, grace_s=0)
             made: Any = iceberg_target(
                 catalog, tables=tables, on_data=apply_changes, settings=settings
             )
         else:
+            place = self.bucket
             made = delta_target(
-                self.path, tables=tables, on_data=apply_changes,
+                self.path if place is None else place.uri, tables=tables, on_data=apply_changes,
+                options=None if place is None else place.options,
                 settings=DeltaSettings(compact_files=2, maintain_every=0, retention_hours=0),
             )  # fmt: skip
         made.on_step = self.pause
@@ -132,26 +136,48 @@ class Lake:
         made.open_side_tables([NOTES])
         return made
 
+    @property
+    def catalog(self) -> dict[str, str]:
+        where, options = f"file://{self.path}", {}
+        if self.bucket is not None:
+            where, options = self.bucket.uri, self.bucket.options
+        return {"uri": f"sqlite:///{self.path}/catalog.db", "warehouse": where, **options}
+
     def rig(self, target: Any) -> RigWithNotes:
         return RigWithNotes(target, self.rows, [LOG, BALANCES, PLAIN])
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]]
         if self.kind == "delta":
-            if not (self.path / name / "_delta_log").exists():
+            place = self.bucket
+            uri = str(self.path) if place is None else place.uri
+            options = None if place is None else delta_options(place)
+            try:
+                read = DeltaTable(f"{uri}/{name}", storage_options=options)
+            except TableNotFoundError:
                 return []
-            found = DeltaTable(self.path / name).to_pyarrow_table().to_pylist()
-            return found
-        catalog = load_catalog(
-            "x", type="sql", uri=f"sqlite:///{self.path}/catalog.db", warehouse=str(self.path)
-        )
+            found = read.to_pyarrow_table().to_pylist()
+            return [without_more(one) for one in found]
+        catalog = load_catalog("x", type="sql", **self.catalog)
         try:
             found = catalog.load_table(f"default.{name}").scan().to_arrow().to_pylist()
         except NoSuchTableError:
             return []
         finally:
             catalog.close()
-        return found
+        return [without_more(one) for one in found]
+
+
+def without_more(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as the model has it: without the column that `evolve` adds, if it is null."""
+    return {name: value for name, value in row.items() if name != "more" or value is not None}
+
+
+def wider() -> Change:
+    """Return a row with one more column."""
+    row = {"note": "wide", "value": None, "more": "more"}
+    frame = pa.table({"note": ["wide"], "value": pa.array([None], pa.string()), "more": ["more"]})
+    return Change("insert", PLAIN, (row,), frame)
 
 
 def changes(number: int) -> list[Change]:
@@ -168,6 +194,10 @@ def act(rig: Rig, action: str) -> None:
         rig.block(4, *changes(4), final=1)
     elif action == "table":
         rig.block(4, plain("stale"), final=1)
+    elif action == "evolve":
+        rig.block(4, wider(), final=1)
+    elif action == "forget":
+        rig.target.forget(keep_data=False)  # type: ignore[attr-defined]
     elif action == "maintain":
         rig.target.maintain()  # type: ignore[attr-defined]
     else:
@@ -213,7 +243,8 @@ class Play:
             self.rig.target.recover()
             final = 3 if action == "maintain" else 1
             for number in range(1, 4):
-                self.rig.block(number, *changes(number), final=min(number, final))
+                made = [plain(str(number))] if action == "evolve" and number == 1 else []
+                self.rig.block(number, *changes(number), *made, final=min(number, final))
             if action == "recover":
                 self.rig.target.close()
                 self.rig.target = lake.target()
@@ -222,7 +253,7 @@ class Play:
     def take_over(self) -> None:
         """Begin as another writer, and commit a block."""
         new, state = self.new, self.new.target.recover()
-        if self.action != "first":
+        if self.action != "first" and state.cursor is not None:
             new.model._kept = list(self.rig.model._kept)
         if state.number == 2:
             new.model.roll_back(state)
@@ -260,8 +291,10 @@ class Play:
 
 
 @pytest.mark.guarantee("LAKE-3")
-@pytest.mark.parametrize("kind", ["iceberg", "delta"])
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize(
+    ("kind", "action"),
+    [(kind, one) for kind in EVERY for one in (ON_S3 if kind.endswith("s3") else ACTIONS)],
+)
 def test_whoever_is_replaced_while_it_is_paused_changes_nothing(
     kind: str, action: str, tmp_path: Path, pause: Pause
 ) -> None:
@@ -286,4 +319,5 @@ def test_whoever_is_replaced_while_it_is_paused_changes_nothing(
 
 def committed(action: str) -> list[Change]:
     """Return what an action commits, if it was paused only after that."""
-    return {"table": [plain("stale")], "first": changes(1), "commit": changes(4)}[action]
+    made = {"table": [plain("stale")], "evolve": [wider()]}
+    return {**made, "first": changes(1), "commit": changes(4)}[action]

@@ -32,3 +32,11 @@ def import_extra(extra: str, name: str, module: str = "") -> Any:
             f"{'this' if module else name} needs the package {package}: "
             f"pip install 'headwater[{extra}]'"
         ) from error
+    except ImportError as error:  # a version that lacks a part
+        package = _PACKAGES.get(extra)
+        if package is None or (error.name or "").partition(".")[0] != package:
+            raise
+        raise MissingExtraError(
+            f"this version of {package} lacks what {name} needs ({error.msg}): "
+            f"pip install --upgrade 'headwater[{extra}]'"
+        ) from error

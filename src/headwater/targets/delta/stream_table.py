@@ -69,6 +69,9 @@ KEEP_LOG = {"delta.logRetentionDuration": "interval 36500 days"}
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
+_NOT_REBASED = CommitProperties(max_commit_retries=0)  # delta-rs would let a replaced writer in
+
+
 class StreamTable(LakeTable[DataFile]):
     """One table: as this writer has left it, or as others have rewritten it since."""
 
@@ -152,7 +155,7 @@ class StreamTable(LakeTable[DataFile]):
         if new:
             fields = DeltaSchema.from_arrow(pa.schema(new)).fields
             with self._changed():
-                self._handle.alter.add_columns(list[Field](fields))
+                self._handle.alter.add_columns(list[Field](fields), commit_properties=_NOT_REBASED)
             self._learn()
 
     def data_file(self, file: WrittenFile) -> tuple[str, DataFile]:
@@ -384,7 +387,7 @@ class StreamTable(LakeTable[DataFile]):
         held = self._handle.metadata().configuration
         if not KEEP_LOG.items() <= held.items():
             with self._changed():
-                self._handle.alter.set_table_properties(KEEP_LOG)
+                self._handle.alter.set_table_properties(KEEP_LOG, commit_properties=_NOT_REBASED)
 
     # --- maintenance ------------------------------------------------------------------------------
 
@@ -463,3 +466,5 @@ class StreamTable(LakeTable[DataFile]):
         self._handle.update_incremental()
         if self._handle.version() == self._seen + 1:
             self._seen += 1
+        else:
+            self.look()

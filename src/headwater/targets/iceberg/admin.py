@@ -10,10 +10,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.manifest import DataFile
 
 from headwater.core import BlockCursor, PipeState
 from headwater.targets.iceberg.catalog import CatalogName
+from headwater.targets.iceberg.inner import DataFile
 from headwater.targets.iceberg.stream_table import NAMESPACE as STATE_IN
 from headwater.targets.iceberg.tables import StreamTables
 from headwater.targets.iceberg.target import IcebergTarget

@@ -15,26 +15,25 @@ from contextlib import suppress
 from typing import Any, Literal, cast
 
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.manifest import (
+from pyiceberg.table import Table
+
+from headwater.targets.iceberg.inner import (
+    MAIN_BRANCH,
     DataFile,
     ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
-    write_manifest,
-    write_manifest_list,
-)
-from pyiceberg.table import Table
-from pyiceberg.table import update as _update
-from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
-from pyiceberg.table.snapshots import (
     Operation,
     Snapshot,
+    SnapshotRefType,
     SnapshotSummaryCollector,
     Summary,
     update_snapshot_summaries,
+    write_manifest,
+    write_manifest_list,
 )
-
+from headwater.targets.iceberg.inner import update as _update
 from headwater.targets.lake.authors import Author, slug
 from headwater.targets.lake.state import BLOCK, EPOCH, HASH, STREAM
 
@@ -96,6 +95,10 @@ class TableChange:
     ) -> None:
         """Add a snapshot with the same rows in other files; small manifests become one."""
         self._add(Operation.REPLACE, added, removed, properties, merge=True)
+
+    def widen(self, schema: Any) -> None:
+        """Change the columns as an update of pyiceberg's says, which is not committed itself."""
+        self._updates += schema._commit()[0]
 
     def expire(self, ids: Collection[int]) -> None:
         """Forget snapshots; their files stay until they are swept."""

@@ -14,13 +14,13 @@ from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
-from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import NestedField, StringType
 
 from headwater.errors import LakeForeignWriteError, LakeWriterError
 from headwater.targets.iceberg.catalog import create_namespace
+from headwater.targets.iceberg.inner import DataFile
 from headwater.targets.iceberg.snapshots import TableChange, properties_of
 from headwater.targets.iceberg.stream_table import PROPERTIES, place_of
 from headwater.targets.lake.authors import slug

@@ -13,22 +13,25 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-from pyiceberg.io.pyarrow import (
-    compute_statistics_plan,
-    data_file_statistics_from_parquet_metadata,
-    parquet_path_to_id_mapping,
-    schema_to_pyarrow,
-)
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table as PyIcebergTable
-from pyiceberg.table.snapshots import Operation, Snapshot
 
 from headwater.address import Secret
 from headwater.core import PipeState
 from headwater.errors import LakeForeignWriteError, LakeSchemaError, LakeUndoError
+from headwater.targets.iceberg.inner import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    Operation,
+    Snapshot,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    from_bytes,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
 from headwater.targets.iceberg.partitions import PartitionSplit, partition_record
 from headwater.targets.iceberg.schemas import iceberg_type, is_wider, small
 from headwater.targets.iceberg.snapshots import (
@@ -207,11 +210,14 @@ class StreamTable(LakeTable[DataFile]):
         new, wider = self._unlike(frame)
         if not new and not wider:
             return
-        with self.stored.update_schema() as update:
-            for one in new:
-                update.add_column(one.name, iceberg_type(one.type))
-            for one in wider:
-                update.update_column(one.name, iceberg_type(one.type))
+        schema = self.stored.update_schema()
+        for one in new:
+            schema.add_column(one.name, iceberg_type(one.type))
+        for one in wider:
+            schema.update_column(one.name, iceberg_type(one.type))
+        change = TableChange(self.stored)
+        change.widen(schema)
+        self._let_in(change)
         self._learn()
 
     # --- commits ----------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from contextlib import suppress
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
-from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table as PyIcebergTable
 
 from headwater.errors import (
@@ -22,6 +21,7 @@ from headwater.errors import (
     UndeclaredLakeTableError,
 )
 from headwater.targets.iceberg.catalog import create_namespace
+from headwater.targets.iceberg.inner import DataFile
 from headwater.targets.iceberg.partitions import partition_spec
 from headwater.targets.iceberg.schemas import iceberg_schema, sort_order
 from headwater.targets.iceberg.snapshots import block_of

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.manifest import DataFile
 
 from headwater.core.callbacks import Callback
 from headwater.core.rooms import Policy
 from headwater.errors import InvalidOptionError
 from headwater.targets.database import OnData
 from headwater.targets.iceberg.catalog import CatalogName
+from headwater.targets.iceberg.inner import DataFile
 from headwater.targets.iceberg.tables import StreamTables
 from headwater.targets.lake.settings import NAME, Declared, IcebergSettings, Table, declared_tables
 from headwater.targets.lake.table import Announce
