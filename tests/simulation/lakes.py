@@ -28,16 +28,15 @@ from headwater.stream.missing_blocks import MISSING
 from headwater.targets.admin import open_admin
 from headwater.targets.delta import DeltaSettings, delta_target
 from headwater.targets.delta import table as delta_table
-from headwater.targets.delta.admin import maintain_folder
 from headwater.targets.iceberg import IcebergSettings, iceberg_target
 from headwater.targets.iceberg import table as iceberg_table
-from headwater.targets.iceberg.admin import IcebergAdmin, maintain_catalog
+from headwater.targets.iceberg.admin import IcebergAdmin
 from headwater.targets.lake.paths import Place as Files
 from headwater.targets.lake.target import SWEEP_S
 from headwater.targets.parquet import Rollover, parquet_target
 from tests.simulation.places import MEMORY, Engines, Place, Stored, ranges_in
 from tests.simulation.tables import LATEST, POOLS, Shape, in_order, pools_in
-from tests.targets.lake_places import Bucket, delta_options
+from tests.targets.lake_places import Bucket, delta_options, maintain_catalog, maintain_folder
 
 
 class Lake(Place):

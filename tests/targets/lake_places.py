@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,11 @@ from urllib.parse import urlsplit
 
 from pyarrow import fs
 
+from headwater.targets.delta import DeltaSettings
+from headwater.targets.delta.admin import DeltaAdmin
+from headwater.targets.iceberg import IcebergSettings
+from headwater.targets.iceberg.admin import IcebergAdmin
+from headwater.targets.lake.paths import Place
 from headwater.testing.servers.process import ServerProcess, free_port
 from tests.shared import HANG_S, starting
 
@@ -88,3 +94,20 @@ def bucket() -> Bucket:
     )
     maker.create_dir(name)
     return Bucket(f"s3://{name}/lake", options)
+
+
+def maintain_catalog(
+    given: str | Path | Mapping[str, str],
+    *,
+    stream_id: str | None = None,
+    settings: IcebergSettings | None = None,
+) -> dict[str, dict[str, int]]:
+    """Do what `headwater maintain` does with an Iceberg catalog."""
+    return IcebergAdmin(given).maintain(stream_id, settings or IcebergSettings())
+
+
+def maintain_folder(
+    place: Place, *, stream_id: str | None = None, settings: DeltaSettings | None = None
+) -> dict[str, dict[str, int]]:
+    """Do what `headwater maintain` does with a folder of Delta tables."""
+    return DeltaAdmin(place).maintain(stream_id, settings or DeltaSettings())

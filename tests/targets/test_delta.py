@@ -28,7 +28,6 @@ from headwater.errors import (
 )
 from headwater.pipeline import Event, RolledBack
 from headwater.targets.delta import DeltaSettings, DeltaTarget, delta_target, table
-from headwater.targets.delta.admin import maintain_folder
 from headwater.targets.delta.tables import StreamTables
 from headwater.targets.lake.maintenance import Maintenance
 from headwater.targets.lake.paths import Place
@@ -46,7 +45,7 @@ from headwater.testing.conformance.model import (
 )
 from headwater.testing.conformance.suite import apply_changes
 from tests.stream.truth import COLUMNS, transfers
-from tests.targets.lake_places import ACCESS_KEY, SECRET_KEY, bucket, delta_options
+from tests.targets.lake_places import ACCESS_KEY, SECRET_KEY, bucket, delta_options, maintain_folder
 
 TABLES = ("log", table("balances", key=KEY))
 

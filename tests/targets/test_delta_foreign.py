@@ -19,7 +19,6 @@ from headwater.errors import (
     LakeUndoError,
 )
 from headwater.targets.delta import DeltaSettings, DeltaTarget, delta_target, table
-from headwater.targets.delta.admin import maintain_folder
 from headwater.targets.lake.authors import Author, Sweeper, file_name
 from headwater.targets.lake.paths import Place
 from headwater.testing.conformance.model import (
@@ -35,6 +34,7 @@ from headwater.testing.conformance.model import (
     upsert,
 )
 from headwater.testing.conformance.suite import apply_changes
+from tests.targets.lake_places import maintain_folder
 
 TABLES = (LOG, table(BALANCES, key=KEY))
 

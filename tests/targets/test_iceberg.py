@@ -30,7 +30,6 @@ from headwater.targets import iceberg_target
 from headwater.targets import table as any_table
 from headwater.targets.iceberg import IcebergSettings, IcebergTarget, snapshots, table
 from headwater.targets.iceberg import stream_table as iceberg
-from headwater.targets.iceberg.admin import maintain_catalog
 from headwater.targets.iceberg.snapshots import ancestors, block_of
 from headwater.targets.lake.paths import Place
 from headwater.testing.conformance import apply_changes
@@ -45,7 +44,7 @@ from headwater.testing.conformance.model import (
     log,
     upsert,
 )
-from tests.targets.lake_places import SECRET_KEY, bucket
+from tests.targets.lake_places import SECRET_KEY, bucket, maintain_catalog
 
 QUIET = IcebergSettings(maintain_every=0)
 KEYED = table(BALANCES, key=["owner", "token"])

@@ -12,11 +12,10 @@ from pyiceberg.catalog import load_catalog
 
 from headwater.errors import LakeForeignWriteError, LakeWriterError
 from headwater.targets.iceberg import IcebergSettings, IcebergTarget, iceberg_target, table
-from headwater.targets.iceberg.admin import maintain_catalog
 from headwater.testing.conformance.model import BALANCES, KEY, LOG, Rig, balance, log, upsert
 from headwater.testing.conformance.suite import apply_changes
 from tests.targets.hive_metastore import hive_metastore
-from tests.targets.lake_places import ACCESS_KEY, SECRET_KEY, bucket
+from tests.targets.lake_places import ACCESS_KEY, SECRET_KEY, bucket, maintain_catalog
 from tests.targets.rest_catalog import rest_catalog
 
 

@@ -20,7 +20,7 @@ from pyiceberg.table import Table
 from headwater.errors import LakeFileGoneError, LakeStorageError
 from headwater.targets import iceberg_target
 from headwater.targets.iceberg import IcebergSettings, IcebergTarget, table
-from headwater.targets.iceberg.admin import IcebergAdmin, maintain_catalog
+from headwater.targets.iceberg.admin import IcebergAdmin
 from headwater.targets.iceberg.snapshots import TableChange, live_files
 from headwater.targets.iceberg.stream_table import StreamTable
 from headwater.targets.lake.columns import as_of_today
@@ -35,6 +35,7 @@ from headwater.testing.conformance.model import (
     log,
     upsert,
 )
+from tests.targets.lake_places import maintain_catalog
 
 QUIET = IcebergSettings(maintain_every=0, grace_s=0)
 KEYED = table(BALANCES, key=["owner", "token"])

@@ -29,7 +29,7 @@ from headwater.targets import delta_target, iceberg_target, parquet_target
 from headwater.targets.contract import Delivery, SideTable, Target
 from headwater.targets.lake.authors import Author, slug, window_stem
 from headwater.targets.lake.columns import check_columns, conform, lake_schema
-from headwater.targets.lake.files import FilePlan, write_distributed, write_files
+from headwater.targets.lake.files import FilePlan, WrittenFile, write_distributed
 from headwater.targets.lake.paths import CatalogPlace, Place
 from headwater.targets.lake.side import SideFiles, side_status
 from headwater.targets.lake.state import FORMAT, STATE, SideFile, StoredStream
@@ -92,6 +92,10 @@ def test_a_file_system_that_is_not_there_is_refused() -> None:
 
 
 # --- columns --------------------------------------------------------------------------------------
+
+
+def write_files(plan: FilePlan, rows: pa.Table) -> list[WrittenFile]:
+    return plan.write(rows.to_batches(50_000))
 
 
 def test_types_become_those_that_every_engine_reads() -> None:

@@ -19,17 +19,6 @@ from headwater.targets.lake.state import BLOCK, StoredStream
 from headwater.targets.lake.table import LakeTables
 
 
-def maintain_folder(
-    place: Place, *, stream_id: str | None = None, settings: DeltaSettings | None = None
-) -> dict[str, dict[str, int]]:
-    """Compact, checkpoint and sweep the tables of all streams, or of one; return what was done.
-
-    Raises:
-        LakeForeignWriteError: a table changes all the time.
-    """
-    return DeltaAdmin(place).maintain(stream_id, settings or DeltaSettings())
-
-
 class DeltaAdmin(TablesAdmin[DataFile]):
     """Administers the folder of a `delta_target`. A fork removes the files of hot blocks."""
 

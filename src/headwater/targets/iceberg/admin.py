@@ -26,21 +26,6 @@ from headwater.targets.lake.table import LakeTables
 _DEFAULT = f"{NAMESPACE}."  # of tables that are named without a namespace
 
 
-def maintain_catalog(
-    given: str | Path | Mapping[str, str],
-    *,
-    stream_id: str | None = None,
-    settings: IcebergSettings | None = None,
-) -> dict[str, dict[str, int]]:
-    """Expire, compact and sweep the tables of all streams, or of one; return what was done.
-
-    Raises:
-        LakePathError: the catalog cannot be loaded.
-        LakeForeignWriteError: a table changes all the time.
-    """
-    return IcebergAdmin(given).maintain(stream_id, settings or IcebergSettings())
-
-
 class IcebergAdmin(TablesAdmin[DataFile]):
     """Administers the catalog of an `iceberg_target`: a directory, a name, or properties."""
 

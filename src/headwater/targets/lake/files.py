@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headwater.errors import LakePathError, LakeSchemaError
-from headwater.targets.frames import block_range, bounded_tables, executor_rows
+from headwater.targets.frames import block_range
 from headwater.targets.lake.columns import conform
 from headwater.targets.lake.paths import Place
 from headwater.targets.values import Fitting, Tally
@@ -161,19 +161,6 @@ def partition_text(value: object) -> str | None:
     if value is None:
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def write_files(plan: FilePlan, frame: Any, tally: Tally | None = None) -> list[WrittenFile]:
-    """Write the rows of a frame: on executors if they lie there, in this process otherwise.
-
-    Called on the driver. Files come in order of their parts; no rows, no files.
-    """
-    far = executor_rows(frame)
-    if far is not None and far.reaches_driver:
-        return write_distributed(plan, far, tally)
-    tables = bounded_tables(frame)
-    batches = (batch for table in tables for batch in table.to_batches(_BATCH_ROWS))
-    return plan.write(batches, 0, tally)
 
 
 def write_distributed(
