@@ -84,6 +84,7 @@ class StreamTable(LakeTable[DataFile]):
         self._app = app
         self._version = handle.transaction_version(app) or 0
         self._seen = handle.version()  # of the log: what comes next is looked at
+        self.is_lead = handle.metadata().configuration.get(LEAD) == "true"
         self._rewritten = False  # whether others may have rewritten files of hot blocks
         self._learn()
 
@@ -133,11 +134,6 @@ class StreamTable(LakeTable[DataFile]):
                 "others have changed rows of the table", table=self.name, version=version
             )
         self._rewritten |= bool(files) or not entry
-
-    @property
-    def is_lead(self) -> bool:  # type: ignore[override]
-        """Whether the table's commits carry the state of the stream."""
-        return self._handle.metadata().configuration.get(LEAD) == "true"
 
     # --- rows -------------------------------------------------------------------------------------
 
