@@ -97,6 +97,7 @@ def rows(kind: str, path: Path, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.guarantee("OPERATE-1")
+@pytest.mark.guarantee("OPERATE-2")
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_cursor_goes_back_with_its_rows_and_the_stream_that_runs_stops(
     kind: str, tmp_path: Path
