@@ -17,6 +17,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from headwater.core import PipeState
 from headwater.errors import (
     CursorMoveError,
+    EvolveError,
     LakeCommandError,
     LakeWriterError,
     NothingStoredError,
@@ -37,6 +38,7 @@ from headwater.testing.conformance.model import (
     upsert,
 )
 from headwater.testing.conformance.suite import apply_changes
+from tests.targets.lake_places import bucket
 
 TABLES = ["iceberg", "delta"]
 KINDS = [*TABLES, "parquet"]
@@ -257,3 +259,16 @@ def test_what_a_lake_cannot_do_is_refused(kind: str, tmp_path: Path) -> None:
         side = admin.target("one")
         assert side.recover().number == 6
         side.close()
+
+
+def test_a_table_on_an_object_store_is_not_renamed(tmp_path: Path) -> None:
+    place = bucket()
+    target = delta_target(place.uri, options=place.options)
+    target.bind("one")
+    target.recover()
+    Rig(target, lambda name: [], []).block(1, log(1, 1), final=1)
+    before = target.stored_config().read()
+    with pytest.raises(EvolveError, match=r"E0018.*object store"):
+        target.rename_outputs({"other": "log"}, "begun", "config")
+    assert target.stored_config().read() == before
+    target.close()

@@ -12,6 +12,8 @@ from pyiceberg.catalog import load_catalog
 
 from headwater.errors import LakePathError, LakeUnsupportedError
 from headwater.targets import delta_target, iceberg_target, lake_moment, parquet_target
+from headwater.targets.delta.tables import StreamTables
+from headwater.targets.lake.paths import Place
 from headwater.testing.conformance.model import LOG, PLAIN, Change, Rig, log
 from headwater.testing.conformance.suite import apply_changes
 
@@ -84,4 +86,23 @@ def test_where_no_moment_can_be_read_it_is_said(tmp_path: Path) -> None:
     Rig(target, lambda name: [], []).block(1, log(1, "a"), final=1)
     with pytest.raises(LakeUnsupportedError):
         lake_moment(tmp_path, "one")
+    target.close()
+
+
+def test_what_a_handle_has_not_read_does_not_number_its_commits_anew(tmp_path: Path) -> None:
+    """delta-rs lists newer commits in the history of a handle, under the numbers of others."""
+    target = delta_target(tmp_path, tables=TABLES, on_data=apply_changes)
+    target.bind("one")
+    target.recover()
+    rig = Rig(target, lambda name: [], [])
+    for number in range(1, 4):
+        rig.block(number, log(number, number), final=1)
+    tables = StreamTables(Place.of(tmp_path), "one", {})
+    tables.load()
+    early = tables.open[LOG]
+    before = [(one["version"], one["headwater.block"]) for one in early.said()]
+    for number in range(4, 7):
+        rig.block(number, log(number, number), final=1)
+    assert [(one["version"], one["headwater.block"]) for one in early.said()] == before
+    assert early.version_at(3) == before[0][0]
     target.close()

@@ -63,7 +63,6 @@ LOG = "_delta_log"
 _CHECKPOINT = ".checkpoint.parquet"
 _ENTRY = re.compile(r"(\d{20})(?:\.json|\.checkpoint\.parquet)$")
 _ATTEMPTS = 20  # at a commit, while others commit
-_HISTORY = 64  # commits that are read at once
 KEEP_LOG = {"delta.logRetentionDuration": "interval 36500 days"}
 """The state of a stream is in the log, however long it stands still; `shorten_log` shortens it."""
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
@@ -349,16 +348,18 @@ class StreamTable(LakeTable[DataFile]):
             self.undo += [held for held in load_changes(one[CHANGES]) if held.block > floor]
 
     def said(self) -> Iterator[dict[str, Any]]:
-        """Yield what the stream's own commits said, the newest first."""
-        limit, seen = _HISTORY, 0
-        while True:
-            found = self._handle.history(limit)
-            for one in found[seen:]:
-                if CHANGES in one:
-                    yield one
-            if len(found) < limit:
-                return
-            limit, seen = limit * 4, len(found)
+        """Yield what the stream's own commits said, the newest first, as far as the log goes.
+
+        delta-rs numbers its history from the version that a handle has read, and lists newer
+        commits as well: so the entries are read themselves.
+        """
+        at = self._handle.version()
+        while (text := self.place.read(f"{LOG}/{at:020d}.json")) is not None:
+            infos = (json.loads(line).get("commitInfo") for line in text.splitlines())
+            said: dict[str, Any] = next((one for one in infos if one is not None), {})
+            if CHANGES in said:
+                yield {**said, "version": at}
+            at -= 1
 
     @property
     def version(self) -> int:

@@ -257,10 +257,12 @@ class StreamTable(LakeTable[DataFile]):
         if not self._settings.maintain_every:
             return []
         gone = self._expired(self._floor, self._settings)
-        if len(gone) < _EXPIRED_AT_ONCE:
-            return []
+        return self._still_there(gone) if len(gone) >= _EXPIRED_AT_ONCE else []
+
+    def _still_there(self, snapshots: list[int]) -> list[int]:
+        """Return the snapshots that others have not let expire meanwhile."""
         there = {one.snapshot_id for one in self.seen().metadata.snapshots}
-        return [one for one in gone if one in there]
+        return [one for one in snapshots if one in there]
 
     def _expired(self, floor: int, settings: IcebergSettings) -> list[int]:
         """Return the snapshots that neither a rollback nor time travel needs."""
@@ -383,7 +385,7 @@ class StreamTable(LakeTable[DataFile]):
     ) -> dict[str, int]:
         """Let snapshots expire."""
         assert isinstance(settings, IcebergSettings), "given by the target"
-        gone = self._expired(stored.state.undo_floor, settings)
+        gone = self._still_there(self._expired(stored.state.undo_floor, settings))
         change = TableChange(self.stored, outside=outside)
         change.expire(gone)
         self._let_in(change)
