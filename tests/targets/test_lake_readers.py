@@ -96,7 +96,7 @@ LOOKS = 40
 
 
 @pytest.mark.guarantee("LAKE-2")
-@pytest.mark.parametrize("kind", ["iceberg"])
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_tables_are_read_at_one_block_while_another_thread_writes_and_forks(
     kind: str, tmp_path: Path
 ) -> None:

@@ -269,6 +269,7 @@ def lake_moment(place: str | Path | Mapping[str, str], stream_id: str = "") -> L
 
     Raises:
         LakePathError: no stream, or several, have written a lake there.
+        NothingStoredError: the stream has not committed anything yet.
         LakeForeignWriteError: the chain forks whenever it looks.
     """
     given: Any = dict(place) if isinstance(place, Mapping) else str(place)
