@@ -185,7 +185,7 @@ class Line:
 
     def _be_query(self, chain: ChainSim, dice: Random) -> None:
         self.flush, self.undo_buffer = None, 0
-        self.shape = replace(self.shape, latest=False, sums=False, swaps=False)
+        self.shape = replace(self.shape, latest=False, sums=False, swaps=False, ends=False)
         self.query = Query(chain, self.tokens, dice)
 
     def _be_module(self, chain: ChainSim, dice: Random) -> None:
