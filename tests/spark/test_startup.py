@@ -27,7 +27,7 @@ from tests.shared import HANG_S
 from tests.spark.conftest import ALL, LAST, TRANSFER
 from tests.stream.truth import COLUMNS, transfers
 
-PROGRAM = """
+PROGRAM = f"HANG_S = {HANG_S}" + """
 import json, os, signal, sys
 from pyspark import SparkContext
 from headwater import evm, portal_stream
