@@ -27,7 +27,9 @@ from tests.shared import HANG_S
 from tests.spark.conftest import ALL, LAST, TRANSFER
 from tests.stream.truth import COLUMNS, transfers
 
-PROGRAM = f"HANG_S = {HANG_S}" + """
+PROGRAM = (
+    f"HANG_S = {HANG_S}"
+    + """
 import json, os, signal, sys
 from pyspark import SparkContext
 from headwater import evm, portal_stream
@@ -66,6 +68,7 @@ print(json.dumps({
     "handler": signal.getsignal(signal.SIGINT) is before,
 }), flush=True)
 """
+)
 
 
 AGAIN = """

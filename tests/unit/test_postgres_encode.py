@@ -1,4 +1,4 @@
-"""Text of integers in the binary form of COPY: what is one, and what is refused."""
+"""Text of numbers in the binary form of COPY: what is one, and what is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ def test_texts_of_digits_are_numbers_wherever_they_lie_in_a_column() -> None:
     assert body == rows(pa.array(["12", "70000", "-5"]))[: len(body)], "as among others"
 
 
-@pytest.mark.parametrize("odd", ["", "1a", "1/", "1:", "٣", "1.5", " 1"])
-def test_a_text_that_is_no_integer_is_refused(odd: str) -> None:
+@pytest.mark.parametrize("odd", ["", "1a", "1/", "1:", "٣", "1.5.5", ".", " 1"])
+def test_a_text_that_is_no_number_is_refused(odd: str) -> None:
     with pytest.raises(Exception, match=r"E21\d\d.*does not fit its column"):
         rows(pa.array(["12", odd]))
+
+
+def test_a_text_with_a_point_is_the_number_with_its_fraction() -> None:
+    assert rows(pa.array(["1.5", "-12", "0.25", None])) == rows(
+        pa.array(["1.50", "-12.00", ".25".rjust(4, "0"), None])
+    )
+    assert rows(pa.array(["1.5"])) != rows(pa.array(["15"]))

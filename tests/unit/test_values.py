@@ -90,7 +90,8 @@ ROOMS: dict[str, Room] = {
             *("UInt8", "Int64", "UInt256", "Int256", "Decimal(10, 2)", "Date", "Date32", "UUID"),
             *("FixedString(2)", "LowCardinality(Nullable(String))", "Array(Nullable(Date))"),
             *("DateTime", "DateTime64(3)", "DateTime64(6, 'UTC')", "DateTime64(9)"),
-            *("Tuple(`day` Nullable(Date32))", "Array(Tuple(`day` Date32))"),
+            *("Tuple(`day` Nullable(Date32))", "Array(Tuple(`day` Date32))", "IPv4", "Bool"),
+            *("Map(String, DateTime64(6))", "JSON", r"Enum8('a' = 1, 'b\\'c' = -2)"),
         )
     },
     **{
@@ -127,7 +128,7 @@ def texts(values: pa.Array, room: Room, policy: str = "replace") -> list[Any]:
 
 def plain(values: Any) -> pa.Array:
     """Return a column as one array without a dictionary."""
-    whole = pa.concat_arrays(values.chunks) if isinstance(values, pa.ChunkedArray) else values
+    whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     return whole.dictionary_decode() if pa.types.is_dictionary(whole.type) else whole
 
 

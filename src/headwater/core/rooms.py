@@ -176,7 +176,7 @@ def clickhouse_room(kind: str) -> Room:
 
 
 def _clickhouse_room(kind: str) -> Room:
-    if kind.startswith(("Tuple(", "Map(")):  # their parts have the types that the frame's have
+    if kind.startswith("Map("):  # its parts have the types that the frame's have, as a tuple's do
         return Room(inner=_CLICKHOUSE_PARTS)
     if kind == "JSON" or kind.startswith("JSON("):
         return Room(Form.OBJECT, zero="{}")
