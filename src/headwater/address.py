@@ -3,14 +3,16 @@
 Users, passwords and keys are needed to connect, and must not reach a log, an error, a metric or a
 Spark plan. So they live in a `Secret`, whose text is always the same; only `reveal()` gives the
 value, which code calls where it sends it. An `Address` shows where a server is and hides the rest:
-`HttpAddress` is that of portals, ClickHouse servers and webhooks; a plain `Address` that of
-PostgreSQL. Both pickle, because executors connect too; what is pickled holds the secrets.
+`HttpAddress` is that of portals, ClickHouse servers and webhooks, `NodeAddress` that of nodes; a
+plain `Address` that of PostgreSQL. They pickle, because executors connect too; what is pickled
+holds the secrets.
 """
 
 from __future__ import annotations
 
 import base64
 import hmac
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from string import printable
@@ -20,6 +22,9 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 HIDDEN = "***"
 _SHORTEST = 4  # a shorter text is no secret, and stands in too many words
 _PORTS = {"http": 80, "https": 443}
+NODE_SCHEME = "rpc+"  # before http:// or https://
+_CONFIRMATIONS = re.compile(r"confirmations=(\d{1,9})")
+_FINALITY = re.compile(r"finality=(safe|finalized)")
 T = TypeVar("T")
 
 
@@ -148,6 +153,11 @@ class HttpAddress(Address):
         )
 
     @property
+    def has_secrets(self) -> bool:
+        """Whether it holds more than may be shown."""
+        return self.user is not None or bool(self.query.reveal())
+
+    @property
     def authorization(self) -> Secret[str] | None:
         """The header for user and password, if there are any."""
         if self.user is None:
@@ -155,7 +165,12 @@ class HttpAddress(Address):
         return Secret(_basic(self.user.reveal(), self.password.reveal() if self.password else ""))
 
     def target(self, route: str) -> str:
-        """Return what to put on the request line for a route, with the keys of the address."""
+        """Return what to put on the request line for a route, with the keys of the address.
+
+        The empty route is the address itself.
+        """
+        if not route:
+            return self.own_target
         path, _, own = route.partition("?")
         query = "&".join(part for part in (own, self.query.reveal()) if part)
         return f"{self.path.reveal().rstrip('/')}/{path}{'?' if query else ''}{query}"
@@ -165,6 +180,56 @@ class HttpAddress(Address):
         """What to put on the request line for the address itself, with its keys."""
         query = self.query.reveal()
         return f"{self.path.reveal() or '/'}{'?' if query else ''}{query}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NodeAddress(HttpAddress):
+    """The address of a node that speaks JSON-RPC: `rpc+https://host/key#confirmations=12`.
+
+    Providers put keys into the path, so all of it is secret. What follows `#` never leaves this
+    machine: `confirmations` is how deep a final block lies, for chains without finality of their
+    own; `finality` is the tag by which the node calls its newest final block.
+    """
+
+    confirmations: int | None = None
+    finality: str = "finalized"
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether it holds more than may be shown; a path does, here."""
+        return bool(self.secrets)
+
+    @classmethod
+    def of(cls, url: str) -> NodeAddress:
+        """Understand the address of a node; `UrlError` says what it lacks and repeats nothing."""
+        text, _, options = url.strip().removeprefix(NODE_SCHEME).partition("#")
+        confirmations, finality = None, "finalized"
+        if found := _CONFIRMATIONS.fullmatch(options):
+            confirmations = int(found[1])
+        elif found := _FINALITY.fullmatch(options):
+            finality = found[1]
+        elif options:
+            raise UrlError(
+                "behind # stands confirmations=N, finality=safe or nothing; / ? # @ : of a user or "
+                "password are written as %2F %3F %23 %40 %3A"
+            )
+        address = HttpAddress.parse(text, shows_path=False)
+        hidden = (address.path.reveal().strip("/"), *address.path.reveal().split("/"))
+        keys = tuple(Secret(part) for part in dict.fromkeys(hidden) if len(part) >= _SHORTEST)
+        return cls(
+            shown=f"{NODE_SCHEME}{address.shown}",
+            whole=address.whole,
+            secrets=(*address.secrets, *keys),
+            scheme=address.scheme,
+            host=address.host,
+            port=address.port,
+            path=address.path,
+            query=address.query,
+            user=address.user,
+            password=address.password,
+            confirmations=confirmations,
+            finality=finality,
+        )
 
 
 def _split(url: object) -> tuple[SplitResult, int | None]:

@@ -28,6 +28,7 @@ WITHOUT_SPARK = [
     "docs/guides/fork-handling.md",
     "docs/guides/sql-reorg-handling.md",
     "docs/monitoring.md",
+    "docs/nodes.md",
     "docs/lake.md",
     "docs/substreams-outputs.md",
     "docs/substreams.md",

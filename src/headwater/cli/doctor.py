@@ -25,7 +25,7 @@ from headwater import __version__
 from headwater.cli.target_options import console, say
 from headwater.dashboard.server import PORT, parse_address
 from headwater.errors import DuckDBFileError, HeadwaterError
-from headwater.portal import HttpTransport, PortalClient, Request, Response, RetryPolicy
+from headwater.portal import PortalClient, Request, Response, RetryPolicy, open_transport
 from headwater.targets.admin import kind_of, open_admin
 
 Level = Literal["ok", "warn", "fail"]
@@ -217,14 +217,17 @@ def _port(address: str) -> Check:
 # --- the portal -----------------------------------------------------------------------------------
 
 
-class _DatedTransport(HttpTransport):
+class _DatedTransport:
     """Notes what time the portal has."""
 
-    date: str | None = None
+    def __init__(self, address: str) -> None:
+        self.date: str | None = None
+        self._transport = open_transport(address)
+        self.close = self._transport.close
 
     def send(self, request: Request) -> Response:
         """Send a request."""
-        response = super().send(request)
+        response = self._transport.send(request)
         self.date = response.headers.get("date", self.date)
         return response
 

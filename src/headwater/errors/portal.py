@@ -89,3 +89,12 @@ class TimestampError(
 ):
     """A range begins or ends at a time in the future, or before the first block that a portal has
     which finds no block by time (others are searched by the times of blocks)."""
+
+
+class NodeLacksError(
+    PortalError,
+    code="E3011",
+    fix="take a portal for what the message names, or leave it out of the outputs; a node is asked "
+    "for blocks, transactions, receipts and logs of EVM networks",
+):
+    """A query asks a node for something that it does not have. Nothing was read."""

@@ -4,6 +4,7 @@ from headwater.core.retry import RetryPolicy
 from headwater.portal.budget import DriverPermits, LimitedTransport, PortalBudget, PortalLimits
 from headwater.portal.client import PortalClient
 from headwater.portal.density import SAMPLES, probe
+from headwater.portal.opening import SourceTransport, open_transport
 from headwater.portal.outage import Clock, Notice, NoticeKind, Observer, SystemClock, log_notice
 from headwater.portal.reading import BlockOrder, StreamQuery
 from headwater.portal.source import LeaveOut, PortalSource
@@ -37,11 +38,13 @@ __all__ = [
     "Request",
     "Response",
     "RetryPolicy",
+    "SourceTransport",
     "StreamQuery",
     "SystemClock",
     "Timeouts",
     "Transport",
     "log_notice",
+    "open_transport",
     "portal_address",
     "probe",
     "read_fork",

@@ -34,6 +34,7 @@ from headwater.errors import (
     TimestampError,
     TransportError,
 )
+from headwater.portal.opening import open_transport
 from headwater.portal.outage import (
     Clock,
     Notice,
@@ -44,7 +45,7 @@ from headwater.portal.outage import (
     read_body,
 )
 from headwater.portal.reading import Conditions, Reading, StreamQuery
-from headwater.portal.transport import HttpTransport, Request, Timeouts, Transport
+from headwater.portal.transport import Request, Timeouts, Transport
 from headwater.portal.wire import (
     Dataset,
     read_block_at,
@@ -90,7 +91,7 @@ class PortalClient:
         if not poll_interval_s > 0:
             raise InvalidOptionError("poll_interval_s must be above 0", got=poll_interval_s)
         self._conditions = Conditions(
-            transport=HttpTransport(portal, timeouts) if isinstance(portal, str) else portal,
+            transport=open_transport(portal, timeouts) if isinstance(portal, str) else portal,
             retry=retry or RetryPolicy(),
             clock=clock or SystemClock(),
             random=(rng or random.Random()).random,

@@ -25,7 +25,7 @@ from urllib3.response import HTTPResponse
 from urllib3.util.wait import wait_for_read
 
 from headwater import __version__
-from headwater.address import HttpAddress, UrlError
+from headwater.address import NODE_SCHEME, HttpAddress, NodeAddress, UrlError
 from headwater.errors import AnswerTooLargeError, InvalidOptionError, PortalUrlError, TransportError
 
 USER_AGENT = f"headwater/{__version__}"
@@ -158,14 +158,17 @@ class _Held:
 
 
 def portal_address(url: str | HttpAddress) -> HttpAddress:
-    """Understand the address of a dataset. Called where it is given, before anything is sent.
+    """Understand the address of a dataset, or of a node. Called before anything is sent.
 
     Raises:
-        PortalUrlError: it is not an http(s) URL with a host; the error does not repeat it.
+        PortalUrlError: it is not an http(s) URL with a host, alone or behind `rpc+`; the error does
+            not repeat it.
     """
     if isinstance(url, HttpAddress):
         return url
     try:
+        if isinstance(url, str) and url.strip().startswith(NODE_SCHEME):
+            return NodeAddress.of(url)
         return HttpAddress.parse(url)
     except UrlError as error:
         raise PortalUrlError(f"the portal address cannot be used: {error}") from None

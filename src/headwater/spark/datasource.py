@@ -192,7 +192,7 @@ def choose_address(given: Mapping[str, str]) -> HttpAddress:
             )
         return portal_address(os.environ[name])
     address = portal_address(given.get("portal") or given["portal_url"])
-    if address.user is not None or address.query.reveal():
+    if address.has_secrets:
         _log.warning(
             "the portal's address has credentials, and Spark may show options in plans, event logs "
             "and SQL texts: put the address into an environment variable and name it by portal_env"

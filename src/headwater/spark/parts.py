@@ -32,12 +32,12 @@ from headwater.errors import (
 from headwater.portal import (
     BlockOrder,
     Dataset,
-    HttpTransport,
     LimitedTransport,
     PortalClient,
     RetryPolicy,
     StreamQuery,
     Timeouts,
+    open_transport,
 )
 from headwater.portal.budget import Permits, UnlimitedPermits
 from headwater.read_ahead import ReadAhead
@@ -408,7 +408,7 @@ class PartReader(SpanReader[BlockRange]):
         permits: Permits = UnlimitedPermits(on_refused)
         if self.office is not None:
             permits = TaskPermits(self.office)
-        transport = LimitedTransport(HttpTransport(self.address, self.timeouts), permits)
+        transport = LimitedTransport(open_transport(self.address, self.timeouts), permits)
         return PortalClient(
             transport,
             retry=self.retry,

@@ -29,7 +29,7 @@ from headwater.core.callbacks import Callback
 from headwater.core.messages import Committed, Event, Listener
 from headwater.errors import StoppedSparkError, TransportError
 from headwater.metrics import StreamRecord, announce
-from headwater.portal import HttpTransport, Request, Response, SystemClock
+from headwater.portal import Request, Response, SourceTransport, SystemClock
 from headwater.spark.local_start import ignoring_interrupts
 from headwater.stream.context import Progress
 
@@ -221,10 +221,10 @@ class StoppableClock(SystemClock):
 
 
 class StoppableTransport:
-    """Requests over HTTP that a stop breaks off. Used by the driver's client alone."""
+    """Requests that a stop breaks off. Used by the driver's client alone."""
 
     def __init__(
-        self, transport: HttpTransport, interrupt: Interrupt, record: StreamRecord
+        self, transport: SourceTransport, interrupt: Interrupt, record: StreamRecord
     ) -> None:
         self._transport = transport
         self._record = record

@@ -13,13 +13,13 @@ from headwater.decode import Output
 from headwater.errors import InvalidOptionError, NetworkError
 from headwater.portal import (
     DriverPermits,
-    HttpTransport,
     LimitedTransport,
     PortalBudget,
     PortalClient,
     PortalLimits,
     RetryPolicy,
     Timeouts,
+    open_transport,
     portal_address,
 )
 from headwater.stream.config import OnConfigChange, check_option
@@ -96,7 +96,7 @@ class PortalStream(Stream):
         with ExitStack() as stack:
             reading = self.reading
             transport = StoppableTransport(
-                HttpTransport(self.portal, reading.timeouts), opening.interrupt, opening.record
+                open_transport(self.portal, reading.timeouts), opening.interrupt, opening.record
             )
             budget = PortalBudget(reading.limits)
             clock = StoppableClock(opening.interrupt)
@@ -147,7 +147,8 @@ def portal_stream(
 
     Args:
         id: the key of all stored state; never rename it.
-        portal: the address of a dataset; no text of the stream shows its credentials.
+        portal: the address of a dataset, or `rpc+` and that of a node (docs/nodes.md); no text of
+            the stream shows its credentials.
         outputs: the tables to fill, by name; all are fetched together.
         spark: your session, used as it is; without one a local session is made when needed.
         flush: when to commit hot blocks: `Flush(blocks=…, rows=…, seconds=…)`, whichever comes

@@ -26,7 +26,6 @@ from headwater.portal import (
     Clock,
     Dataset,
     DriverPermits,
-    HttpTransport,
     LeaveOut,
     LimitedTransport,
     PortalBudget,
@@ -35,6 +34,8 @@ from headwater.portal import (
     Request,
     Response,
     RetryPolicy,
+    SourceTransport,
+    open_transport,
 )
 from headwater.query import Query, merge_queries, plan_requests
 from headwater.spark.spans import read_span
@@ -211,7 +212,7 @@ class PortalRun(Run):
         """Return a client that tries once and tells nobody: what it fails to do is done again."""
         stream = self._portal_stream
         transport = _PlanningTransport(
-            HttpTransport(stream.portal, stream.reading.timeouts), self._over
+            open_transport(stream.portal, stream.reading.timeouts), self._over
         )
         self._planning.add(transport)
         return PortalClient(
@@ -390,7 +391,7 @@ class _PlanningTransport:
     `sleep` and `send` are called in that thread, `abort` by the loop's.
     """
 
-    def __init__(self, transport: HttpTransport, over: Event) -> None:
+    def __init__(self, transport: SourceTransport, over: Event) -> None:
         self._transport = transport
         self._over = over
         self.abort = transport.abort

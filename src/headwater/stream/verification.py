@@ -22,7 +22,7 @@ from headwater.core.ranges import Latest
 from headwater.core.rooms import Policy, Room
 from headwater.decode.evm.events import UnionOutput
 from headwater.errors import VerifyError
-from headwater.portal import HttpTransport, PortalClient
+from headwater.portal import PortalClient, open_transport
 from headwater.stream.factory_index import CHILDREN, factories_of
 from headwater.stream.missing_blocks import MISSING
 from headwater.stream.owned import Handover
@@ -281,7 +281,7 @@ def _ranges(
     highest = reached.number if last is None else min(last, reached.number)
     asked = BlockRange(first or 0, highest)
     found: dict[str, list[BlockRange]] = {}
-    transport = HttpTransport(stream.portal, stream.reading.timeouts)
+    transport = open_transport(stream.portal, stream.reading.timeouts)
     headers = next(iter(stream.outputs.values())).query.headers_only()
     with PortalClient(transport, retry=stream.reading.retry, headers=headers) as client:
         oldest = client.oldest_block()

@@ -48,6 +48,7 @@ from headwater.testing.faults.plan import CATALOGUE, Asked, FaultPlan, Rule, fau
 from headwater.testing.portal.answer import Break, SimAnswer
 from headwater.testing.portal.dataset import PortalSim
 from headwater.testing.portal.ledger import Exchange, Ledger
+from headwater.testing.portal.node import NodeSim, Quirks
 from headwater.testing.portal.replicas import Balance, Finality, Follow, Replica, ReplicaSet, View
 from headwater.testing.portal.select import BadRequest, Selection
 from headwater.testing.portal.server import PortalServer, live_portal, simulated_portal
@@ -86,9 +87,11 @@ __all__ = [
     "NewestFirst",
     "NoHeadHeaders",
     "NoPreviousBlocks",
+    "NodeSim",
     "NonBlockLine",
     "PortalServer",
     "PortalSim",
+    "Quirks",
     "Replica",
     "ReplicaSet",
     "RetryAfter",

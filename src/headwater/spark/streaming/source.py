@@ -38,7 +38,7 @@ from headwater.core import BlockRange, RangeSpec, SpanLimits, parse_ranges
 from headwater.core.messages import HOT_BLOCKS, HOT_BYTES
 from headwater.decode.columns.field_columns import known_columns
 from headwater.errors import SourceOptionError
-from headwater.portal import HttpTransport, PortalClient
+from headwater.portal import PortalClient, open_transport
 from headwater.query import Query
 from headwater.spark.datasource import (
     IMPATIENT,
@@ -127,7 +127,7 @@ class LoadedStream:
 
     def changelog(self) -> Changelog:
         """Return what is followed. Called in one process per source of a query."""
-        client = PortalClient(HttpTransport(self.address, hold_s=HOLD_S))
+        client = PortalClient(open_transport(self.address, hold_s=HOLD_S))
         journal = None
         if self.journal is not None:
             journal = Journal(open_folder(self.journal), self.fingerprint)
@@ -148,7 +148,7 @@ class LoadedStream:
 
     def _asking(self) -> PortalClient:
         """Return a client for questions."""
-        transport = HttpTransport(self.address)
+        transport = open_transport(self.address)
         return PortalClient(transport, retry=IMPATIENT, headers=self.query.headers_only())
 
     def part_reader(self, part: FinalPart) -> PartReader:

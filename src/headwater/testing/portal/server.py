@@ -31,6 +31,7 @@ from headwater.testing.portal.answer import STREAM_ROUTES, Break, Buffer, SimAns
 from headwater.testing.portal.control import handle_control
 from headwater.testing.portal.dataset import PortalSim
 from headwater.testing.portal.ledger import Ledger
+from headwater.testing.portal.node import NodeSim
 
 HOST = "127.0.0.1"
 _MAX_UPLOAD = 16 * 1024 * 1024
@@ -41,7 +42,7 @@ class PortalServer:
     """Datasets on one port. Use as a context manager, or call `start` and `stop`.
 
     `auth` is (user, password); without it everybody is let in. The first dataset is the one that
-    `url`, `chain`, `sim` and `ledger` speak of.
+    `url`, `chain`, `sim` and `ledger` speak of; `node` is a node that has the same chain.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class PortalServer:
         self.sim = sim
         self.live = live
         self.datasets: dict[str, PortalSim] = {}
+        self.node = NodeSim(sim)
         self._auth = None if auth is None else _basic(*auth)
         try:
             self._server = _Server(self, port)
@@ -69,6 +71,11 @@ class PortalServer:
     def base_url(self) -> str:
         """The address of the server itself; `/control` is below it."""
         return f"http://{HOST}:{self._server.server_address[1]}"
+
+    @property
+    def node_url(self) -> str:
+        """The address of a node that has the chain of the first dataset; EVM alone."""
+        return f"rpc+{self.base_url}/rpc/a-secret-key"
 
     @property
     def chain(self) -> ChainSim:
@@ -297,6 +304,9 @@ class _Handler(BaseHTTPRequestHandler):
         area, _, rest = self.path.lstrip("/").partition("/")
         if area == "control":
             self._serve_control(rest, body)
+            return
+        if area == "rpc":
+            self._deliver(portal.node.respond(body), chunked=False)
             return
         name, _, route = rest.partition("/")
         sim = portal.datasets.get(name) if area == "datasets" else None
