@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import duckdb
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from headwater import StopRequested, evm
 from headwater.errors import HeadwaterError, NodeLacksError, PortalHttpError, PortalUrlError
 from headwater.pipeline import Event, Settled
 from headwater.portal import RetryPolicy, Timeouts
 from headwater.stream import PortalStream, portal_stream
+from headwater.stream.verification import verify
 from headwater.targets import duckdb_target
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.portal.node import FAULTS
@@ -81,7 +84,7 @@ def test_forks_at_the_head_leave_the_rows_of_the_chain_alone(tmp_path: Path, see
         assert moves.forks > 3
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_forks_lagging_servers_and_faults_at_once(tmp_path: Path, seed: int) -> None:
     with simulated_portal(seed=seed, blocks=40, finality_depth=15, replicas=3) as portal:
         portal.sim.replicas[1].lag(2)
@@ -123,6 +126,59 @@ def test_executors_read_history_from_a_node(tmp_path: Path, spark: SparkSession)
         expected = transfers(portal.chain, portal.chain.canonical(0, 380))
         assert rows_of(tmp_path / "a.duckdb") == sorted(expected)
         assert portal.node.calls["eth_getLogs"] > 1
+
+
+def test_verify_compares_with_a_node_and_finds_what_was_changed(tmp_path: Path) -> None:
+    path = tmp_path / "a.duckdb"
+    with simulated_portal(seed=6, blocks=60, finality_depth=10) as portal:
+        stream = stream_of(portal, (0, 40))
+        stream.pipe_to(duckdb_target(path))
+        assert verify(stream, str(path)).is_equal
+        with duckdb.connect(path) as database:
+            database.execute("DELETE FROM transfers WHERE block_number = 17")
+        assert not verify(stream, str(path)).is_equal
+
+
+def test_the_data_source_reads_a_node(spark: SparkSession) -> None:
+    with simulated_portal(seed=6, blocks=120, finality_depth=10) as portal:
+        options = {"event": "erc20.Transfer", "from_block": "0", "to_block": "100"}
+        reader = spark.read.format("headwater").options(portal=portal.node_url, **options)
+        frame = (
+            reader.option("partitions", "3")
+            .load()
+            .selectExpr(*COLUMNS.replace('"', "`").split(", "))
+        )
+        expected = transfers(portal.chain, portal.chain.canonical(0, 100))
+        assert sorted(tuple(row) for row in frame.collect()) == sorted(expected)
+
+
+def test_a_changelog_of_a_node_follows_a_fork(spark: SparkSession, tmp_path: Path) -> None:
+    rows: Counter[tuple[Any, ...]] = Counter()
+
+    def keep(frame: DataFrame, _: int) -> None:
+        for kind, *row in frame.selectExpr("_change_type", "block_hash", "log_index").collect():
+            rows[tuple(row)] += 1 if kind == "insert" else -1
+
+    with simulated_portal(seed=6, blocks=16, finality_depth=8) as portal:
+        changes = (
+            spark.readStream.format("headwater")
+            .options(portal=portal.node_url, event="erc20.Transfer", journal=f"{tmp_path}/journal")
+            .load()
+        )
+        query = (
+            changes.writeStream.foreachBatch(keep)
+            .option("checkpointLocation", f"{tmp_path}/checkpoint")
+            .start()
+        )
+        try:
+            query.processAllAvailable()
+            portal.fork(4)
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        expected = {(row[1], row[2]) for row in transfers(portal.chain, portal.chain.canonical())}
+    assert {row for row, count in rows.items() if count} == expected
+    assert set(rows.values()) <= {0, 1}
 
 
 # --- what is refused, and what is not shown -------------------------------------------------------

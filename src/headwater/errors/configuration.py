@@ -32,9 +32,10 @@ class DiscriminatorError(
 class PortalUrlError(
     ConfigError,
     code="E0004",
-    fix="give the dataset's address, such as https://portal.sqd.dev/datasets/ethereum-mainnet",
+    fix="give the dataset's address, such as https://portal.sqd.dev/datasets/ethereum-mainnet, or "
+    "that of a node, such as rpc+https://node.example/key",
 ):
-    """The portal address is not an http(s) URL of a dataset."""
+    """The portal address is not an http(s) URL of a dataset, or of a node behind `rpc+`."""
 
 
 class QueryError(

@@ -81,7 +81,9 @@ class NodeRpc:
             transport.abort()
 
     def close(self) -> None:
-        """Release every connection and thread."""
+        """Release every connection and thread; nobody waits for answers that are under way."""
+        for transport in tuple(self._all):
+            transport.abort()
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None

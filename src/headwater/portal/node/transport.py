@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -121,15 +123,14 @@ class NodeTransport:
         """
         self._rpc.begin()
         try:
-            return self._answer(request)
+            with _whole_answers():
+                return self._answer(request)
         except NodeRefusal as refusal:
             headers = {} if refusal.retry_after is None else {"retry-after": refusal.retry_after}
             return NodeAnswer(refusal.status, headers, (refusal.text.encode(),))
         except Unsettled as doubt:
             text = f"the node's answers do not fit together: {doubt}"
             return NodeAnswer(UNAVAILABLE, {}, (text.encode(),))
-        except MalformedAnswerError as error:  # as a portal's cut body: it may be whole next time
-            raise TransportError(str(error.message), **error.facts) from None
 
     def _answer(self, request: Request) -> NodeAnswer:
         route = request.route.partition("?")[0]
@@ -240,7 +241,7 @@ class NodeTransport:
 
         A chain that ends with the very parent that did not fit is that of another server.
         """
-        sample = self._settled(lambda: self._reader.headers(max(0, number - SAMPLE + 1), number))
+        sample = self._settled(partial(self._reader.headers, max(0, number - SAMPLE + 1), number))
         if sample[-1].hash == parent:
             raise Unsettled(f"block {number} is there, and the next one does not follow it")
         named = [{"number": block.number, "hash": block.hash} for block in sample]
@@ -253,18 +254,17 @@ class NodeTransport:
         """Yield the lines of windows up to a block; end early where the node does not go on."""
         until = time.monotonic() + ANSWER_S
         while True:
-            yield b"".join(
-                line + b"\n"
-                for block in blocks
-                if (line := selection.line(block, boundary=block is blocks[-1])) is not None
-            )
+            with _whole_answers():
+                lines = [selection.line(block, boundary=block is blocks[-1]) for block in blocks]
+            yield b"".join(line + b"\n" for line in lines if line is not None)
             self._remember(blocks)
             before = blocks[-1]
             if before.number >= last or time.monotonic() >= until:
                 return
             try:
-                blocks = self._read(selection, before.number + 1, last)
-            except (NodeRefusal, Unsettled, TransportError, MalformedAnswerError):
+                with _whole_answers():
+                    blocks = self._read(selection, before.number + 1, last)
+            except (NodeRefusal, Unsettled, TransportError):
                 return  # asked again by the client, which then hears why
             if blocks[0].parent_hash != before.hash:
                 return  # a fork: the client asks again with the hash of the last line
@@ -275,7 +275,7 @@ class NodeTransport:
             end = min(last, first + self._blocks.size - 1)
             asked, before = end - first + 1, self._rpc.received
             try:
-                blocks = self._settled(lambda end=end: self._reader.read(selection, first, end))
+                blocks = self._settled(partial(self._reader.read, selection, first, end))
             except TooWide as refusal:
                 error = refusal.error
                 if error.is_rate or error.is_missing_method or asked == 1:
@@ -285,20 +285,30 @@ class NodeTransport:
             self._blocks.answered(asked, (self._rpc.received - before) / _WINDOW_BYTES)
             return blocks
 
-    def _settled(self, read: Any) -> list[BlockData]:
+    def _settled(self, read: Callable[[], list[BlockData]]) -> list[BlockData]:
         """Read again, a few times at once, what did not fit together."""
         for _ in range(_AGAIN - 1):
-            try:
-                return read()  # type: ignore[no-any-return]
-            except Unsettled:
-                continue
-        return read()  # type: ignore[no-any-return]
+            with suppress(Unsettled):
+                return read()
+        return read()
 
     def _remember(self, blocks: list[BlockData]) -> None:
         for block in blocks[-_REMEMBERED:]:
             self._shown[block.number] = block.hash
         while len(self._shown) > _REMEMBERED:
             del self._shown[next(iter(self._shown))]
+
+
+@contextmanager
+def _whole_answers() -> Iterator[None]:
+    """Take an answer that lacks something for one that was cut: it may be whole next time."""
+    try:
+        yield
+    except MalformedAnswerError as error:
+        raise TransportError(str(error.message), **error.facts) from None
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise TransportError("the node's answer lacks a part", reason=reason) from None
 
 
 def _block(raw: msgspec.Raw) -> Item | None:
