@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwater.core import BlockRange, Blocks, RangeEnd
+from headwater.core import BlockCursor, BlockRange, Blocks, RangeEnd
 from headwater.portal import PortalClient, RetryPolicy, Timeouts
 from headwater.query import EvmQuery, Query
 from headwater.query.networks.evm import EVM
@@ -106,3 +106,17 @@ def test_no_fault_of_a_provider_adds_or_hides_a_row(portal: PortalServer, fault:
     found = lines_of(portal.node_url, query, timeouts=Timeouts(headers_s=0.2, chunk_s=0.2))
     assert found == expected
     assert node.met[fault] > 0
+
+
+def test_heads_times_and_the_network_are_those_of_the_chain(portal: PortalServer) -> None:
+    chain = portal.chain
+    with PortalClient(portal.node_url, headers=EvmQuery(), retry=QUICK) as client:
+        assert client.metadata().kind == "evm"
+        assert client.head() == BlockCursor(chain.head.number, chain.head.hash)
+        final = chain.finalized
+        assert final is not None
+        assert client.finalized_head() == BlockCursor(final.number, final.hash)
+        for number in (0, 1, 57, chain.head.number):
+            block = chain.canonical(number, number)[0]
+            assert client.block_at(block.timestamp) == number
+        assert client.block_at(chain.head.timestamp + 1) is None

@@ -73,7 +73,6 @@ class _Heads:
     def __init__(self, latest: Item, final: Item | None) -> None:
         self.latest = int(latest["number"], 16)
         self.latest_hash = str(latest["hash"])
-        self.timestamp = int(latest["timestamp"], 16)
         self.final = None
         if final is not None:
             self.final = BlockCursor(int(final["number"], 16), str(final["hash"]))
@@ -138,18 +137,14 @@ class NodeTransport:
             return self._stream(json.loads(request.body), final_only=route == "finalized-stream")
         if route == "metadata":
             return _json(self._metadata())
+        if route not in ("head", "finalized-head"):  # the client searches for times by itself
+            return NodeAnswer(404, {}, (b"a node finds no block by time",))
         heads = self._heads()
         if route == "head":
             return _json({"number": heads.latest, "hash": heads.latest_hash})
-        if route == "finalized-head":
-            if heads.final is None:
-                text = b"the node reports no final block"
-                return NodeAnswer(404, {}, (text,))
-            return _json({"number": heads.final.number, "hash": heads.final.hash})
-        number = self._block_at(int(route.split("/")[1]), heads)
-        if number is None:
-            return NodeAnswer(404, {}, (b"no block at or after this time",))
-        return _json({"block_number": number})
+        if heads.final is None:
+            return NodeAnswer(404, {}, (b"the node reports no final block",))
+        return _json({"number": heads.final.number, "hash": heads.final.hash})
 
     # --- questions --------------------------------------------------------------------------------
 
@@ -187,22 +182,6 @@ class NodeTransport:
             raise self._rpc.refusal(f"eth_getBlockByNumber({self.address.finality})", answer)
         self._has_tag = answer.status == UNAVAILABLE  # "finalized block not found": not yet
         return None
-
-    def _block_at(self, timestamp: int, heads: _Heads) -> int | None:
-        """Find the first block at or after a time."""
-        if timestamp > heads.timestamp:
-            return None
-        low, high = 0, heads.latest
-        while low < high:
-            middle = (low + high) // 2
-            block = _block(self._rpc.one("eth_getBlockByNumber", hex(middle), False))
-            if block is None:
-                raise Unsettled(f"block {middle} is not there")
-            if int(block["timestamp"], 16) < timestamp:
-                low = middle + 1
-            else:
-                high = middle
-        return low
 
     # --- blocks -----------------------------------------------------------------------------------
 
@@ -251,11 +230,15 @@ class NodeTransport:
         return _json({"previousBlocks": named}, 409, heads.headers)
 
     def _lines(self, selection: Selection, blocks: list[BlockData], last: int) -> Iterator[bytes]:
-        """Yield the lines of windows up to a block; end early where the node does not go on."""
-        until = time.monotonic() + ANSWER_S
+        """Yield the lines of windows up to a block; end early where the node does not go on.
+
+        As a portal's, an answer has its first block and its last one, also if nothing matches.
+        """
+        until, begin = time.monotonic() + ANSWER_S, blocks[0].number
         while True:
             with _whole_answers():
-                lines = [selection.line(block, boundary=block is blocks[-1]) for block in blocks]
+                ends = (begin, blocks[-1].number)
+                lines = [selection.line(block, boundary=block.number in ends) for block in blocks]
             yield b"".join(line + b"\n" for line in lines if line is not None)
             self._remember(blocks)
             before = blocks[-1]
