@@ -203,16 +203,16 @@ def test_a_node_that_lacks_a_method_ends_the_stream_with_its_words(tmp_path: Pat
     "address",
     [
         "rpc+https://",
-        "rpc+ftp://node.example/k",
-        "rpc+ws://node.example/k",
-        "rpc+https://node.example/k#confirmations=x",
-        "rpc+https://user:pa#ss@node.example/k",
+        "rpc+ftp://host-of-mine.example/k",
+        "rpc+ws://host-of-mine.example/k",
+        "rpc+https://host-of-mine.example/k#confirmations=x",
+        "rpc+https://user:pa#ss@host-of-mine.example/k",
     ],
 )
 def test_an_address_that_is_none_is_refused_and_not_repeated(address: str) -> None:
     with pytest.raises(PortalUrlError, match="E0004") as refused:
         portal_stream(id="a", portal=address, outputs={"t": evm.events("erc20.Transfer", range=0)})
-    assert "node.example" not in str(refused.value)
+    assert "host-of-mine.example" not in str(refused.value)
     assert "pa#ss" not in str(refused.value)
 
 
