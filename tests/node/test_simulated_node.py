@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from headwater.core import BlockCursor, BlockRange, Blocks, RangeEnd
-from headwater.portal import PortalClient, RetryPolicy, Timeouts
+from headwater.errors import TransportError
+from headwater.portal import PortalClient, Request, RetryPolicy, Timeouts, open_transport
 from headwater.query import EvmQuery, Query
 from headwater.query.networks.evm import EVM
 from headwater.testing import ContentSettings, PortalServer, simulated_portal
 from headwater.testing.portal.node import FAULTS
+from tests.shared import HANG_S
 from tests.stream.truth import TRANSFER
 
 QUICK = RetryPolicy(schedule_s=(0.001, 0.002))
@@ -120,3 +123,18 @@ def test_heads_times_and_the_network_are_those_of_the_chain(portal: PortalServer
             block = chain.canonical(number, number)[0]
             assert client.block_at(block.timestamp) == number
         assert client.block_at(chain.head.timestamp + 1) is None
+
+
+def test_a_request_that_is_never_answered_can_be_broken_off(portal: PortalServer) -> None:
+    node = portal.node
+    node.quirks.faults, node.quirks.fault_share = ("silence",), 1.0
+    transport = open_transport(portal.node_url, Timeouts(headers_s=HANG_S, chunk_s=HANG_S))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(transport.send, Request("GET", "head"))
+        while not node.met["silence"] and not asked.done():
+            pass
+        while not asked.done():  # until the request is under way, there is nothing to break off
+            transport.abort()
+        with pytest.raises(TransportError, match="E3007"):
+            asked.result()
+    transport.close()
