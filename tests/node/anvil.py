@@ -38,13 +38,15 @@ def installed_anvil() -> Path | str:
         if npm is None:
             return "npm is not installed"
         new = Path(tempfile.mkdtemp(prefix=folder.name))
-        command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(new), PACKAGE]
+        options = ["--no-audit", "--no-fund", "--fetch-retries=0", "--prefix", str(new)]
+        command = [npm, "install", *options, PACKAGE]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if not done.returncode:
+            with suppress(OSError):  # another process was quicker
+                new.rename(folder)
+        shutil.rmtree(new, ignore_errors=True)
         if done.returncode:
-            shutil.rmtree(new)
             return f"npm cannot install {PACKAGE}: {' '.join(done.stderr.split())[:200]}"
-        with suppress(OSError):  # another process was quicker
-            new.rename(folder)
     found = next(folder.glob("node_modules/@foundry-rs/anvil-*/bin/anvil"), None)
     return found or f"{PACKAGE} has no program for this machine"
 
