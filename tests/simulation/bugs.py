@@ -29,7 +29,7 @@ from headwater.stream.transformer import Step
 from headwater.substreams.cursors import TABLE as CURSORS
 from headwater.substreams.cursors import CursorLog
 from headwater.targets.clickhouse.undo import Undo as ClickHouseUndo
-from headwater.targets.delta.target import DeltaTarget
+from headwater.targets.delta.stream_table import StreamTable as DeltaTable
 from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.fanout import FanOutTarget
 from headwater.targets.parquet import target as parquet
@@ -164,9 +164,9 @@ BUGS = (
     Bug("replaced rows do not return", DuckDBUndoLog, "_bring_back", _nothing, ("DuckDB",), 23),
     Bug("sums count rows twice", Aggregates, "write", _twice_if_final, _SQL, 161),
     Bug("rows above the cursor stay", ClickHouseUndo, "above", _nothing, ("ClickHouse",), 4),
-    Bug("a paused writer may go on", DeltaTarget, "_claim", _nothing, ("Delta",), 116),
+    Bug("a paused writer may go on", DeltaTable, "check_writer", _nothing, ("Delta",), 36),
     Bug("text is cut", parquet, "conform", _cut_text, ("Parquet", "fan-out"), 135),
-    Bug("a number stands for a block", FanOutTarget, "_uncertain", _by_number, _FAN_OUT, 59),
+    Bug("a number stands for a block", FanOutTarget, "_uncertain", _by_number, _FAN_OUT, 199),
     Bug("one of two targets goes back", FanOutTarget, "roll_back", _only_the_first, _FAN_OUT, 119),
     Bug("a query takes nothing back", IntoTarget, "_take_back", _nothing_taken, KINDS, 29),
     Bug("the cursor of a later block is stored", CursorLog, "rows", _of_the_newest, _SQL, 80),

@@ -42,7 +42,7 @@ class Query:
     tokens: Sequence[str]
     dice: Random
     tip: str | None = None  # the last block of the micro-batch that was committed last
-    planned: tuple[pa.Table, str] | None = None
+    planned: tuple[int, pa.Table, str] | None = None
     batch_id: int = 0
     version: int = 0
     took_back: bool = False
@@ -52,8 +52,8 @@ class Query:
         """Whether everything up to the newest block is committed."""
         return self.planned is None and self.tip == self.chain.head.hash
 
-    def plan(self) -> pa.Table | None:
-        """Return the rows of the micro-batch that is under way, or of the next; None if none is."""
+    def plan(self) -> tuple[int, pa.Table] | None:
+        """Return id and rows of the micro-batch under way, or of the next; None if none is."""
         if self.planned is None:
             head = self.chain.head.hash
             old = [] if self.tip is None else self.chain.path(self.tip)
@@ -66,13 +66,13 @@ class Query:
             self.took_back |= bool(gone)
             rows = [*self._changes(reversed(gone), -1), *self._changes(new, 1)]
             last = new[-1].hash if new else (kept[-1].hash if kept else head)
-            self.planned = (pa.Table.from_pylist(rows, schema=_TYPES), last)
-        return self.planned[0]
+            self.planned = (self.batch_id, pa.Table.from_pylist(rows, schema=_TYPES), last)
+        return self.planned[:2]
 
-    def commit(self) -> None:
-        """Count the micro-batch as committed."""
-        if self.planned is not None:
-            self.tip, self.planned = self.planned[1], None
+    def commit(self, batch_id: int) -> None:
+        """Count a micro-batch as committed, unless another process has done so."""
+        if self.planned is not None and self.planned[0] == batch_id:
+            self.tip, self.planned = self.planned[2], None
             self.batch_id += 1
 
     def _changes(self, blocks: Any, sign: int) -> Iterator[dict[str, Any]]:
@@ -98,11 +98,11 @@ def run_query(query: Query, stream_id: str, target: Any, pause: Callable[[], Non
     write = foreach_batch(target, id=stream_id, output=TRANSFERS)
     try:
         while True:
-            rows = query.plan()
-            if rows is not None:
-                _give(write, query.batch_id, rows)
+            planned = query.plan()
+            if planned is not None:
+                _give(write, *planned)
                 pause()
-                query.commit()
+                query.commit(planned[0])
             pause()
     finally:
         write.close()

@@ -72,7 +72,7 @@ print(json.dumps({
 
 
 AGAIN = """
-import faulthandler, json, os, signal, sys, threading, time
+import faulthandler, gc, json, os, signal, sys, threading, time
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from headwater import evm, portal_stream
@@ -161,6 +161,8 @@ except KeyboardInterrupt:
 assert local_session().range(3).count() == 3
 
 # a Java process that is killed is not used again
+gc.collect()  # py4j tells Java of objects that are gone, in a thread that writes what it cannot
+wait_for(lambda: not SparkContext._gateway._gateway_client.finalizer_deque)
 Java = SparkContext._gateway.proc
 Java.kill()
 Java.wait()

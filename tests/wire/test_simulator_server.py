@@ -592,6 +592,7 @@ def test_simulate_shows_lines_or_on_a_terminal_a_table(
 ) -> None:
     if terminal:
         monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     options = ["--for", "0.3", "--interval", "0.01", "--fork-rate", "0.5", "--blocks", "30"]
     monkeypatch.setattr(sys, "argv", ["headwater", "simulate", *options])
     with pytest.raises(SystemExit) as ended:
