@@ -120,7 +120,7 @@ def test_bad_input_is_said_in_one_line_without_secrets(
     with pytest.raises(SystemExit, match="1"):
         main()
     said = capsys.readouterr().err
-    assert said.startswith("[E2101]")
+    assert said.startswith("[E2119]")
     assert "secret" not in said
 
 

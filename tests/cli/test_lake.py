@@ -40,7 +40,7 @@ def test_a_lake_tells_where_its_streams_stand_and_what_differs(kind: str, tmp_pa
     nothing = tmp_path / "nothing"
     nothing.mkdir()
     refused = call(app, ["status", str(nothing)])
-    assert "E2201" in refused.output + str(refused.exception)
+    assert "E2601" in refused.output + str(refused.exception)
     assert not list(nothing.iterdir())
     options: dict[str, Any] = {"tables": ["transfers"]} if kind == "iceberg" else {}
     with simulated_portal(seed=7, blocks=60, finality_depth=5) as portal:

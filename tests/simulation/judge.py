@@ -31,14 +31,14 @@ from tests.simulation.tables import difference, expected, pools_created, transfe
 from tests.simulation.upstream import Upstream, own_hash
 
 BAD_DATA = {"E1002", "E3001", "E3003", "E3004", "E3005", "E3006"}  # the portal's fault
-LOST = {"E2101", "E2010"}
+LOST = {"E2119", "E2010"}
 LAGGING = {"E1004"}  # a replica stayed behind a final cursor
 GONE = {"E3010"}  # the portal no longer has what comes next
 RULED_OUT = {"E1003"}  # a replica stayed on a branch that finality ruled out
 UNFIT = {"E0012", "E0018"}  # the definition is not, or not yet, what the tables are made for
-LOCKED = {"E2103", "E2507", "E2221"}  # another has the stream: PostgreSQL, DuckDB, Parquet
+LOCKED = {"E2103", "E2507", "E2330"}  # another has the stream: PostgreSQL, DuckDB, Parquet
 FENCED = {  # another has begun since: ClickHouse, lakes, Parquet on S3, a query's target
-    "E2016", "E2203", "E2221", "E5016", "E5035",
+    "E2016", "E2603", "E2330", "E5016", "E5035",
 }  # fmt: skip
 
 

@@ -166,7 +166,7 @@ def test_a_writer_that_was_replaced_changes_nothing(stream: Stream) -> None:
         lambda: old.roll_back(2),
         lambda: old.target.recover(),
     ):
-        with pytest.raises(LakeWriterError, match="E2203"):
+        with pytest.raises(LakeWriterError, match="E2603"):
             call()
     stream.rig.check()
     stream.again()
@@ -360,9 +360,9 @@ def forget_log(stream: Stream) -> None:
 def test_rows_of_others_are_refused(stream: Stream) -> None:
     stream.blocks(1, 2, final=1)
     stream.maintain("INSERT INTO {table} VALUES (2, 9, 'foreign')")
-    with pytest.raises(LakeForeignWriteError, match="E2204"):
+    with pytest.raises(LakeForeignWriteError, match="E2604"):
         stream.blocks(3, 3, final=1)
-    with pytest.raises(LakeForeignWriteError, match="E2204"):
+    with pytest.raises(LakeForeignWriteError, match="E2604"):
         stream.start()
 
 

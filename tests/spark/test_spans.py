@@ -255,7 +255,7 @@ def test_a_fork_among_final_blocks_fails_the_task(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(PortalClient, "read", lambda *_, **__: iter([fork]))
     address = portal_address("http://127.0.0.1:1/x")
     reader = PartReader(address, TRANSFER.query, RawRows(), dataset=None, retry=RetryPolicy())
-    with pytest.raises(FinalizedForkError, match=r"\[E5004\].*range=5\.\.9, sample=6#0x6"):
+    with pytest.raises(FinalizedForkError, match=r"\[E1005\].*range=5\.\.9, sample=6#0x6"):
         list(reader.read(Part(0, BlockRange(5, 9))))
 
 

@@ -83,7 +83,7 @@ def test_tables_without_commits_are_refused_before_anything_is_written(
 ) -> None:
     target = spark_table_target(f"{schema}.{name}", spark=spark, create="delta")
     target.bind("one")
-    with pytest.raises(SparkTableError, match=r"E2225.*Iceberg and Delta tables alone"):
+    with pytest.raises(SparkTableError, match=r"E2625.*Iceberg and Delta tables alone"):
         target.recover()
     target.close()
     assert spark.table(f"{schema}.files").isEmpty()
@@ -169,7 +169,7 @@ def test_rows_get_the_columns_of_the_table_and_types_only_become_wider(spark: Sp
         rows(amount=pa.array([1, 2], pa.decimal128(38, 0))),
         pa.table({"count": [1]}),
     ):
-        with pytest.raises(LakeSchemaError, match="E2202"):
+        with pytest.raises(LakeSchemaError, match="E2602"):
             fitted(spark, wrong)
 
 
@@ -178,12 +178,12 @@ def test_a_row_of_a_block_that_is_not_of_its_batch_is_refused(
     spark: SparkSession, number: int | None
 ) -> None:
     wrong = pa.table({"block_number": pa.array([5, number], pa.int64())})
-    with pytest.raises(Exception, match=r"E2202.*outside of its batch"):
+    with pytest.raises(Exception, match=r"E2602.*outside of its batch"):
         fitted(spark, wrong)
 
 
 def test_an_empty_text_in_a_partition_of_delta_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(Exception, match=r"E2202.*empty text"):
+    with pytest.raises(Exception, match=r"E2602.*empty text"):
         fitted(spark, rows(chain=["a", ""]))
 
 

@@ -227,7 +227,7 @@ def test_a_rewind_into_final_blocks_that_were_applied_together_is_refused() -> N
     world.start().follow()
     world.target.close()
     admin = open_admin(world.address)
-    with pytest.raises(RewindError, match=r"E1005.*applied together.*wanted=3.*possible=-1, 5"):
+    with pytest.raises(RewindError, match=r"E1010.*applied together.*wanted=3.*possible=-1, 5"):
         admin.move("s", 3, force=True)
     assert world.held() == {("thing", "a"): {"value": "8"}}
     assert world.start().state.number == 8

@@ -454,7 +454,7 @@ def test_of_two_writers_that_commit_at_once_to_s3_one_is_refused(tmp_path: Path)
 
     target: Any = first.target
     target.on_step = meanwhile
-    with pytest.raises(LakeWriterError, match="E2203"):
+    with pytest.raises(LakeWriterError, match="E2603"):
         first.block(2, log(2, "first"), final=1)
     assert sorted(one["value"] for one in read()) == ["first", "second"]
     second[0].block(3, log(3, "second"), final=1)

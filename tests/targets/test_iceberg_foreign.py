@@ -348,7 +348,7 @@ def test_a_storage_that_fails_under_a_commit_has_a_code_and_may_be_tried_again(
     for owner, name in ((TableChange, "commit"), (Place, "create"), (StreamTable, "read")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fail)
-            with pytest.raises(LakeStorageError, match="E2224") as refused:
+            with pytest.raises(LakeStorageError, match="E2624") as refused:
                 rig.block(2, log(2, 2), upsert(balance("a", "t", 2)), final=1)
             assert refused.value.retryable
     rig.block(2, log(2, 2), upsert(balance("a", "t", 2)), final=1)
@@ -374,7 +374,7 @@ def test_a_data_file_that_is_gone_has_a_code(tmp_path: Path) -> None:
     rig.block(1, upsert(balance("a", "t", 1)), final=1)
     (file,) = (tmp_path / "default/balances/data").iterdir()
     file.unlink()
-    with pytest.raises(LakeFileGoneError, match="E2223"):
+    with pytest.raises(LakeFileGoneError, match="E2623"):
         rig.block(2, upsert(balance("a", "t", 2)), final=1)
 
 

@@ -250,7 +250,7 @@ def test_what_a_lake_cannot_do_is_refused(kind: str, tmp_path: Path) -> None:
         rig.target.capabilities.finish()  # type: ignore[misc]
     rig.target.close()
     admin = open_admin(str(tmp_path))
-    with pytest.raises(LakeCommandError, match="E2213"):
+    with pytest.raises(LakeCommandError, match="E2613"):
         admin.setup({})  # type: ignore[arg-type]
     if kind == "parquet":
         with pytest.raises(LakeCommandError, match="side tables"):

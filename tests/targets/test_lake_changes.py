@@ -207,6 +207,6 @@ def test_an_aggregate_whose_table_has_another_form_is_refused(
     chain.target.close()
     chain.target = Readable(kind, path, tables=["transfers"], aggregates=sums.BALANCES)
     chain.target.recover()
-    with pytest.raises(LakeSchemaError, match="E2202"):
+    with pytest.raises(LakeSchemaError, match="E2602"):
         chain.block([sums.transfer("a", "b", 5)])
     chain.target.close()

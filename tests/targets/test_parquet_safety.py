@@ -243,7 +243,7 @@ def test_a_storage_that_fails_while_files_are_published_has_a_code(tmp_path: Pat
         raise OSError("AWS Error SLOW_DOWN")
 
     folder_of(rig).on_io = fail
-    with pytest.raises(LakeStorageError, match="E2224"):
+    with pytest.raises(LakeStorageError, match="E2624"):
         rig.block(2, log(2, "a"), final=2)
     rig.target.close()
     again = started(tmp_path)

@@ -262,10 +262,10 @@ def test_a_fork_below_blocks_that_the_sdk_kept_nothing_of_is_refused_whole(
     s = start(dsn, targets)
     s.do(4, put(1, "ours", 4), final=0 if known_later else -1)
     before = s.rows(ROWS)
-    with pytest.raises(RewindError, match=r"E1005.*Pipes SDK"):
+    with pytest.raises(RewindError, match=r"E1010.*Pipes SDK"):
         s.fork(1)
     s.target.close()
-    with pytest.raises(RewindError, match=r"E1005.*Pipes SDK"):
+    with pytest.raises(RewindError, match=r"E1010.*Pipes SDK"):
         open_admin(dsn).move("s", 2)
     assert s.rows(ROWS) == before
     s.state = s.target.recover()

@@ -498,7 +498,7 @@ def test_a_connection_that_is_lost_at_every_opening_is_a_coded_error(dsn: str) -
             _end_connections(dsn)
 
     target.on_statement = cut
-    with pytest.raises(PostgresConnectionError, match=r"E2101.*lost"):
+    with pytest.raises(PostgresConnectionError, match=r"E2119.*lost"):
         target.recover()
     assert len(connections) == 3
     target.on_statement = None

@@ -100,7 +100,7 @@ def move(
     (--force) blocks are left out. What will happen is said before you are asked.
 
     The stream must not be running: its lock is taken. (ClickHouse and lakes have no locks; there a
-    stream that runs stops with E2016 or E2203.)
+    stream that runs stops with E2016 or E2603.)
 
         headwater cursor set chain.duckdb --id usdc-transfers --block 21000000
 
@@ -126,7 +126,7 @@ def rewind(
     whose rows say their block: what final blocks added to sums cannot be taken back.
 
     The stream must not be running: its lock is taken. (ClickHouse and lakes have no locks; there a
-    stream that runs stops with E2016 or E2203.)
+    stream that runs stops with E2016 or E2603.)
 
         headwater rewind chain.duckdb --id usdc-transfers --to 21000000
 
@@ -169,7 +169,7 @@ def reset(
     does not start on them (E2015), so that no row is there twice.
 
     The stream must not be running: its lock is taken. (ClickHouse and lakes have no locks; there a
-    stream that runs stops with E2016 or E2203.)
+    stream that runs stops with E2016 or E2603.)
 
         headwater cursor reset postgresql://localhost/chain --id usdc-transfers --force
 

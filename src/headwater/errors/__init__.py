@@ -3,7 +3,8 @@
     HeadwaterError
     ├── ConfigError   E0…  configuration: raised before anything is read or changed
     ├── ForkError     E1…  the chain and the stored state cannot be reconciled
-    ├── TargetError   E20… ClickHouse, E21… PostgreSQL, E22… lake, E25… DuckDB
+    ├── TargetError   E20… ClickHouse, E21… PostgreSQL, E23… Parquet, E25… DuckDB,
+    │                 E26… lakes
     ├── PortalError   E3…  transport, status codes, malformed or contradictory answers
     │                 E31… Substreams endpoints and packages
     ├── DecodeError   E4…  signatures, layouts, contents of blocks

@@ -83,7 +83,7 @@ class ForkError(HeadwaterError):
 
 
 class TargetError(HeadwaterError):
-    """E20 ClickHouse, E21 PostgreSQL, E22 lake, E25 DuckDB: a target cannot do what is asked."""
+    """E20 ClickHouse, E21 PostgreSQL, E23 Parquet, E25 DuckDB, E26 lakes: a target cannot do it."""
 
 
 class PortalError(HeadwaterError):

@@ -40,12 +40,14 @@ class LaggingPortalError(
     """The portal keeps answering from below a cursor that is already final."""
 
 
-class RewindError(
+class FinalizedForkError(
     ForkError,
     code="E1005",
-    fix="rewind only to a cursor of the rollback chain, or to the finalized cursor",
+    fix="run it again; if it stays, report to the portal's operator that its replicas disagree "
+    "about finalized blocks",
+    retryable=True,
 ):
-    """A rewind names a block that the state holds no anchor for."""
+    """The portal reported a fork among finalized blocks."""
 
 
 class HotBatchError(
@@ -82,3 +84,11 @@ class FanOutFrameError(
     "a stream of its own until it has caught up",
 ):
     """A target is ahead of the others of its stream, and rows do not say their block."""
+
+
+class RewindError(
+    ForkError,
+    code="E1010",
+    fix="rewind only to a cursor of the rollback chain, or to the finalized cursor",
+):
+    """A rewind names a block that the state holds no anchor for."""

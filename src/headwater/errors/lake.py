@@ -1,11 +1,11 @@
-"""E22: lake targets (Iceberg, Delta, Parquet). E2220 to E2222 are Parquet's own."""
+"""E26: lake targets (Iceberg, Delta, Parquet, tables of a session); E23 is Parquet's own."""
 
 from headwater.errors.base import TargetError
 
 
 class LakePathError(
     TargetError,
-    code="E2201",
+    code="E2601",
     fix="give a directory, file:///…, s3://bucket/prefix or another path that fsspec knows (its "
     "package must be installed), and check that the credentials may read and write there; on a "
     "cluster of several machines, a directory that all of them share",
@@ -15,7 +15,7 @@ class LakePathError(
 
 class LakeSchemaError(
     TargetError,
-    code="E2202",
+    code="E2602",
     fix="change the frame so that it agrees with the table, or declare table(name, evolve=True), "
     "which adds new columns and, in Iceberg and Parquet, widens types (a column of Delta keeps its "
     "type: cast it, or load a new table under a new stream id); nothing was written",
@@ -25,7 +25,7 @@ class LakeSchemaError(
 
 class LakeWriterError(
     TargetError,
-    code="E2203",
+    code="E2603",
     fix="let one process at a time run a stream; this one was replaced by a later start and has "
     "changed nothing since: stop it",
 ):
@@ -34,7 +34,7 @@ class LakeWriterError(
 
 class LakeForeignWriteError(
     TargetError,
-    code="E2204",
+    code="E2604",
     fix="let nothing but the stream write its tables (rewriting files without changing rows is "
     "allowed): take the foreign snapshot back, or give the stream a table of its own",
 ):
@@ -43,7 +43,7 @@ class LakeForeignWriteError(
 
 class LakeUndoError(
     TargetError,
-    code="E2205",
+    code="E2605",
     fix="snapshots and log entries of blocks that are not final must not be expired: leave that to "
     "`headwater maintain`; load the table again from the start under a new stream id",
 ):
@@ -52,7 +52,7 @@ class LakeUndoError(
 
 class LakeDiskFullError(
     TargetError,
-    code="E2214",
+    code="E2614",
     fix="free space on the disk of the tables, of the catalog or of the executors, then start the "
     "stream again; nothing of the batch was committed",
     retryable=True,
@@ -62,7 +62,7 @@ class LakeDiskFullError(
 
 class LakeCommandError(
     TargetError,
-    code="E2213",
+    code="E2613",
     fix="tables of a lake are made by the stream that writes them; a folder of Parquet files keeps "
     "no messages and no children of factories",
 ):
@@ -71,7 +71,7 @@ class LakeCommandError(
 
 class LakeUnsupportedError(
     TargetError,
-    code="E2206",
+    code="E2606",
     fix="use insert, upsert, delete, apply and aggregates; for SQL and hooks write to DuckDB, "
     "PostgreSQL or ClickHouse, or use the engine that reads the table",
 ):
@@ -80,7 +80,7 @@ class LakeUnsupportedError(
 
 class LakeKeyError(
     TargetError,
-    code="E2207",
+    code="E2607",
     fix="declare table(name, key=[...]) or give key=[...]; every row needs a key, and a batch may "
     "hold one row of each",
 ):
@@ -89,7 +89,7 @@ class LakeKeyError(
 
 class LakeRewriteError(
     TargetError,
-    code="E2208",
+    code="E2608",
     fix="partition or sort the table by its key so that fewer files hold it, raise rewrite_bytes, "
     "or keep tables with many changes by key in PostgreSQL or DuckDB; nothing was committed",
 ):
@@ -98,7 +98,7 @@ class LakeRewriteError(
 
 class UndeclaredLakeTableError(
     TargetError,
-    code="E2209",
+    code="E2609",
     fix="name every table that is written in tables=[...]: undo is kept for these",
 ):
     """A table is written that was not declared, so a fork could not undo it."""
@@ -106,7 +106,7 @@ class UndeclaredLakeTableError(
 
 class LakeFileGoneError(
     TargetError,
-    code="E2223",
+    code="E2623",
     fix="something has deleted a file of the table: let VACUUM and other sweeps keep what the "
     "newest version names; bring the file back from a copy, or load the table again under a new "
     "stream id; nothing was committed",
@@ -116,7 +116,7 @@ class LakeFileGoneError(
 
 class LakeStorageError(
     TargetError,
-    code="E2224",
+    code="E2624",
     fix="the storage was reached and failed then: see its own logs, and start the stream again; "
     "nothing of the batch was committed, or all of it",
     retryable=True,
@@ -126,7 +126,7 @@ class LakeStorageError(
 
 class SparkTableError(
     TargetError,
-    code="E2225",
+    code="E2625",
     fix="docs/lake.md says which tables spark_table_target takes, and how a session is configured "
     "for its catalog; nothing was written",
 ):
@@ -135,7 +135,7 @@ class SparkTableError(
 
 class UnexplainedFilesError(
     TargetError,
-    code="E2220",
+    code="E2317",
     fix="nothing was deleted: move the file elsewhere if it is not the stream's, restore the state "
     "that belongs to the files, or begin in an empty folder",
 ):
@@ -144,7 +144,7 @@ class UnexplainedFilesError(
 
 class ParquetWriterError(
     TargetError,
-    code="E2221",
+    code="E2330",
     fix="let one process write a stream; stop the other one, or give this stream another id and "
     "other tables",
 ):
@@ -153,7 +153,7 @@ class ParquetWriterError(
 
 class ParquetWriteError(
     TargetError,
-    code="E2222",
+    code="E2331",
     fix="tx.insert is what a folder of Parquet files can do; write upserts and deletes to "
     "PostgreSQL, DuckDB, ClickHouse, Iceberg or Delta",
 ):

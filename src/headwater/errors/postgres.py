@@ -1,5 +1,6 @@
-"""E21: the PostgreSQL target. E2101 to E2106 are the Pipes SDK's; E2106 (a cycle of foreign keys)
-is reserved and never raised, because cycles are undone like everything else.
+"""E21: the PostgreSQL target. E2101 to E2107 are the Pipes SDK's, of which Headwater raises
+E2102 to E2105: it needs no client of the user's, undoes cycles of foreign keys like everything
+else, and has no names to resolve.
 """
 
 from headwater.errors.base import TargetError
@@ -7,7 +8,7 @@ from headwater.errors.base import TargetError
 
 class PostgresConnectionError(
     TargetError,
-    code="E2101",
+    code="E2119",
     fix="check the address, the user's rights and that the server is up; what was committed is "
     "kept, so a restart is safe",
     retryable=True,

@@ -34,16 +34,6 @@ class NotFinalError(
     """A range that is read in parallel ends above what is final."""
 
 
-class FinalizedForkError(
-    SparkError,
-    code="E5004",
-    fix="run it again; if it stays, report to the portal's operator that its replicas disagree "
-    "about finalized blocks",
-    retryable=True,
-):
-    """The portal reported a fork among finalized blocks."""
-
-
 class ColumnTypeError(
     SparkError,
     code="E5005",

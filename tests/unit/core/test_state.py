@@ -215,7 +215,7 @@ class TestRewind:
     @pytest.mark.guarantee("FINAL-3")
     @pytest.mark.parametrize("target", ["4", "6b", "9"])
     def test_a_rewind_below_finality_or_to_a_foreign_block_is_refused(self, target: str) -> None:
-        with pytest.raises(RewindError, match="E1005"):
+        with pytest.raises(RewindError, match="E1010"):
             state("4 5 6 7", "5").rewind(cursors(target)[0])
 
     def test_a_block_that_is_known_by_its_number_alone_is_named_by_the_signal(self) -> None:

@@ -2,7 +2,7 @@
 
 Runs in the process of the command. To look takes nothing over, so it may be beside a stream that
 runs. A move or a reset begins the stream's next epoch, as a start does: a stream that runs stops
-(E2203), and what a crash leaves is put right by the next start. What each format does in its own
+(E2603), and what a crash leaves is put right by the next start. What each format does in its own
 way is in its own `admin.py`.
 """
 
