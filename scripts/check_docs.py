@@ -16,6 +16,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from headwater.errors import REGISTRY
 from headwater.metrics import Instruments
+from headwater.spark.options import option_table
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -90,6 +91,7 @@ GENERATED = (
     ("docs/guarantees.md", "points", point_table),
     ("docs/monitoring.md", "metrics", metric_table),
     ("docs/reliability.md", "figures", figures),
+    ("docs/spark.md", "options", option_table),
 )
 
 

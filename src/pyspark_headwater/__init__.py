@@ -23,7 +23,7 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """`spark.read.format("headwater")`; `headwater.spark.datasource` describes the options.
+    """`spark.read.format("headwater")`; `headwater.spark.options` lists the options.
 
     With `readStream` it is a changelog (`headwater.spark.streaming.source`). Made on the driver by
     `load()`, which asks for the schema. What was decided then is kept and pickled along, so all
@@ -53,7 +53,7 @@ class DefaultSource(DataSource):
             loaded = self._load()
             if not isinstance(loaded, LoadedSource):
                 raise SourceOptionError(
-                    "the options journal, final_only, package go with readStream"
+                    "the options journal, finalOnly, package go with readStream"
                 )
             return loaded.reader(schema)
 
@@ -66,7 +66,7 @@ class DefaultSource(DataSource):
         with coded_line_first():
             loaded = self._load()
             if isinstance(loaded, LoadedSource):
-                raise SourceOptionError("readStream needs the option journal, or final_only=true")
+                raise SourceOptionError("readStream needs the option journal, or finalOnly=true")
             return changelog_reader(loaded, schema, _follow)
 
     def _load(self) -> LoadedSource | LoadedStream | LoadedModule:

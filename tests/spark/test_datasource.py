@@ -12,11 +12,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from headwater.core import BlockRange
+from headwater.core import BlockRange, Density
 from headwater.errors import HeadwaterError
 from headwater.query import EvmQuery
 from headwater.spark import register
-from headwater.spark.datasource import load_source, parse_raw_query
+from headwater.spark.datasource import LARGE, load_source, parse_raw_query, tell_cost
 from headwater.testing import PortalServer, simulated_portal
 from tests.spark.conftest import ALL, LAST, TRANSFER, decoded, lines
 
@@ -131,14 +131,10 @@ def test_the_range_is_decided_when_the_source_is_loaded(spark: SparkSession) -> 
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        ({}, "E5002", "portal is missing"),
-        ({"portal": "http://127.0.0.1:1"}, "E5002", "either event or call or table or query"),
-        ({"event": "erc20.Transfer", "portal_url": "http://x"}, "E5002", "or portal_url"),
-        (
-            {"event": "erc20.Transfer", "query": "{}"},
-            "E5002",
-            "either event or call or table or query",
-        ),
+        ({}, "E5002", "give one of portal, portalEnv, portalUrl"),
+        ({"portal": "http://127.0.0.1:1"}, "E5002", "give one of event, call, table, query"),
+        ({"event": "erc20.Transfer", "portal_url": "http://x"}, "E5002", "portal, portalUrl"),
+        ({"event": "erc20.Transfer", "query": "{}"}, "E5002", "give one of event, query"),
         ({"event": "erc20.Transfer", "filters": "{}"}, "E5002", "filters goes with table"),
         ({"table": "tron.logs", "contracts": "T"}, "E5002", "contracts goes with event"),
         ({"query": "{}", "decimals": "px"}, "E5002", "decimals goes with event or call or table"),
@@ -180,9 +176,7 @@ def test_an_option_that_cannot_work_is_refused_before_anything_is_asked(
 def test_the_code_reaches_the_user_through_spark(spark: SparkSession) -> None:
     with pytest.raises(PySparkException) as caught:
         spark.read.format("headwater").option("portal", "http://127.0.0.1:1").load()
-    assert (
-        "[E5002] give either event or call or table or query" in str(caught.value).splitlines()[0]
-    )
+    assert "[E5002] give one of event, call, table, query" in str(caught.value).splitlines()[0]
 
 
 def test_another_schema_is_refused(spark: SparkSession, portal: PortalServer) -> None:
@@ -244,3 +238,17 @@ def test_default_partitions_follow_the_size(spark: SparkSession, portal: PortalS
     loaded = load_source({"portal": portal.url, "query": json.dumps(RAW)})
     assert 1 <= len(loaded.parts) <= 8
     assert (loaded.parts[0].from_block, loaded.parts[-1].to_block) == (0, ALL.to_block)
+
+
+def test_a_large_reading_says_what_it_costs_before_it_begins(
+    portal: PortalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    halves = [BlockRange(0, 499_999), BlockRange(500_000, 999_999)]
+    tell_cost([Density(halves[0], 100.0), Density(halves[1], 200.0)], cores=4)
+    load_source({"portal": portal.url, "event": "erc20.Transfer"})
+    assert not caplog.messages, "what is small is not spoken of"
+    tell_cost([Density(halves[0], 10_000.0), Density(halves[1], 30_000.0)], cores=4)
+    assert len(caplog.messages) == 1
+    assert "blocks 0..999999: about 20.0 GB" in caplog.messages[0]
+    assert "some 3 minutes on 4 cores" in caplog.messages[0]
+    assert LARGE < 20e9

@@ -206,11 +206,11 @@ def test_the_data_source_takes_an_address_from_the_environment_and_warns_otherwi
         address = portal.url.replace("://", "://me:s3cr3t@") + "?key=w0rd"
         monkeypatch.setenv("A_PORTAL", address)
         check(load_source({**given, "portal_env": "A_PORTAL"}))
-        assert "portal_env" not in caplog.text
+        assert "portalEnv" not in caplog.text
         load_source({**given, "portal": address})
-        assert "name it by portal_env" in caplog.text
+        assert "name it by portalEnv" in caplog.text
     assert not [secret for secret in SECRETS if secret in caplog.text]
     with pytest.raises(SourceOptionError, match="lacks the variable"):
         load_source({**given, "portal_env": "NO_SUCH_VARIABLE"})
-    with pytest.raises(SourceOptionError, match="portal or portal_env"):
+    with pytest.raises(SourceOptionError, match="give one of portal, portalEnv"):
         load_source({**given, "portal": "http://h/d", "portal_env": "A_PORTAL"})

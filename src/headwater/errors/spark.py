@@ -16,9 +16,7 @@ class JavaMissingError(
 class SourceOptionError(
     SparkError,
     code="E5002",
-    fix="correct the option that the message names; the data source takes portal, from_block, "
-    "to_block, partitions, and event, call, table or query with what goes with it; a stream also "
-    "takes journal or final_only, maxBlocksPerTrigger, maxBytesPerTrigger and far, or package",
+    fix="correct the option that the message names; docs/spark.md has the table of all options",
 ):
     """An option of the data source, in `read` or `readStream`, is missing, unknown or contradicts
     another."""
@@ -27,7 +25,7 @@ class SourceOptionError(
 class NotFinalError(
     SparkError,
     code="E5003",
-    fix="end the range at or below the finalized head, or leave to_block out; blocks above it can "
+    fix="end the range at or below the finalized head, or leave toBlock out; blocks above it can "
     "still be replaced and are read by a stream",
     retryable=True,
 ):
@@ -167,8 +165,8 @@ class MicroBatchTargetError(
     SparkError,
     code="E5036",
     fix="use a target that keeps side tables (PostgreSQL, ClickHouse, DuckDB, Iceberg, Delta); "
-    "create_target takes a changelog with final_only=true; Parquet files are written by Spark "
-    'itself: writeStream.format("parquet") of a changelog with final_only=true',
+    "create_target takes a changelog with finalOnly=true; Parquet files are written by Spark "
+    'itself: writeStream.format("parquet") of a changelog with finalOnly=true',
 ):
     """`foreach_batch` was given a target that cannot hold a micro-batch once it has returned, or a
     target of create_target rows that a fork may take back."""

@@ -2,34 +2,13 @@
 
     spark.read.format("headwater").options(
         portal="https://portal.sqd.dev/datasets/ethereum-mainnet",
-        event="erc20.Transfer", contracts="0xa0b8…", from_block="2024-01-01",
+        event="erc20.Transfer", contracts="0xa0b8…", fromBlock="2024-01-01",
     ).load()
-
-    option      meaning
-    portal      the address of the dataset, without credentials
-    portal_env  for one with user:password@ or a key: the environment variable that holds it, on the
-                driver, set before Spark starts
-    portal_url  the same as portal by a name whose value Spark hides in plans
-    from_block  number, date or "latest"; without it, the first block
-    to_block    likewise, or "+N"; inclusive; without it, the finalized head
-    event       Solidity text, JSON ABI entry or built-in name: one row per log, decoded
-    call        instead of event: a function, likewise: one row per call, decoded
-    source      of calls: "transactions" (those from outside), or "traces" (all, with what they
-                returned)
-    contracts   addresses of the event or the function, separated by commas
-    params      JSON: values of indexed parameters to keep, {"to": ["0x…"]}
-    decimals    parameters or columns to deliver as decimals, separated by commas
-    on_error    "raise" or "skip", for logs and calls that have the signature but not the content
-    table       instead of event: a raw table of any network, "bitcoin.outputs", "tron.logs"
-    fields      its columns, separated by commas; without it, the usual ones
-    filters     JSON: its filters, {"script_pub_key_address": ["bc1q…"]}
-    query       instead of event: the JSON body of a request, without its range: one row per block,
-                with columns number, hash, parent_hash, timestamp, line
-    partitions  how many tasks; without it, chosen from the measured size and this machine's cores
 
 Everything is decided once, when `load` is called: the range, so that two actions see the same
 blocks; the cuts, so that the portal is not measured for every action. Filters of the DataFrame are
-applied by Spark after reading; say with `contracts`, `params` and `filters` what to fetch.
+applied by Spark after reading; say with `contracts`, `params` and `filters` what to fetch. The
+options are those of `headwater.spark.options`.
 """
 
 from __future__ import annotations
@@ -37,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,48 +26,20 @@ from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
 from headwater.address import HttpAddress
-from headwater.core import BlockRange, parse_ranges
+from headwater.core import BlockRange, Density, block_count
+from headwater.core.spans import BYTES_PER_SECOND
 from headwater.decode import Output, evm, named_table
 from headwater.decode.columns.malformed import OnError
 from headwater.errors import InvalidRangeError, NotFinalError, SourceOptionError
-from headwater.portal import PortalClient, RetryPolicy, portal_address
+from headwater.portal import PortalClient, RetryPolicy, portal_address, probe
 from headwater.query import Query, check_limits
 from headwater.spark.frames import spark_schema
+from headwater.spark.options import Options, Use
 from headwater.spark.partitions import plan_parts
 from headwater.spark.parts import PartReader, PartsReader, RawRows, RowMaker, TableRows
 
 _log = logging.getLogger(__name__)
-OPTIONS = (
-    "portal",
-    "portal_env",
-    "portal_url",
-    "from_block",
-    "to_block",
-    "event",
-    "call",
-    "source",
-    "contracts",
-    "params",
-    "decimals",
-    "on_error",
-    "table",
-    "fields",
-    "filters",
-    "query",
-    "partitions",
-)
-
-_ADDRESSES = ("portal", "portal_url", "portal_env")
-_KINDS = ("event", "call", "table", "query")
-_GOES_WITH = {
-    "contracts": ("event", "call"),
-    "params": ("event",),
-    "source": ("call",),
-    "on_error": ("event", "call"),
-    "decimals": ("event", "call", "table"),
-    "fields": ("table",),
-    "filters": ("table",),
-}
+LARGE = 1 << 30  # bytes of block lines
 IMPATIENT = RetryPolicy(attempts=6)  # 13 s while loading: an address may just be wrong
 PATIENT = RetryPolicy(attempts=30)  # 8 minutes in a task, which has work to lose
 
@@ -129,19 +80,39 @@ def load_source(options: Mapping[str, str]) -> LoadedSource:
         NotFinalError: the range is not final to its end.
         HeadwaterError: an option is malformed, or the portal cannot be asked.
     """
-    given = {key.lower(): value for key, value in options.items()}
-    check_options(given, OPTIONS)
+    given = Options(options, Use.READ)
     address = choose_address(given)
     row_maker, query = choose_rows(given)
-    partitions = parse_count(given, "partitions")
-    specs = parse_ranges((given.get("from_block"), given.get("to_block")))
+    partitions = given.count("partitions")
+    spec = given.range()
     reader = PartReader(address, query, row_maker, dataset=None, retry=IMPATIENT)
     with reader.client(headers=query.headers_only()) as client:
         dataset = client.metadata()
-        block_range = _final_range(client, client.resolve_range(specs[0], finalized=True))
+        block_range = _final_range(client, client.resolve_range(spec, finalized=True))
         cores = os.cpu_count() or 1
-        parts = plan_parts(client, query, block_range, partitions=partitions, cores=cores)
+        measured = []
+        if min(block_count(block_range), partitions or 2) > 1:
+            measured = probe(client, query, block_range)
+            tell_cost(measured, cores)
+        parts = plan_parts(
+            client, query, block_range, partitions=partitions, cores=cores, densities=measured
+        )
     return LoadedSource(tuple(parts), replace(reader, dataset=dataset, retry=PATIENT))
+
+
+def tell_cost(measured: Sequence[Density], cores: int) -> None:
+    """Say once, before anything is read, what a large reading will cost."""
+    size = sum(one.total for one in measured)
+    if size < LARGE:
+        return
+    _log.warning(
+        "blocks %s: about %.1f GB of block lines are read, some %d minutes on %d cores; filters "
+        "of the DataFrame apply after that: contracts, params and filters say what to fetch",
+        BlockRange(measured[0].blocks.from_block, measured[-1].blocks.to_block),
+        size / 1e9,
+        max(1, round(size / (BYTES_PER_SECOND * cores) / 60)),
+        cores,
+    )
 
 
 def register(spark: SparkSession) -> None:
@@ -159,65 +130,43 @@ def register(spark: SparkSession) -> None:
             raise
 
 
-def check_options(given: Mapping[str, str], known: Iterable[str]) -> None:
-    """Refuse options that are unknown, missing, or go with others. Names are in lower case.
-
-    Raises:
-        SourceOptionError: one is.
-    """
-    for name in sorted(set(given) - set(known)):
-        raise SourceOptionError(f"unknown option {name!r}")
-    addresses = [name for name in _ADDRESSES if given.get(name)]
-    if not addresses:
-        raise SourceOptionError("the option portal is missing")
-    if len(addresses) > 1:
-        raise SourceOptionError(f"give either {' or '.join(addresses)}")
-    kinds = [kind for kind in _KINDS if kind in given]
-    if len(kinds) != 1:
-        raise SourceOptionError("give either event or call or table or query")
-    for name, owners in _GOES_WITH.items():
-        if name in given and kinds[0] not in owners:
-            raise SourceOptionError(
-                f"the option {name} goes with {' or '.join(owners)}, not with {kinds[0]}"
-            )
-
-
-def choose_address(given: Mapping[str, str]) -> HttpAddress:
+def choose_address(given: Options) -> HttpAddress:
     """Return the portal's address, and warn where Spark could show its credentials."""
-    name = given.get("portal_env")
-    if name:
+    chosen = given.choose("portal", "portalEnv", "portalUrl")
+    if chosen == "portalEnv":
+        name = given[chosen]
         if not os.environ.get(name):
             raise SourceOptionError(
-                "the environment that Spark was started with lacks the variable", portal_env=name
+                "the environment that Spark was started with lacks the variable", portalEnv=name
             )
         return portal_address(os.environ[name])
-    address = portal_address(given.get("portal") or given["portal_url"])
+    address = portal_address(given[chosen])
     if address.has_secrets:
         _log.warning(
             "the portal's address has credentials, and Spark may show options in plans, event logs "
-            "and SQL texts: put the address into an environment variable and name it by portal_env"
+            "and SQL texts: put the address into an environment variable and name it by portalEnv"
         )
     return address
 
 
-def choose_rows(given: Mapping[str, str]) -> tuple[RowMaker, Query | RawQuery]:
+def choose_rows(given: Options) -> tuple[RowMaker, Query | RawQuery]:
     """Return what makes the rows that the options ask for, and what to ask the portal for."""
-    if "query" in given:
+    kind = given.choose("event", "call", "table", "query")
+    if kind == "query":
         return RawRows(), parse_raw_query(given["query"])
-    if "table" in given:
+    decimals = given.words("decimals") or ()
+    if kind == "table":
         table = named_table(
             given["table"].strip(),
-            fields=_split(given.get("fields")),
-            filters=_parse_json("filters", given.get("filters", "{}")),
-            decimals=_split(given.get("decimals")) or (),
+            fields=given.words("fields"),
+            filters=given.document("filters"),
+            decimals=decimals,
         )
         return TableRows("table", table, (BlockRange(0),)), table.query
-    kind = "call" if "call" in given else "event"
     text = given[kind].strip()
-    definition = _parse_json(kind, text) if text.startswith("{") else text
-    contracts = _split(given.get("contracts"))
-    decimals = _split(given.get("decimals")) or ()
-    on_error: OnError = given.get("on_error", "raise")  # type: ignore[assignment]  # checked there
+    definition = given.document(kind) if text.startswith("{") else text
+    contracts = given.words("contracts")
+    on_error: OnError = given.get("onError", "raise")  # type: ignore[assignment]  # checked there
     output: Output
     if kind == "call":
         source = given.get("source", "transactions")
@@ -229,35 +178,11 @@ def choose_rows(given: Mapping[str, str]) -> tuple[RowMaker, Query | RawQuery]:
             on_error=on_error,
         )
     else:
-        params = _parse_json("params", given.get("params", "{}"))
+        params = given.document("params")
         output = evm.events(
             definition, contracts=contracts, params=params, decimals=decimals, on_error=on_error
         )
     return TableRows(kind, output, (BlockRange(0),)), output.query
-
-
-def _split(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _parse_json(name: str, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise SourceOptionError(f"{name} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise SourceOptionError(f"{name} must be a JSON object")
-    return value
-
-
-def parse_count(given: Mapping[str, str], name: str) -> int | None:
-    """Return an option that is a number, 1 or more; None if it is not given."""
-    text = given.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
-        raise SourceOptionError(f"{name} must be a number, 1 or more", got=text)
-    return int(text)
 
 
 def _final_range(client: PortalClient, block_range: BlockRange) -> BlockRange:
@@ -341,7 +266,7 @@ def parse_raw_query(text: str) -> RawQuery:
     for key in _POSITION:
         if key in document:
             raise SourceOptionError(
-                f"query has its own {key}; the range is given by from_block and to_block"
+                f"query has its own {key}; the range is given by fromBlock and toBlock"
             )
     fields = document.get("fields", {})
     block = fields.get("block", {}) if isinstance(fields, dict) else None

@@ -293,7 +293,7 @@ class _IntoOwned:
             return
         if not given.is_final:
             raise MicroBatchTargetError(
-                "a target of create_target takes final blocks alone: read with final_only=true",
+                "a target of create_target takes final blocks alone: read with finalOnly=true",
                 given=given.id,
             )
         assert given.last is not None, "a micro-batch of final blocks has one"

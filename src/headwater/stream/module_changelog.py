@@ -5,28 +5,16 @@
         journal="/var/lib/pipelines/usdc/journal",
     ).load()
 
-    option                meaning
-    package               a .spkg: its path or its address
-    endpoint              where the module runs, as in `substreams_stream`; credentials are those of
-                          the driver's environment
-    module, network       as in `substreams_stream`
-    params                JSON: parameters by module
-    output                which table, of a module that has several
-    from_block, to_block  numbers; without them, the module's first block, and no end
-    journal               as everywhere: a folder for hot blocks
-    maxBlocksPerTrigger, maxBytesPerTrigger
-
 All blocks pass the driver and the journal, history too: the endpoint works it out in parallel, not
-Spark. What reading resumes with, the endpoint's cursor, is kept in the journal with the rows.
+Spark. What reading resumes with, the endpoint's cursor, is kept in the journal with the rows. The
+options are those of `headwater.spark.options`; `package` is the one that says it is a module.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -34,8 +22,8 @@ from pyspark.sql.types import StructType
 from headwater.core import BlockCursor, Blocks, PipeState, SpanLimits
 from headwater.core.messages import HOT_BLOCKS, HOT_BYTES
 from headwater.errors import SourceOptionError
-from headwater.spark.datasource import parse_count
 from headwater.spark.frames import loose_schema, spark_schema
+from headwater.spark.options import Options, Use
 from headwater.spark.parts import Receipt, RowMaker
 from headwater.spark.streaming.changelog_rows import changelog_schema
 from headwater.spark.streaming.folder import open_folder
@@ -46,20 +34,6 @@ from headwater.substreams.client import SubstreamsClient
 from headwater.substreams.cursors import CursorLog
 from headwater.substreams.messages import OutputDecoder, SessionInit
 from headwater.substreams.source import SubstreamsSource
-
-OPTIONS = (
-    "package",
-    "endpoint",
-    "module",
-    "network",
-    "params",
-    "output",
-    "from_block",
-    "to_block",
-    "journal",
-    "maxblockspertrigger",
-    "maxbytespertrigger",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +51,11 @@ class LoadedModule:
 
     def first_block(self) -> int:
         """Return the block that the changelog begins with."""
-        return _define(dict(self.options)).first
+        return _define(Options(dict(self.options), Use.MODULE)).first
 
     def changelog(self) -> Changelog:
         """Return what is followed. Called in one process per source of a query."""
-        given = dict(self.options)
+        given = Options(dict(self.options), Use.MODULE)
         stream = _define(given)
         output = _choose_output(stream.decoder, given.get("output"))
         log = CursorLog()
@@ -105,15 +79,13 @@ def load_module(options: Mapping[str, str]) -> LoadedModule:
         SourceOptionError: an option is missing, unknown or malformed.
         HeadwaterError: the package cannot be used, or has no such module.
     """
-    given = {key.lower(): value for key, value in options.items()}
-    for name in sorted(set(given) - set(OPTIONS)):
-        raise SourceOptionError(f"unknown option {name!r} of a module's changelog")
+    given = Options(options, Use.MODULE)
     if not given.get("journal"):
         raise SourceOptionError("the changelog of a module needs the option journal")
     stream = _define(given)
     output = _choose_output(stream.decoder, given.get("output"))
-    blocks = parse_count(given, "maxblockspertrigger")
-    size = parse_count(given, "maxbytespertrigger")
+    blocks = given.count("maxBlocksPerTrigger")
+    size = given.count("maxBytesPerTrigger")
     limits = Limits(
         SpanLimits(blocks or HOT_BLOCKS, size or HOT_BYTES, seconds=1e9),
         hot_blocks=min(blocks or HOT_BLOCKS, HOT_BLOCKS),
@@ -196,15 +168,10 @@ class ModuleUpstream(Upstream):
         self._client.close()
 
 
-def _define(given: Mapping[str, str]) -> SubstreamsStream:
+def _define(given: Options) -> SubstreamsStream:
     """Return the module that the options name."""
-    try:
-        params: Any = json.loads(given.get("params", "{}"))
-    except ValueError as error:
-        raise SourceOptionError(f"params is not JSON: {error}") from None
-    if not isinstance(params, dict):
-        raise SourceOptionError("params must be a JSON object: parameters by module")
-    last = _number(given, "to_block")
+    params = given.document("params")
+    last = _number(given, "toBlock")
     stream = substreams_stream(
         id="changelog",
         package=given["package"],
@@ -212,11 +179,11 @@ def _define(given: Mapping[str, str]) -> SubstreamsStream:
         module=given.get("module"),
         params={str(key): str(value) for key, value in params.items()},
         network=given.get("network", ""),
-        start=_number(given, "from_block"),
+        start=_number(given, "fromBlock"),
         stop=None if last is None else last + 1,
     )
     if stream.first < 0:
-        raise SourceOptionError("from_block of a module's changelog is a number, 0 or more")
+        raise SourceOptionError("fromBlock of a module's changelog is a number, 0 or more")
     return stream
 
 

@@ -259,6 +259,47 @@ def test_a_changelog_ends_where_the_portal_has_lost_its_next_block(tmp_path: Pat
         assert query.ends == ends
 
 
+def test_a_changelog_that_may_lose_blocks_goes_on_behind_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it keeps of before was final; what follows is the chain's; what is missing is named."""
+    chain = chain_of(3)
+    portal = PortalSim(chain, seed=3, surface="hotblocks")
+    may_lose = replace(limits(), may_lose=True)
+    with Query(portal, tmp_path, dice=Random(3), limits=may_lose) as query:
+        while query.trigger():
+            pass
+        known, final = query.ends[-1]["number"], query.ends[-1]["finalized"]
+        query.kill()
+        chain.fork(5)
+        chain.extend(40)
+        oldest = chain.head.number - 10
+        portal.drop_below(oldest)
+        while query.trigger():
+            pass
+        assert query.ends[-1]["number"] == chain.head.number
+        kept = [row["block_number"] for row in query.net().values()]
+        assert kept
+        assert not [number for number in kept if final < number < oldest]
+        hashes = {row["block_hash"] for row in query.net().values() if row["block_number"] > final}
+        assert hashes <= {block.hash for block in chain.canonical()}
+        assert final < known < oldest
+    assert any(f"{final + 1}..{oldest - 1}" in message for message in caplog.messages)
+
+
+def test_parts_of_blocks_that_are_lost_are_not_planned(tmp_path: Path) -> None:
+    """So a query whose tasks no longer found them goes on when it is started again."""
+    chain = chain_of(3)
+    portal = PortalSim(chain, seed=3, surface="hotblocks")
+    portal.drop_below(20)
+    with Query(portal, tmp_path, dice=Random(3), limits=replace(limits(), may_lose=True)) as query:
+        parts = query.upstream().cut(BlockRange(5, 29), ())
+        assert (parts[0].from_block, parts[-1].to_block) == (20, 29)
+        assert not query.upstream().cut(BlockRange(5, 19), ())
+    with Query(portal, tmp_path, dice=Random(3), limits=limits()) as query:
+        assert query.upstream().cut(BlockRange(5, 29), ())[0].from_block == 5
+
+
 def test_a_changelog_that_begins_below_the_oldest_block_is_refused() -> None:
     """It was made to begin with the oldest block, without a word."""
     with simulated_portal(seed=3, blocks=40, surface="hotblocks", window=10) as portal:
@@ -266,6 +307,8 @@ def test_a_changelog_that_begins_below_the_oldest_block_is_refused() -> None:
         with pytest.raises(MissingBlocksError, match=r"missing=5\.\.29"):
             load_stream({**options, "from_block": "5"}).first_block()
         assert load_stream({**options, "from_block": "30"}).first_block() == 30
+        lenient = {**options, "startingBlock": "5", "failOnDataLoss": "false"}
+        assert load_stream(lenient).first_block() == 30
 
 
 def test_the_net_meets_forks_kills_and_replays(tmp_path: Path) -> None:

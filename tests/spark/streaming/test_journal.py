@@ -502,9 +502,10 @@ def test_a_journal_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
         ({}, "either a journal"),
         ({"journal": "/j", "final_only": "true"}, "either a journal"),
         ({"final_only": "perhaps"}, "true or false"),
-        ({"journal": "/j", "maxBlocksPerTrigger": "0"}, "maxblockspertrigger"),
+        ({"journal": "/j", "maxBlocksPerTrigger": "0"}, "maxBlocksPerTrigger must be"),
         ({"journal": "/j", "checkpoint": "/c"}, "unknown option 'checkpoint'"),
-        ({"journal": "/j", "to_block": "+5"}, "to_block"),
+        ({"journal": "/j", "to_block": "+5"}, "toBlock"),
+        ({"journal": "/j", "to_block": "latest"}, "toBlock"),
     ],
 )
 def test_options_are_checked_when_the_stream_is_loaded(

@@ -1,25 +1,14 @@
-"""The options of `spark.readStream.format("headwater")`: a changelog of the chain.
+"""What `spark.readStream.format("headwater")` loads: a changelog of the chain.
 
     spark.readStream.format("headwater").options(
         portal="https://portal.sqd.dev/datasets/ethereum-mainnet",
-        event="erc20.Transfer", contracts="0xa0b8…", from_block="latest",
+        event="erc20.Transfer", contracts="0xa0b8…", startingBlock="latest",
         journal="/var/lib/pipelines/usdc/journal",
     ).load()
 
-    option                meaning
-    journal               a folder for hot blocks, beside the query's checkpoint: a path, or an
-                          address that fsspec knows (s3://…, hdfs://…); one for each query
-    final_only            "true", instead of a journal: only final blocks, so nothing is retracted
-    maxBlocksPerTrigger   how many blocks a micro-batch holds at most
-    maxBytesPerTrigger    how many bytes of block lines, about
-    far                   how many blocks behind the finalized head executors read in parallel
-    from_block, to_block  where the changelog begins, once; and ends, if it does
-    partitions            how many tasks read a micro-batch of final blocks
-
-All options of the batch source that say what to read (`portal`, `event`, `table`, `query`, …) are
-the same here (`headwater.spark.datasource`). The columns are those of the batch source, then those
-of the changelog: `_change_type`, `_commit_version`, `_commit_timestamp`, `_sign`, `_row_id` and
-`_finalized`.
+The options are those of `headwater.spark.options`. The columns are those of the batch source, then
+those of the changelog: `_change_type`, `_commit_version`, `_commit_timestamp`, `_sign`, `_row_id`
+and `_finalized`.
 """
 
 from __future__ import annotations
@@ -34,28 +23,27 @@ import pyspark
 from pyspark.sql.types import StructType
 
 from headwater.address import HttpAddress
-from headwater.core import BlockRange, RangeSpec, SpanLimits, parse_ranges
+from headwater.core import BlockRange, RangeSpec, SpanLimits
 from headwater.core.messages import HOT_BLOCKS, HOT_BYTES
+from headwater.core.ranges import Latest, Plus
 from headwater.decode.columns.field_columns import known_columns
 from headwater.errors import SourceOptionError
 from headwater.portal import PortalClient, open_transport
 from headwater.query import Query
 from headwater.spark.datasource import (
     IMPATIENT,
-    OPTIONS,
     PATIENT,
     RawQuery,
-    check_options,
     choose_address,
     choose_rows,
-    parse_count,
 )
 from headwater.spark.frames import spark_schema
+from headwater.spark.options import Options, Use
 from headwater.spark.parts import Part, PartReader, RowMaker
 from headwater.spark.streaming.changelog_rows import InsertRows, changelog_schema
 from headwater.spark.streaming.folder import open_folder
 from headwater.spark.streaming.journal import Journal, segment_rows
-from headwater.spark.streaming.upstream import Changelog, Limits, PortalUpstream
+from headwater.spark.streaming.upstream import Changelog, Limits, PortalUpstream, remaining
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader
@@ -65,14 +53,6 @@ if TYPE_CHECKING:
 
 Follow = Callable[["LoadedStream | LoadedModule"], "Follower"]  # this folder knows no loop
 
-STREAM_OPTIONS = (
-    *OPTIONS,
-    "journal",
-    "final_only",
-    "maxblockspertrigger",
-    "maxbytespertrigger",
-    "far",
-)
 FAR = 1000
 FIRST_SPAN = 2000
 SPAN_BLOCKS, SPAN_BYTES = 500_000, 256 << 20
@@ -82,7 +62,7 @@ HOLD_S = 1.0  # how long a trigger at the head lasts without a block
 
 def is_stream(options: Mapping[str, str]) -> bool:
     """Tell whether these are the options of a stream: Spark does not say so when it asks."""
-    return bool({"journal", "final_only"} & {key.lower() for key in options})
+    return bool({"journal", "finalonly"} & {key.lower().replace("_", "") for key in options})
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +122,11 @@ class LoadedStream:
     def first_block(self) -> int:
         """Ask the portal for the block that the changelog begins with."""
         with self._asking() as client:
-            first = self._blocks(client).from_block
-            client.check_missing(first)
-            return first
+            blocks = self._blocks(client)
+            if self.limits.may_lose:
+                blocks = remaining(blocks, client.oldest_block()) or blocks
+            client.check_missing(blocks.from_block)
+            return blocks.from_block
 
     def _asking(self) -> PortalClient:
         """Return a client for questions."""
@@ -204,33 +186,26 @@ def load_stream(options: Mapping[str, str]) -> LoadedStream:
         SourceOptionError: an option is missing, unknown or contradicts another.
         HeadwaterError: an option is malformed.
     """
-    given = {key.lower(): value for key, value in options.items()}
-    check_options(given, STREAM_OPTIONS)
-    final_only = _parse_flag(given, "final_only")
+    given = Options(options, Use.CHANGELOG)
+    final_only = given.flag("finalOnly", default=False)
     journal = given.get("journal")
     if final_only == bool(journal):
         raise SourceOptionError(
-            "a stream takes either a journal, in which hot blocks are kept, or final_only=true"
+            "a stream takes either a journal, in which hot blocks are kept, or finalOnly=true"
         )
     row_maker, query = choose_rows(given)
-    blocks = parse_count(given, "maxblockspertrigger")
-    size = parse_count(given, "maxbytespertrigger")
+    blocks = given.count("maxBlocksPerTrigger")
+    size = given.count("maxBytesPerTrigger")
     limits = Limits(
         SpanLimits(blocks or SPAN_BLOCKS, size or SPAN_BYTES, seconds=1e9),
         hot_blocks=min(blocks or HOT_BLOCKS, HOT_BLOCKS),
         hot_bytes=min(size or HOT_BYTES, HOT_BYTES),
         first_span=min(blocks or FIRST_SPAN, FIRST_SPAN),
-        far=parse_count(given, "far") or FAR,
-        partitions=parse_count(given, "partitions"),
+        far=given.count("far") or FAR,
+        partitions=given.count("partitions"),
+        may_lose=not given.flag("failOnDataLoss", default=True),
     )
-    if given.get("to_block", "").startswith("+"):
-        raise SourceOptionError("to_block of a stream is a number or a date: a restart keeps it")
-    specs = parse_ranges((given.get("from_block"), given.get("to_block")))
-    return LoadedStream(choose_address(given), query, row_maker, specs[0], journal, limits)
-
-
-def _parse_flag(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name, "false").lower()
-    if text not in ("true", "false"):
-        raise SourceOptionError(f"{name} must be true or false", got=text)
-    return text == "true"
+    spec = given.range()
+    if isinstance(spec.end, Plus | Latest):
+        raise SourceOptionError("toBlock of a stream is a number or a date: a restart keeps it")
+    return LoadedStream(choose_address(given), query, row_maker, spec, journal, limits)

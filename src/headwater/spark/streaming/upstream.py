@@ -6,6 +6,7 @@ the other one: a Substreams endpoint.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,16 @@ from headwater.spark.streaming.journal import Journal
 if TYPE_CHECKING:
     from headwater.pipeline import Source
 
+_log = logging.getLogger(__name__)
 FEW = 100  # blocks that are not measured before they are read
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one micro-batch may hold: of final blocks that executors read, and of hot ones."""
+    """What one micro-batch may hold: of final blocks that executors read, and of hot ones.
+
+    `may_lose`: blocks that the portal no longer has are left out.
+    """
 
     span: SpanLimits
     hot_blocks: int
@@ -33,6 +38,25 @@ class Limits:
     first_span: int
     far: int
     partitions: int | None = None
+    may_lose: bool = False
+
+
+def leave_out(blocks: Sequence[BlockRange]) -> None:
+    """Say which blocks a changelog goes on without. Called again wherever they are missed again."""
+    _log.warning(
+        "changelog.left_out blocks=%s count=%d: the portal does not have them any more",
+        ", ".join(map(str, blocks)),
+        sum(map(block_count, blocks)),
+    )
+
+
+def remaining(blocks: BlockRange, oldest: int) -> BlockRange | None:
+    """Return the blocks from the oldest one on that a portal has, and say which are left out."""
+    if oldest <= blocks.from_block:
+        return blocks
+    last = oldest - 1 if blocks.to_block is None else min(oldest - 1, blocks.to_block)
+    leave_out([BlockRange(blocks.from_block, last)])
+    return None if last == blocks.to_block else BlockRange(oldest, blocks.to_block)
 
 
 class Upstream(Protocol):
@@ -122,10 +146,19 @@ class PortalUpstream(Upstream):
             limits=limits.span,
             finalized=final,
             clock=self._clock,
+            leave_out=leave_out if limits.may_lose else None,
         )
 
     def cut(self, blocks: BlockRange, measured: Sequence[Density]) -> Sequence[BlockRange]:
-        """Cut final blocks into parts for executors."""
+        """Cut final blocks into parts for executors, without those that may be lost and are.
+
+        A query whose tasks no longer found them goes on so when it is started again.
+        """
+        oldest = self._client.oldest_block() if self._limits.may_lose else 0
+        kept = remaining(blocks, oldest)
+        if kept is None:
+            return ()
+        blocks, measured = kept, measured if kept == blocks else ()
         return plan_parts(
             self._client,
             self._query,
