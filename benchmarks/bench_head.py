@@ -17,10 +17,9 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from headwater import evm, portal_stream
+from headwater import StopRequested, evm, portal_stream
 from headwater.pipeline import Committed, Event, Settled
 from headwater.spark import local_session, warm_up
-from headwater.stream.handle import StopRequested
 from headwater.targets import duckdb_target
 from headwater.testing import ChainSim, ContentSettings, PortalServer, PortalSim
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from headwater import Committed, Event, evm, portal_stream
 from headwater.core import Batch, PipeState
+from headwater.runtime import ALONE, Runtime
 from headwater.targets import clickhouse_target, duckdb_target, postgres_target
 from headwater.targets.clickhouse import table as clickhouse_table
 from headwater.targets.contract import Capabilities, Delivery, Target
@@ -33,7 +34,7 @@ class Nowhere:
     def __init__(self) -> None:
         self.capabilities: Capabilities[Delivery] = Capabilities()
 
-    def bind(self, stream_id: str) -> None: ...
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None: ...
 
     def recover(self) -> PipeState:
         return PipeState()

@@ -107,7 +107,7 @@ class Module:
         with ExitStack() as stack:
             client = _Client(self.endpoint, stream, clock)
             record = stream._record("module", CollectorRegistry())
-            run = SubstreamsRun(stream, client, clock, Opening(target, record))
+            run = SubstreamsRun(stream, client, Opening.of(target, record, clock=clock))
             run._messages.receive = _Stepped
             stack.callback(client.close)
             stack.callback(run.stop)

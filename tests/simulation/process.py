@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from headwater.core import Batch, PipeState
 from headwater.pipeline import Event, Pipeline
 from headwater.portal import PortalClient, Transport
+from headwater.runtime import ALONE, Runtime
 from headwater.stream.portal import PortalStream
 from headwater.stream.portal_run import PortalRun
 from headwater.stream.run import Opening
@@ -139,7 +140,7 @@ class Process:
                 )
             )
             record = stream._record(self.name, CollectorRegistry())
-            run = PortalRun(stream, client, self.clock, Opening(target, record))
+            run = PortalRun(stream, client, Opening.of(target, record, clock=self.clock))
             stack.callback(run.stop)
             target.bind(stream.id)
             loop = Pipeline(run, target, run, flush=stream.flush, patience=3)
@@ -184,8 +185,8 @@ class _Watched:
         found: Capabilities[Delivery] = self._target.capabilities
         return found
 
-    def bind(self, stream_id: str) -> None:
-        self._target.bind(stream_id)
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
+        self._target.bind(stream_id, runtime)
 
     def recover(self) -> PipeState:
         self._enter(Call.RECOVER)

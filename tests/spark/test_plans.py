@@ -16,11 +16,11 @@ from pyspark.sql.window import Window
 from headwater import evm, portal_stream
 from headwater.errors import ColumnTypeError, TransformActionError, TransformPlanError
 from headwater.pipeline import Committed, Event, Settled
+from headwater.runtime import StopRequested
 from headwater.spark.frames import Frame
 from headwater.spark.plans import TransformPlan
 from headwater.spark.versions import arrow_function
 from headwater.stream import Stream
-from headwater.stream.handle import StopRequested
 from headwater.stream.transformer import Step, Transforms
 from headwater.targets import duckdb_target
 from headwater.testing import simulated_portal

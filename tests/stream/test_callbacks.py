@@ -13,6 +13,7 @@ from headwater.core import Batch, PipeState
 from headwater.effects import kafka
 from headwater.errors import AsyncCallbackError, InvalidOptionError
 from headwater.portal import RetryPolicy
+from headwater.runtime import ALONE, Runtime
 from headwater.stream import PortalStream, portal_stream
 from headwater.targets import (
     Capabilities,
@@ -64,7 +65,7 @@ class Contract:
     def __init__(self, name: str) -> None:
         setattr(self, name, nothing)
 
-    def bind(self, stream_id: str) -> None: ...
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None: ...
 
     def recover(self) -> PipeState:
         return PipeState()

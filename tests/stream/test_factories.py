@@ -16,6 +16,7 @@ from headwater import BlockCursor, Flush, create_target, evm, pipe_to_iterator
 from headwater.core import Batch, PipeState
 from headwater.errors import ConfigChangedError
 from headwater.pipeline import Committed, Event, Recovered, RolledBack, Settled
+from headwater.runtime import ALONE, Runtime
 from headwater.stream import PortalStream, StopRequested, StreamBatch, portal_stream
 from headwater.stream.factories import FactoryScan
 from headwater.stream.factory_index import CHILDREN
@@ -286,7 +287,7 @@ class Crashing:
     def capabilities(self) -> Capabilities[Delivery]:
         return replace(self.inner.capabilities, side_tables=self)
 
-    def bind(self, stream_id: str) -> None:
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         self.inner.bind(stream_id)
 
     def open_side_tables(self, tables: Sequence[SideTable]) -> None:

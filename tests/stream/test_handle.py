@@ -210,7 +210,7 @@ def test_spark_is_sized_for_dataframes_where_code_behind_the_stream_may_use_them
 
     monkeypatch.setattr("headwater.stream.run.SparkOfRun", Noted)
     for target in several:
-        opening = Opening(target, StreamRecord("one", registry=CollectorRegistry()))
+        opening = Opening.of(target, StreamRecord("one", registry=CollectorRegistry()))
         with stream_of(portal)._opened(opening):
             assert started.pop() is not uses_frames
 
@@ -220,15 +220,15 @@ def test_a_stop_reaches_the_run_that_fills_a_part_and_the_one_that_goes_on_after
 ) -> None:
     stream = stream_of(portal)
     target: MemoryTarget[Any] = MemoryTarget()
-    opening = Opening(target, StreamRecord("one", registry=CollectorRegistry()))
+    opening = Opening.of(target, StreamRecord("one", registry=CollectorRegistry()))
     cancelled: list[object] = []
     monkeypatch.setattr(PortalRun, "cancel", lambda run: cancelled.append(run))
     with stream._running(opening) as run:
         assert isinstance(run, PortalRun)
         with run.filling(stream, target, {}) as inner:
-            opening.interrupt.break_off()
+            opening.runtime.stop.break_off()
         assert cancelled == [run, inner]
-        opening.interrupt.break_off()
+        opening.runtime.stop.break_off()
         assert cancelled == [run, inner, run]
-    opening.interrupt.break_off()
+    opening.runtime.stop.break_off()
     assert cancelled == [run, inner, run], "nothing is left of a run that is over"

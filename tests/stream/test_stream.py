@@ -40,8 +40,8 @@ from headwater.errors import (
 )
 from headwater.pipeline import Event, Recovered, RolledBack, Settled
 from headwater.portal import RetryPolicy
+from headwater.runtime import StoppableClock
 from headwater.stream import BatchContext, PortalStream, StartInfo, StreamBatch, portal_stream
-from headwater.stream.handle import StoppableClock
 from headwater.targets import DuckDBSettings, duckdb_target
 from headwater.testing import ChainSim, Network, PortalServer, PortalSim, simulated_portal
 from tests.sampling import every

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwater.core import Batch, PipeState
+from headwater.runtime import ALONE, Runtime
 from headwater.targets.contract import Capabilities, Delivery
 
 Journal = list[tuple[list[Batch[Delivery]], PipeState]]
@@ -25,7 +26,7 @@ class Replayed:
         found: Capabilities[Delivery] = self.target.capabilities
         return found
 
-    def bind(self, stream_id: str) -> None:
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         self.target.bind(stream_id)
 
     def recover(self) -> PipeState:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.errors import ClickHouseConnectionError
+from headwater.runtime import Runtime
 from headwater.targets.clickhouse import (
     ClickHouseClient,
     ClickHouseSettings,
@@ -53,7 +54,7 @@ def started(url: str, engine: str = ENGINES[0], **settings: Any) -> Stream:
         on_data=lambda store, data: [store.insert(name, one) for name, one in data.items()],
         settings=ClickHouseSettings(id="s", **settings),
     )
-    target.pause = at_once
+    target.runtime = Runtime(wait=at_once)
     return Stream(target, url)
 
 
@@ -64,7 +65,7 @@ def test_an_answer_that_was_cut_after_any_byte_is_asked_for_again(
 ) -> None:
     """Python takes the end of the connection for the end of the headers: 200, and empty."""
     asked = ClickHouseClient(proxy.url, attempts=2)
-    asked.pause = at_once
+    asked.wait = at_once
     waiting: list[int] = []
     length = 0
 

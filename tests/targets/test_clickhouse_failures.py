@@ -20,6 +20,7 @@ from headwater.errors import (
     ClickHouseDiskFullError,
     ClickHouseWriterError,
 )
+from headwater.runtime import Runtime
 from headwater.targets.clickhouse import (
     ClickHouseClient,
     ClickHouseSettings,
@@ -121,7 +122,7 @@ def proxy(url: str) -> Iterator[LossyProxy]:
 def test_what_is_applied_twice_counts_once(proxy: LossyProxy, url: str, engine: str) -> None:
     """CASE-10: the first answer to each statement is lost, after the server has done it."""
     s = started(proxy.url, table("t", engine=engine))
-    s.client, s.target.pause = ClickHouseClient(url), at_once
+    s.client, s.target.runtime = ClickHouseClient(url), Runtime(wait=at_once)
     seen: set[str] = set()
 
     def first_time(sql: str) -> bool:
@@ -198,7 +199,7 @@ def test_a_server_that_was_there_is_waited_for_and_a_wrong_address_is_said_soon(
         if len(waits) == 20:
             proxy.lose = lambda sql: False
 
-    s.target.pause = pause
+    s.target.runtime = Runtime(wait=pause)
     s.block(2, {"t": frame(2, 2)})
     assert len(waits) == 20
     s.client = ClickHouseClient(url)
@@ -206,7 +207,7 @@ def test_a_server_that_was_there_is_waited_for_and_a_wrong_address_is_said_soon(
     s.target.close()
     wrong = clickhouse_target("http://127.0.0.1:9")
     waits.clear()
-    wrong.pause = lambda seconds, why: waits.append(seconds)
+    wrong.runtime = Runtime(wait=lambda seconds, why: waits.append(seconds))
     with pytest.raises(ClickHouseConnectionError):
         wrong.recover()
     assert len(waits) == 7
@@ -344,10 +345,10 @@ def test_a_full_disk_is_waited_for_and_then_a_coded_error(number: int, said: str
     client.run("CREATE TABLE room (n UInt8) ENGINE = Memory")
     full = f"SELECT throwIf(count() = 0, '{said}', toInt16({number})) FROM room"
     waits: list[float] = []
-    client.attempts, client.pause = 3, lambda seconds, why: waits.append(seconds)
+    client.attempts, client.wait = 3, lambda seconds, why: waits.append(seconds)
     with pytest.raises(ClickHouseDiskFullError, match=rf"E2017.*{said}"):
         client.run(full)
     assert len(waits) == 2
-    client.pause = lambda seconds, why: ClickHouseClient(url).run("INSERT INTO room VALUES (1)")
+    client.wait = lambda seconds, why: ClickHouseClient(url).run("INSERT INTO room VALUES (1)")
     client.run(full)
     client.close()

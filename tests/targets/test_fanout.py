@@ -20,6 +20,7 @@ from headwater.errors import (
     SideTablesError,
 )
 from headwater.pipeline import Event
+from headwater.runtime import Runtime
 from headwater.targets import (
     MemoryStore,
     MemoryTarget,
@@ -31,7 +32,6 @@ from headwater.targets import (
 from headwater.targets.delta import delta_target
 from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, table
 from headwater.targets.fanout import FanOutTarget
-from headwater.targets.patience import WaitsForServer
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.conformance import TargetConformance, apply_changes
 from headwater.testing.conformance.model import Change, Rig, in_order, log
@@ -49,11 +49,10 @@ def test_every_target_waits_for_its_server_as_the_stream_says() -> None:
     two = history_target("postgresql://localhost/b", tables=["t"])
     paused: list[tuple[float, str]] = []
     both = FanOutTarget([MemoryTarget(), one, two])
-    assert isinstance(both, WaitsForServer)
-    both.pause = lambda seconds, why: paused.append((seconds, why))
-    for target in (both, one, two):
+    both.bind("s", Runtime(wait=lambda seconds, why: paused.append((seconds, why))))
+    for target in (one, two._inner):
         target.pause(1, "away")
-    assert paused == [(1, "away")] * 3
+    assert paused == [(1, "away")] * 2
 
 
 @pytest.mark.guarantee("FANOUT-1")

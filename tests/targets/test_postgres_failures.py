@@ -21,6 +21,7 @@ from headwater.errors import (
     PostgresDiskFullError,
     PostgresLockError,
 )
+from headwater.runtime import Runtime
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, Tx, postgres_target, table
 from headwater.testing import simulated_portal
 from tests.sampling import every
@@ -206,7 +207,7 @@ def test_a_server_is_waited_for_by_minutes(stream: Start, proxy: Proxy) -> None:
         waited.append(seconds)
         proxy.refuse = sum(waited) < 180
 
-    s.target.pause = pause
+    s.target.runtime = Runtime(wait=pause)
     proxy.cut_at, proxy.refuse = b"COMMIT", True
     s.do(2, insert(2))
     assert sum(waited) >= 180

@@ -18,8 +18,9 @@ from headwater.dashboard import serve
 from headwater.errors import HeadwaterError, PipelineFileError
 from headwater.logs import setup_logging
 from headwater.metrics import StreamRecord
+from headwater.runtime import Interrupt, StopNow
 from headwater.stream import StopRequested, Stream, StreamHandle
-from headwater.stream.handle import Interrupt, StopNow, stop_all
+from headwater.stream.handle import stop_all
 from headwater.stream.stream import reading_definitions
 from headwater.stream.view import ProgressView
 

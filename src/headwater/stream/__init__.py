@@ -1,5 +1,6 @@
 """What the user holds: streams, transforms, targets of one's own, iteration."""
 
+from headwater.runtime import StopRequested
 from headwater.stream.context import (
     BatchContext,
     BatchInfo,
@@ -10,7 +11,7 @@ from headwater.stream.context import (
     StreamInfo,
     StreamState,
 )
-from headwater.stream.handle import StopRequested, StreamHandle
+from headwater.stream.handle import StreamHandle
 from headwater.stream.micro_batches import ForeachBatch, foreach_batch
 from headwater.stream.owned import OwnedTarget, create_target
 from headwater.stream.portal import PortalStream, portal_stream

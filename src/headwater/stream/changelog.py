@@ -37,6 +37,7 @@ from headwater.core.messages import Settled
 from headwater.errors import JournalFormatError, JournalMissingError, OffsetFormatError
 from headwater.pipeline import Answers, Event, Host, Pipeline, Said, Source
 from headwater.portal import Clock, SystemClock
+from headwater.runtime import ALONE, Runtime
 from headwater.spark.parts import Part, Receipt, RowMaker
 from headwater.spark.streaming.changelog_rows import InsertRows, changelog_schema, retracted
 from headwater.spark.streaming.journal import Change, Journal, Segment
@@ -78,7 +79,7 @@ class JournalTarget:
         self.state = state
         self._changes, self._rows = [], []
 
-    def bind(self, stream_id: str) -> None:
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         """Do nothing: the journal is of one query."""
 
     def recover(self) -> PipeState:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headwater.core import Batch, BlockCursor, BlockRange, PipeState
 from headwater.core.ranges import RangeSpec, merge_ranges
 from headwater.errors import EvolveError
-from headwater.pipeline import Pipeline
+from headwater.runtime import ALONE, Runtime
 from headwater.spark.frames import frames
 from headwater.stream.config import Config, Filling
 from headwater.stream.run import Run
@@ -155,7 +155,7 @@ class Filler(Protocol):
         ...
 
     def filled(self, text: str | None) -> None:
-        """Show how far it is; None at the end. A stop that was asked for ends the run here."""
+        """Show how far it is; None at the end."""
         ...
 
 
@@ -306,9 +306,7 @@ class _Evolving:
         )
         logger.warning("config.filling id=%s outputs=%s to=%s", stream.id, shown, final)
         with self.filler.filling(filled, target, ranges) as run:
-            loop = Pipeline(run, target, run, flush=stream.flush, rollback_cap=stream.rollback_cap)
-            for event in loop.steps():
-                run.on_event(event)
+            for event in run.steps(target):
                 at = max(event.state.number, 0)
                 self.filler.filled(f"filling {shown}: block {at:,} of {final.number:,}")
 
@@ -379,7 +377,7 @@ class _Filled:
         """It stores nothing for the stream itself."""
         return Capabilities(rereads=self._rereads, prepare_batch=self._prepare)
 
-    def bind(self, stream_id: str) -> None:
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         """Need no id: the target that is filled has it."""
 
     def recover(self) -> PipeState:

@@ -1,4 +1,4 @@
-"""A run that one can stop and ask: signals, `stop()`, and the handle that `start` returns.
+"""The handle of a run that `start` returns: how far it is, `stop()`, and how it ended.
 
 While the loop waits for the portal, a stop ends it at once: a pause is cut short, and so is a
 request that waits for its answer. While the target is being changed the stop waits until the change
@@ -13,23 +13,18 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
-import signal
-import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from threading import Event as Flag
-from threading import Thread, current_thread, main_thread
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from threading import Thread, current_thread
+from typing import TYPE_CHECKING
 
 from headwater.core.callbacks import Callback
 from headwater.core.messages import Committed, Event, Listener
-from headwater.errors import StoppedSparkError, TransportError
+from headwater.errors import StoppedSparkError
 from headwater.metrics import StreamRecord, announce
-from headwater.portal import Request, Response, SourceTransport, SystemClock
+from headwater.runtime import LOOK_S, PATIENCE_S, Interrupt, StopRequested
 from headwater.spark.local_start import ignoring_interrupts
 from headwater.stream.context import Progress
 
@@ -38,216 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headwater.stream")
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PATIENCE_S = 2.0  # what a stop leaves executors to end their part of a batch
-LOOK_S = 0.2  # how often it looks whether they do something then
-BREAK_OFF_S = 1.5  # what a second signal leaves the run to end by itself
 LEAVE_S = 2.0  # what a program that ends leaves a stream that it has not stopped
 RECENT = 100  # how many entries `recent_progress` has at most
-
-
-class StopRequested(BaseException):
-    """The run is to end; not an error.
-
-    A listener may raise it to end a run cleanly: `pipe_to` then returns.
-    """
-
-
-class StopNow(StopRequested):
-    """A second signal: the run breaks off wherever it is."""
-
-
-class Interrupt:
-    """Turns signals and calls of `request` into `StopRequested`, at moments when that is harmless.
-
-    Handlers are installed on the main thread only, and put back when the run is over. `signal` is
-    the signal that came first, `gave_up` whether executors were not waited for.
-    """
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self.gave_up = False
-        self._reached: list[tuple[Callable[[], None], Callable[[], bool]]] = []
-        self._say: Callable[[str], None] = logger.warning
-        self._breaking_off: list[Thread] = []
-        self._requested = Flag()
-        self._over = Flag()
-        self._answered = False
-        self._busy = False
-
-    @contextmanager
-    def reaching(self, abort: Callable[[], None], cancel: Callable[[], bool]) -> Iterator[None]:
-        """Have a stop reach what a run waits for, as long as the run is open.
-
-        `abort` breaks off a request that waits for its answer, `cancel` ends what executors do and
-        tells whether they did anything. Both are called from other threads. A run that fills a part
-        for another one is reached as well as that one.
-        """
-        reached = (abort, cancel)
-        self._reached.append(reached)
-        try:
-            yield
-        finally:
-            self._reached.remove(reached)
-
-    @contextmanager
-    def handling(self, say: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Handle signals for the duration of a run; `say` tells a person what comes of them.
-
-        Python runs a handler once the main thread is back from C code, which may take long while a
-        database works. So a thread hears of signals as well, by the file descriptor that Python
-        writes them to at once: it answers the first, and ends the process after the second.
-        """
-        if current_thread() is not main_thread():
-            yield
-            return
-        self._say = say or self._say
-        heard, told = socket.socketpair()
-        told.setblocking(False)
-        before: dict[int, Any] = {one: signal.signal(one, self._handle) for one in SIGNALS}
-        fd = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
-        listener = Thread(target=self._listen, args=(heard,), name="headwater-signals", daemon=True)
-        listener.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            signal.set_wakeup_fd(fd)
-            for one, handler in before.items():
-                signal.signal(one, handler)
-            told.close()
-            for thread in (listener, *self._breaking_off):
-                thread.join(BREAK_OFF_S)
-            if self.signal is not None:
-                self._answer()  # the listener may have missed it
-
-    def exit_code(self) -> int | None:
-        """Return what a program that was ended by a signal exits with; None if there was none."""
-        return None if self.signal is None else 128 + self.signal
-
-    @contextmanager
-    def uninterrupted(self) -> Iterator[None]:
-        """Let a stop wait until this block is done, and its outcome was told (`check`)."""
-        self._busy = True
-        yield
-        # A failure ends the run anyway; what succeeded stays protected until `check`.
-
-    def check(self) -> None:
-        """End the run if a stop has waited. Called after each event, once it was told."""
-        self._busy = False
-        self.check_if_idle()
-
-    def check_if_idle(self) -> None:
-        """End the run if a stop was requested and the target is not being changed."""
-        if self._requested.is_set() and not self._busy:
-            raise StopRequested
-
-    def sleep(self, seconds: float) -> None:
-        """Wait; a stop ends the wait, and the run."""
-        if self._busy:
-            time.sleep(seconds)
-        elif self._requested.wait(seconds):
-            raise StopRequested
-
-    def wait(self, seconds: float) -> None:
-        """Wait inside a change of the target that can be broken off; a stop ends the run."""
-        if self._requested.wait(seconds):
-            raise StopRequested
-
-    def request(self) -> None:
-        """Ask the run to end. Called from another thread, or by a listener."""
-        self._requested.set()
-        if not self._busy:
-            for abort, _ in tuple(self._reached):
-                abort()
-
-    def break_off(self) -> None:
-        """End what executors do: what the run waits for fails. Called from another thread.
-
-        Where no executor works, for example while a database commits, nothing changes.
-        """
-        cancelled = [cancel() for _, cancel in tuple(self._reached)]
-        if any(cancelled) and not self.gave_up:
-            self.gave_up = True
-            self._say("the batch in hand is dropped, and read again next time")
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Run in the main thread, between two of its steps."""
-        if self.signal is not None:
-            raise StopNow
-        self.signal = number
-        self._requested.set()
-        if not self._busy:
-            raise StopRequested
-
-    def _listen(self, heard: socket.socket) -> None:
-        """Run in a thread of its own until the run is over."""
-        signals = 0
-        with heard:
-            while number := heard.recv(1):
-                signals += number[0] in SIGNALS
-                if signals == 1:
-                    self._answer()
-                    breaking_off = Thread(target=self._lose_patience, daemon=True)
-                    self._breaking_off.append(breaking_off)
-                    breaking_off.start()
-                elif signals > 1 and not self._over.wait(BREAK_OFF_S):
-                    self._say("stopped in the middle of a batch; the next start recovers")
-                    os._exit(128 + number[0])
-
-    def _lose_patience(self) -> None:
-        """Break off what is not done in time; at once where the target is not being changed."""
-        end = time.monotonic() + PATIENCE_S
-        while not self._over.wait(LOOK_S):
-            if not self._busy or time.monotonic() > end:
-                self.break_off()
-
-    def _answer(self) -> None:
-        """Answer the first signal, once."""
-        if not self._answered:
-            self._answered = True
-            self._say("stopping after this batch; press again to stop now")
-
-
-class StoppableClock(SystemClock):
-    """The real time, with pauses that a stop ends."""
-
-    def __init__(self, interrupt: Interrupt) -> None:
-        self._interrupt = interrupt
-
-    def sleep(self, seconds: float) -> None:
-        """Wait, until a stop at most."""
-        self._interrupt.sleep(seconds)
-
-
-class StoppableTransport:
-    """Requests that a stop breaks off. Used by the driver's client alone."""
-
-    def __init__(
-        self, transport: SourceTransport, interrupt: Interrupt, record: StreamRecord
-    ) -> None:
-        self._transport = transport
-        self._record = record
-        self._interrupt = interrupt
-
-    def abort(self) -> None:
-        """Break off the request that is under way. Called from any thread."""
-        self._transport.abort()
-
-    def send(self, request: Request) -> Response:
-        """Send one request, unless the run is to end."""
-        self._interrupt.check_if_idle()
-        try:
-            response = self._transport.send(request)
-        except TransportError:
-            self._record.asked(None)
-            raise
-        self._record.asked(response.status)
-        return response
-
-    def close(self) -> None:
-        """Release every connection."""
-        self._transport.close()
 
 
 class StreamHandle:
@@ -368,12 +155,16 @@ class StreamHandle:
         with ignoring_interrupts():
             self._wait(LEAVE_S)
 
-    def on_event(self, event: Event, run: Run) -> None:
-        """Note how far the run is, and tell the listener."""
-        if isinstance(event, Committed) and run.progress is not None:
-            self._recent.append(run.progress)
-        if self._tell is not None:
-            self._tell(event)
+    def listener(self, run: Run) -> Listener:
+        """Return what notes how far a run is, and tells the user's listener of every event."""
+
+        def hear(event: Event) -> None:
+            if isinstance(event, Committed) and run.progress is not None:
+                self._recent.append(run.progress)
+            if self._tell is not None:
+                self._tell(event)
+
+        return hear
 
     def _run_and_keep_error(self) -> None:
         try:

@@ -30,6 +30,7 @@ from headwater.errors import (
     ResumeError,
     StreamIdError,
 )
+from headwater.runtime import ALONE, Runtime
 from headwater.stream.context import StreamBatch
 from headwater.targets.contract import Capabilities, Delivery
 
@@ -149,7 +150,7 @@ class Handover:
         """It stores nothing; what the user does with frames is not known."""
         return Capabilities(uses_frames=True)
 
-    def bind(self, stream_id: str) -> None:
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         """Need no id: nothing is stored."""
 
     def recover(self) -> PipeState:

@@ -23,9 +23,8 @@ from headwater.portal import (
     portal_address,
 )
 from headwater.stream.config import OnConfigChange, check_option
-from headwater.stream.handle import StoppableClock, StoppableTransport
 from headwater.stream.missing_blocks import OnMissing, check_missing
-from headwater.stream.portal_run import PortalRun
+from headwater.stream.portal_run import PortalRun, StoppableTransport
 from headwater.stream.run import Opening
 from headwater.stream.stream import Stream, check_stream
 
@@ -95,11 +94,12 @@ class PortalStream(Stream):
     def _opened(self, opening: Opening) -> Iterator[PortalRun]:
         with ExitStack() as stack:
             reading = self.reading
+            runtime = opening.runtime
             transport = StoppableTransport(
-                open_transport(self.portal, reading.timeouts), opening.interrupt, opening.record
+                open_transport(self.portal, reading.timeouts), runtime.stop, opening.record
             )
             budget = PortalBudget(reading.limits)
-            clock = StoppableClock(opening.interrupt)
+            clock = runtime.clock
             client = stack.enter_context(
                 PortalClient(
                     LimitedTransport(transport, DriverPermits(budget, clock.sleep)),
@@ -108,11 +108,11 @@ class PortalStream(Stream):
                     max_bytes=reading.max_bytes,
                     poll_interval_s=reading.poll_interval_s,
                     rollback_cap=self.rollback_cap,
-                    on_notice=opening.on_notice,
+                    on_notice=runtime.tell,
                     headers=next(iter(self.outputs.values())).query.headers_only(),
                 )
             )
-            run = PortalRun(self, client, clock, opening, budget, abort=transport.abort)
+            run = PortalRun(self, client, opening, budget, abort=transport.abort)
             stack.callback(run.stop)
             yield run
 

@@ -23,7 +23,6 @@ from headwater.errors import NetworkError, PortalHttpError, SkippedBlocksError, 
 from headwater.metrics import StreamRecord
 from headwater.pipeline import Answers, Source
 from headwater.portal import (
-    Clock,
     Dataset,
     DriverPermits,
     LeaveOut,
@@ -41,6 +40,7 @@ from headwater.query import Query, merge_queries, plan_requests
 from headwater.spark.spans import read_span
 from headwater.stream.config import Config, compare_config, compare_firsts, knows_firsts
 from headwater.stream.evolve import evolve
+from headwater.stream.extensions import Extension
 from headwater.stream.factories import Factories
 from headwater.stream.factory_index import factories_of
 from headwater.stream.missing_blocks import MissingBlocks, check_keeps
@@ -54,6 +54,7 @@ from headwater.targets.frames import bounded_tables
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from headwater.runtime import Interrupt
     from headwater.stream.portal import PortalStream
 
 WAIT_S = 1.0
@@ -68,15 +69,14 @@ class PortalRun(Run):
         self,
         stream: PortalStream,
         client: PortalClient,
-        clock: Clock,
         opening: Opening,
         budget: PortalBudget | None = None,
         *,
         abort: Callable[[], None] = lambda: None,
         ranges: Mapping[str, tuple[BlockRange, ...]] | None = None,
     ) -> None:
-        super().__init__(stream, clock, opening)
-        self.abort = abort
+        super().__init__(stream, opening)
+        self._abort = abort
         self._budget = budget or PortalBudget()
         self._spark.limit(self._budget)
         self._portal_stream = stream
@@ -85,12 +85,17 @@ class PortalRun(Run):
         skips = stream.missing_blocks == "skip" and ranges is None  # never where history is filled
         self._missing = MissingBlocks(client, opening.record) if skips else None
         self._factories = self._make_factories()
-        found = (self._factories, self._missing)
-        self._optional = tuple(one for one in found if one is not None)
         self._spans: PortalSource | None = None
         self._over = Event()
         self._planning: WeakSet[_PlanningTransport] = WeakSet()
         self._given_up = 0  # readings in a row
+
+    def abort(self) -> None:
+        """Break off the request that waits for its answer. Called from another thread."""
+        self._abort()
+
+    def _notes(self) -> Sequence[Extension]:
+        return [one for one in (self._factories, self._missing) if one is not None]
 
     def before_recover(self) -> None:
         """Have the target make room, and fill what the definition has more than before."""
@@ -315,21 +320,19 @@ class PortalRun(Run):
     ) -> Iterator[PortalRun]:
         """Open the run of a stream that reads these blocks, with the client of this one."""
         record = StreamRecord(stream.id, registry=CollectorRegistry())
-        opening = Opening(target, record, finalized=True, interrupt=self._interrupt)
+        opening = Opening.of(target, record, self._interrupt, clock=self._clock, finalized=True)
         run = PortalRun(
-            stream, self._client, self._clock, opening, self._budget,
-            abort=self.abort, ranges=ranges,
-        )  # fmt: skip
+            stream, self._client, opening, self._budget, abort=self._abort, ranges=ranges
+        )
         try:
-            with self._interrupt.reaching(run.abort, run.cancel):
+            with self._interrupt.reaching(run):
                 yield run
         finally:
             run.stop()
 
     def filled(self, text: str | None) -> None:
-        """Show how far it is; end here if a stop was asked for."""
+        """Show how far it is."""
         self._record.activity = text
-        self._interrupt.check()
 
     def _check_dataset(self) -> Dataset | None:
         """Refuse a dataset that does not exist, or holds another network, before anything else."""
@@ -383,6 +386,36 @@ class PortalRun(Run):
                     yield name, rows.cast(outputs[name].schema)
             if self._factories is not None:
                 self._factories.note_skipped(span.report().skipped)
+
+
+class StoppableTransport:
+    """Requests that a stop breaks off. Used by the driver's client alone."""
+
+    def __init__(
+        self, transport: SourceTransport, interrupt: Interrupt, record: StreamRecord
+    ) -> None:
+        self._transport = transport
+        self._record = record
+        self._interrupt = interrupt
+
+    def abort(self) -> None:
+        """Break off the request that is under way. Called from any thread."""
+        self._transport.abort()
+
+    def send(self, request: Request) -> Response:
+        """Send one request, unless the run is to end."""
+        self._interrupt.check_if_idle()
+        try:
+            response = self._transport.send(request)
+        except TransportError:
+            self._record.asked(None)
+            raise
+        self._record.asked(response.status)
+        return response
+
+    def close(self) -> None:
+        """Release every connection."""
+        self._transport.close()
 
 
 class _PlanningTransport:

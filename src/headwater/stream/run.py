@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headwater.core import Batch, BlockCursor, ForkResolution, PipeState
+from headwater.dashboard.note import leave_note
 from headwater.metrics import BatchFacts, Counts, StreamRecord
 from headwater.pipeline import (
     Answers,
@@ -22,26 +23,30 @@ from headwater.pipeline import (
     Discarded,
     Event,
     Host,
+    Pipeline,
     Raw,
+    Recovered,
     RolledBack,
     Settled,
     Source,
     Waited,
 )
-from headwater.portal import Clock, Notice, log_notice
+from headwater.runtime import ALONE, Runtime
+from headwater.spark.executors import coded_failures
 from headwater.spark.frames import Frame
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.assemble import Assembler
 from headwater.stream.context import BatchContext, Progress, StartInfo
 from headwater.stream.extensions import Extension, Extensions, stop_all
-from headwater.stream.handle import Interrupt
 from headwater.stream.owned import AskUser
 from headwater.targets.contract import Capabilities, Delivery, Target
-from headwater.targets.patience import WaitsForServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from headwater.core.messages import Listener
+    from headwater.portal import Clock
+    from headwater.runtime import Interrupt
     from headwater.stream.stream import Stream
 
 logger = logging.getLogger("headwater.stream")
@@ -49,47 +54,51 @@ logger = logging.getLogger("headwater.stream")
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a stream is opened with: where it writes, and what it tells and asks meanwhile.
+    """What a stream is opened with: where it writes, and what its run is handed.
 
     `record` is told of every step. `finalized` reads final blocks alone. `ask_user` decides forks
-    where the user owns the target. `interrupt` lets signals wait while the target is changed.
+    where the user owns the target.
     """
 
     target: Target[Delivery]
     record: StreamRecord
+    runtime: Runtime
     finalized: bool = False
     ask_user: AskUser | None = None
-    interrupt: Interrupt = field(default_factory=Interrupt)
 
-    def on_notice(self, notice: Notice) -> None:
-        """Log what a client met, and count it."""
-        log_notice(notice)
-        self.record.noticed(notice)
+    @classmethod
+    def of(
+        cls,
+        target: Target[Delivery],
+        record: StreamRecord,
+        stop: Interrupt | None = None,
+        *,
+        clock: Clock | None = None,
+        finalized: bool = False,
+        ask_user: AskUser | None = None,
+    ) -> Opening:
+        """Return an opening whose runtime shows in the record what it waits for."""
+        return cls(target, record, Runtime.of(record, stop, clock), finalized, ask_user)
 
 
 class Run(Host[Delivery]):
     """What a stream is while it runs: the loop's `Source` and its `Host`.
 
-    Each kind of stream derives from it: `open` says what is read and how it is decoded. `abort`
-    breaks off the request that waits for its answer; it is called from another thread.
+    Each kind of stream derives from it: `open` says what is read and how it is decoded.
     """
 
-    abort: Callable[[], None]
-
-    def __init__(self, stream: Stream, clock: Clock, opening: Opening) -> None:
+    def __init__(self, stream: Stream, opening: Opening) -> None:
         target = opening.target
         self._stream = stream
         self._record = opening.record
-        self._clock = clock
+        self._runtime = opening.runtime
+        self._clock = opening.runtime.clock
         self._target = target
         self._finalized = opening.finalized
         self._ask_user = opening.ask_user
-        self._interrupt = opening.interrupt
-        if isinstance(target, WaitsForServer):
-            target.pause = self._wait_for_target
+        self._interrupt = opening.runtime.stop
         self._started = False
         self._extensions = Extensions([make(stream.id) for make in stream.extensions])
-        self._optional: Sequence[Extension] = ()
         can = target.capabilities
         self._shared = bool(stream.extensions) or can.rereads
         narrow = stream.is_single and not (stream.steps or self._shared or can.uses_frames)
@@ -135,7 +144,11 @@ class Run(Host[Delivery]):
 
     def before_recover(self) -> None:
         """Have the target make room for what extensions of the stream store."""
-        self._extensions.open(self._target, self._optional)
+        self._extensions.open(self._target, self._notes())
+
+    def _notes(self) -> Sequence[Extension]:
+        """Return what the run itself stores, if the target can keep it."""
+        return ()
 
     def transform(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Decode and transform a batch."""
@@ -202,14 +215,6 @@ class Run(Host[Delivery]):
     def pause(self) -> None:
         """Wait for a replica that is stale."""
 
-    def _wait_for_target(self, seconds: float, why: str) -> None:
-        """Wait for a database that is away, visibly; a stop ends the wait and the run.
-
-        Nothing is committed then: what a lost connection has left is found at the next start.
-        """
-        self._record.waits_for_target(why)
-        self._interrupt.wait(seconds)
-
     def _waits_for_spark(self, waits: bool) -> None:
         """Show a person what the run waits for."""
         self._record.activity = "Spark is starting" if waits else None
@@ -226,44 +231,52 @@ class Run(Host[Delivery]):
         steps, self._started = list(self._stream.steps) if self._started else [], False
         stop_all([self._extensions, *steps])
 
+    def steps(self, target: Target[Delivery], *listeners: Listener) -> Iterator[Event]:
+        """Bind a target and run the loop into it; yield each event.
+
+        Who hears of an event, in this order: the run (`on_event`: the record first, then extensions
+        of the stream), the listeners, and who takes it from here. Then a stop that has waited
+        ends the run.
+        """
+        rules, cap = self._stream.flush, self._stream.rollback_cap
+        target.bind(self._stream.id, self._runtime)
+        with coded_failures():
+            loop = Pipeline(self, target, self, flush=rules, rollback_cap=cap)
+            for event in loop.steps():
+                for hear in (self.on_event, *listeners):
+                    hear(event)
+                yield event
+                self._interrupt.check()
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Break off the request that waits for its answer. Called from another thread."""
+
     def on_event(self, event: Event) -> None:
-        """Write one line per batch and per fork; tell the extensions how far the stream is."""
+        """Record an event, let go of what a batch held, and tell the extensions how far it is."""
         self._record.happened(event)
-        undo_rows = self._target.capabilities.undo_rows
-        if undo_rows is not None:
-            self._record.undo(undo_rows())
-        altered = self._target.capabilities.altered
-        if altered is not None:
-            self._record.altered(*altered())
-        if isinstance(event, Committed):
-            if self._assembler is not None:
+        self._record_target(event)
+        _log(self._stream.id, event)
+        if self._assembler is not None:
+            if isinstance(event, Committed):
                 self._assembler.release()
-            logger.info(
-                "batch.committed id=%s to=%s blocks=%d", self._stream.id, event.state.cursor,
-                event.blocks,
-            )  # fmt: skip
-        if isinstance(event, RolledBack):
-            if self._assembler is not None:
+            elif isinstance(event, RolledBack | Discarded):
                 self._assembler.progress.went_back()
-            cursor = event.state.cursor
-            logger.info(
-                "fork.rolled_back id=%s from=%s to=%s depth=%d rule=%s", self._stream.id,
-                event.orphaned, cursor, event.orphaned.number - (cursor.number if cursor else 0),
-                event.resolution.rule.value,
-            )  # fmt: skip
         if isinstance(event, Committed | Settled):
             self._extensions.advanced(event.state)
             for one in self._extensions.outboxes(event.state):
                 self._record.outbox(one.name, one.messages, one.age_blocks)
-        if isinstance(event, Discarded):
-            if self._assembler is not None:
-                self._assembler.progress.went_back()
-            logger.info(
-                "fork.discarded id=%s from=%s to=%s blocks=%d", self._stream.id, event.orphaned,
-                event.state.cursor, event.blocks,
-            )  # fmt: skip
-        if isinstance(event, Waited):
-            logger.info("replica.stale id=%s at=%s", self._stream.id, event.state.cursor)
+
+    def _record_target(self, event: Event) -> None:
+        """Record what the target says of itself."""
+        can = self._target.capabilities
+        if isinstance(event, Recovered) and can.file is not None:
+            self._record.file = str(can.file.resolve())
+            leave_note(can.file)
+        if can.undo_rows is not None:
+            self._record.undo(can.undo_rows())
+        if can.altered is not None:
+            self._record.altered(*can.altered())
 
     def cancel(self) -> bool:
         """End what executors do for the run; tell whether they did. Called from another thread."""
@@ -278,6 +291,29 @@ class Run(Host[Delivery]):
     def progress(self) -> Progress | None:
         """How far the last batch was; None before the first one."""
         return None if self._assembler is None else self._assembler.progress.last
+
+
+def _log(stream_id: str, event: Event) -> None:
+    """Write one line per batch and per fork."""
+    cursor = event.state.cursor
+    match event:
+        case Committed():
+            logger.info("batch.committed id=%s to=%s blocks=%d", stream_id, cursor, event.blocks)
+        case RolledBack():
+            depth = event.orphaned.number - (cursor.number if cursor else 0)
+            logger.info(
+                "fork.rolled_back id=%s from=%s to=%s depth=%d rule=%s", stream_id, event.orphaned,
+                cursor, depth, event.resolution.rule.value,
+            )  # fmt: skip
+        case Discarded():
+            logger.info(
+                "fork.discarded id=%s from=%s to=%s blocks=%d", stream_id, event.orphaned, cursor,
+                event.blocks,
+            )  # fmt: skip
+        case Waited():
+            logger.info("replica.stale id=%s at=%s", stream_id, cursor)
+        case _:
+            pass
 
 
 def _facts(batch: Batch[Delivery]) -> BatchFacts:
@@ -321,9 +357,9 @@ class TimedTarget:
         """What the target can do."""
         return self._target.capabilities
 
-    def bind(self, stream_id: str) -> None:
-        """Give the target its stream's id."""
-        self._target.bind(stream_id)
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
+        """Give the target its stream's id, and what the run hands it."""
+        self._target.bind(stream_id, runtime)
 
     def recover(self) -> PipeState:
         """Return the last committed state."""

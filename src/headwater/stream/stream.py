@@ -24,19 +24,18 @@ from headwater.core import DEFAULT_CAP, BlockCursor, Flush, FlushRules, PipeStat
 from headwater.core.callbacks import Callback
 from headwater.core.messages import Listener
 from headwater.dashboard import serve
-from headwater.dashboard.note import leave_note
 from headwater.effects import Subscription
 from headwater.effects.courier import Deliver
 from headwater.effects.outbox import RETRY
 from headwater.errors import InvalidOptionError, PipelineFileError
 from headwater.metrics import REGISTRY, StreamRecord
-from headwater.pipeline import Committed, Event, Pipeline, Recovered
+from headwater.pipeline import Committed
 from headwater.portal import RetryPolicy
-from headwater.spark.executors import coded_failures
+from headwater.runtime import Interrupt
 from headwater.stream.config import OnConfigChange
 from headwater.stream.context import StreamBatch
 from headwater.stream.extensions import ExtensionMaker
-from headwater.stream.handle import Interrupt, StreamHandle
+from headwater.stream.handle import StreamHandle
 from headwater.stream.owned import (
     AskUser,
     Handover,
@@ -224,15 +223,9 @@ class Stream(ABC):
             target.write(lambda cursor=None: self._read_for(target, cursor, handle))
             return
         record = handle.record
-        with self._running(Opening(target, record, interrupt=handle.interrupt)) as run:
-            target.bind(self.id)
-            for event in self._steps(run, TimedTarget(target, record)):
-                file = target.capabilities.file
-                if isinstance(event, Recovered) and file is not None:
-                    record.file = str(file.resolve())
-                    leave_note(file)
-                handle.on_event(event, run)
-                handle.interrupt.check()
+        with self._running(Opening.of(target, record, handle.interrupt)) as run:
+            for _ in run.steps(TimedTarget(target, record), handle.listener(run)):
+                pass
 
     def __iter__(self) -> Iterator[StreamBatch]:
         """Read final blocks, from the beginning of the range every time."""
@@ -270,28 +263,18 @@ class Stream(ABC):
         target, ask_user = into or Handover(start), AskUser(on_fork, floor)
         interrupt = Interrupt() if handle is None else handle.interrupt
         record = self._record("iteration", CollectorRegistry()) if handle is None else handle.record
-        with self._running(Opening(target, record, finalized, ask_user, interrupt)) as run:
-            for event in self._steps(run, target):
-                if handle is not None:
-                    handle.on_event(event, run)
+        opening = Opening.of(target, record, interrupt, finalized=finalized, ask_user=ask_user)
+        with self._running(opening) as run:
+            for event in run.steps(target, *([] if handle is None else [handle.listener(run)])):
                 if isinstance(event, Committed):
                     with interrupt.uninterrupted():
                         yield from target.take()
-                interrupt.check()
 
     @contextmanager
     def _running(self, opening: Opening) -> Iterator[Run]:
         """Open a run, and have a stop reach it."""
-        with self._opened(opening) as run, opening.interrupt.reaching(run.abort, run.cancel):
+        with self._opened(opening) as run, opening.runtime.stop.reaching(run):
             yield run
-
-    def _steps(self, run: Run, target: Target[Delivery]) -> Iterator[Event]:
-        """Run the loop; the run is told of every event first."""
-        with coded_failures():
-            loop = Pipeline(run, target, run, flush=self.flush, rollback_cap=self.rollback_cap)
-            for event in loop.steps():
-                run.on_event(event)
-                yield event
 
 
 def check_stream(

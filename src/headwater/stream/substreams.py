@@ -48,7 +48,7 @@ from headwater.stream.config import (
     compare_firsts,
 )
 from headwater.stream.context import BatchInfo
-from headwater.stream.handle import StoppableClock
+from headwater.stream.extensions import Extension
 from headwater.stream.run import Opening, Run
 from headwater.stream.stream import Stream, check_stream
 from headwater.stream.transformer import Frames
@@ -125,16 +125,15 @@ class SubstreamsStream(Stream):
     @contextmanager
     def _opened(self, opening: Opening) -> Iterator[SubstreamsRun]:
         final_only = self.order.final_only or opening.finalized
-        clock = StoppableClock(opening.interrupt)
         client = SubstreamsClient(
             self.endpoint,
             replace(self.order, final_only=final_only),
             credentials=self.credentials,
             dialling=self.dialling,
-            clock=clock,
-            on_notice=opening.on_notice,
+            clock=opening.runtime.clock,
+            on_notice=opening.runtime.tell,
         )
-        run = SubstreamsRun(self, client, clock, replace(opening, finalized=final_only))
+        run = SubstreamsRun(self, client, replace(opening, finalized=final_only))
         with ExitStack() as stack:
             stack.callback(client.close)
             stack.callback(run.stop)
@@ -148,15 +147,13 @@ class SubstreamsRun(Run):
         self,
         stream: SubstreamsStream,
         client: SubstreamsClient,
-        clock: Clock,
         opening: Opening,
     ) -> None:
-        super().__init__(stream, clock, opening)
+        super().__init__(stream, opening)
         self._module = stream
         self._client = client
         self._pauses = 0  # in a row
         self._log = CursorLog()
-        self._optional = (self._log,)
         self._keeps = opening.target.capabilities.side_tables is not None
         self._messages = SubstreamsSource(
             client,
@@ -168,7 +165,13 @@ class SubstreamsRun(Run):
             decode=None if stream.far else stream.decoder.decode,
             prepare=None if stream.steps else opening.target.capabilities.prepare_rows,
         )
-        self.abort = self._messages.abort
+
+    def abort(self) -> None:
+        """Break off the session. Called from another thread."""
+        self._messages.abort()
+
+    def _notes(self) -> Sequence[Extension]:
+        return (self._log,)
 
     def open(self, state: PipeState) -> None:
         """Compare what the module is with what the stored rows were made of, and begin.

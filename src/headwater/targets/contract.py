@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from headwater.core import Batch, BlockRange, PipeState
+from headwater.runtime import ALONE, Runtime
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -239,8 +240,8 @@ class Target(Protocol[Data]):
         """What this target can do beyond the contract. The same at every call."""
         ...
 
-    def bind(self, stream_id: str) -> None:
-        """Take the id under which the stream's state is kept.
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
+        """Take the id under which the stream's state is kept, and what the run hands its target.
 
         Called once by the stream, before `recover`. A target that was given an id of its own keeps
         it; one that keeps no state by id does nothing.

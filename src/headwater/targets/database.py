@@ -17,8 +17,8 @@ from headwater.core import BlockCursor, PipeState
 from headwater.core.callbacks import Callback
 from headwater.core.rooms import Policy
 from headwater.errors import InvalidOptionError
+from headwater.runtime import ALONE, Runtime
 from headwater.targets.contract import Capabilities, Delivery, SideTable, StoredConfig
-from headwater.targets.patience import Pause, sleep
 from headwater.targets.sql.side_tables import StoredSideTables
 from headwater.targets.values import Altered
 
@@ -65,15 +65,15 @@ class DatabaseTarget(ABC):
     """A target that keeps its state in the database it writes.
 
     All calls come from one thread; it may be opened again after `close`. `on_statement` is called
-    with each statement before it runs, for tests and logs. `pause` waits for a server that is away,
-    and is told why: a stream that runs shows it, and a stop ends the wait.
+    with each statement before it runs, for tests and logs. `runtime` is what its stream has handed
+    it.
     """
 
     def __init__(
         self, callbacks: Callbacks, given_id: str | None, policy: Policy = Policy.REPLACE
     ) -> None:
         self.on_statement: Callable[[str], None] | None = None
-        self.pause: Pause = sleep
+        self.runtime = ALONE
         self.altered = Altered(policy)
         self._callbacks = callbacks
         self._given_id = given_id
@@ -90,11 +90,16 @@ class DatabaseTarget(ABC):
             altered=self.altered.totals,
         )
 
-    def bind(self, stream_id: str) -> None:
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         """Take the stream's id, unless the settings name another."""
         if self._is_open:
             raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)
         self._id = self._given_id or stream_id
+        self.runtime = runtime
+
+    def pause(self, seconds: float, why: str) -> None:
+        """Wait for a server that is away, as the stream says."""
+        self.runtime.wait(seconds, why)
 
     def read_side_table(
         self,

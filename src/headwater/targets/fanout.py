@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from headwater.core import DEFAULT_CAP, Batch, BlockCursor, Head, PipeState
 from headwater.core.state import prune_chain
 from headwater.errors import FanOutBranchError, FanOutFrameError, InvalidOptionError
+from headwater.runtime import ALONE, Runtime
 from headwater.targets.contract import (
     Capabilities,
     Delivery,
@@ -34,7 +35,6 @@ from headwater.targets.contract import (
     prepared,
 )
 from headwater.targets.frames import column_names, rows_above, to_arrow
-from headwater.targets.patience import Pause, WaitsForServer, sleep
 from headwater.targets.side_rows import KEY
 
 BLOCK = "block_number"
@@ -80,21 +80,10 @@ class FanOutTarget:
             finish=self._finish,
         )
 
-    @property
-    def pause(self) -> Pause:
-        """How targets wait for a server that is away: as the stream says, all of them."""
-        return next((one.pause for one in self.targets if isinstance(one, WaitsForServer)), sleep)
-
-    @pause.setter
-    def pause(self, pause: Pause) -> None:
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
+        """Give all targets the stream's id, and what its run hands them."""
         for one in self.targets:
-            if isinstance(one, WaitsForServer):
-                one.pause = pause
-
-    def bind(self, stream_id: str) -> None:
-        """Give all targets the stream's id."""
-        for one in self.targets:
-            one.bind(stream_id)
+            one.bind(stream_id, runtime)
 
     def recover(self) -> PipeState:
         """Recover all targets, undo what only some hold, and return where the last one stands.

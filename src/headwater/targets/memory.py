@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import Batch, PipeState
+from headwater.runtime import ALONE, Runtime
 from headwater.targets.contract import Capabilities, Delivery, SideTable, StoredConfig
 from headwater.targets.side_rows import KEY, after_key, check_side_table, in_key_order, side_rows
 
@@ -53,7 +54,7 @@ class MemoryTarget(Generic[Data]):
         """It keeps side tables and the configuration."""
         return Capabilities(side_tables=self, config=self)
 
-    def bind(self, stream_id: str) -> None:
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         """Do nothing: a store holds one stream."""
 
     def recover(self) -> PipeState:

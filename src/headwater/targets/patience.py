@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
-Pause = Callable[[float, str], None]
-"""Waits so many seconds, and is told for what: a stream that runs shows it, and a stop ends it."""
+from headwater.runtime import Wait
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 5.0
-
-
-def sleep(seconds: float, why: str) -> None:
-    """Wait, where nobody watches."""
-    time.sleep(seconds)
-
-
-@runtime_checkable
-class WaitsForServer(Protocol):
-    """A target that waits for a server which is away; its stream says how."""
-
-    pause: Pause
 
 
 def delay_s(failures: int) -> float:
@@ -32,7 +17,7 @@ def delay_s(failures: int) -> float:
 class Patience:
     """How long failures of one piece of work are borne: `attempts` times, or else `wait_s` long."""
 
-    def __init__(self, attempts: int | None, wait_s: float, pause: Pause) -> None:
+    def __init__(self, attempts: int | None, wait_s: float, pause: Wait) -> None:
         self.failures = 0
         self._attempts = attempts
         self._wait_s = wait_s

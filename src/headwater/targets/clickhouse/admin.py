@@ -268,8 +268,7 @@ class ClickHouseAdmin:
 
     @contextmanager
     def _connected(self) -> Iterator[ClickHouseClient]:
-        client = self._client.copy()
-        client.on_statement = self.on_statement
+        client = self._client.copy(on_statement=self.on_statement)
         try:
             client.attempts = 1  # a wrong address is said at once
             client.run("SELECT 1", settings={"database": "default"})

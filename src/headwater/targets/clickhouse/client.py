@@ -29,8 +29,9 @@ from headwater.errors import (
     ClickHouseWriterError,
     InvalidOptionError,
 )
+from headwater.runtime import Wait, sleep
 from headwater.targets.clickhouse.sql import literal, quote
-from headwater.targets.patience import Patience, Pause, sleep
+from headwater.targets.patience import Patience
 
 FENCED = "headwater"  # what a refusal says that comes from a condition of ours
 _THROWN, _DISK_FULL = 395, 243  # the numbers of such a refusal, and of a disk without room
@@ -54,7 +55,7 @@ class ClickHouseClient:
     User and password may also stand among the settings; they are sent as headers, never in a URL.
     `on_statement` is called with each statement before it is sent. A server that is away is waited
     for `attempts` times or, if that is None and it has answered before, for `wait_s` seconds; by
-    `pause`, on executors by a sleep.
+    `wait`, on executors by a sleep.
     `compression` is that of inserted rows: none if the server is on this machine, else "zstd".
     """
 
@@ -72,9 +73,9 @@ class ClickHouseClient:
         given = dict(parse_qsl(address.query.reveal()))
         user, password = given.pop("user", ""), given.pop("password", "")
         self.on_statement: Callable[[str], None] | None = None
+        self.wait: Wait = sleep
         self.attempts = attempts
         self.wait_s = 0.0
-        self.pause: Pause = sleep
         self._reached = False
         self.database = unquote(address.path.reveal().strip("/")) or "default"
         self.prefix = "headwater-"
@@ -86,13 +87,15 @@ class ClickHouseClient:
         self._pool: urllib3.PoolManager | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pool": None, "on_statement": None, "pause": sleep}
+        return self.__dict__ | {"_pool": None, "on_statement": None, "wait": sleep}
 
-    def copy(self) -> ClickHouseClient:
-        """Return a client of the same server with connections of its own."""
+    def copy(
+        self, wait: Wait | None = None, on_statement: Callable[[str], None] | None = None
+    ) -> ClickHouseClient:
+        """Return a client of the same server, with connections of its own and what is handed in."""
         other = object.__new__(ClickHouseClient)
-        other.__dict__.update(self.__getstate__())
-        other.pause = self.pause
+        handed = {"wait": wait or self.wait, "on_statement": on_statement}
+        other.__dict__.update(self.__getstate__() | handed)
         return other
 
     def close(self) -> None:
@@ -254,7 +257,7 @@ class ClickHouseClient:
         fields |= {f"param_{name}": _escape(value) for name, value in (params or {}).items()}
         fields.setdefault("database", self.database)
         first = attempts is None and not self._reached
-        patience = Patience(_FIRST_ATTEMPTS if first else attempts, self.wait_s, self.pause)
+        patience = Patience(_FIRST_ATTEMPTS if first else attempts, self.wait_s, self.wait)
         while True:
             try:
                 if patience.failures and kill:

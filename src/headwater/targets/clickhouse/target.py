@@ -328,9 +328,8 @@ class ClickHouseTarget(DatabaseTarget):
 
     def _open(self) -> None:
         """Create what is missing."""
-        settings, client = self._settings, self._client
-        client.on_statement = self._announce
-        client.pause = lambda seconds, why: self.pause(seconds, why)
+        settings = self._settings
+        self._client = client = self._client.copy(self.pause, self._announce)
         sync = self._sync_name
         tables, epochs = sync.suffixed(LISTED), sync.suffixed("__epochs")
         settlements = sync.suffixed("__settlements")

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from headwater.core import PipeState
 from headwater.errors import InvalidOptionError, LakeForeignWriteError, LakeWriterError
+from headwater.runtime import ALONE, Runtime
 from headwater.targets.contract import SideTable, StoredConfig
 from headwater.targets.database import LEGACY_ID
 from headwater.targets.lake.paths import (
@@ -56,7 +57,7 @@ class LakeStream(Generic[File]):
         self._dirty = True
         self._replaced: LakeWriterError | None = None
 
-    def bind(self, stream_id: str) -> None:
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         """Take the stream's id, unless the settings name another."""
         if self._tables is not None:
             raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)

@@ -37,6 +37,7 @@ from headwater.errors import (
     StateMissingError,
     UnexplainedFilesError,
 )
+from headwater.runtime import ALONE, Runtime
 from headwater.targets.contract import Capabilities, Delivery, StoredConfig
 from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.lake.columns import check_columns, conform, fitting, lake_schema
@@ -163,7 +164,7 @@ class ParquetTarget:
             altered=self.altered.totals,
         )
 
-    def bind(self, stream_id: str) -> None:
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         """Take the stream's id, unless the target was given another."""
         if self._files is not None:
             raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)

@@ -24,6 +24,7 @@ from headwater.errors import (
     StateMissingError,
     UndeclaredLakeTableError,
 )
+from headwater.runtime import ALONE, Runtime
 from headwater.targets.contract import Capabilities, Delivery, StoredConfig
 from headwater.targets.database import LEGACY_ID
 from headwater.targets.frames import executor_rows, to_arrow
@@ -106,7 +107,7 @@ class SparkTableTarget:
         """It keeps the configuration; frames are written as DataFrames."""
         return Capabilities(config=self, uses_frames=True)
 
-    def bind(self, stream_id: str) -> None:
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         """Take the stream's id, unless another was given."""
         if self._catalogs is not None:
             raise InvalidOptionError("a target is bound before it is opened", stream=stream_id)

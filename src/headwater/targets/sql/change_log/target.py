@@ -24,12 +24,12 @@ from headwater.errors import (
     EvolveError,
     InvalidOptionError,
 )
+from headwater.runtime import ALONE, Runtime
 from headwater.targets.admin import check_address, kind_of
 from headwater.targets.contract import Capabilities, Delivery
 from headwater.targets.database import Callbacks
 from headwater.targets.extras import import_extra
 from headwater.targets.frames import executor_rows
-from headwater.targets.patience import Pause
 from headwater.targets.sql.aggregates.declaration import Aggregate, Plan
 from headwater.targets.sql.change_log.sink import FinalOf
 from headwater.targets.sql.change_log.store import Hooks, Names, Work
@@ -128,15 +128,6 @@ class HistoryTarget:
         self._inner.on_statement = watch
 
     @property
-    def pause(self) -> Pause:
-        """How it waits for a server that is away: as the stream says."""
-        return self._inner.pause
-
-    @pause.setter
-    def pause(self, pause: Pause) -> None:
-        self._inner.pause = pause
-
-    @property
     def capabilities(self) -> Capabilities[Delivery]:
         """Those of the database's own target; changes are folded where they lie."""
         return replace(
@@ -156,9 +147,9 @@ class HistoryTarget:
         """The tables that are declared, and of which nothing is stored."""
         return self._inner.untracked
 
-    def bind(self, stream_id: str) -> None:
+    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         """Take the stream's id, unless the settings name another."""
-        self._inner.bind(stream_id)
+        self._inner.bind(stream_id, runtime)
 
     def recover(self) -> PipeState:
         """Open the database and return the committed state; there is nothing to repair."""
