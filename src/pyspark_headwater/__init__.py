@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
     from headwater.spark.datasource import LoadedSource
     from headwater.spark.streaming.source import LoadedStream
+    from headwater.spark.streaming.writer import WritePlan
     from headwater.stream.changelog import Follower
     from headwater.stream.module_changelog import LoadedModule
 
@@ -69,6 +72,26 @@ class DefaultSource(DataSource):
                 raise SourceOptionError("readStream needs the option journal, or finalOnly=true")
             return changelog_reader(loaded, schema, _follow)
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of a DataFrame. Called on the driver."""
+        from headwater.errors import coded_line_first
+        from headwater.spark.options import Options, Use
+        from headwater.spark.streaming.writer import TableWriter, plan_write
+
+        with coded_line_first():
+            plan = plan_write(Options(self.options, Use.WRITE), schema, overwrite=overwrite)
+            return TableWriter(plan, _give)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's
+        """Return the writer of a query. Called on the driver, for its plan and for each commit."""
+        from headwater.errors import coded_line_first
+        from headwater.spark.options import Options, Use
+        from headwater.spark.streaming.writer import MicroBatchWriter, plan_write
+
+        with coded_line_first():
+            plan = plan_write(Options(self.options, Use.WRITE), schema, overwrite=overwrite)
+            return MicroBatchWriter(plan, _give)
+
     def _load(self) -> LoadedSource | LoadedStream | LoadedModule:
         if self._loaded is None:
             from headwater.spark.datasource import load_source
@@ -90,3 +113,10 @@ def _follow(loaded: LoadedStream | LoadedModule) -> Follower:
     from headwater.stream.changelog import Follower
 
     return Follower(loaded.changelog())
+
+
+def _give(plan: WritePlan, rows: pa.Table, query: str, batch_id: int | None) -> None:
+    """Write rows into a target. Called where Spark commits: it loads the target."""
+    from headwater.stream.writers import write_rows
+
+    write_rows(plan, rows, query, batch_id)

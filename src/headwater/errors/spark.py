@@ -169,7 +169,8 @@ class MicroBatchTargetError(
     'itself: writeStream.format("parquet") of a changelog with finalOnly=true',
 ):
     """`foreach_batch` was given a target that cannot hold a micro-batch once it has returned, or a
-    target of create_target rows that a fork may take back."""
+    target of create_target rows that a fork may take back; or a writer a target that cannot take
+    its rows."""
 
 
 class MicroBatchReadError(

@@ -24,6 +24,7 @@ class Use(StrEnum):
     READ = "read"
     CHANGELOG = "readStream"
     MODULE = "readStream of a module"
+    WRITE = "write"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,48 @@ OPTIONS = (
     Option("module", (Use.MODULE,), "its name, as in `substreams_stream`"),
     Option("network", (Use.MODULE,), "as in `substreams_stream`"),
     Option("output", (Use.MODULE,), "which table, of a module that has several"),
+    Option(
+        "target",
+        (Use.WRITE,),
+        "where rows go, without credentials: `postgresql://…`, `http://…` (ClickHouse), the path "
+        "of a DuckDB file, the folder of a lake",
+        also=("path",),
+    ),
+    Option(
+        "targetEnv",
+        (Use.WRITE,),
+        "instead, for an address with a password: the environment variable that holds it, on the "
+        "driver's machine",
+    ),
+    Option(
+        "targetUrl",
+        (Use.WRITE,),
+        "the same as `target` by a name whose value Spark hides in plans by itself",
+    ),
+    Option(
+        "targetFormat", (Use.WRITE,), "`iceberg` or `delta`, of a folder that does not exist yet"
+    ),
+    Option("dbtable", (Use.WRITE,), "the table that is written", also=("table",)),
+    Option(
+        "keys",
+        (Use.WRITE,),
+        "columns that tell rows apart, separated by commas: rows are upserted, and deleted where "
+        "`_change_type` says so; without it, rows are added",
+    ),
+    Option(
+        "id",
+        (Use.WRITE,),
+        "under which the target stores which micro-batches it holds; never rename it (`dbtable`)",
+    ),
+    Option(
+        "staging",
+        (Use.WRITE,),
+        "a folder that driver and executors reach, for rows between tasks and commit; else they "
+        "travel in Spark's messages, 64 MB of a task at most",
+    ),
 )
+
+_SPARKS = {"checkpointlocation", "queryname", "outputmode"}  # of a query, which a writer sees, too
 
 _OF_OTHERS = {  # what they are called elsewhere
     "startingoffsets": "startingBlock",
@@ -201,7 +243,10 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-_BY_NAME = {_plain(name): option for option in OPTIONS for name in (option.name, *option.also)}
+def _named(name: str) -> list[Option]:
+    """Return the options that have a name: `table` is read by one and written by another."""
+    plain = _plain(name)
+    return [one for one in OPTIONS if plain in map(_plain, (one.name, *one.also))]
 
 
 class Options(Mapping[str, str]):
@@ -214,14 +259,16 @@ class Options(Mapping[str, str]):
     def __init__(self, given: Mapping[str, str], use: Use) -> None:
         self._given: dict[str, str] = {}
         for name, value in given.items():
-            option = _BY_NAME.get(_plain(name))
-            if option is None or use not in option.uses:
+            if use is Use.WRITE and _plain(name) in _SPARKS:
+                continue
+            option = next((one for one in _named(name) if use in one.uses), None)
+            if option is None:
                 raise SourceOptionError(f"unknown option {name!r} of {use}{_suggest(name, use)}")
             if option.name in self._given:
                 raise SourceOptionError(f"the option {option.name} is given by two names")
             self._given[option.name] = str(value)
         for name in self._given:
-            beside = _BY_NAME[_plain(name)].beside
+            beside = next(one.beside for one in OPTIONS if one.name == name)
             if beside and not self.keys() & set(beside):
                 raise SourceOptionError(f"the option {name} goes with {' or '.join(beside)}")
 
@@ -300,8 +347,7 @@ class Options(Mapping[str, str]):
 def _suggest(name: str, use: Use) -> str:
     """Name the option that was meant, if one looks like it."""
     plain = _plain(name)
-    near = _BY_NAME.get(plain)
-    if near is not None:
+    for near in _named(name):
         return f": it goes with {' and '.join(near.uses)}"
     known = {
         _plain(each): each
@@ -318,7 +364,7 @@ def _suggest(name: str, use: Use) -> str:
 
 def option_table() -> str:
     """Return the table of all options, for docs/spark.md."""
-    rows = [f"| option | {' | '.join(Use)} | meaning |", "|---|:-:|:-:|:-:|---|"]
+    rows = [f"| option | {' | '.join(Use)} | meaning |", "|---|:-:|:-:|:-:|:-:|---|"]
     for option in OPTIONS:
         marks = " | ".join("✓" if use in option.uses else "" for use in Use)
         names = ", ".join(f"`{name}`" for name in (option.name, *option.also))

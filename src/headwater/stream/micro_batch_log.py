@@ -106,6 +106,10 @@ class MicroBatchLog:
         self._text = self._config.stored_config().read()
         self._mark = None if self._text is None else _Mark.load(self._text)
 
+    def next_id(self) -> int:
+        """Return the id that comes next. Called after `read`."""
+        return self._newest + 1 if self._mark is None else self._mark.after(self._newest)
+
     def is_due(self, batch_id: int, query: str, last: BlockCursor | None, state: PipeState) -> bool:
         """Tell whether a micro-batch, which inserts blocks up to `last`, is to be written.
 

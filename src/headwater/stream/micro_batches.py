@@ -75,7 +75,8 @@ class MicroBatch:
     `query` is the id that the checkpoint keeps; empty where a function of the user's calls from a
     thread that is not the query's. `rows` are its changes, `first` and `last` the blocks of its
     inserts, None without any. `is_final` says that no fork can take back what it inserts, and that
-    it takes nothing back.
+    it takes nothing back. Rows of another source than ours are not cut into blocks: `is_numbered`
+    says that each micro-batch counts as one, with the number that Spark gives it.
     """
 
     id: int
@@ -85,10 +86,13 @@ class MicroBatch:
     first: int | None = None
     last: BlockHeader | None = None
     is_final: bool = False
+    is_numbered: bool = False
 
     @property
     def own(self) -> Any:
         """The rows without the columns of the changelog."""
+        if self.is_numbered:
+            return self.rows
         if isinstance(self.rows, pa.Table):
             return self.rows.drop_columns(CHANGE_COLUMNS.names)
         return self.rows.drop(*CHANGE_COLUMNS.names)
@@ -103,6 +107,10 @@ class Writes(Protocol):
 
     def close(self) -> None:
         """Release the target. It may be written again."""
+        ...
+
+    def next_id(self) -> int:
+        """Return the id of the micro-batch that comes next."""
         ...
 
 
@@ -129,6 +137,10 @@ class ForeachBatch:
         except BaseException:
             self._writes.close()
             raise
+
+    def next_id(self) -> int:
+        """Return the id of the micro-batch that comes next: of one who writes without a query."""
+        return self._writes.next_id()
 
     def close(self) -> None:
         """Release the target. To be called when the query has ended."""
@@ -211,6 +223,10 @@ class _IntoTarget:
     def close(self) -> None:
         self._state = None
         self._target.close()
+
+    def next_id(self) -> int:
+        self._recovered()
+        return self._log.next_id()
 
     def _hot_batches(
         self, given: MicroBatch, state: PipeState, spark: SparkProvider
@@ -315,6 +331,9 @@ class _IntoOwned:
         state = PipeState(cursor, cursor, () if cursor is None else (cursor,))
         for made in _final_batches(given, state):
             yield StreamBatch({self._output: made.frame}, _context(self._id, made))
+
+    def next_id(self) -> int:
+        raise MicroBatchTargetError("a target of create_target takes micro-batches of a query")
 
     def close(self) -> None:
         """Hold nothing: the next cursor says where the target stands."""

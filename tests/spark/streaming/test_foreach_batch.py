@@ -604,7 +604,7 @@ def test_a_target_of_the_users_is_given_no_rows_that_a_fork_may_take() -> None:
         list(read(None))
 
     into = foreach_batch(create_target(write=write), id="s")
-    with pytest.raises(MicroBatchTargetError, match=r"E5036.*final_only"):
+    with pytest.raises(MicroBatchTargetError, match=r"E5036.*finalOnly"):
         give(into, 0, rows_of(1, 2))
     give(into, 0, rows_of(1, _finalized=1))
     with pytest.raises(MicroBatchGapError, match="E5035"):

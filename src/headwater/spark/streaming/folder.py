@@ -61,30 +61,43 @@ def open_folder(address: str) -> Folder:
     Raises:
         SourceOptionError: it has credentials, or needs a driver that is not installed.
     """
+    files, path = open_files(address)
+    return (
+        LocalFolder(Path(path))
+        if isinstance(files, fs.LocalFileSystem)
+        else RemoteFolder(files, path)
+    )
+
+
+def open_files(address: str) -> tuple[fs.FileSystem, str]:
+    """Return where a folder of this name is: a path, a file: address, or an address for fsspec.
+
+    Raises:
+        SourceOptionError: it has credentials, or needs a driver that is not installed.
+    """
     parts = urlsplit(address)
     scheme = parts.scheme
     if len(scheme) < 2:  # none, or a drive letter
-        return LocalFolder(Path(address))
+        return fs.LocalFileSystem(), address
     if scheme == "file":
-        return LocalFolder(Path(unquote(parts.path)))
+        return fs.LocalFileSystem(), unquote(parts.path)
     if parts.username or parts.password:
         raise SourceOptionError(
-            "the journal's address has credentials: leave them to the environment", scheme=scheme
+            "the folder's address has credentials: leave them to the environment", scheme=scheme
         )
     try:
         if scheme in _NATIVE:
             files, path = fs.FileSystem.from_uri(address.replace(scheme, _NATIVE[scheme], 1))
-        else:
-            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+            return files, path
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
-            found, path = url_to_fs(address)
-            files = fs.PyFileSystem(fs.FSSpecHandler(found))
+        found, path = url_to_fs(address)
+        return fs.PyFileSystem(fs.FSSpecHandler(found)), path
     except (ImportError, ValueError, OSError, ArrowInvalid) as error:
         raise SourceOptionError(
-            f"a journal at {scheme}: cannot be opened: {error}",
+            f"a folder at {scheme}: cannot be opened: {error}",
             fix_with="name a local folder, or install what reaches this one (fsspec's driver)",
         ) from error
-    return RemoteFolder(files, path)
 
 
 class LocalFolder:
