@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater import ChangelogMetrics, StopRequested, evm
-from headwater.core import BlockCursor, PipeState
+from headwater.core import AtHead, BlockCursor, BlockHeader, Blocks, Head, PipeState
 from headwater.core.messages import Discarded, Waited
 from headwater.errors import HeadwaterError
 from headwater.metrics import REGISTRY, instruments
@@ -76,6 +76,8 @@ CHECKED_BY = {
     "headwater_rows_undone": OF_A_RUN,
     "headwater_undo_rows": OF_UNDO,
     "headwater_missing_blocks": OF_RARE_EVENTS,
+    "headwater_finality_unknown_seconds": OF_RARE_EVENTS,
+    "headwater_ahead_seconds": OF_RARE_EVENTS,
     "headwater_journal_blocks": OF_QUERIES,
     "headwater_journal_bytes": OF_QUERIES,
     "headwater_blocks_discarded": OF_RARE_EVENTS,
@@ -232,6 +234,21 @@ def test_what_happens_rarely_is_counted_too() -> None:
     assert got["headwater_blocks_discarded_total"] == 3
     assert got["headwater_missing_blocks"] == record.snapshot()["missing_blocks"] == 54
     assert got["headwater_replica_waits_total"] == 2
+    assert got["headwater_finality_unknown_seconds"] == record.snapshot()["ahead_seconds"] == 0
+    block = BlockHeader(301, "h", "p")
+    record.read(Blocks((block,), (b"",), Head(BlockCursor(250), BlockCursor(301))))
+    record.read(AtHead(Head()))
+    record.ahead_of(299)
+    now += 4
+    record.ahead_of(299)
+    record.happened(Settled(state))
+    shown = record.snapshot()
+    assert (shown["status"], shown["trouble"][-7:]) == ("waiting", "for 4 s")
+    got = {one.name: one.value for family in registry.collect() for one in family.samples}
+    assert got["headwater_finality_unknown_seconds"] == got["headwater_ahead_seconds"] == 4
+    record.read(Blocks((block,), (b"",), Head(BlockCursor(250), BlockCursor(301))))
+    got = {one.name: one.value for family in registry.collect() for one in family.samples}
+    assert got["headwater_finality_unknown_seconds"] == got["headwater_ahead_seconds"] == 0
     assert got["sqd_end_block"] == 1_000
     assert got["sqd_progress_ratio"] == pytest.approx(0.3)
     assert got["sqd_eta_seconds"] == 70

@@ -205,7 +205,7 @@ def test_what_is_remembered_of_blocks_does_not_grow(keeps: bool) -> None:
         header = BlockHeader(number, clock.hash)
         state = state.advance([header], Head(final, clock.cursor))
         log.advanced(state)
-        sizes.append(sum(len(getattr(log, name)) for name in ("_notes", "_rows", "_made")))
+        sizes.append(sum(len(getattr(log, name)) for name in ("_notes", "_rows")))
     assert max(sizes[1000:]) <= max(sizes[:1000])
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +24,7 @@ from headwater.targets.clickhouse import (
     ClickHouseTarget,
     clickhouse_target,
 )
+from tests.sampling import every
 from tests.targets.clickhouse_places import Stream, database
 
 SYNC = """
@@ -89,6 +92,32 @@ class Theirs:
             {"id": self.id},
         )
         return [[one["number"] for one in json.loads(row["rollback_chain"])] for row in found]
+
+    def landing(self) -> set[tuple[int, str]]:
+        """The blocks that a fork can go back to: those of the chains, and the final one."""
+        found = self.client.rows(
+            f"SELECT finalized, rollback_chain FROM {self.sync} FINAL WHERE id = {{id:String}}",
+            {"id": self.id},
+        )
+        blocks = [one for row in found for one in json.loads(row["rollback_chain"])]
+        blocks += [json.loads(row["finalized"]) for row in found if row["finalized"]]
+        return {(one["number"], one["hash"]) for one in blocks}
+
+    def remove_above(self, number: int) -> None:
+        """Undo rows as at each start and each fork: what they come to is cancelled."""
+        names = ", ".join(
+            row["name"]
+            for row in self.client.rows(
+                "SELECT name FROM system.columns WHERE database = currentDatabase() "
+                "AND table = 'transfers' AND name <> 'sign' "
+                "AND default_kind NOT IN ('ALIAS', 'MATERIALIZED', 'EPHEMERAL')"
+            )
+        )
+        self.client.run(
+            f"INSERT INTO transfers ({names}, sign) SELECT {names}, -1 FROM transfers "
+            f"WHERE block_number > {number} GROUP BY {names} HAVING sum(sign) > 0",
+            settings={"optimize_on_insert": "0", "insert_deduplicate": "0"},
+        )
 
     def clean_up(self, max_rows: int) -> None:
         self.client.run(
@@ -239,3 +268,65 @@ def test_state_may_be_kept_elsewhere_and_without_finality(
     assert with_state.state == PipeState()
     assert s.rows(f"SELECT count() AS n FROM {elsewhere}.sync") == [{"n": 0}]
     s.sql(f"DROP DATABASE {elsewhere}")
+
+
+@pytest.mark.guarantee("STATE-1")
+@pytest.mark.parametrize("seed", every(4).seeds(range(12)))
+def test_both_take_turns_and_undo_each_others_blocks(
+    url: str, targets: list[ClickHouseTarget], seed: int
+) -> None:
+    """The forms of alpha.19 and of the beta are the same here; blocks 1 and 2 are final.
+
+    The Pipes SDK stores nothing when a fork is done: it may end with rows that are gone and a
+    cursor that is not, and whoever comes next meets the fork once more.
+    """
+    random, theirs = Random(seed), Theirs(url)
+    theirs.batch(1, final=None)
+    theirs.batch(2)
+    chain = {number: ("h", [str(10**70 + number + i) for i in (0, 1)]) for number in (1, 2)}
+    forks, met, pending = 0, Counter[str](), None
+    for turn in range(10):
+        ours = turn % 2 == 1 if seed % 2 else random.random() < 0.5
+        s = resume(url, targets) if ours else None
+        newest, branch = max(chain), chain[max(chain)][0]
+        if s is not None:
+            assert pending is not None or s.state.cursor == cursor(newest, branch)
+        else:
+            theirs.remove_above(theirs.resumes_at()["current"]["number"])
+        safe = pending
+        if safe is None and newest > 2 and random.random() < 0.7:
+            possible = [
+                number
+                for number, (name, _) in chain.items()
+                if 2 <= number < newest
+                and (ours or (number, f"{name}{number}") in theirs.landing())
+            ]
+            safe = random.choice(possible)
+        if safe is not None:
+            met[f"{'ours' if ours else 'theirs'}{'' if pending is None else ', met again'}"] += 1
+            forks, pending = forks + 1, None
+            if s is not None:
+                s.fork(safe)
+            else:
+                theirs.remove_above(safe)
+            chain = {number: one for number, one in chain.items() if number <= safe}
+            if s is None and random.random() < 0.4:
+                pending = safe
+        for _ in range(0 if pending is not None else random.randint(1, 3)):
+            number, name = max(chain) + 1, f"b{forks}x" if forks else "h"
+            if s is not None:
+                s.block(number, rows(number, number, name), final=2, branch=name)
+                chain[number] = (name, [str(number)])
+            else:
+                theirs.batch(number, branch=name)
+                chain[number] = (name, [str(10**70 + number + i) for i in (0, 1)])
+        found = theirs.client.rows(
+            "SELECT block_number AS b, value AS v, sum(sign) AS n FROM transfers "
+            "GROUP BY ALL HAVING n <> 0 ORDER BY b, v"
+        )
+        assert [(row["b"], str(row["v"]), row["n"]) for row in found] == [
+            (number, value, 1) for number, (_, values) in chain.items() for value in values
+        ], (turn, met)
+        if s is not None:
+            s.target.close()
+    assert met

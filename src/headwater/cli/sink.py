@@ -7,11 +7,12 @@ docs/migrate-from-substreams-sink-sql.md goes through them one by one.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from headwater.cli.target_options import say, substreams_module, takes
 from headwater.core import Flush
@@ -103,40 +104,38 @@ class Tables:
         return made
 
 
-@dataclass(slots=True)
-class Unused:
-    """Flags of the sink that have nothing to set here: taken, so that a command runs as it is."""
+_SWITCHES = {"--skip-package-validation", "--disable-block-number-index"}
+_WITH_VALUES = {
+    "--live-block-time-delta", "--flush-retry-count", "--flush-retry-delay", "--block-batch-size",
+    "--write-mode", "--decode-workers", "--decode-batch-size", "--db-write-target-duration",
+    "--db-write-max-size", "--spool-dir", "--spool-max-size", "--spool-max-idle",
+    "--apply-constraints", "--pprof-listen-addr",
+}  # fmt: skip
+_REFUSED = {
+    "--insecure": "certificates are always checked: --ca-file names others to trust",
+    "--noop-mode": "--noop-mode would store a cursor without its rows",
+}
 
-    skip_package_validation: Annotated[
-        bool, typer.Option("--skip-package-validation", hidden=True)
-    ] = False
-    live_block_time_delta: Annotated[str, typer.Option("--live-block-time-delta", hidden=True)] = ""
-    flush_retry_count: Annotated[str, typer.Option("--flush-retry-count", hidden=True)] = ""
-    flush_retry_delay: Annotated[str, typer.Option("--flush-retry-delay", hidden=True)] = ""
-    block_batch_size: Annotated[str, typer.Option("--block-batch-size", hidden=True)] = ""
-    write_mode: Annotated[str, typer.Option("--write-mode", hidden=True)] = ""
-    decode_workers: Annotated[str, typer.Option("--decode-workers", hidden=True)] = ""
-    decode_batch_size: Annotated[str, typer.Option("--decode-batch-size", hidden=True)] = ""
-    db_write_target_duration: Annotated[
-        str, typer.Option("--db-write-target-duration", hidden=True)
-    ] = ""
-    db_write_max_size: Annotated[str, typer.Option("--db-write-max-size", hidden=True)] = ""
-    spool_dir: Annotated[str, typer.Option("--spool-dir", hidden=True)] = ""
-    spool_max_size: Annotated[str, typer.Option("--spool-max-size", hidden=True)] = ""
-    spool_max_idle: Annotated[str, typer.Option("--spool-max-idle", hidden=True)] = ""
-    apply_constraints: Annotated[str, typer.Option("--apply-constraints", hidden=True)] = ""
-    disable_block_number_index: Annotated[
-        bool, typer.Option("--disable-block-number-index", hidden=True)
-    ] = False
-    pprof_listen_addr: Annotated[str, typer.Option("--pprof-listen-addr", hidden=True)] = ""
 
-    def tell(self) -> None:
-        """Say which of them were given."""
-        given = [
-            f"--{one.name.replace('_', '-')}" for one in fields(self) if getattr(self, one.name)
-        ]
-        if given:
-            say(f"Without effect here: {', '.join(given)}.", "yellow")
+class RunCommand(TyperCommand):
+    """Takes the sink's flags that have nothing to set here, so that a command runs as it is."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Leave those flags out, and say which of them were given."""
+        kept, left_out, rest = [], list[str](), iter(args)
+        for one in rest:
+            name, equals, _ = one.partition("=")
+            if name in _REFUSED:
+                raise InvalidOptionError(_REFUSED[name])
+            if name not in _SWITCHES | _WITH_VALUES:
+                kept.append(one)
+                continue
+            left_out.append(name)
+            if name in _WITH_VALUES and not equals:
+                next(rest, None)
+        if left_out:
+            say(f"Without effect here: {', '.join(left_out)}.", "yellow")
+        return super().parse_args(ctx, kept)
 
 
 @app.command()
@@ -173,12 +172,11 @@ def setup(
     say(f"Ready for {chosen} ({found.module_hash(chosen)}).", "green")
 
 
-@app.command()
-@takes(Module, Tables, Unused)
+@app.command(cls=RunCommand)
+@takes(Module, Tables)
 def run(
     module: Module,
     tables: Tables,
-    unused: Unused,
     block_range: Annotated[
         str | None, typer.Argument(metavar="START:STOP", help="STOP is not read; +N counts.")
     ] = None,
@@ -186,7 +184,6 @@ def run(
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="No TLS to host:port; no key is sent.")
     ] = False,
-    insecure: Annotated[bool, typer.Option("--insecure", hidden=True)] = False,
     ca_file: Annotated[
         str, typer.Option("--ca-file", help="Certificates to trust instead of gRPC's own, PEM.")
     ] = "",
@@ -201,7 +198,6 @@ def run(
     development_mode: Annotated[
         bool, typer.Option("--development-mode", help="No parallel processing of history.")
     ] = False,
-    noop_mode: Annotated[bool, typer.Option("--noop-mode", hidden=True)] = False,
     undo_buffer_size: Annotated[
         int, typer.Option("--undo-buffer-size", min=0, help="Newest blocks to hold back.")
     ] = 0,
@@ -254,11 +250,6 @@ def run(
     if module.module is not None and block_range is None and ":" in module.module:
         module.module, block_range = None, module.module
     start, stop = _range(block_range, start_block, stop_block)
-    if insecure:
-        raise InvalidOptionError("certificates are always checked: --ca-file names others to trust")
-    if noop_mode:
-        raise InvalidOptionError("--noop-mode would store a cursor without its rows")
-    unused.tell()
     place, found, chosen = module.open()
     target, decoder = tables.target(place, found, chosen)
     stream_id = found.module_hash(chosen)

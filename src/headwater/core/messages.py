@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from headwater.core.cursor import BlockCursor, BlockHeader, Head
 from headwater.core.fork import ForkResolution
@@ -35,12 +35,12 @@ from headwater.core.state import (
 class Blocks:
     """Blocks in ascending order, checked and linked: their headers and their raw NDJSON lines.
 
-    `lines[i]` is the line of `headers[i]`, without its newline. Only decoders read the
-    lines.
+    `lines[i]` is the line of `headers[i]`, without its newline; of a Substreams module, what it
+    made of that block. Only decoders read the lines, all else at most their length.
     """
 
     headers: tuple[BlockHeader, ...]
-    lines: tuple[bytes, ...]
+    lines: tuple[Any, ...]
     head: Head
 
 
@@ -111,7 +111,7 @@ Answer = Blocks | Fork | Undo | AtHead | RangeEnd
 
 Data = TypeVar("Data")
 Other = TypeVar("Other")
-Raw = tuple[bytes, ...] | Span  # what a batch is made of: the lines of its blocks, or a span
+Raw = tuple[Any, ...] | Span  # what a batch is made of: the lines of its blocks, or a span
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headwater.core.cursor import BlockCursor, BlockHeader, Head
 from headwater.core.fork import resolve_fork, resolve_undo
@@ -23,7 +24,7 @@ class HeldBlock:
     """A block and its line; one that no output asked for, and is only watched, has none."""
 
     header: BlockHeader
-    line: bytes | None
+    line: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Holding:
         ahead = self.ahead
         for batch in batches(ahead, answer, cap=cap):
             ahead = batch.state
-        lines: Sequence[bytes | None] = (None,) * len(answer.lines) if watched else answer.lines
+        lines: Sequence[Any] = (None,) * len(answer.lines) if watched else answer.lines
         new = (HeldBlock(*pair) for pair in zip(answer.headers, lines, strict=True))
         return replace(self, ahead=ahead, held=(*self.held, *new))
 

@@ -27,6 +27,14 @@ class Instruments:
         self.cursor = self._gauge("cursor_block", "Last committed block; -1 before the first")
         self.head = self._gauge("head_block", "Newest block that the portal has reported")
         self.finalized = self._gauge("finalized_block", "High-water mark of finality")
+        self.finality_unknown = self._gauge(
+            "finality_unknown_seconds", "Seconds since an answer last told the finalized block"
+        )
+        self.ahead_seconds = self._gauge(
+            "ahead_seconds",
+            "Seconds that the portal's newest block has been below the cursor: it lags, or its "
+            "branch is shorter so far",
+        )
         self.lag_blocks = self._gauge("lag_blocks", "Blocks between the cursor and the head")
         self.lag_seconds = self._gauge("lag_seconds", "Age of the last committed block")
         self.hot_blocks = self._gauge("hot_blocks", "Committed blocks that a fork may still undo")

@@ -109,6 +109,9 @@ class StreamRecord:
         self._altered = (0, 0)
         self._outboxes: dict[str, int] = {}
         self._away_since: float | None = None
+        self._final_told_at: float | None = None  # while answers tell it, that of the newest one
+        self._tells_finality = True
+        self._ahead_since: float | None = None
         self._stall_after_s = STALL_S
         self._show()
 
@@ -120,6 +123,11 @@ class StreamRecord:
             head = answer.head
             with self._lock:
                 self.trouble = None
+                self._tells_finality = head.finalized is not None
+                if not isinstance(answer, AtHead):
+                    self._ahead_since = None
+                if self._tells_finality:
+                    self._final_told_at = self._clock()
                 self.head = Head(
                     head.finalized or self.head.finalized, head.latest or self.head.latest
                 )
@@ -154,7 +162,7 @@ class StreamRecord:
                     self.status = "waiting"
                     self._meters.replica_waits.labels(self.id).inc()
                 case Settled():
-                    self.status = "following"
+                    self.status = "following" if self._ahead_since is None else "waiting"
                 case _:
                     pass
             self._sample()
@@ -198,6 +206,29 @@ class StreamRecord:
                 self._meters.stalls.labels(self.id, DATABASE).inc()
                 self.status = "stalled"
                 self._say(f"{why}: for {waited:.0f} s")
+
+    def ahead_of(self, newest: int | None) -> None:
+        """Note that the portal's newest block lies below the cursor; None: it does not.
+
+        It lags, or it is on another branch that is shorter so far: then what the stream holds is
+        orphaned, and a portal says so only once its branch is as long.
+        """
+        with self._lock:
+            if newest is None:
+                self._ahead_since = None
+                return
+            first = self._ahead_since is None
+            if self._ahead_since is None:
+                self._ahead_since = self._clock()
+            waited = self._clock() - self._ahead_since
+            text = (
+                f"the portal's newest block is {newest:,}, below ours: it lags, or its branch is "
+                "shorter so far"
+            )
+            self.status = "waiting"
+            self.trouble = f"{text}; for {waited:.0f} s"
+            if first:
+                self._say(text)
 
     def outbox(self, name: str, messages: int, age_blocks: int) -> None:
         """Note how much an outbox holds."""
@@ -271,6 +302,19 @@ class StreamRecord:
         return max(0.0, self._wall() - block_seconds(cursor.timestamp))
 
     @property
+    def finality_unknown_s(self) -> float | None:
+        """For how long answers have not told what is final; None if they never did."""
+        if self._tells_finality or self._final_told_at is None:
+            return 0.0 if self._tells_finality else None
+        return max(0.0, self._clock() - self._final_told_at)
+
+    @property
+    def ahead_s(self) -> float:
+        """For how long the portal's newest block has been below the cursor."""
+        since = self._ahead_since
+        return 0.0 if since is None else max(0.0, self._clock() - since)
+
+    @property
     def total_rows(self) -> int:
         """Rows that this run has committed, those undone later included."""
         return self._total_rows
@@ -301,6 +345,8 @@ class StreamRecord:
                 "cursor": cursor_facts(self.state.cursor),
                 "finalized": cursor_facts(self.state.finalized),
                 "head": newest(self.head),
+                "finality_unknown_seconds": self.finality_unknown_s,
+                "ahead_seconds": self.ahead_s,
                 "lag_blocks": self.lag_blocks,
                 "lag_seconds": self.lag_seconds,
                 "from_block": facts.first if facts else None,
@@ -468,6 +514,8 @@ class StreamRecord:
             (meters.cursor, lambda: self.state.number),
             (meters.head, lambda: newest(self.head, -1) or 0),
             (meters.finalized, lambda: newest(Head(self.state.finalized), -1) or 0),
+            (meters.finality_unknown, lambda: self.finality_unknown_s or 0.0),
+            (meters.ahead_seconds, lambda: self.ahead_s),
             (meters.lag_blocks, lambda: self.lag_blocks or 0),
             (meters.lag_seconds, lambda: self.lag_seconds or 0.0),
             (meters.hot_blocks, lambda: max(0, len(self.state.landing_points()) - 1)),

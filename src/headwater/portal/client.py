@@ -128,9 +128,9 @@ class PortalClient:
     def _ask_metadata(self, attempts: int) -> Dataset:
         return read_dataset(self._question("metadata?expand[]=metadata", attempts))
 
-    def head(self) -> BlockCursor | None:
+    def head(self, *, attempts: int | None = QUESTION_ATTEMPTS) -> BlockCursor | None:
         """Return the newest block, or None if the dataset has none yet."""
-        return read_head_answer(self._question("head"))
+        return read_head_answer(self._question("head", attempts))
 
     def finalized_head(self, *, attempts: int | None = QUESTION_ATTEMPTS) -> BlockCursor | None:
         """Return the newest final block, or None if there is none yet.

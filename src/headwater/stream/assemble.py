@@ -7,11 +7,10 @@ again.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headwater import core
 from headwater.core import Batch, BlockCursor, BlockRange, FinalizedWatermark, Head
@@ -38,17 +37,68 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """How executors read a batch: the span, its blocks, and what was left out while it was planned.
+
+    `keep`: it is read now and kept. What others read besides the target is, so that no block is
+    read twice, and what waits for other spans: else a flush would read them all at once.
+    """
+
+    span: Span
+    blocks: int
+    keep: bool
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+class Decoder(Protocol):
+    """What a kind of stream makes of its blocks: the one part of assembling that they differ in."""
+
+    @property
+    def ranges(self) -> tuple[BlockRange, ...]:
+        """What is read, in order."""
+        ...
+
+    def plan(self, batch: Batch[Raw]) -> Planned | None:
+        """Return how executors read a batch; None where it is decoded here."""
+        ...
+
+    def decode(self, batch: Batch[Raw]) -> Decoded:
+        """Return the tables of every output for the blocks of a batch."""
+        ...
+
+    def decode_all(self, batches: Sequence[Batch[Raw]]) -> Iterable[Decoded]:
+        """Yield the tables of hot batches that arrived together."""
+        ...
+
+    def ahead(self, batch: Batch[Raw]) -> Any:
+        """Return what the target has prepared of a batch while it arrived."""
+        ...
+
+    def asked(self, number: int) -> QueryInfo:
+        """Return what was asked for to get a block."""
+        ...
+
+    def missing(self, batch: Batch[Raw]) -> tuple[BlockRange, ...]:
+        """Return the blocks before a batch that were left out."""
+        ...
+
+    def learn(self, span: Span) -> None:
+        """Take note of what a span held."""
+        ...
+
+
 class Assembler:
-    """Makes deliveries of one run's batches. What the batches are made of, each kind of run says.
+    """Makes deliveries of one run's batches, which `decoder` makes tables of.
 
     `finalized` is the stored high-water mark; with `final_only` the stream ends at the finalized
-    block, whatever the latest one is. `address` is shown to user code, so it holds no credential.
+    block, whatever the latest one is.
     """
 
     def __init__(
         self,
         stream_id: str,
-        address: str,
+        decoder: Decoder,
         steps: Sequence[Step],
         spark: SparkOfRun,
         clock: Clock,
@@ -58,7 +108,7 @@ class Assembler:
         final_only: bool = False,
     ) -> None:
         self._id = stream_id
-        self._address = address
+        self._decoder = decoder
         self._spark = spark
         self._dataset = dataset
         self._watermark = FinalizedWatermark(finalized)
@@ -69,25 +119,6 @@ class Assembler:
         self._released: list[Span] = []
         self._transforms = Transforms(stream_id, steps, self._session)
 
-    @property
-    @abstractmethod
-    def ranges(self) -> tuple[BlockRange, ...]:
-        """What is read, in order."""
-
-    @abstractmethod
-    def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
-        """Return the tables of every output for the blocks of a batch."""
-
-    def _decode_all(self, batches: Sequence[Batch[Raw]]) -> Iterator[Decoded]:
-        """Yield the tables of hot batches that arrived together."""
-        for batch in batches:
-            assert not isinstance(batch.data, core.Span), "a span is final"
-            yield self._decode(batch, batch.data)
-
-    def _asked(self, number: int) -> QueryInfo:
-        """Return what was asked for to get a block."""
-        return QueryInfo(self._address, "", b"")
-
     def release(self) -> None:
         """Let go of what spans keep on the executors. Called when they are committed or dropped.
 
@@ -95,36 +126,32 @@ class Assembler:
         released the next time.
         """
         for span in self._held:
-            self._learn(span)
+            self._decoder.learn(span)
         for span in (*self._released, *self._held):
             span.release()
         self._released, self._held = self._held, []
 
-    def _learn(self, span: Span) -> None:
-        """Take note of what a span held."""
-
-    def _hold(self, span: Span, blocks: int, *, keep: bool) -> tuple[Frames, BatchInfo]:
-        """Return a span's frames and counts; release it with its batch.
-
-        `keep`: it is read now and kept. What others read besides the target is, so that no block is
-        read twice, and what waits for other spans: else a flush would read them all at once.
-        """
-        self._held.append(span)
-        if keep:
-            span.keep()
-        return span.frames, BatchInfo(blocks, partial(_span_counts, span), partial(_known, span))
-
     def __call__(self, batch: Batch[Raw]) -> Batch[Delivery]:
         """Return the batch with the rows that user code made of it."""
-        made, info = self._frames(batch)
+        planned = self._decoder.plan(batch)
+        if planned is None:
+            decoded = self._decoder.decode(batch)
+            info = _head_info(batch, decoded)
+            tables: Frames = frames(decoded.tables, self._session)
+        else:
+            tables, info = self._hold(planned)
         ctx = self._context(batch, info)
-        return batch.with_data(Delivery(self._transforms(made, ctx), ctx))
+        data = self._transforms(tables, ctx)
+        return batch.with_data(Delivery(data, ctx, ahead=self._decoder.ahead(batch)))
 
-    def _frames(self, batch: Batch[Raw]) -> tuple[Frames, BatchInfo]:
-        """Return a frame per output, and what was counted."""
-        assert not isinstance(batch.data, core.Span), "only portals have spans"
-        decoded = self._decode(batch, batch.data)
-        return frames(decoded.tables, self._session), _head_info(batch, decoded)
+    def _hold(self, planned: Planned) -> tuple[Frames, BatchInfo]:
+        """Return a span's frames and counts; release it with its batch."""
+        span = planned.span
+        self._held.append(span)
+        if planned.keep:
+            span.keep()
+        info = BatchInfo(planned.blocks, partial(_span_counts, span), partial(_known, span))
+        return span.frames, info.with_skipped(planned.skipped) if planned.skipped else info
 
     def several(self, batches: Sequence[Batch[Raw]]) -> Iterator[Batch[Delivery]]:
         """Yield hot batches with the rows that user code made of each.
@@ -135,7 +162,7 @@ class Assembler:
         if len(batches) < 2:
             yield from map(self, batches)
             return
-        decoded: Iterable[Decoded] = self._decode_all(batches)
+        decoded: Iterable[Decoded] = self._decoder.decode_all(batches)
         made: Sequence[Frames] | None = None
         if self._transforms.may_share:
             tables = decoded = list(decoded)
@@ -156,16 +183,16 @@ class Assembler:
         self._watermark = self._watermark.observe(batch.head.finalized)
         head = replace(batch.head, finalized=self._watermark.cursor)
         last = self._last(head, current)
-        ranges = self.ranges
+        ranges, info = self._decoder.ranges, replace(info, missing=self._decoder.missing(batch))
         initial = min((one.from_block for one in ranges), default=0)
         progress = self.progress.reached(initial, current.number, last)
         state = StreamState(initial, last, current, ranges, batch.rollback_chain)
-        asked = self._asked(current.number)
+        asked = self._decoder.asked(current.number)
         return BatchContext(self._id, StreamInfo(self._dataset, head, state, progress, asked), info)
 
     def _last(self, head: Head, current: BlockCursor) -> int | None:
         """Return the last block that the stream will reach, as far as is known now."""
-        ends = [block_range.to_block for block_range in self.ranges]
+        ends = [block_range.to_block for block_range in self._decoder.ranges]
         self._latest = head.latest or self._latest  # a portal may leave the header out
         newest = head.finalized if self._final_only else self._latest
         if newest is None:
@@ -175,8 +202,8 @@ class Assembler:
 
 
 def _head_info(batch: Batch[Raw], decoded: Decoded) -> BatchInfo:
-    counts = partial(_head_counts, decoded, _size(batch))
-    return BatchInfo(_blocks(batch), counts, counts)
+    counts = partial(_head_counts, decoded, size_of(batch))
+    return BatchInfo(len(batch.headers), counts, counts)
 
 
 def _head_counts(decoded: Decoded, size: int) -> BatchCounts:
@@ -200,9 +227,6 @@ def _counts(report: SpanReport) -> BatchCounts:
     return BatchCounts(report.bytes_read, rows, report.skipped, report.unlike, filled)
 
 
-def _blocks(batch: Batch[Raw]) -> int:
-    return batch.data.blocks if isinstance(batch.data, core.Span) else len(batch.headers)
-
-
-def _size(batch: Batch[Raw]) -> int:
+def size_of(batch: Batch[Raw]) -> int:
+    """Return the bytes of the lines of a batch; 0 of a span, which is not read yet."""
     return 0 if isinstance(batch.data, core.Span) else sum(map(len, batch.data))

@@ -33,7 +33,7 @@ from headwater.stream.substreams import SubstreamsStream, substreams_stream
 from headwater.substreams.client import SubstreamsClient
 from headwater.substreams.cursors import CursorLog
 from headwater.substreams.messages import OutputDecoder, SessionInit
-from headwater.substreams.source import SubstreamsSource
+from headwater.substreams.source import SubstreamsSource, decode_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class LoadedModule:
         text = f"{stream.fingerprint} {output}\n{self.columns}"
         return Changelog(
             ModuleUpstream(client, log, stream.first),
-            ModuleRows(stream.decoder, output, log),
+            ModuleRows(stream.decoder, output),
             Journal(open_folder(given["journal"]), hashlib.sha256(text.encode()).hexdigest()),
             self.limits,
             stream.stop - 1 if stream.stop else None,
@@ -99,11 +99,10 @@ def load_module(options: Mapping[str, str]) -> LoadedModule:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRows(RowMaker):
-    """Makes the rows of outputs that the log holds. On the driver alone."""
+    """Makes the rows of outputs. On the driver alone."""
 
     decoder: OutputDecoder
     output: str
-    log: CursorLog
 
     @property
     def schema(self) -> pa.Schema:
@@ -112,7 +111,7 @@ class ModuleRows(RowMaker):
 
     def rows(self, blocks: Blocks, receipt: Receipt) -> Iterator[pa.RecordBatch]:
         """Yield the rows of these blocks, in order."""
-        decoded = self.decoder.decode(self.log.outputs(blocks.headers))
+        decoded = decode_pieces(blocks.lines, self.decoder)
         yield from decoded[self.output].cast(self.schema).to_batches()
 
 
@@ -154,7 +153,7 @@ class ModuleUpstream(Upstream):
             self._log.restore(block, cursor)
 
     def written(self, state: PipeState) -> None:
-        """Forget outputs that are in the journal, and cursors that nothing resumes with."""
+        """Forget cursors that nothing resumes with."""
         self._log.advanced(state)
 
     def rest(self) -> None:

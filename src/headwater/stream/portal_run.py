@@ -7,7 +7,7 @@ again continues from what the target recovers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -16,10 +16,16 @@ from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry
 
-from headwater.core import BlockCursor, BlockRange, Blocks, PipeState, RangeSpec
+from headwater.core import BlockCursor, BlockRange, Blocks, Head, PipeState, RangeSpec
 from headwater.core.ranges import At, Latest
 from headwater.decode import Output
-from headwater.errors import NetworkError, PortalHttpError, SkippedBlocksError, TransportError
+from headwater.errors import (
+    NetworkError,
+    PortalError,
+    PortalHttpError,
+    SkippedBlocksError,
+    TransportError,
+)
 from headwater.metrics import StreamRecord
 from headwater.pipeline import Answers, Source
 from headwater.portal import (
@@ -45,7 +51,7 @@ from headwater.stream.factories import Factories
 from headwater.stream.factory_index import factories_of
 from headwater.stream.missing_blocks import MissingBlocks, check_keeps
 from headwater.stream.owned import Handover
-from headwater.stream.portal_assemble import Plan, PortalAssembler
+from headwater.stream.portal_decoder import Plan, PortalDecoder
 from headwater.stream.run import Opening, Run
 from headwater.stream.undo_buffer import UndoBuffer
 from headwater.targets.contract import Delivery, Target, branches
@@ -58,6 +64,7 @@ if TYPE_CHECKING:
     from headwater.stream.portal import PortalStream
 
 WAIT_S = 1.0
+ASK_HEAD_S = 5.0  # as long as a real-time service waits before it says that nothing is new
 READINGS = 10  # that may end before blocks whose factories are unknown
 START_ATTEMPTS = 20  # some minutes: long for an outage, and an address may just be wrong
 
@@ -89,6 +96,8 @@ class PortalRun(Run):
         self._over = Event()
         self._planning: WeakSet[_PlanningTransport] = WeakSet()
         self._given_up = 0  # readings in a row
+        self._newest: BlockCursor | None = None  # of the portal, where nothing is new
+        self._ask_head_at = 0.0  # not before
 
     def abort(self) -> None:
         """Break off the request that waits for its answer. Called from another thread."""
@@ -122,20 +131,17 @@ class PortalRun(Run):
         firsts = {name: min(one.from_block for one in r) for name, r in plan.ranges.items() if r}
         compare_firsts(self._target, state, firsts, stream.id)
         source = self._make_source(plan, dataset)
-        assembler = PortalAssembler(
+        decoder = PortalDecoder(
             stream,
             plan,
             dataset,
             self._spark,
-            self._clock,
             self._factories,
+            self._missing,
             shared=self._shared,
             on_span=self._spans.learn if self._spans else lambda blocks, size, rows: None,
-            finalized=state.finalized,
-            final_only=self._finalized,
-            missing_before=None if self._missing is None else self._missing.before,
         )
-        self._begin(state, source, assembler, plan.initial)
+        self._begin(state, source, decoder, plan.initial, dataset)
 
     def read(self, state: PipeState) -> Answers | None:
         """Read what follows this state, once factories know the creations up to it."""
@@ -147,6 +153,23 @@ class PortalRun(Run):
         if factories is None or knows or answers is None:
             return answers
         return self._once_known(answers, factories)
+
+    def _look_ahead(self, head: Head) -> None:
+        """Show for how long the portal's newest block has been below the cursor.
+
+        A real-time service says nothing of its head while nothing is new, so it is asked, now and
+        then. A branch that is shorter than ours so far cannot be told from a replica that lags.
+        """
+        now = self._clock.monotonic()
+        if head.latest is not None:
+            self._newest = head.latest
+        elif now >= self._ask_head_at:
+            self._ask_head_at = now + ASK_HEAD_S
+            with suppress(PortalError):  # what asks for blocks says it
+                self._newest = self._client.head(attempts=1)
+        newest = self._newest
+        behind = newest is not None and newest.number < self._record.state.number
+        self._record.ahead_of(newest.number if newest is not None and behind else None)
 
     def leaves_out(self) -> bool:
         """Tell whether the source leaves out what executors no longer found."""

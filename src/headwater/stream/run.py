@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headwater.core import Batch, BlockCursor, ForkResolution, PipeState
+from headwater.core import AtHead, Batch, BlockCursor, ForkResolution, Head, PipeState
 from headwater.dashboard.note import leave_note
 from headwater.metrics import BatchFacts, Counts, StreamRecord
 from headwater.pipeline import (
@@ -35,7 +35,7 @@ from headwater.runtime import ALONE, Runtime
 from headwater.spark.executors import coded_failures
 from headwater.spark.frames import Frame
 from headwater.spark.startup import SparkOfRun
-from headwater.stream.assemble import Assembler
+from headwater.stream.assemble import Assembler, Decoder
 from headwater.stream.context import BatchContext, Progress, StartInfo
 from headwater.stream.extensions import Extension, Extensions, stop_all
 from headwater.stream.owned import AskUser
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headwater.core.messages import Listener
-    from headwater.portal import Clock
+    from headwater.portal import Clock, Dataset
     from headwater.runtime import Interrupt
     from headwater.stream.stream import Stream
 
@@ -110,14 +110,31 @@ class Run(Host[Delivery]):
 
     @abstractmethod
     def open(self, state: PipeState) -> None:
-        """Plan the run from the recovered state: make the source and the assembler, and `_begin`.
+        """Plan the run from the recovered state: make the source and the decoder, and `_begin`.
 
         No row is written.
         """
 
-    def _begin(self, state: PipeState, source: Source, assembler: Assembler, first: int) -> None:
+    def _begin(
+        self,
+        state: PipeState,
+        source: Source,
+        decoder: Decoder,
+        first: int,
+        dataset: Dataset | None = None,
+    ) -> None:
         """Take what `open` made, and tell the transformers that the run begins."""
-        self._source, self._assembler = source, assembler
+        self._source = source
+        self._assembler = Assembler(
+            self._stream.id,
+            decoder,
+            self._stream.steps,
+            self._spark,
+            self._clock,
+            dataset=dataset,
+            finalized=state.finalized,
+            final_only=self._finalized,
+        )
         source.open(state)
         self._started = True
         for step in self._stream.steps:
@@ -138,7 +155,12 @@ class Run(Host[Delivery]):
                 if answer is None:
                     return
                 self._record.read(answer)
+                if isinstance(answer, AtHead):
+                    self._look_ahead(answer.head)
                 yield answer
+
+    def _look_ahead(self, head: Head) -> None:
+        """Note what nothing new means: that the stream is ahead of its source, for example."""
 
     # --- the host ---------------------------------------------------------------------------------
 

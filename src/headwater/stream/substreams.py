@@ -9,12 +9,12 @@ extra `substreams` (grpcio, protobuf).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headwater import core
 from headwater.changes import TableSchema
@@ -36,9 +36,10 @@ from headwater.errors import (
     UndoDepthError,
 )
 from headwater.pipeline import Committed, Discarded, Event, Raw, RolledBack, Settled, Source
-from headwater.portal import Clock, NoticeKind
+from headwater.portal import NoticeKind
+from headwater.spark.spans import Span
 from headwater.spark.startup import SparkOfRun
-from headwater.stream.assemble import Assembler
+from headwater.stream.assemble import Planned, size_of
 from headwater.stream.config import (
     Config,
     OnConfigChange,
@@ -47,13 +48,11 @@ from headwater.stream.config import (
     compare_config,
     compare_firsts,
 )
-from headwater.stream.context import BatchInfo
+from headwater.stream.context import QueryInfo
 from headwater.stream.extensions import Extension
 from headwater.stream.run import Opening, Run
 from headwater.stream.stream import Stream, check_stream
-from headwater.stream.transformer import Frames
 from headwater.stream.undo_buffer import UndoBuffer
-from headwater.targets.contract import Delivery
 
 try:
     from headwater.substreams.client import Dialling, Order, SubstreamsClient, pause_s
@@ -62,7 +61,7 @@ try:
     from headwater.substreams.messages import Message, OutputDecoder, Outputs, Progress
     from headwater.substreams.outputs import decoder_of
     from headwater.substreams.package import Package
-    from headwater.substreams.source import SubstreamsSource
+    from headwater.substreams.source import Piece, SubstreamsSource, ahead_of, decode_pieces
     from headwater.substreams.spans import FAR_BYTES, OutputSpan, has_executors
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("grpc", "google"):
@@ -192,16 +191,8 @@ class SubstreamsRun(Run):
             source = UndoBuffer(
                 self._messages, stream.undo_buffer, pause=self.pause, cap=stream.rollback_cap
             )
-        assembler = ModuleAssembler(
-            stream,
-            self._log,
-            self._spark,
-            self._clock,
-            shared=self._shared,
-            finalized=state.finalized,
-            final_only=self._finalized,
-        )
-        self._begin(state, source, assembler, first)
+        decoder = ModuleDecoder(stream, self._spark, shared=self._shared)
+        self._begin(state, source, decoder, first)
 
     def on_event(self, event: Event) -> None:
         """Tell the log, where the target does not keep its table, how far the stream is."""
@@ -262,33 +253,15 @@ class SubstreamsRun(Run):
             self._module.on_message(message)
 
 
-class ModuleAssembler(Assembler):
-    """Makes deliveries of the outputs that the log holds."""
+class ModuleDecoder:
+    """Makes tables of a module's outputs, which are the lines of their blocks."""
 
-    def __init__(
-        self,
-        stream: SubstreamsStream,
-        log: CursorLog,
-        spark: SparkOfRun,
-        clock: Clock,
-        *,
-        shared: bool,
-        finalized: BlockCursor | None,
-        final_only: bool,
-    ) -> None:
-        super().__init__(
-            stream.id,
-            stream.address,
-            stream.steps,
-            spark,
-            clock,
-            finalized=finalized,
-            final_only=final_only,
-        )
-        self._log = log
+    def __init__(self, stream: SubstreamsStream, spark: SparkOfRun, *, shared: bool) -> None:
+        self._address = stream.address
         self._decoder = stream.decoder
+        self._spark = spark
         self._far = stream.far
-        self._keeps = shared or not stream.flush.backfill.at_once
+        self._keep = shared or not stream.flush.backfill.at_once
         last = stream.stop - 1 if stream.stop else None
         self._range = BlockRange(max(0, stream.first), last)
 
@@ -297,23 +270,42 @@ class ModuleAssembler(Assembler):
         """The one range of the stream."""
         return (self._range,)
 
-    def __call__(self, batch: Batch[Raw]) -> Batch[Delivery]:
-        """Return the batch with its rows, and with what the target has prepared of them."""
-        ahead = self._log.ahead(self._log.outputs(batch.headers))
-        made = super().__call__(batch)
-        return made.with_data(replace(made.data, ahead=ahead))
+    def plan(self, batch: Batch[Raw]) -> Planned | None:
+        """Return how executors decode a batch that is large enough for that."""
+        pieces = _pieces(batch)
+        near = not self._far or batch.state.is_hot or size_of(batch) < self._far
+        if near or not self._spark.is_ready():
+            return None
+        span = OutputSpan(self._spark, self._decoder, [one.output for one in pieces])
+        return Planned(span, len(pieces), self._keep)
 
-    def _frames(self, batch: Batch[Raw]) -> tuple[Frames, BatchInfo]:
-        assert not isinstance(batch.data, core.Span), "only portals have spans"
-        size = sum(map(len, batch.data))
-        if not self._far or batch.state.is_hot or size < self._far or not self._spark.is_ready():
-            return super()._frames(batch)
-        span = OutputSpan(self._spark, self._decoder, self._log.outputs(batch.headers))
-        return self._hold(span, len(batch.headers), keep=self._keeps)
+    def decode(self, batch: Batch[Raw]) -> Decoded:
+        """Return the tables of every output for the blocks of a batch."""
+        return Decoded(dict(decode_pieces(_pieces(batch), self._decoder)), {}, {})
 
-    def _decode(self, batch: Batch[Raw], lines: Sequence[bytes]) -> Decoded:
-        outputs = self._log.outputs(batch.headers)
-        return Decoded(dict(self._log.decode(outputs, self._decoder)), {}, {})
+    def decode_all(self, batches: Sequence[Batch[Raw]]) -> Iterable[Decoded]:
+        """Yield the tables of each."""
+        return map(self.decode, batches)
+
+    def ahead(self, batch: Batch[Raw]) -> Any:
+        """Return what the target has prepared of a batch while it arrived."""
+        return ahead_of(_pieces(batch))
+
+    def asked(self, number: int) -> QueryInfo:
+        """Return where the block came from."""
+        return QueryInfo(self._address, "", b"")
+
+    def missing(self, batch: Batch[Raw]) -> tuple[BlockRange, ...]:
+        """Return nothing: an endpoint has all blocks."""
+        return ()
+
+    def learn(self, span: Span) -> None:
+        """Do nothing: what arrives says how large a batch is."""
+
+
+def _pieces(batch: Batch[Raw]) -> Sequence[Piece]:
+    assert not isinstance(batch.data, core.Span), "only portals have spans"
+    return batch.data
 
 
 def substreams_stream(

@@ -163,4 +163,4 @@ class UndoBuffer:
 
 def _blocks(gone: Sequence[HeldBlock], head: Head) -> Blocks:
     headers = tuple(block.header for block in gone)
-    return Blocks(headers, tuple(block.line or b"" for block in gone), head)
+    return Blocks(headers, tuple(block.line for block in gone), head)

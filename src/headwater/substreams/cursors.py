@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
-from headwater.core import Batch, BlockCursor, BlockHeader, PipeState
+from headwater.core import Batch, BlockCursor, PipeState
 from headwater.core.cursor import UNKNOWN_HASH
-from headwater.substreams.messages import ModuleOutput, OutputDecoder
+from headwater.substreams.messages import ModuleOutput
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
 
 TABLE = SideTable(
@@ -30,39 +29,26 @@ TABLE = SideTable(
         ]
     ),
 )
-Tables = Mapping[str, pa.Table]
 PRUNE_AT = 200  # rows that no resume needs, before they are removed
 _NO_HASH = (None, UNKNOWN_HASH)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Note:
-    """What is known of a block that was handed to the loop; its output until it is committed."""
+    """What is known of a block that was handed to the loop."""
 
     hash: str
     cursor: str
-    output: ModuleOutput | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What was made of outputs as they arrived: `count` of them, the last of which is `last`."""
-
-    last: ModuleOutput
-    count: int
-    tables: Tables
-    ahead: Any = None
 
 
 class CursorLog:
-    """Remembers what the source hands out, and stores the cursors. An extension of the stream.
+    """Remembers the cursors of what the source hands out, and stores them: an extension.
 
     Without a target that keeps side tables it remembers the same, and stores nothing.
     """
 
     def __init__(self) -> None:
         self._notes: dict[int, Note] = {}  # ascending
-        self._made: dict[int, Made] = {}  # by the first block
         self._rows: list[int] = []  # blocks that have a row, ascending
         self._target: KeepsSideTables | None = None
 
@@ -75,7 +61,7 @@ class CursorLog:
 
     def note(self, output: ModuleOutput) -> None:
         """Remember a block that is about to be handed out."""
-        self._notes[output.clock.number] = Note(output.clock.hash, output.cursor, output)
+        self._notes[output.clock.number] = Note(output.clock.hash, output.cursor)
 
     def restore(self, block: BlockCursor, cursor: str) -> None:
         """Take a block that the loop may stand at, and was not handed out now; oldest first."""
@@ -86,45 +72,8 @@ class CursorLog:
         note = self._notes.get(block.number)
         return "" if note is None or note.hash != block.hash else note.cursor
 
-    def decoded(self, outputs: Sequence[ModuleOutput], tables: Tables, ahead: Any = None) -> None:
-        """Remember the tables of blocks that are about to be handed out.
-
-        `ahead` is what the target has prepared of them.
-        """
-        self._made[outputs[0].clock.number] = Made(outputs[-1], len(outputs), tables, ahead)
-
-    def ahead(self, outputs: Sequence[ModuleOutput]) -> Any:
-        """Return what the target has prepared of these outputs, all of them and no others."""
-        held = self._made.get(outputs[0].clock.number) if outputs else None
-        whole = held is not None and held.count == len(outputs) and held.last == outputs[-1]
-        return held.ahead if held is not None and whole else None
-
-    def decode(self, outputs: Sequence[ModuleOutput], decoder: OutputDecoder) -> Tables:
-        """Return the tables of outputs; what was decoded as it arrived is not decoded again."""
-        made: list[Tables] = []
-        rest: list[ModuleOutput] = []
-        at = 0
-        while at < len(outputs):
-            held = self._made.pop(outputs[at].clock.number, None)
-            end = at + (0 if held is None else held.count)
-            if held is None or outputs[end - 1 : end] != [held.last]:
-                rest.append(outputs[at])  # or only a part of them was handed out
-                at += 1
-                continue
-            if rest:
-                made.append(decoder.decode(rest))
-                rest = []
-            made.append(held.tables)
-            at = end
-        if rest or not made:
-            made.append(decoder.decode(rest))
-        if len(made) == 1:
-            return made[0]
-        return {name: pa.concat_tables([one[name] for one in made]) for name in decoder.schemas}
-
     def undo(self, number: int) -> None:
         """Forget what lies above a block."""
-        self._made.clear()
         for above in [one for one in self._notes if one > number]:
             del self._notes[above]
 
@@ -145,11 +94,6 @@ class CursorLog:
         """Return the hash of a block that was handed out; "" if it is not known."""
         note = self._notes.get(number)
         return "" if note is None else note.hash
-
-    def outputs(self, headers: Sequence[BlockHeader]) -> list[ModuleOutput]:
-        """Return what the module made of blocks that are not committed yet."""
-        found = [self._notes[header.number].output for header in headers]
-        return [output for output in found if output is not None]
 
     # --- an extension of the stream ---------------------------------------------------------------
 
@@ -175,20 +119,15 @@ class CursorLog:
         return {TABLE.name: pa.Table.from_pylist([row], schema=TABLE.columns)}
 
     def advanced(self, state: PipeState) -> None:
-        """Forget outputs that are committed, and cursors that no resume and no fork needs."""
+        """Forget cursors that no resume and no fork needs."""
         floor = min(state.undo_floor, state.number)
         kept = max((number for number in self._notes if number <= floor), default=-1)
         for number in list(self._notes):
-            if number > state.number:
+            if number >= kept:
                 break
-            if number < kept:
-                del self._notes[number]
-            else:
-                self._notes[number].output = None
+            del self._notes[number]
         if self._target is not None and state.number > (self._rows[-1] if self._rows else -1):
             self._rows.append(state.number)
-        for first in [one for one in self._made if one <= state.number]:
-            del self._made[first]
         old = [number for number in self._rows if number < kept]
         if self._target is not None and len(old) >= PRUNE_AT:
             self._target.settle_side_rows(TABLE.name, (old[-1], 0), {})
