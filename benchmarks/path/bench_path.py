@@ -1,17 +1,19 @@
 """The whole path: a fresh process, as a user starts it, from its start to its end.
 
 `program.py` backfills ERC-20 transfers (100 to a block, zstd on the wire) by the default path into
-nothing, PostgreSQL (with a primary key, tracked), ClickHouse or DuckDB. Its first pass is cold: the
-process starts, Spark does not run yet. With `--passes 2` the same process does it once more into
-another table, with Spark warm. CPU seconds are those of the process and of all that it started, JVM
-and Python workers included; portal and database are counted apart. Memory is the sum of the
-proportional sizes (PSS) of these processes, at its peak. `--kill` ends the process with SIGKILL
-after some commits, starts it again, and tells when the next commit came.
+nothing, PostgreSQL (with a primary key, tracked), ClickHouse or DuckDB. `--work` is what it does
+with the rows on their way; several kinds of work take turns, so that they can be compared on a
+machine that does other things, too. The first pass is cold: the process starts, Spark does not run
+yet. With `--passes 2` the same process does it once more into another table, with Spark warm. CPU
+seconds are those of driver + JVM + Python workers; portal and database are counted apart. Memory is
+the sum of the proportional sizes (PSS) of these processes, at its peak. With `--repeat` figures are
+medians. `--kill` ends the process with SIGKILL after some commits, starts it again, and tells when
+the next commit came.
 
-    python benchmarks/path/bench_path.py noop --logs 2000000
-    python benchmarks/path/bench_path.py postgres --logs 1000000 --passes 2
+    python benchmarks/path/bench_path.py noop --work none,select --passes 2 --repeat 3
+    python benchmarks/path/bench_path.py postgres --logs 1000000 --session given
+    python benchmarks/path/bench_path.py noop --work select --outputs 2
     python benchmarks/path/bench_path.py postgres --logs 1000000 --kill 3
-    python benchmarks/path/bench_path.py duckdb --logs 200000 --transform
 """
 
 from __future__ import annotations
@@ -20,19 +22,23 @@ import argparse
 import ctypes
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from threading import Event, Thread
 from typing import Any
+from uuid import uuid4
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import psycopg
 
 from headwater.testing.servers import clickhouse_server, postgres_server
 from template_portal import template_portal
@@ -41,7 +47,7 @@ PER_BLOCK = 100
 MB = 1_000_000
 PROGRAM = Path(__file__).with_name("program.py")
 TARGETS = ("noop", "postgres", "clickhouse", "duckdb")
-KINDS = ("driver", "JVM", "Python workers")
+KINDS = ("driver", "JVM", "workers")
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parent ended are waited for here
 
 
@@ -95,27 +101,19 @@ def _stats() -> dict[int, tuple[int, str, float]]:
 
 
 class Memory(Thread):
-    """Samples what the processes of the program hold: the peak, in MB by kind at that moment.
-
-    Also the CPU seconds of Python workers: no process waits for these, so they count nowhere else.
-    """
+    """Samples what the processes of the program hold: the peak, in MB by kind at that moment."""
 
     def __init__(self, machine: Machine, driver: int) -> None:
         super().__init__(daemon=True)
         self.peak = dict.fromkeys(KINDS, 0.0)
-        self.workers: dict[int, float] = {}
         self._machine, self._driver = machine, driver
         self._ended = Event()
 
     def run(self) -> None:
-        while not self._ended.wait(0.25):
+        while not self._ended.wait(0.5):
             held = dict.fromkeys(KINDS, 0.0)
-            stats = _stats()
             for pid, name in self._machine.programs():
-                above = stats.get(stats.get(pid, (0, "", 0.0))[0], (0, "", 0.0))
-                if name == above[1] != "java" and stats.get(above[0], (0, ""))[1] == "java":
-                    self.workers[pid] = stats[pid][2]
-                kind = "JVM" if name == "java" else "Python workers"
+                kind = "JVM" if name == "java" else "workers"
                 held["driver" if pid == self._driver else kind] += _proportional_mb(pid)
             if sum(held.values()) > sum(self.peak.values()):
                 self.peak = held
@@ -133,12 +131,6 @@ def _proportional_mb(pid: int) -> float:
     return 0.0
 
 
-def _used() -> float:
-    """Return the CPU seconds of all processes that were waited for here, or by those."""
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return spent.ru_utime + spent.ru_stime
-
-
 def _asked(portal: str) -> dict[str, Any]:
     with urllib.request.urlopen(f"{portal}/asked") as answer:
         found: dict[str, Any] = json.load(answer)
@@ -146,101 +138,131 @@ def _asked(portal: str) -> dict[str, Any]:
 
 
 @dataclass
+class Passes:
+    """What one process has shown."""
+
+    first: float
+    wall: list[float]
+    cpu: list[dict[str, float]]
+    servers: tuple[float, float]
+    memory: dict[str, float]
+
+
+@dataclass
 class Bench:
-    """One program and what it needs."""
+    """A program and what it needs."""
 
     kind: str
     portal: str
     address: str
     logs: int
+    outputs: int
     machine: Machine
 
-    def start(self, passes: int) -> subprocess.Popen[str]:
+    def start(self, passes: int, work: str) -> subprocess.Popen[str]:
         last = self.logs // PER_BLOCK - 1
-        command = [sys.executable, str(PROGRAM), self.kind, self.portal, self.address, str(last)]
-        return subprocess.Popen([*command, str(passes)], stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, str(PROGRAM), self.kind, self.portal, self._place(), str(last)]
+        command += [str(passes), str(self.outputs), work]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
-    def run(self, passes: int) -> list[str]:
-        """Run the program to its end; return what a reader wants to know, line by line."""
+    def _place(self) -> str:
+        """Return the address of the target: a new file or database for each process."""
+        place = self.address.format(uuid4().hex)
+        if self.kind == "postgres":
+            with psycopg.connect(self.address.format("postgres"), autocommit=True) as link:
+                link.execute(f"CREATE DATABASE {place.rpartition('/')[2]}")
+        return place
+
+    def run(self, passes: int, work: str) -> Passes:
+        """Run the program to its end."""
         _asked(self.portal)
-        cpu, portal_cpu, server = _used(), _asked(self.portal)["cpu_s"], self._server_cpu()
+        portal_cpu, server = _asked(self.portal)["cpu_s"], self._server_cpu()
         began = time.time()
-        with self.start(passes) as program:
+        with self.start(passes, work) as program:
             memory = Memory(self.machine, program.pid)
             memory.start()
             assert program.stdout is not None
             said = [json.loads(line) for line in program.stdout]
             code = program.wait()
-        ended = time.time()
         memory.stop()
         self.machine.wait()
         if code or len(said) != passes:
-            raise SystemExit(f"{self.kind}: exit code {code}, {len(said)} passes")
-        seen = _asked(self.portal)
-        cpu, portal_cpu = _used() - cpu + sum(memory.workers.values()), seen["cpu_s"] - portal_cpu
-        cold = ended - began if passes == 1 else said[0]["last"] - began
-        rows = [
-            ("first request", f"{seen['first_at'] - began:.1f} s"),
-            ("first commit", f"{said[0]['first'] - began:.1f} s"),
-            ("cold, from process start to end", self._rate(cold, cpu if passes == 1 else None)),
-        ]
-        rows += [
-            ("warm, again in the same process", self._rate(one["last"] - one["began"], None))
-            for one in said[1:]
-        ]
-        held = ", ".join(f"{kind} {mb:,.0f}" for kind, mb in memory.peak.items())
-        rows += [
-            ("commits", ", ".join(str(one["commits"]) for one in said)),
-            ("CPU seconds of portal and database", f"{portal_cpu:.1f}, "
-             f"{self._server_cpu() - server:.1f}"),
-            ("peak memory, MB (PSS)", f"{sum(memory.peak.values()):,.0f}: {held}"),
-        ]  # fmt: skip
-        if passes > 1:
-            rows.append(("CPU seconds in all", f"{cpu:.1f}"))
-        return [f"| {name} | {value} |" for name, value in rows]
+            raise SystemExit(f"{self.kind}, {work}: exit code {code}, {len(said)} passes")
+        portal_cpu = _asked(self.portal)["cpu_s"] - portal_cpu
+        return Passes(
+            said[0]["first"] - began,
+            [one["last"] - (one["began"] if place else began) for place, one in enumerate(said)],
+            [one["cpu"] for one in said],
+            (portal_cpu, self._server_cpu() - server),
+            memory.peak,
+        )
 
-    def kill(self, commits: int) -> list[str]:
+    def kill(self, commits: int, work: str) -> str:
         """Kill the program after some commits; tell when the next one commits again."""
         os.environ["BENCH_LIVE"] = "1"
-        with self.start(1) as program:
+        with self.start(1, work) as program:
             assert program.stdout is not None
             for _, _line in zip(range(commits), program.stdout, strict=False):
                 pass
             program.kill()
         began = time.time()
-        with self.start(1) as program:
+        with self.start(1, work) as program:
             assert program.stdout is not None
             said = [json.loads(line) for line in program.stdout]
         self.machine.wait()
-        first = said[0]["committed"] - began
-        return [f"| kill -9 after {commits} commits, then to the next commit | {first:.1f} s |"]
-
-    def _rate(self, seconds: float, cpu: float | None) -> str:
-        text = f"{seconds:.1f} s, {self.logs / seconds / 1000:,.0f} k rows/s"
-        if cpu is None:
-            return text
-        return f"{text}; {cpu:.1f} CPU-s, {self.logs / cpu / 1000:,.0f} k rows per CPU-s"
+        seconds = said[0]["committed"] - began
+        return f"| kill -9 after {commits} commits, then to the next commit | {seconds:.1f} s |"
 
     def _server_cpu(self) -> float:
         name = {"postgres": "postgres", "clickhouse": "clickhouse"}.get(self.kind)
         return sum(cpu for _, found, cpu in _stats().values() if name and found.startswith(name))
 
 
-def run(kind: str, logs: int, passes: int, kill_after: int) -> None:
+def table(seen: Mapping[str, list[Passes]], passes: int) -> str:
+    """Return a table of medians, a row per kind of work."""
+    heads = ["first commit", "cold s", f"cold CPU-s ({' + '.join(KINDS)})"]
+    heads += ["warm s", "warm CPU-s"] if passes > 1 else []
+    heads += ["portal, database CPU-s", "peak MB"]
+    lines = [f"| work | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
+    for work, runs in seen.items():
+        cells = [f"{median(one.first for one in runs):.1f} s"]
+        for place in (0, passes - 1)[:passes]:
+            parts = [median(one.cpu[place][kind] for one in runs) for kind in KINDS]
+            whole = median(sum(one.cpu[place].values()) for one in runs)
+            cells.append(f"{median(one.wall[place] for one in runs):.1f}")
+            cells.append(f"{whole:.1f} ({' + '.join(f'{part:.1f}' for part in parts)})")
+        cells.append(
+            ", ".join(
+                f"{median(of):.1f}" for of in zip(*(one.servers for one in runs), strict=True)
+            )
+        )
+        cells.append(f"{median(sum(one.memory.values()) for one in runs):,.0f}")
+        lines.append(f"| {work} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def run(kind: str, options: argparse.Namespace) -> None:
     """Measure one target, and print what was found."""
-    blocks = logs // PER_BLOCK + 50
+    blocks = options.logs // PER_BLOCK + 50
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        address = str(folder / "chain.duckdb")
+        address = str(folder / "{}.duckdb")
         if kind == "postgres":
-            address = stack.enter_context(postgres_server())
+            address = stack.enter_context(postgres_server()).rpartition("/")[0] + "/b{}"
         if kind == "clickhouse":
             address = stack.enter_context(clickhouse_server())
         portal = stack.enter_context(template_portal(blocks, PER_BLOCK))
-        bench = Bench(kind, portal, address, logs, Machine())
-        lines = bench.kill(kill_after) if kill_after else bench.run(passes)
-    print(f"| {kind}, {logs:,} logs | |\n|---|---|")
-    print("\n".join(lines))
+        bench = Bench(kind, portal, address, options.logs, options.outputs, Machine())
+        works = options.work.split(",")
+        print(f"{kind}, {options.logs:,} logs, outputs: {options.outputs}, runs: {options.repeat}")
+        if options.kill:
+            print(*(bench.kill(options.kill, work) for work in works), sep="\n")
+            return
+        seen: dict[str, list[Passes]] = {work: [] for work in works}
+        for _ in range(options.repeat):
+            for work, runs in seen.items():
+                runs.append(bench.run(options.passes, work))
+    print(table(seen, options.passes))
     print(f"\nload average {os.getloadavg()[0]:.1f} at the end\n", flush=True)
 
 
@@ -249,13 +271,15 @@ def main() -> None:
     parser.add_argument("kind", choices=TARGETS, nargs="?", help="left out: all of them")
     parser.add_argument("--logs", type=int, default=2_000_000)
     parser.add_argument("--passes", type=int, default=1)
-    parser.add_argument("--transform", action="store_true", help="rows pass a Spark transform")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--outputs", type=int, default=1)
+    parser.add_argument("--work", default="none", help="of program.WORKS, with commas between")
+    parser.add_argument("--session", choices=("own", "given"), default="own")
     parser.add_argument("--kill", type=int, default=0, metavar="N", help="after N commits")
     options = parser.parse_args()
-    if options.transform:
-        os.environ["BENCH_TRANSFORM"] = "1"
+    os.environ["BENCH_SESSION"] = options.session
     for kind in [options.kind] if options.kind else TARGETS:
-        run(kind, options.logs, options.passes, options.kill)
+        run(kind, options)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ Linear or flat is right; exit code 1 if (a) or (b) or (c) grows faster than its 
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psycopg
 import pyarrow as pa
-from bench_path import PROGRAM, Machine, Memory, _used
+from bench_path import Bench, Machine
 
 from bench_factory import SWAP, address, cost, make_lines, of_children
 from headwater.core import Batch, BlockHeader, Head, PipeState
@@ -58,19 +57,10 @@ AXES = {
 
 def outputs() -> Iterator[tuple[int, float]]:
     """Yield the CPU seconds of a backfill for a number of outputs."""
-    blocks = LOGS // PER_BLOCK
-    with template_portal(blocks + 50, PER_BLOCK) as portal:
-        machine = Machine()
+    with template_portal(LOGS // PER_BLOCK + 50, PER_BLOCK) as portal:
         for count in OUTPUTS:
-            before = _used()
-            command = [sys.executable, str(PROGRAM), "noop", portal, "", str(blocks - 1), "1"]
-            with subprocess.Popen([*command, str(count)], stdout=subprocess.DEVNULL) as program:
-                memory = Memory(machine, program.pid)
-                memory.start()
-                assert program.wait() == 0
-            memory.stop()
-            machine.wait()
-            yield count, _used() - before + sum(memory.workers.values())
+            seen = Bench("noop", portal, "", LOGS, count, Machine()).run(1, "none")
+            yield count, sum(seen.cpu[0].values())
 
 
 def children() -> Iterator[tuple[int, float]]:
