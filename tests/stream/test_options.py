@@ -99,7 +99,8 @@ def test_timeouts_and_attempts_of_a_stream_reach_executors(monkeypatch: pytest.M
 def test_timeouts_and_attempts_count_where_a_task_runs() -> None:
     with simulated_portal(seed=1, blocks=30, finality_depth=5) as portal:
         address = portal_address(portal.url)
-        rows = TableRows("transfers", OUTPUT, tuple(one.resolve() for one in OUTPUT.ranges))
+        ranges = tuple(one.resolve() for one in OUTPUT.ranges)
+        rows = TableRows({"transfers": OUTPUT}, {"transfers": ranges})
         made = PartReader(address, OUTPUT.query, rows, dataset=None, **QUICK)
         reader: PartReader = pickle.loads(pickle.dumps(made))
         portal.sim.faults.add(StallBeforeHeaders(), times=None)

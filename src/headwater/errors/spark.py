@@ -212,6 +212,14 @@ class TransformPlanError(
     """A transform given to `pipe` returned something that is no plan of the frames it was given."""
 
 
+class TransformValueError(
+    SparkError,
+    code="E5032",
+    fix="cast to a wider type, filter such rows before the cast, or use try_cast, which gives null",
+):
+    """A transform casts a column to a type that a value of it does not fit."""
+
+
 class StoppedSparkError(
     SparkError,
     code="E5040",

@@ -86,7 +86,7 @@ def taken_apart(session: SparkSession, plan: Any, leaves: Mapping[int, str]) -> 
     """Take a captured plan apart; `leaves` are the outputs by the numbers of `rowless`."""
     if not plan.isStreaming():
         return Node(plan, of_batch=False)
-    children = tuple(taken_apart(session, child, leaves) for child in _items(plan.children()))
+    children = tuple(taken_apart(session, child, leaves) for child in items(plan.children()))
     name = plan.getClass().getSimpleName()
     if name == "LogicalRDD" and plan.rdd().id() in leaves:
         return Node(plan, source=leaves[plan.rdd().id()])
@@ -97,7 +97,7 @@ def taken_apart(session: SparkSession, plan: Any, leaves: Mapping[int, str]) -> 
 
 def is_bindable(node: Node) -> bool:
     """Tell whether nothing of it would be a stream still if its leaves were replaced."""
-    queries = _items(node.plan.subqueriesAll())
+    queries = items(node.plan.subqueriesAll())
     return _has_no_stream(node) and not any(one.isStreaming() for one in queries)
 
 
@@ -109,8 +109,8 @@ def _has_no_stream(node: Node) -> bool:
 
 def is_random(plan: Any) -> bool:
     """Tell whether a plan has expressions whose values are drawn, or depend on where rows lie."""
-    return any(not one.deterministic() for one in _items(plan.expressions())) or any(
-        map(is_random, _items(plan.children()))
+    return any(not one.deterministic() for one in items(plan.expressions())) or any(
+        map(is_random, items(plan.children()))
     )
 
 
@@ -130,7 +130,7 @@ def mixes_rows(node: Node) -> str | None:
         return name
     if node.plan.subqueries().nonEmpty():
         return f"{name} with a subquery"
-    for one in _items(node.plan.expressions()):
+    for one in items(node.plan.expressions()):
         if not one.deterministic():
             return f"{name} with {one.sql()}"
     return mixes_rows(node.children[sides[0]])
@@ -183,7 +183,7 @@ def _renamed(session: Any, plan: Any, columns: Any) -> Any:
         return _with(session, plan, output=columns)
     none, empty = jvm_object(session._jvm, "scala.None"), _seq(session, [])
     alias = jvm_class(session._jvm, "org.apache.spark.sql.catalyst.expressions.Alias")
-    both = zip(_items(plan.output()), _items(columns), strict=True)
+    both = zip(items(plan.output()), items(columns), strict=True)
     aliases = [alias(one, to.name(), to.exprId(), empty, none, empty) for one, to in both]
     project = jvm_class(session._jvm, "org.apache.spark.sql.catalyst.plans.logical.Project")
     return project(_seq(session, aliases), plan)
@@ -210,5 +210,6 @@ def _seq(session: Any, items: Sequence[Any]) -> Any:
     return made
 
 
-def _items(seq: Any) -> list[Any]:
+def items(seq: Any) -> list[Any]:
+    """Return the items of a sequence of Scala."""
     return [seq.apply(place) for place in range(seq.size())]

@@ -36,7 +36,7 @@ from headwater.query import Query, check_limits
 from headwater.spark.frames import spark_schema
 from headwater.spark.options import Options, Use
 from headwater.spark.partitions import plan_parts
-from headwater.spark.parts import PartReader, PartsReader, RawRows, RowMaker, TableRows
+from headwater.spark.parts import PartReader, PartsReader, RawRows, RowMaker, table_rows
 
 _log = logging.getLogger(__name__)
 LARGE = 1 << 30  # bytes of block lines
@@ -162,7 +162,7 @@ def choose_rows(given: Options) -> tuple[RowMaker, Query | RawQuery]:
             filters=given.document("filters"),
             decimals=decimals,
         )
-        return TableRows("table", table, (BlockRange(0),)), table.query
+        return table_rows(table), table.query
     text = given[kind].strip()
     definition = given.document(kind) if text.startswith("{") else text
     contracts = given.words("contracts")
@@ -182,7 +182,7 @@ def choose_rows(given: Options) -> tuple[RowMaker, Query | RawQuery]:
         output = evm.events(
             definition, contracts=contracts, params=params, decimals=decimals, on_error=on_error
         )
-    return TableRows(kind, output, (BlockRange(0),)), output.query
+    return table_rows(output), output.query
 
 
 def _final_range(client: PortalClient, block_range: BlockRange) -> BlockRange:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
 from typing import Any, Protocol
@@ -29,10 +29,11 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from headwater.errors import REGISTRY, ExecutorPythonError, HeadwaterError, WorkerLostError
+from headwater.spark.arrow_plan import ArrowPlan
 from headwater.spark.driver_rows import to_arrow
 from headwater.spark.entrance import driver_address
 from headwater.spark.frames import spark_schema
-from headwater.spark.parts import Part, Receipt, SpanReader
+from headwater.spark.parts import Part, Receipt, SpanReader, unpacked
 from headwater.spark.relay import IpcSender, Relay, read_batches
 from headwater.spark.versions import described, is_connect
 
@@ -164,6 +165,30 @@ class DataFrameRows(_Rows):
             yield pa.RecordBatch.from_arrays(batch.columns, schema=known)
 
 
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """What becomes of the rows of a span before a target has them. It pickles.
+
+    `schema` says the columns that are left, `plans` what happens to the rows before.
+    """
+
+    schema: pa.Schema
+    plans: tuple[ArrowPlan, ...] = ()
+
+    def select(self, names: Sequence[str]) -> RowChange:
+        """Return the same with fewer columns."""
+        return replace(self, schema=pa.schema([self.schema.field(name) for name in names]))
+
+    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Yield what becomes of batches."""
+        names = self.schema.names
+        for batch in batches:
+            for plan in self.plans:
+                batch = plan.rows(batch)
+            if batch.num_rows:
+                yield batch if batch.schema.names == names else batch.select(names)
+
+
 class SpanRows(_Rows):
     """The rows of a span's only output, read by the very tasks that work on them.
 
@@ -176,13 +201,13 @@ class SpanRows(_Rows):
         reader: SpanReader[Any],
         parts: Sequence[Any],
         check: Callable[[Sequence[str]], None],
-        names: tuple[str, ...] | None = None,
+        change: RowChange,
     ) -> None:
         self._context = context
         self._reader = reader
         self._parts = parts
         self._check = check
-        self._names = names
+        self._change = change
 
     @property
     def context(self) -> SparkContext:
@@ -191,9 +216,8 @@ class SpanRows(_Rows):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the output."""
-        schema = self._reader.row_schema
-        return schema if self._names is None else pa.schema([schema.field(n) for n in self._names])
+        """The columns of the rows."""
+        return self._change.schema
 
     @property
     def reaches_driver(self) -> bool:
@@ -202,12 +226,13 @@ class SpanRows(_Rows):
 
     def select(self, names: Sequence[str]) -> SpanRows:
         """Return the same rows with fewer columns."""
-        return SpanRows(self.context, self._reader, self._parts, self._check, tuple(names))
+        change = self._change.select(names)
+        return SpanRows(self.context, self._reader, self._parts, self._check, change)
 
     def run(self, function: PartFunction, schema: pa.Schema) -> pa.Table:
         """Read each part and call a function with its batches, in one task; compare the parts."""
         parts = [Part(index, blocks) for index, blocks in enumerate(self._parts)]
-        task = _PartTask(self._reader, function, schema, self._names)
+        task = _PartTask(self._reader, function, schema, self._change)
         with coded_failures():
             found = self.context.parallelize(parts, len(parts)).mapPartitions(task).collect()
         self._check([receipt for receipt, _ in found])
@@ -222,16 +247,13 @@ class _PartTask:
     reader: SpanReader[Any]
     function: PartFunction
     schema: pa.Schema
-    names: tuple[str, ...] | None
+    change: RowChange
 
     def __call__(self, parts: Iterable[Part[Any]]) -> Iterator[tuple[str, bytes]]:
         """Yield a part's receipt and what the function made of its rows."""
         for part in parts:
             receipt = Receipt(part.index)
-            batches = self.reader.rows(part, receipt)
-            if self.names is not None:
-                names = list(self.names)
-                batches = (batch.select(names) for batch in batches)
+            batches = self.change(self.reader.rows(part, receipt))
             made = list(self.function(batches, part.index))
             for _ in batches:
                 pass  # a receipt speaks of the whole part, also if the function wanted less
@@ -240,6 +262,43 @@ class _PartTask:
                 for batch in made:
                     writer.write_batch(batch.cast(self.schema))
             yield receipt.to_text(), sink.getvalue().to_pybytes()
+
+
+class PackedRows(DataFrameRows):
+    """Rows of an output that Spark keeps packed: the task that works on them unpacks them."""
+
+    def __init__(self, frame: DataFrame, change: RowChange) -> None:
+        super().__init__(frame)
+        self._change = change
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the rows."""
+        return self._change.schema
+
+    def select(self, names: Sequence[str]) -> PackedRows:
+        """Return the same rows with fewer columns."""
+        return PackedRows(self._frame, self._change.select(names))
+
+    def run(self, function: PartFunction, schema: pa.Schema) -> pa.Table:
+        """Call a function with the batches of each part."""
+        return super().run(_Unpacking(function, self._change), schema)
+
+    def pieces(self) -> Iterator[pa.RecordBatch]:
+        """Bring the rows to the driver in small batches."""
+        return _Rows.pieces(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unpacking:
+    """Gives a function rows that come packed. It pickles."""
+
+    function: PartFunction
+    change: RowChange
+
+    def __call__(self, batches: Batches, part: int) -> Iterator[pa.RecordBatch]:
+        """Do the function's work on an executor."""
+        yield from self.function(self.change(unpacked(batches)), part)
 
 
 @dataclass(frozen=True, slots=True)

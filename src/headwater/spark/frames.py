@@ -24,6 +24,7 @@ from headwater.errors import ColumnTypeError
 from headwater.spark.driver_rows import from_arrow
 
 if TYPE_CHECKING:
+    from headwater.spark.arrow_plan import ArrowPlan
     from headwater.spark.executors import ExecutorRows
     from headwater.spark.spans import Span
 
@@ -178,19 +179,33 @@ class SpanFrame(LikeDataFrame):
     """One output of a span: rows that executors read. Immutable, like a DataFrame.
 
     Used as a DataFrame, the span is read first, compared whole and kept by Spark until its batch is
-    committed. Given to a target as it is, its rows are read by the tasks that write them.
+    committed. Given to a target as it is, its rows are read by the tasks that write them, which
+    also do what plans say of them as far as Arrow can.
     """
 
-    __slots__ = ("_name", "_span", "arrow_schema")
+    __slots__ = ("_by_spark", "_name", "_plans", "_span", "arrow_schema")
 
-    def __init__(self, span: Span, name: str, arrow_schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        span: Span,
+        name: str,
+        arrow_schema: pa.Schema,
+        plans: tuple[ArrowPlan, ...] = (),
+        by_spark: Callable[[], DataFrame] | None = None,
+    ) -> None:
         self._span = span
         self._name = name
+        self._plans = plans
+        self._by_spark = by_spark
         self.arrow_schema = arrow_schema
+
+    def changed(self, plan: ArrowPlan, by_spark: Callable[[], DataFrame]) -> SpanFrame:
+        """Return what a plan makes of it; `by_spark` makes the same a DataFrame."""
+        return SpanFrame(self._span, self._name, plan.schema, (*self._plans, plan), by_spark)
 
     def executor_rows(self) -> ExecutorRows:
         """Return the rows where they lie, for targets."""
-        return self._span.executor_rows(self._name)
+        return self._span.executor_rows(self._name, self._plans)
 
     def toArrow(self) -> pa.Table:  # noqa: N802 - a method of DataFrame
         """Collect the rows on the driver, all of them; `BlockLinkError` if parts do not fit."""
@@ -215,7 +230,7 @@ class SpanFrame(LikeDataFrame):
     @property
     def dataframe(self) -> DataFrame:
         """The rows as a DataFrame over what Spark keeps of the span; reads it if nothing has."""
-        return self._span.dataframe(self._name)
+        return self._span.dataframe(self._name) if self._by_spark is None else self._by_spark()
 
     def __repr__(self) -> str:
         names = ", ".join(f"{field.name}: {field.type}" for field in self.arrow_schema)

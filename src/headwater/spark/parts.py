@@ -45,7 +45,10 @@ from headwater.spark.permits import Office, TaskPermits
 
 Item = TypeVar("Item")
 
-RECEIPT_COLUMN = pa.field("__headwater_receipt", pa.string())
+PACKED = pa.schema([("output", pa.int32()), ("rows", pa.binary()), ("receipt", pa.string())])
+"""Rows of all outputs of a part, a batch to a row; the receipt of the part is a row of its own."""
+
+_OUTPUT = b"headwater.output"  # in the metadata of a batch: whose rows it has, if there are several
 
 
 @dataclass(slots=True)
@@ -212,93 +215,62 @@ class RawRows:
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """The rows of one output, in its own columns."""
-
-    name: str
-    output: Output
-    ranges: tuple[BlockRange, ...]
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The output's columns; all may be null, because the row of a receipt has none of them."""
-        return pa.schema([one.with_nullable(True) for one in self.output.schema])
-
-    def rows(self, blocks: Blocks, receipt: Receipt) -> Iterator[pa.RecordBatch]:
-        """Yield the decoded rows."""
-        decoded = decode_outputs({self.name: self.output}, blocks.lines, {self.name: self.ranges})
-        receipt.count(decoded)
-        for batch in decoded.tables[self.name].to_batches(max_chunksize=BATCH_ROWS):
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
-
-
-@dataclass(frozen=True, slots=True)
-class CombinedRows:
-    """The rows of several outputs in one table: a struct column for each, one of them not null.
-
-    This is what lets one reading of a range serve all outputs. Columns are called o0, o1, … so that
-    no name of an output can confuse Spark.
-    """
+    """The rows of outputs, which are decoded at once, each in columns of its own."""
 
     outputs: Mapping[str, Output]
     ranges: Mapping[str, Sequence[BlockRange]]
 
     @property
     def schema(self) -> pa.Schema:
-        """One struct column per output, in their order."""
-        return combined_schema([output.schema for output in self.outputs.values()])
+        """The columns of the first output; all may be null, for Spark."""
+        first = next(iter(self.outputs.values()))
+        return pa.schema([field.with_nullable(True) for field in first.schema])
 
     def rows(self, blocks: Blocks, receipt: Receipt) -> Iterator[pa.RecordBatch]:
         """Yield the decoded rows, output by output."""
         decoded = decode_outputs(self.outputs, blocks.lines, self.ranges)
         receipt.count(decoded)
-        return combined_batches(list(decoded.tables.values()), self.schema)
+        return table_batches(decoded.tables.values())
 
 
-def combined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return one struct column per output, in their order."""
-    return pa.schema(
-        [
-            pa.field(combined_column(index), pa.struct(list(schema)))
-            for index, schema in enumerate(schemas)
-        ]
-    )
+def table_rows(output: Output) -> TableRows:
+    """Return the rows of one output, in all blocks."""
+    return TableRows({"rows": output}, {"rows": (BlockRange(0),)})
 
 
-def combined_batches(tables: Sequence[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of tables, one after the other, each in the column of its place."""
-    for position, table in enumerate(tables):
-        fields = list(table.schema)
+def table_batches(tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the tables of outputs; all but the first say whose they are."""
+    for output, table in enumerate(tables):
+        schema = table.schema
+        if output:
+            schema = schema.with_metadata({_OUTPUT: str(output).encode()})
         for batch in table.to_batches(max_chunksize=BATCH_ROWS):
-            own = pa.StructArray.from_arrays(batch.columns, fields=fields)
-            columns = [
-                own if index == position else pa.nulls(batch.num_rows, field.type)
-                for index, field in enumerate(schema)
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
-def combined_column(index: int) -> str:
-    """Return the name of an output's column in the combined rows."""
-    return f"o{index}"
+def _output_of(batch: pa.RecordBatch) -> int:
+    return int((batch.schema.metadata or {}).get(_OUTPUT, 0))
 
 
 def gather(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join batches that are too small to pass on by themselves; order is kept.
+    """Join batches that are too small to pass on by themselves; order is kept within an output.
 
     Sparse ranges give a handful of rows per answer, and each batch costs a crossing into the JVM.
     """
-    waiting: list[pa.RecordBatch] = []
-    rows = size = 0
+    waiting: dict[int, list[pa.RecordBatch]] = {}
+    sizes: dict[int, tuple[int, int]] = {}
     for batch in batches:
         if not batch.num_rows:
             continue
-        waiting.append(batch)
+        output = _output_of(batch)
+        waiting.setdefault(output, []).append(batch)
+        rows, size = sizes.pop(output, (0, 0))
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows >= BATCH_ROWS // 2 or size >= _BATCH_BYTES:
-            yield _join(waiting)
-            waiting, rows, size = [], 0, 0
-    if waiting:
-        yield _join(waiting)
+            yield _join(waiting.pop(output))
+        else:
+            sizes[output] = rows, size
+    yield from map(_join, waiting.values())
 
 
 def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -318,47 +290,28 @@ class Part(Generic[Item]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanReader(ABC, Generic[Item]):
-    """Makes rows of parts. `with_receipts`: each part ends with a row that sums it up.
+    """Makes rows of parts.
 
     Made on the driver and pickled to executors. A task that is tried again makes the same rows.
     """
 
-    with_receipts: bool = False
     version: str = __version__  # of the driver, where the reader is made
 
     @property
     @abstractmethod
-    def row_schema(self) -> pa.Schema:
-        """The columns of the rows; all may be null, because the row of a receipt has none."""
+    def schema(self) -> pa.Schema:
+        """The columns of the first output, which is the only one where rows are not packed."""
 
     @abstractmethod
     def _rows(self, part: Part[Item], receipt: Receipt) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one part, in order of blocks, and sum it up in the receipt."""
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the batches."""
-        return self.row_schema.append(RECEIPT_COLUMN) if self.with_receipts else self.row_schema
-
-    def read(self, part: Part[Item]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one part, in order of blocks. Runs on an executor.
-
-        Raises:
-            HeadwaterError: whatever the reading or a decoder raises; Spark may try the task again.
-        """
-        receipt = Receipt(part.index)
-        for batch in self.rows(part, receipt):
-            yield self._widen(batch)
-        if self.with_receipts:
-            empty = [pa.nulls(1, field.type) for field in self.row_schema]
-            row = [*empty, pa.array([receipt.to_text()], RECEIPT_COLUMN.type)]
-            yield pa.RecordBatch.from_arrays(row, schema=self.schema)
-
     def rows(self, part: Part[Item], receipt: Receipt) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one part, and sum the part up in a receipt. Runs on an executor.
+        """Yield the rows of one part, in order of blocks, and sum it up. Runs on an executor.
 
         Raises:
             ExecutorPythonError: the executor has another version of this package than the driver.
+            HeadwaterError: whatever the reading or a decoder raises; Spark may try the task again.
         """
         if self.version != __version__:
             raise ExecutorPythonError(
@@ -368,10 +321,31 @@ class SpanReader(ABC, Generic[Item]):
             )
         return gather(self._rows(part, receipt))
 
-    def _widen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if not self.with_receipts:
-            return batch
-        return batch.append_column(RECEIPT_COLUMN, pa.nulls(batch.num_rows, RECEIPT_COLUMN.type))
+    def read(self, part: Part[Item]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one part; nobody asks for its receipt."""
+        return self.rows(part, Receipt(part.index))
+
+    def packed(self, part: Part[Item]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of all outputs of one part, and its receipt, as `PACKED` says."""
+        receipt = Receipt(part.index)
+        for batch in self.rows(part, receipt):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            yield _packed(output=_output_of(batch), rows=sink.getvalue().to_pybytes())
+        yield _packed(receipt=receipt.to_text())
+
+
+def _packed(**values: object) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([values], schema=PACKED)
+
+
+def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that were packed, from batches with a column of these. Copies nothing."""
+    for batch in batches:
+        for rows in batch.column("rows"):
+            for one in pa.ipc.open_stream(rows.as_buffer()):
+                yield one.replace_schema_metadata(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +365,7 @@ class PartReader(SpanReader[BlockRange]):
     office: Office | None = None  # where to ask before each request
 
     @property
-    def row_schema(self) -> pa.Schema:
+    def schema(self) -> pa.Schema:
         """The columns of the rows."""
         return self.row_maker.schema
 

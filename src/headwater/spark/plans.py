@@ -21,17 +21,19 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyspark
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 import headwater
 from headwater.errors import ColumnTypeError, TransformActionError, TransformPlanError
 from headwater.spark import catalyst
+from headwater.spark.arrow_plan import ArrowPlan, in_arrow
 from headwater.spark.driver_rows import to_arrow
-from headwater.spark.frames import Frame, LikeDataFrame, SparkProvider, spark_schema
+from headwater.spark.frames import Frame, LikeDataFrame, SpanFrame, SparkProvider, spark_schema
 
 Schema: TypeAlias = "pa.Schema | StructType"
+_NO_SESSION = "SESSION_OR_CONTEXT_NOT_EXISTS"
 _REFUSED = re.compile(
     r"(?i)streaming (sources?|datasets?|dataframes?|query|queries|tables?)\b|structured streaming"
 )
@@ -140,7 +142,13 @@ class TransformPlan:
     ) -> None:
         given = {name: RowlessFrame(schema, provider) for name, schema in schemas.items()}
         try:
-            made = transform(given)
+            try:
+                made = transform(given)
+            except PySparkRuntimeError as error:
+                if error.getCondition() != _NO_SESSION:
+                    raise
+                catalyst.activate(provider())  # it begins with columns, before it uses a frame
+                made = transform(given)
         except (PySparkException, AssertionError) as error:
             if _REFUSED.search(str(error).partition("\n")[0]) is None:
                 raise
@@ -149,7 +157,9 @@ class TransformPlan:
         self._names = list(made)
         self._same: dict[str, str] = {}
         self._nodes: dict[str, catalyst.Node] = {}
+        self._arrow: dict[str, ArrowPlan] = {}
         self._shared: dict[str, catalyst.Node] = {}
+        self._shared_arrow: dict[str, ArrowPlan] = {}
         self._hidden = ""
         self.is_fixed = True
         self.mixes: tuple[str, str] | None = None
@@ -159,7 +169,9 @@ class TransformPlan:
             if source is not None:
                 self._same[name] = source
                 continue
-            self._nodes[name] = self._captured(name, one, leaves)
+            self._nodes[name] = node = self._captured(name, one, leaves)
+            if (arrow := in_arrow(node)) is not None:
+                self._arrow[name] = arrow
         self._share(given, made)
 
     def _captured(self, name: str, made: Any, leaves: Mapping[int, str]) -> catalyst.Node:
@@ -194,18 +206,36 @@ class TransformPlan:
         session = self._provider()
         column = catalyst.hidden_column(session, self._hidden)
         self._shared = {
-            name: catalyst.with_hidden(session, node, column) for name, node in self._nodes.items()
+            name: catalyst.with_hidden(session, node, column)
+            for name, node in self._nodes.items()
+            if name not in self._arrow
+        }
+        self._shared_arrow = {
+            name: one.with_column(len(given[one.source].columns), self._hidden_field)
+            for name, one in self._arrow.items()
         }
 
     def apply(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return what becomes of a batch."""
-        rows = {name: dataframe_of(data[name], self._provider) for name in _sources(self._nodes)}
-        return {
-            name: data[self._same[name]]
-            if name in self._same
-            else catalyst.bound(self._provider(), self._nodes[name], rows)
-            for name in self._names
-        }
+        return {name: self._applied(name, data) for name in self._names}
+
+    def _applied(self, name: str, data: Mapping[str, Any]) -> Any:
+        if name in self._same:
+            return data[self._same[name]]
+        node, arrow = self._nodes[name], self._arrow.get(name)
+
+        def by_spark() -> DataFrame:
+            rows = {source: dataframe_of(data[source], self._provider) for source in node.sources}
+            return catalyst.bound(self._provider(), node, rows)
+
+        if arrow is not None:
+            frame = data[arrow.source]
+            if isinstance(frame, SpanFrame):
+                return frame.changed(arrow, by_spark)
+            if isinstance(frame, Frame | pa.Table):
+                table = frame if isinstance(frame, pa.Table) else frame.toArrow()
+                return Frame(arrow.rows(table), self._provider)
+        return by_spark()
 
     def apply_together(
         self, several: Sequence[Mapping[str, pa.Table]]
@@ -216,9 +246,11 @@ class TransformPlan:
         """
         if self.mixes is not None:
             return None
+        joined = {
+            name: self._joined([one[name] for one in several]) for name in _sources(self._nodes)
+        }
         rows = {
-            name: Frame(self._joined([one[name] for one in several]), self._provider).dataframe
-            for name in _sources(self._shared)
+            name: Frame(joined[name], self._provider).dataframe for name in _sources(self._shared)
         }
         cut: list[dict[str, Frame]] = [{} for _ in several]
         for name in self._names:
@@ -226,12 +258,15 @@ class TransformPlan:
                 for place, one in enumerate(several):
                     cut[place][name] = Frame(one[self._same[name]], self._provider)
                 continue
-            made = to_arrow(catalyst.bound(self._provider(), self._shared[name], rows))
-            try:
-                spark_schema(made.schema)
-            except ColumnTypeError as error:  # only a DataFrame holds it
-                self.mixes = name, f"a column of type {error.facts['type']}"
-                return None
+            if (arrow := self._shared_arrow.get(name)) is not None:
+                made = arrow.rows(joined[arrow.source])
+            else:
+                made = to_arrow(catalyst.bound(self._provider(), self._shared[name], rows))
+                try:
+                    spark_schema(made.schema)
+                except ColumnTypeError as error:  # only a DataFrame holds it
+                    self.mixes = name, f"a column of type {error.facts['type']}"
+                    return None
             for place, piece in enumerate(_pieces(made, self._hidden, len(several))):
                 cut[place][name] = Frame(piece, self._provider)
         return cut
@@ -241,8 +276,11 @@ class TransformPlan:
         places = np.repeat(
             np.arange(len(tables), dtype=np.int32), [table.num_rows for table in tables]
         )
-        field = pa.field(self._hidden, pa.int32(), nullable=False)
-        return pa.concat_tables(tables).append_column(field, pa.array(places))
+        return pa.concat_tables(tables).append_column(self._hidden_field, pa.array(places))
+
+    @property
+    def _hidden_field(self) -> pa.Field:
+        return pa.field(self._hidden, pa.int32(), nullable=False)
 
 
 def _sources(nodes: Mapping[str, catalyst.Node]) -> frozenset[str]:

@@ -1,8 +1,9 @@
 """A large range of final blocks: one fetch, however many outputs there are.
 
 Executors fetch, parse and decode the parts. A single output's rows go from there to where they are
-written. The rows of several outputs are kept by Spark in one table with a struct column each, so
-that no block is asked for twice.
+written. Rows of several outputs, or that are used more than once, are kept by Spark in pieces of
+Arrow, so that no block is asked for twice: as a few values of bytes, which no engine takes apart
+before somebody wants their columns.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from typing import Any, Self
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from headwater.address import HttpAddress
 from headwater.core import BlockRange, Density, block_count
 from headwater.decode import Output
 from headwater.errors import HeadwaterError, coded_line_first
 from headwater.portal import SAMPLES, Dataset, RetryPolicy, StreamQuery, Timeouts, portal_address
+from headwater.spark.arrow_plan import ArrowPlan
 from headwater.spark.executors import (
-    DataFrameRows,
     ExecutorRows,
+    PackedRows,
+    RowChange,
     SpanRows,
     coded_failures,
     map_in_arrow,
@@ -33,20 +35,16 @@ from headwater.spark.executors import (
 from headwater.spark.frames import SpanFrame
 from headwater.spark.partitions import plan_parts
 from headwater.spark.parts import (
-    RECEIPT_COLUMN,
-    CombinedRows,
+    PACKED,
     Part,
     PartReader,
-    RowMaker,
     SpanReader,
     SpanReport,
     TableRows,
-    combined_column,
     sum_receipts,
+    unpacked,
 )
 from headwater.spark.startup import SparkOfRun
-
-_RECEIPT = RECEIPT_COLUMN.name
 
 
 class Span(ABC):
@@ -54,8 +52,8 @@ class Span(ABC):
 
     `frames` holds one frame per output, `parts` what the tasks read. With a single output, the
     tasks that work on its rows read them. Where DataFrames are wanted, or there are several
-    outputs, the blocks are read once, and Spark keeps their rows (memory, then disk) until the span
-    is released; a `with` block does. Whatever is handed on, the receipts of the parts were looked
+    outputs, the blocks are read once, and Spark keeps their rows on its disks until the span is
+    released; a `with` block does. Whatever is handed on, the receipts of the parts were looked
     at first: none is missing.
     """
 
@@ -69,14 +67,14 @@ class Span(ABC):
         self.parts = tuple(parts)
         self._spark = spark
         self._reader = reader
-        self._outputs = list(schemas)
+        self._schemas = dict(schemas)
         self._report: SpanReport | None = None
         self._kept: DataFrame | None = None
         self.frames = {name: SpanFrame(self, name, schema) for name, schema in schemas.items()}
 
     @abstractmethod
-    def _load(self, reader: SpanReader[Any]) -> DataFrame:
-        """Return the DataFrame that a reader makes of the parts. Runs no job."""
+    def _load(self) -> DataFrame:
+        """Return the DataFrame of `PACKED` rows that the reader makes of the parts; no job."""
 
     @abstractmethod
     def _sum(self, receipts: Sequence[str]) -> SpanReport:
@@ -107,10 +105,9 @@ class Span(ABC):
 
     def _read(self) -> DataFrame:
         """Have executors read the range and keep its rows; compare the parts."""
-        reader = replace(self._reader, with_receipts=True)
-        rows = self._load(reader).persist(StorageLevel.MEMORY_AND_DISK)
+        rows = self._load().persist(StorageLevel.DISK_ONLY)
         try:
-            found = rows.where(F.col(_RECEIPT).isNotNull()).select(_RECEIPT).toArrow()
+            found = rows.where("receipt is not null").select("receipt").toArrow()
             self._compare(found.column(0).to_pylist())
         except BaseException:
             rows.unpersist()
@@ -119,17 +116,21 @@ class Span(ABC):
 
     def dataframe(self, name: str) -> DataFrame:
         """Return the rows of an output as a DataFrame over what is kept."""
-        rows = self.keep()
-        if len(self._outputs) == 1:
-            return rows.where(F.col(_RECEIPT).isNull()).drop(_RECEIPT)
-        column = combined_column(self._outputs.index(name))
-        return rows.where(F.col(column).isNotNull()).select(f"{column}.*")
+        schema = pa.schema([one.with_nullable(True) for one in self._schemas[name]])
+        return map_in_arrow(self._packed(name), unpacked, schema)
 
-    def executor_rows(self, name: str) -> ExecutorRows:
-        """Return the rows of an output where they lie: to be read, or kept."""
-        if self._kept is None and len(self._outputs) == 1:
-            return SpanRows(self._spark.context, self._reader, self.parts, self._compare)
-        return DataFrameRows(self.dataframe(name))
+    def executor_rows(self, name: str, plans: Sequence[ArrowPlan] = ()) -> ExecutorRows:
+        """Return what plans make of an output's rows, where these lie: to be read, or kept."""
+        schema = plans[-1].schema if plans else self._schemas[name]
+        change = RowChange(schema, tuple(plans))
+        if self._kept is None and len(self._schemas) == 1:
+            context = self._spark.context
+            return SpanRows(context, self._reader, self.parts, self._compare, change)
+        return PackedRows(self._packed(name), change)
+
+    def _packed(self, name: str) -> DataFrame:
+        output = list(self._schemas).index(name)
+        return self.keep().where(f"output = {output}").select("rows")
 
     def release(self) -> None:
         """Give up what is kept. May be repeated; frames can still be used, and are read again."""
@@ -157,8 +158,15 @@ class PortalSpan(Span):
         """The range, which the parts cover."""
         return BlockRange(self.parts[0].from_block, self.parts[-1].to_block)
 
-    def _load(self, reader: SpanReader[Any]) -> DataFrame:
-        return load_parts(self._spark.session, reader, self.parts)
+    def _load(self) -> DataFrame:
+        """Return the DataFrame that reads the parts, one task each.
+
+        Spark is given the numbers of the parts, one to a partition, and a function that knows the
+        rest. A data source in Python would start three more Python processes before the first task,
+        and its options, credentials among them, stand in plans.
+        """
+        numbers = self._spark.session.range(0, len(self.parts), 1, len(self.parts))
+        return map_in_arrow(numbers, _ReadParts(self._reader, self.parts), PACKED)
 
     def _sum(self, receipts: Sequence[str]) -> SpanReport:
         complete = self._reader.query.include_all_blocks
@@ -204,7 +212,7 @@ def read_span(
     reader = PartReader(
         address=portal_address(portal),
         query=query,
-        row_maker=_row_maker(outputs, ranges),
+        row_maker=TableRows(dict(outputs), {name: tuple(ranges[name]) for name in outputs}),
         dataset=dataset,
         retry=retry or RetryPolicy(),
         timeouts=timeouts,
@@ -227,28 +235,6 @@ def read_span(
     return PortalSpan(spark, reader, schemas, parts)
 
 
-def _row_maker(
-    outputs: Mapping[str, Output], ranges: Mapping[str, Sequence[BlockRange]]
-) -> RowMaker:
-    if len(outputs) != 1:
-        return CombinedRows(dict(outputs), {name: tuple(ranges[name]) for name in outputs})
-    ((name, output),) = outputs.items()
-    return TableRows(name, output, tuple(ranges[name]))
-
-
-def load_parts(
-    spark: SparkSession, reader: SpanReader[Any], parts: Sequence[BlockRange]
-) -> DataFrame:
-    """Return the DataFrame that reads these parts, one task each. Runs no job.
-
-    Spark is given the numbers of the parts, one to a partition, and a function that knows the rest.
-    A data source in Python would start three more Python processes before the first task, and its
-    options, credentials among them, stand in plans.
-    """
-    numbers = spark.range(0, len(parts), 1, len(parts))
-    return map_in_arrow(numbers, _ReadParts(reader, tuple(parts)), reader.schema)
-
-
 @dataclass(frozen=True, slots=True)
 class _ReadParts:
     """Reads the parts whose numbers it is given. It pickles, and runs on executors."""
@@ -257,8 +243,8 @@ class _ReadParts:
     parts: tuple[BlockRange, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the parts of one partition."""
+        """Yield the rows of the parts of one partition, packed."""
         with coded_line_first():
             for batch in batches:
                 for index in batch.column(0).to_pylist():
-                    yield from self.reader.read(Part(index, self.parts[index]))
+                    yield from self.reader.packed(Part(index, self.parts[index]))

@@ -20,13 +20,12 @@ from headwater.core import BlockHeader
 from headwater.decode import Decoded
 from headwater.spark.executors import map_in_arrow
 from headwater.spark.parts import (
-    BATCH_ROWS,
+    PACKED,
     Part,
     Receipt,
     SpanReader,
     SpanReport,
-    combined_batches,
-    combined_schema,
+    table_batches,
 )
 from headwater.spark.spans import Span
 from headwater.spark.startup import SparkOfRun
@@ -44,12 +43,9 @@ class OutputReader(SpanReader[Held]):
     decoder: OutputDecoder
 
     @property
-    def row_schema(self) -> pa.Schema:
-        """The columns of the only output, or a struct column per output."""
-        schemas = list(self.decoder.schemas.values())
-        if len(schemas) > 1:
-            return combined_schema(schemas)
-        return pa.schema([one.with_nullable(True) for one in schemas[0]])
+    def schema(self) -> pa.Schema:
+        """The columns of the first output."""
+        return next(iter(self.decoder.schemas.values()))
 
     def _rows(self, part: Part[Held], receipt: Receipt) -> Iterator[pa.RecordBatch]:
         receipt.add(
@@ -58,12 +54,7 @@ class OutputReader(SpanReader[Held]):
         )
         made = self.decoder.decode(part.blocks)
         receipt.count(Decoded(made, {}, {}))
-        tables = [made[name] for name in self.decoder.schemas]
-        if len(tables) > 1:
-            yield from combined_batches(tables, self.row_schema)
-            return
-        for batch in tables[0].to_batches(max_chunksize=BATCH_ROWS):
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=self.row_schema)
+        yield from table_batches(made[name] for name in self.decoder.schemas)
 
 
 class OutputSpan(Span):
@@ -75,11 +66,11 @@ class OutputSpan(Span):
         parts = split(outputs, spark.context.defaultParallelism)
         super().__init__(spark, OutputReader(decoder), decoder.schemas, parts)
 
-    def _load(self, reader: SpanReader[Held]) -> DataFrame:
+    def _load(self) -> DataFrame:
         handed = [pickle.dumps(part, pickle.HIGHEST_PROTOCOL) for part in self.parts]
         rows = pa.table([pa.array(range(len(handed)), pa.int32()), handed], schema=_HANDED)
         frame = self._spark.session.createDataFrame(rows)
-        return map_in_arrow(frame, _Reading(reader), reader.schema)
+        return map_in_arrow(frame, _Reading(self._reader), PACKED)
 
     def _sum(self, receipts: Sequence[str]) -> SpanReport:
         found = [msgspec.json.decode(one, type=Receipt) for one in receipts]
@@ -100,7 +91,7 @@ class _Reading:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index, held in zip(*map(pa.Array.to_pylist, batch.columns), strict=True):
-                yield from self.reader.read(Part(index, pickle.loads(held)))
+                yield from self.reader.packed(Part(index, pickle.loads(held)))
 
 
 def split(outputs: Sequence[ModuleOutput], parts: int) -> list[Held]:

@@ -19,7 +19,7 @@ from headwater.decode import evm
 from headwater.portal import PortalClient
 from headwater.query import Query as Asked
 from headwater.spark.datasource import RawQuery
-from headwater.spark.parts import Receipt, RowMaker, TableRows
+from headwater.spark.parts import Receipt, RowMaker, table_rows
 from headwater.spark.streaming.changelog_rows import InsertRows
 from headwater.spark.streaming.folder import Folder, LocalFolder, open_folder
 from headwater.spark.streaming.journal import Journal
@@ -31,7 +31,7 @@ from headwater.testing import PortalServer, PortalSim, SimTransport, VirtualCloc
 from tests.stream.truth import transfers
 
 TRANSFER = evm.events("erc20.Transfer")
-ROWS = TableRows("event", TRANSFER, (BlockRange(0),))
+ROWS = table_rows(TRANSFER)
 Row = dict[str, Any]
 
 
