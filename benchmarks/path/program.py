@@ -101,12 +101,9 @@ def joined(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def by_function(data: Mapping[str, Any]) -> dict[str, Any]:
     """Add a column that a Python function makes of another, in Arrow."""
-    from pyspark.sql import functions as F  # noqa: N812 - its usual name
+    from headwater.spark.versions import arrow_function
 
-    @F.arrow_udf("int")
-    def size(value: pa.Array) -> pa.Array:
-        return pc.utf8_length(value)
-
+    size = arrow_function(pc.utf8_length, "int")
     return {name: frame.withColumn("digits", size("value")) for name, frame in data.items()}
 
 

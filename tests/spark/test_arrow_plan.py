@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from headwater.core import BlockRange
@@ -26,7 +26,7 @@ from headwater.testing import PortalServer
 from tests.spark.conftest import ALL, APPROVAL, LAST, TRANSFER, decoded, requested
 from tests.spark.test_spans import persisted, union
 
-Change = Callable[[Any], DataFrame]
+Change = Callable[[Any], Any]
 C = F.col
 
 UINT = Integer(256)
@@ -189,7 +189,7 @@ def test_casts_that_give_other_values_without_ansi_are_left_to_spark(spark: Spar
 def test_a_value_that_does_not_fit_ends_the_plan_as_it_ends_spark(
     spark: SparkSession, column: str, kind: str
 ) -> None:
-    def change(rows: Any) -> DataFrame:
+    def change(rows: Any) -> Any:
         return rows.select(C(column).cast(kind))
 
     plan = planned(spark, change)
@@ -246,7 +246,7 @@ CONDITIONS = st.recursive(
 def test_any_plan_that_is_taken_makes_what_spark_makes(
     spark: SparkSession, where: list[Column], columns: list[Column], first: bool
 ) -> None:
-    def change(rows: Any) -> DataFrame:
+    def change(rows: Any) -> Any:
         made = rows.where(where[0]).select(
             "*", *(one.alias(f"c{at}") for at, one in enumerate(columns))
         )
