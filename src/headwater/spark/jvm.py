@@ -49,7 +49,7 @@ class Java:
 def find_java(environment: Mapping[str, str] | None = None) -> Java:
     """Return the Java that Spark would start. Called on the driver before a session is made.
 
-    `environment` stands in for `os.environ`.
+    `environment` stands in for that of the process.
 
     Raises:
         JavaMissingError: there is none, it does not run, or it is older than 17.
