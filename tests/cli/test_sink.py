@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from headwater.core import BlockCursor
 from headwater.errors import (
     CursorMoveError,
-    DuckDBFileError,
+    DuckDBPathError,
     InvalidOptionError,
     SchemaFileError,
     SinkCursorError,
@@ -104,7 +104,7 @@ def test_a_cursor_of_another_module_is_refused_or_taken(package: str) -> None:
         check_cursors(SinkDsn.parse(dsn), "cursors", HASH, "maybe")
     assert "block 20" in check_cursors(SinkDsn.parse(dsn), "cursors", HASH, "warn")
     assert f"{HASH} block 20" in run("cursor", "read", dsn)
-    with pytest.raises(DuckDBFileError, match="no such file"):
+    with pytest.raises(DuckDBPathError, match="no such file"):
         run("cursor", "read", "chain.duckdb")
     with pytest.raises(InvalidOptionError, match="PostgreSQL and DuckDB"):
         run("cursor", "read", "clickhouse://localhost/chain")

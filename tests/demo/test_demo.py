@@ -28,7 +28,7 @@ from headwater.cli.demo.run import (
     run_simulated,
 )
 from headwater.core import BlockCursor
-from headwater.errors import DuckDBFileError, InvalidOptionError, PortalUrlError
+from headwater.errors import DuckDBPathError, InvalidOptionError, PortalUrlError
 from headwater.pipeline import Committed
 from headwater.pipeline import Event as Happened
 from headwater.targets import duckdb_target
@@ -336,7 +336,7 @@ def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match="did not make"):
         make_room(tmp_path)
     (tmp_path / "chain.duckdb").write_text("a letter")
-    with pytest.raises(DuckDBFileError):
+    with pytest.raises(DuckDBPathError):
         make_room(tmp_path)
     assert (tmp_path / "chain.duckdb").read_text() == "a letter"
 

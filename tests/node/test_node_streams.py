@@ -27,7 +27,7 @@ from tests.stream.truth import COLUMNS, transfers
 QUICK = RetryPolicy(schedule_s=(0.001, 0.002))
 
 
-def stream_of(server: PortalServer, block_range: object = 0, **options: Any) -> PortalStream:
+def stream_of(server: PortalServer, block_range: Any = 0, **options: Any) -> PortalStream:
     return portal_stream(
         **{
             "id": "transfers",

@@ -20,7 +20,7 @@ Truth = Callable[[Row], tuple[Any, ...] | None]
 class Sample:
     """A raw table, the columns that are compared, and the same from one item of a block."""
 
-    make: Callable[[object], TableOutput]
+    make: Callable[[Any], TableOutput]
     columns: str
     family: str
     truth: Truth

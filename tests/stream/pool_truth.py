@@ -45,7 +45,7 @@ def launched_of(chain: ChainSim, **options: Any) -> evm.Factory:
     return evm.factory(launchpads, CREATED, child="pair", columns=["token1", "n"], **options)
 
 
-def united_of(chain: ChainSim, block_range: object, **options: Any) -> evm.UnionOutput:
+def united_of(chain: ChainSim, block_range: Any, **options: Any) -> evm.UnionOutput:
     """Two events of children of two factories: swaps of pools, and what launchpads create."""
     return evm.union(
         evm.events(SWAP_EVENT, contracts=pools_of(chain, **options), range=block_range),

@@ -33,7 +33,7 @@ def stop_at_head(event: Event) -> None:
         raise StopRequested
 
 
-def run(portal: PortalServer, path: Path, block_range: object = 0) -> list[BatchContext]:
+def run(portal: PortalServer, path: Path, block_range: Any = 0) -> list[BatchContext]:
     """Run to the head; return what a transform was told of each batch."""
     told: list[BatchContext] = []
 

@@ -47,7 +47,7 @@ def pool_portal(seed: int, blocks: int = 30, **options: Any) -> Any:
     )
 
 
-def stream_of(portal: PortalServer, block_range: object = 0, **options: Any) -> PortalStream:
+def stream_of(portal: PortalServer, block_range: Any = 0, **options: Any) -> PortalStream:
     start = options.pop("start", 0)
     return portal_stream(
         id="pools",

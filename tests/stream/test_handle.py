@@ -43,7 +43,7 @@ def portal() -> Iterator[PortalServer]:
         yield server
 
 
-def stream_of(portal: PortalServer, block_range: object = 0, **options: Any) -> PortalStream:
+def stream_of(portal: PortalServer, block_range: Any = 0, **options: Any) -> PortalStream:
     options = {"far": 10**9, "poll_interval_s": 0.01, **options}
     outputs = {"transfers": evm.events("erc20.Transfer", range=block_range)}
     return portal_stream(id="transfers", portal=portal.url, outputs=outputs, **options)

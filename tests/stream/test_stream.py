@@ -56,7 +56,7 @@ def portal() -> Iterator[PortalServer]:
         yield server
 
 
-def stream_of(portal: PortalServer, block_range: object = 0, **options: Any) -> PortalStream:
+def stream_of(portal: PortalServer, block_range: Any = 0, **options: Any) -> PortalStream:
     return portal_stream(
         id="transfers",
         portal=portal.url,

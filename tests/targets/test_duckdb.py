@@ -21,7 +21,7 @@ from headwater.decode import evm
 from headwater.errors import (
     AppendOnlyError,
     DuckDBDiskFullError,
-    DuckDBFileError,
+    DuckDBPathError,
     DuckDBTransactionError,
     HeadwaterError,
     InvalidOptionError,
@@ -701,8 +701,22 @@ def test_a_second_process_is_told_why_it_cannot_open_the_file(path: Path, tmp_pa
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.startswith("[E2501] another process holds the file")
     target.close()
-    with pytest.raises(DuckDBFileError, match="cannot be opened"):
-        duckdb_target(tmp_path / "no" / "such" / "folder.duckdb").recover()
+
+
+def test_a_path_that_leads_to_no_database_is_told_apart_from_one_that_is_held(
+    tmp_path: Path,
+) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear Sir or Madam")
+    for path, what in (
+        (tmp_path / "no" / "such" / "folder.duckdb", "the folder of the file does not exist"),
+        (letter, "something else than a DuckDB database"),
+        (tmp_path, "something else than a DuckDB database"),
+    ):
+        with pytest.raises(DuckDBPathError, match=what) as refused:
+            duckdb_target(path).recover()
+        assert "process" not in str(refused.value)
+    assert letter.read_text() == "Dear Sir or Madam"
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

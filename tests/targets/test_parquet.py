@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -378,7 +378,7 @@ def held(path: Any, options: dict[str, str] | None = None) -> list[tuple[Any, ..
     return [tuple(row.values()) for row in table.to_pylist()]
 
 
-def run(portal: PortalServer, target: ParquetTarget, *ranges: Sequence[int]) -> None:
+def run(portal: PortalServer, target: ParquetTarget, *ranges: tuple[int, int]) -> None:
     outputs = {"transfers": evm.events("erc20.Transfer", range=list(ranges) or (5, 40))}
     stream = portal_stream(
         id="transfers", portal=portal.url, outputs=outputs, far=10**9, poll_interval_s=0.01

@@ -285,9 +285,7 @@ def _duckdb(path: str) -> Check:
         return
     try:
         streams = len(open_admin(path).streams())
-    except DuckDBFileError as error:
-        if not error.is_held:
-            raise
+    except DuckDBFileError:
         fix = "one process at a time can write the file; headwater status asks that process"
         yield Finding("database", "warn", "another process holds the file", fix)
         return

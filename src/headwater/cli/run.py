@@ -22,6 +22,7 @@ from headwater.runtime import Interrupt, StopNow
 from headwater.stream import StopRequested, Stream, StreamHandle
 from headwater.stream.handle import stop_all
 from headwater.stream.stream import reading_definitions
+from headwater.stream.user_code import failure_text, headline
 from headwater.stream.view import ProgressView
 
 LOOK_S = 0.2
@@ -82,10 +83,10 @@ def run(
         with suppress(StopRequested):
             _supervise(jobs, interrupt, view, restarts)
         _stop([job.handle for job in jobs if job.handle is not None])
-    failed = [job for job in jobs if job.error is not None]
-    for job in failed:
-        say(f"{job.id}: {job.error}", "red")
-    code = interrupt.exit_code() or (1 if failed else 0)
+    failures = {job.id: job.error for job in jobs if job.error is not None}
+    for stream_id, error in failures.items():
+        say(f"{stream_id}: {failure_text(error)}", "red")
+    code = interrupt.exit_code() or (1 if failures else 0)
     if code:
         raise typer.Exit(code)
 
@@ -161,7 +162,8 @@ def _judge(job: _Job, error: BaseException | None, view: ProgressView, restarts:
         job.error = error
         return
     pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (job.failures - 1))
-    view.say(f"{job.id}: {error}; starting again in {pause:.0f} s ({job.failures} of {restarts})")
+    again = f"starting again in {pause:.0f} s ({job.failures} of {restarts})"
+    view.say(f"{job.id}: {headline(error)}; {again}")
     job.not_before = time.monotonic() + pause
 
 

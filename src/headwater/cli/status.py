@@ -135,7 +135,7 @@ def _ask_target(where: str, schema: str | None, table: str) -> list[Standing]:
     try:
         return [_stored(place, one) for one in place.streams()]
     except DuckDBFileError as error:
-        if kind_of(where) != "duckdb" or not error.is_held:
+        if kind_of(where) != "duckdb":
             raise
         address = read_note(Path(where))
         if address is None:

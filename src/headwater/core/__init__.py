@@ -32,6 +32,7 @@ from headwater.core.messages import (
 )
 from headwater.core.ranges import (
     BlockRange,
+    Ranges,
     RangeSpec,
     anchor_for,
     clip_ranges,
@@ -91,6 +92,7 @@ __all__ = [
     "PipeState",
     "RangeEnd",
     "RangeSpec",
+    "Ranges",
     "Raw",
     "RollbackHistory",
     "Span",

@@ -14,6 +14,7 @@ from datetime import UTC, date, datetime, time
 from typing import TypeVar
 
 from headwater.core.cursor import BlockCursor
+from headwater.core.several import Several
 from headwater.errors import InvalidRangeError
 
 T = TypeVar("T")
@@ -105,8 +106,19 @@ class RangeSpec:
                 return BlockRange(start, _resolve_bound(end, head, first_at))
 
 
+_Moment = int | str | date | Latest | At  # a datetime is a date
+_Pair = (
+    tuple[_Moment | None, _Moment | Plus | None]
+    | Mapping[str, int | str | date | None]
+    | BlockRange
+    | RangeSpec
+)
+Ranges = _Moment | _Pair | Several[_Pair] | None
+"""What users write as `range=`: a first block, a pair of both ends, or a list of pairs."""
+
+
 def parse_ranges(value: object) -> tuple[RangeSpec, ...]:
-    """Understand what a user wrote as `range=`: one range, or a list of several.
+    """Understand what a user wrote as `range=`: one range, or a list of several pairs.
 
     One range is a beginning (12_000_000, "12,000,000", "latest", "2024-01-01", a date or datetime),
     a pair (from, to), a mapping {"from": …, "to": …}, a `BlockRange`, or None for all blocks.
@@ -114,6 +126,13 @@ def parse_ranges(value: object) -> tuple[RangeSpec, ...]:
     if isinstance(value, list):
         if not value:
             raise InvalidRangeError("a list of ranges must name at least one")
+        for item in value:
+            if not isinstance(item, tuple | Mapping | RangeSpec | BlockRange):
+                raise InvalidRangeError(
+                    "a list holds several ranges, each with both ends: one range from a to b is "
+                    "the tuple (a, b), several are [(a, b), (c, None)]",
+                    got=repr(value),
+                )
         return tuple(_parse_range(item) for item in value)
     return (_parse_range(value),)
 

@@ -22,7 +22,7 @@ logger = logging.getLogger("headwater.effects")
 
 STOP_S = 10.0
 REASON_CHARACTERS = 500
-Deliver = Callable[[Sequence[Message]], object]
+Deliver = Callable[[list[Message]], object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+_SHOWN = 160  # characters of a value that was given
 REGISTRY: dict[str, type[HeadwaterError]] = {}
 
 
@@ -39,11 +40,17 @@ class HeadwaterError(Exception):
         self.facts = facts
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{key}={value}" for key, value in self.facts.items())
+        shown = ", ".join(f"{key}={_short(key, value)}" for key, value in self.facts.items())
         return f"[{self.code}] {self.message}{f' ({shown})' if shown else ''}. Fix: {self.fix}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.facts)
+
+
+def _short(key: str, value: object) -> str:
+    """Return a fact as text; of what a user gave, which may be a whole table, its beginning."""
+    text = str(value)
+    return text if key != "got" or len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 @contextmanager

@@ -7,14 +7,18 @@ class DuckDBFileError(
     TargetError,
     code="E2501",
     fix="DuckDB lets one process at a time open a file: stop the other process, or run both "
-    "streams in one process; otherwise check the path",
+    "streams in one process",
 ):
-    """The DuckDB file cannot be opened: another process holds it, or the path is wrong."""
+    """The DuckDB file cannot be opened: another process holds it."""
 
-    @property
-    def is_held(self) -> bool:
-        """Whether another process holds the file."""
-        return "another process" in str(self)
+
+class DuckDBPathError(
+    TargetError,
+    code="E2511",
+    fix="name a file in a folder that exists and may be written; the file itself is created if it "
+    "is not there",
+):
+    """The path of a DuckDB file leads to no database: no such folder, or another kind of file."""
 
 
 class TableSchemaError(

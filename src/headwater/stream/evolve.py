@@ -107,12 +107,20 @@ def plan_evolution(before: Config, now: Config, renamed: Mapping[str, str]) -> E
         same_columns = len(held) == len(wanted)
         same_version = stored.version(name) == now.version(name)
         is_same = same_columns and same_version and stored.since(name) == now.since(name)
-        if stored.rows.get(name) != now.rows[name] or not held <= wanted or is_same:
+        if stored.rows.get(name) != now.rows[name]:
             raise EvolveError(
-                "an output asks for other rows, or for other columns than before and more",
+                "an output asks for other rows than its table was filled with: its event, its "
+                "contracts or another filter of it is not what it was",
+                output=name,
+            )
+        if not held <= wanted:
+            raise EvolveError(
+                "an output has lost columns, or their types have changed",
                 output=name,
                 columns_gone=", ".join(sorted(dict(held - wanted))),
             )
+        if is_same:
+            raise EvolveError("an output is read in another way than before", output=name)
     added = [one for one in now.outputs if one not in stored.outputs]
     return Evolution(moved, tuple(added), tuple(changed))
 

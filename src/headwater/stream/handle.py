@@ -27,6 +27,7 @@ from headwater.metrics import StreamRecord, announce
 from headwater.runtime import LOOK_S, PATIENCE_S, Interrupt, StopRequested
 from headwater.spark.local_start import ignoring_interrupts
 from headwater.stream.context import Progress
+from headwater.stream.user_code import headline
 
 if TYPE_CHECKING:
     from headwater.stream.run import Run
@@ -171,7 +172,7 @@ class StreamHandle:
             self.run()
         except BaseException as error:  # noqa: BLE001 - `await_termination` raises it
             self._error = error
-            logger.error("stream.failed id=%s error=%s", self.id, error)  # noqa: TRY400
+            logger.error("stream.failed id=%s error=%s", self.id, headline(error))  # noqa: TRY400
         finally:
             self._finished.set()
             atexit.unregister(self._leave)

@@ -111,9 +111,9 @@ def check_target(target: object) -> None:
     lacking = [name for name in _CONTRACT if not hasattr(target, name)]
     if lacking or isinstance(target, type):
         raise InvalidOptionError(
-            "a stream runs into a target, such as duckdb_target(…); a function becomes one with "
-            "create_target(write=…)",
-            got=repr(target),
+            "a stream runs into a target: an address becomes one with postgres_target(…), a path "
+            "with duckdb_target(…), a function with create_target(write=…)",
+            got="a text" if isinstance(target, str) else repr(target),  # which may hold a password
             lacking=", ".join(lacking),
         )
     for name in _CONTRACT:

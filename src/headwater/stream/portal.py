@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -89,6 +89,10 @@ class PortalStream(Stream):
     def is_single(self) -> bool:
         """Whether there is one output."""
         return len(self.outputs) == 1
+
+    @property
+    def _known_outputs(self) -> Collection[str] | None:
+        return None if self.steps else self.outputs
 
     @contextmanager
     def _opened(self, opening: Opening) -> Iterator[PortalRun]:

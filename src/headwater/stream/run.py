@@ -39,6 +39,7 @@ from headwater.stream.assemble import Assembler, Decoder
 from headwater.stream.context import BatchContext, Progress, StartInfo
 from headwater.stream.extensions import Extension, Extensions, stop_all
 from headwater.stream.owned import AskUser
+from headwater.stream.user_code import placed
 from headwater.targets.contract import Capabilities, Delivery, Target
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from headwater.stream.stream import Stream
 
 logger = logging.getLogger("headwater.stream")
+_SPARK_STARTS = "Spark is starting, which takes some seconds, and fewer from the second run on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ class Run(Host[Delivery]):
         assert self._assembler is not None, "a run is opened before it transforms"
         made = map(self._extensions.add_rows, self._assembler.several(several))
         while True:
-            with self._record.stage("transform"):
+            with self._record.stage("transform"), placed("transform", self._stream.id, several):
                 batch = next(made, None)
             if batch is None:
                 return
@@ -239,7 +241,7 @@ class Run(Host[Delivery]):
 
     def _waits_for_spark(self, waits: bool) -> None:
         """Show a person what the run waits for."""
-        self._record.activity = "Spark is starting" if waits else None
+        self._record.activity = _SPARK_STARTS if waits else None
 
     def uninterrupted(self) -> AbstractContextManager[object]:
         """Let signals wait while the target is changed."""
@@ -390,7 +392,7 @@ class TimedTarget:
 
     def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Commit batches and state together."""
-        with self._record.stage("commit"):
+        with self._record.stage("commit"), placed("commit", self._record.id, batches):
             self._target.commit(batches, state)
 
     def roll_back(self, state: PipeState) -> None:

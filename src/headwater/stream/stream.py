@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from headwater.dashboard import serve
 from headwater.effects import Subscription
 from headwater.effects.courier import Deliver
 from headwater.effects.outbox import RETRY
-from headwater.errors import InvalidOptionError, PipelineFileError
+from headwater.errors import InvalidOptionError, MessageRowsError, PipelineFileError
 from headwater.metrics import REGISTRY, StreamRecord
 from headwater.pipeline import Committed
 from headwater.portal import RetryPolicy
@@ -48,6 +48,7 @@ from headwater.stream.owned import (
 )
 from headwater.stream.run import Opening, Run, TimedTarget
 from headwater.stream.transformer import Step, Transform, Transformer
+from headwater.stream.user_code import from_user_frame, quiet_spark_queries
 from headwater.stream.view import ProgressView
 from headwater.targets.contract import Delivery, Target
 from headwater.targets.fanout import FanOutTarget
@@ -204,14 +205,34 @@ class Stream(ABC):
                 "the file runs its stream by itself: nothing was run", file=file, stream=self.id
             )
         if isinstance(target, Sequence):
-            for one in target:
-                check_target(one)
+            for each in target:  # a text has texts, which are refused
+                check_target(each)
             target = FanOutTarget(target)
         check_target(target)
+        self._check_outboxes()
+        quiet_spark_queries()
         if dashboard is not None:
             serve(dashboard)
         record = self._record(type(target).__name__)
         return StreamHandle(record, lambda handle: self._work(target, handle), on_event)
+
+    @property
+    def _known_outputs(self) -> Collection[str] | None:
+        """The names of what reaches the target; None while only the transforms know."""
+        return None
+
+    def _check_outboxes(self) -> None:
+        """Refuse to deliver an output that there will never be, before anything is read."""
+        known = self._known_outputs
+        if known is None:
+            return
+        for extension in self.extensions:
+            if isinstance(extension, Subscription) and extension.output not in known:
+                raise MessageRowsError(
+                    "there is no such output to deliver",
+                    output=extension.output,
+                    outputs=", ".join(known),
+                )
 
     def _record(self, target: str, registry: CollectorRegistry = REGISTRY) -> StreamRecord:
         """Return what keeps the figures of a run."""
@@ -328,7 +349,13 @@ def _run_here(handle: StreamHandle, *, progress: bool, always_ends: bool = False
         view = ProgressView(lambda: [handle.record], shown=progress, always_ends=always_ends)
         stack.enter_context(view)
         stack.enter_context(handle.interrupt.handling(view.say if progress else None))
-        handle.run()
+        try:
+            handle.run()
+        except Exception as error:
+            own = from_user_frame(error)
+            if own is None:
+                raise
+            raise error.with_traceback(own)  # noqa: B904 - the same error, with fewer frames
     code = handle.interrupt.exit_code()
     if code is not None and not hasattr(sys, "ps1"):
         raise SystemExit(code)

@@ -130,7 +130,9 @@ class ProgressView:
 def describe(record: StreamRecord) -> str:
     """Return where a stream stands, in one line."""
     if record.status == "failed":
-        return f"{record.id}: failed at block {record.state.number:,}"
+        if record.state.cursor is None:
+            return f"{record.id}: failed"
+        return f"{record.id}: failed; the last commit is block {record.state.number:,}"
     if record.status == "starting" or record.state.cursor is None:
         return f"{record.id}: {record.trouble or record.activity or 'starting'} …"
     if record.status in ("stopped", "done"):

@@ -19,7 +19,7 @@ from headwater.changes import TableSchema
 from headwater.changes.declaration import ColumnType
 from headwater.errors import (
     ClickHouseServerError,
-    DuckDBFileError,
+    DuckDBPathError,
     InvalidOptionError,
     SchemaFileError,
     SinkDsnError,
@@ -134,7 +134,7 @@ def open_sink(dsn: SinkDsn) -> Iterator[SinkSession]:
 
     Raises:
         InvalidOptionError: it is ClickHouse, which has no transactions.
-        PostgresConnectionError, DuckDBFileError: the database cannot be opened.
+        PostgresConnectionError, DuckDBFileError, DuckDBPathError: the database cannot be opened.
     """
     if dsn.kind == "postgres":
         from headwater.targets.postgres import session as postgres
@@ -148,7 +148,7 @@ def open_sink(dsn: SinkDsn) -> Iterator[SinkSession]:
         from headwater.targets.duckdb.session import open_session
 
         if not Path(dsn.address).exists():
-            raise DuckDBFileError("there is no such file", path=dsn.address)
+            raise DuckDBPathError("there is no such file", path=dsn.address)
         dialect, session = DUCKDB, open_session(dsn.address, {}, None, "sink")
     else:
         raise InvalidOptionError("the sink keeps cursors in PostgreSQL and DuckDB", got=dsn.kind)

@@ -60,7 +60,13 @@ def test_what_people_write_is_understood(written: object, understood: RangeSpec)
 
 
 def test_a_list_names_several_ranges() -> None:
-    assert parse_ranges([(1, 2), 9]) == (RangeSpec(1, 2), RangeSpec(9))
+    assert parse_ranges([(1, 2), (9, None)]) == (RangeSpec(1, 2), RangeSpec(9))
+
+
+@pytest.mark.parametrize("written", [[0, 30], ["2024-01-01", "2024-02-01"], [9], [(1, 2), 9]])
+def test_a_list_is_never_taken_for_a_range(written: list[object]) -> None:
+    with pytest.raises(InvalidRangeError, match=r"from a to b is the tuple \(a, b\)"):
+        parse_ranges(written)
 
 
 @pytest.mark.parametrize(

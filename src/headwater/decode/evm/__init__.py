@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import date
 from typing import Unpack
 
-from headwater.core import RangeSpec, parse_ranges
+from headwater.core import Ranges, RangeSpec, parse_ranges
 from headwater.decode.columns.field_columns import check_decimals
 from headwater.decode.columns.malformed import OnError, check_on_error
 from headwater.decode.evm.abi import Event, Function, parse_event, parse_function
@@ -72,7 +73,7 @@ def events(
     *,
     contracts: str | Iterable[str] | Factory | None = None,
     params: Mapping[str, object] | None = None,
-    range: object = None,
+    range: Ranges = None,
     on_error: OnError = "raise",
     decimals: Iterable[str] = (),
 ) -> EventsOutput:
@@ -138,7 +139,7 @@ def calls(
     *,
     contracts: str | Iterable[str] | Factory | None = None,
     source: Source = "transactions",
-    range: object = None,
+    range: Ranges = None,
     on_error: OnError = "raise",
     decimals: Iterable[str] = (),
 ) -> CallsOutput:
@@ -188,7 +189,7 @@ def factory(
     child: str,
     params: Mapping[str, object] | None = None,
     columns: str | Iterable[str] = (),
-    start: object = 0,
+    start: int | str | date = 0,
     since: Since = "transaction",
     on_error: OnError = "raise",
 ) -> Factory:
@@ -260,7 +261,7 @@ def factory(
 
 
 def blocks(
-    *, fields: Fields = None, range: object = None, decimals: Iterable[str] = ()
+    *, fields: Fields = None, range: Ranges = None, decimals: Iterable[str] = ()
 ) -> TableOutput:
     """Return the table of all blocks. docs/schema.md lists the fields and their types."""
     return make_table(EvmQuery, "blocks", fields, {}, range, decimals)
@@ -269,7 +270,7 @@ def blocks(
 def transactions(
     *,
     fields: Fields = None,
-    range: object = None,
+    range: Ranges = None,
     decimals: Iterable[str] = (),
     **filters: Unpack[EvmTransactions],
 ) -> TableOutput:
@@ -277,7 +278,7 @@ def transactions(
     return make_table(EvmQuery, "transactions", fields, filters, range, decimals)
 
 
-def logs(*, fields: Fields = None, range: object = None, **filters: Unpack[EvmLogs]) -> TableOutput:
+def logs(*, fields: Fields = None, range: Ranges = None, **filters: Unpack[EvmLogs]) -> TableOutput:
     """Return the table of logs, not decoded, that match the filters of `EvmQuery.add_logs`."""
     return make_table(EvmQuery, "logs", fields, filters, range)
 
@@ -285,7 +286,7 @@ def logs(*, fields: Fields = None, range: object = None, **filters: Unpack[EvmLo
 def traces(
     *,
     fields: Fields = None,
-    range: object = None,
+    range: Ranges = None,
     decimals: Iterable[str] = (),
     **filters: Unpack[EvmTraces],
 ) -> TableOutput:
@@ -297,7 +298,7 @@ def traces(
 
 
 def state_diffs(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[EvmStateDiffs]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[EvmStateDiffs]
 ) -> TableOutput:
     """Return the table of state changes that match the filters of `EvmQuery.add_state_diffs`."""
     return make_table(EvmQuery, "state_diffs", fields, filters, range)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -50,8 +49,6 @@ class EventsOutput:
     with `arg_`. Last, what `scope` asks for of the factory's event.
     """
 
-    entities: ClassVar[tuple[str, ...]] = ("log",)
-
     event: Event
     query: Query
     ranges: tuple[RangeSpec, ...]
@@ -59,6 +56,11 @@ class EventsOutput:
     topics: TopicFilters = ()
     on_error: OnError = "raise"
     scope: ChildScope | None = None
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """What it decodes from."""
+        return ("log",)
 
     @property
     def schema(self) -> pa.Schema:
@@ -223,9 +225,12 @@ class UnionOutput:
     parameter and of what is asked of a factory; null in the rows of events that have none of it.
     """
 
-    entities: ClassVar[tuple[str, ...]] = ("log",)
-
     parts: tuple[EventsOutput, ...]
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """What it decodes from."""
+        return ("log",)
 
     @property
     def query(self) -> Query:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Unpack
 
-from headwater.core import parse_ranges
+from headwater.core import Ranges, parse_ranges
 from headwater.decode.columns.field_columns import check_decimals
 from headwater.decode.columns.malformed import OnError, check_on_error
 from headwater.decode.solana.anchor_events import AnchorEventsOutput
@@ -74,7 +74,7 @@ def instructions(
     layouts: Mapping[str, object] | None = None,
     accounts: Mapping[str, object] | None = None,
     committed_only: bool = True,
-    range: object = None,
+    range: Ranges = None,
     on_error: OnError = "raise",
     decimals: Iterable[str] = (),
 ) -> InstructionsOutput:
@@ -123,7 +123,7 @@ def events(
     layouts: Mapping[str, object] | None = None,
     source: Literal["logs", "cpi"] = "logs",
     committed_only: bool = True,
-    range: object = None,
+    range: Ranges = None,
     on_error: OnError = "raise",
     decimals: Iterable[str] = (),
 ) -> AnchorEventsOutput | InstructionsOutput:
@@ -177,48 +177,48 @@ def events(
 # --- raw tables -----------------------------------------------------------------------------------
 
 
-def blocks(*, fields: Fields = None, range: object = None) -> TableOutput:
+def blocks(*, fields: Fields = None, range: Ranges = None) -> TableOutput:
     """Return the table of all blocks. docs/schema.md lists the fields and their types."""
     return make_table(SolanaQuery, "blocks", fields, {}, range)
 
 
 def transactions(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[SolanaTransactions]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[SolanaTransactions]
 ) -> TableOutput:
     """Return the table of transactions, failed ones too, that match `fee_payer`."""
     return make_table(SolanaQuery, "transactions", fields, filters, range)
 
 
 def instructions_raw(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[SolanaInstructions]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[SolanaInstructions]
 ) -> TableOutput:
     """Return the table of instructions, not decoded, that match the filters of `SolanaQuery`."""
     return make_table(SolanaQuery, "instructions_raw", fields, filters, range)
 
 
 def logs(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[SolanaLogs]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[SolanaLogs]
 ) -> TableOutput:
     """Return the table of log messages that match the filters of `SolanaQuery.add_logs`."""
     return make_table(SolanaQuery, "logs", fields, filters, range)
 
 
 def balances(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[SolanaBalances]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[SolanaBalances]
 ) -> TableOutput:
     """Return the table of changes of SOL balances that match `account`."""
     return make_table(SolanaQuery, "balances", fields, filters, range)
 
 
 def token_balances(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[SolanaTokenBalances]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[SolanaTokenBalances]
 ) -> TableOutput:
     """Return the table of changes of token balances that match the filters."""
     return make_table(SolanaQuery, "token_balances", fields, filters, range)
 
 
 def rewards(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[SolanaRewards]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[SolanaRewards]
 ) -> TableOutput:
     """Return the table of rewards that match `pubkey`."""
     return make_table(SolanaQuery, "rewards", fields, filters, range)

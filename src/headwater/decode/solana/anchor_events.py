@@ -9,7 +9,6 @@ import binascii
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -46,14 +45,17 @@ class AnchorEventsOutput:
     log_index, instruction_address, program_id, is_committed, then one per field.
     """
 
-    entities: ClassVar[tuple[str, ...]] = ("log", "transaction")
-
     layout: DataLayout
     query: Query
     ranges: tuple[RangeSpec, ...]
     committed_only: bool = True
     on_error: OnError = "raise"
     decimals: frozenset[str] = frozenset()
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """What it decodes from."""
+        return ("log", "transaction")
 
     @property
     def schema(self) -> pa.Schema:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -107,14 +106,17 @@ class InstructionsOutput:
     their names. Names that are taken are prefixed with `arg_` or `account_`.
     """
 
-    entities: ClassVar[tuple[str, ...]] = ("instruction", "transaction")
-
     layout: DataLayout
     query: Query
     ranges: tuple[RangeSpec, ...]
     on_error: OnError = "raise"
     decimals: frozenset[str] = frozenset()
     what: str = "an instruction"
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """What it decodes from."""
+        return ("instruction", "transaction")
 
     @property
     def schema(self) -> pa.Schema:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Unpack
 
+from headwater.core import Ranges
 from headwater.decode.tables.raw_table import Fields, TableOutput, make_table
 from headwater.query.networks.bitcoin import BitcoinInputs, BitcoinOutputs, BitcoinQuery
 
@@ -22,26 +23,26 @@ __all__ = ["TableOutput", "blocks", "inputs", "outputs", "transactions"]
 
 
 def blocks(
-    *, fields: Fields = None, range: object = None, decimals: Iterable[str] = ()
+    *, fields: Fields = None, range: Ranges = None, decimals: Iterable[str] = ()
 ) -> TableOutput:
     """Return the table of all blocks. docs/schema.md lists the fields and their types."""
     return make_table(BitcoinQuery, "blocks", fields, {}, range, decimals)
 
 
-def transactions(*, fields: Fields = None, range: object = None) -> TableOutput:
+def transactions(*, fields: Fields = None, range: Ranges = None) -> TableOutput:
     """Return the table of all transactions."""
     return make_table(BitcoinQuery, "transactions", fields, {}, range)
 
 
 def inputs(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[BitcoinInputs]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[BitcoinInputs]
 ) -> TableOutput:
     """Return the table of inputs that match the filters of `BitcoinQuery.add_inputs`."""
     return make_table(BitcoinQuery, "inputs", fields, filters, range)
 
 
 def outputs(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[BitcoinOutputs]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[BitcoinOutputs]
 ) -> TableOutput:
     """Return the table of outputs that match the filters of `BitcoinQuery.add_outputs`."""
     return make_table(BitcoinQuery, "outputs", fields, filters, range)

@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Unpack
 
+from headwater.core import Ranges
 from headwater.decode.tables.raw_table import Fields, TableOutput, make_table
 from headwater.query.networks.hyperliquid import HyperliquidFills, HyperliquidQuery
 
 __all__ = ["TableOutput", "blocks", "fills"]
 
 
-def blocks(*, fields: Fields = None, range: object = None) -> TableOutput:
+def blocks(*, fields: Fields = None, range: Ranges = None) -> TableOutput:
     """Return the table of all blocks. docs/schema.md lists the fields and their types."""
     return make_table(HyperliquidQuery, "blocks", fields, {}, range)
 
@@ -28,7 +29,7 @@ def blocks(*, fields: Fields = None, range: object = None) -> TableOutput:
 def fills(
     *,
     fields: Fields = None,
-    range: object = None,
+    range: Ranges = None,
     decimals: Iterable[str] = (),
     **filters: Unpack[HyperliquidFills],
 ) -> TableOutput:

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.core import BlockRange, RangeSpec, parse_ranges
+from headwater.core import BlockRange, Ranges, RangeSpec, parse_ranges
+from headwater.core.several import Several
 from headwater.decode.columns.field_columns import (
     HEADER,
     check_decimals,
@@ -44,7 +45,7 @@ from headwater.decode.tables.table_definitions import TABLE_DEFINITIONS, TableDe
 from headwater.errors import BlockContentError, QueryError
 from headwater.query import EVM, QUERIES, Field, Filter, Network, Query
 
-Fields: TypeAlias = Iterable[str] | None
+Fields: TypeAlias = Several[str] | None
 """Fields of a raw table; None for those that docs/schema.md calls default."""
 
 _PREFIX = np.frombuffer(b"0x", np.uint8)
@@ -155,7 +156,7 @@ def make_table(
     name: str,
     fields: Fields,
     filters: Mapping[str, object],
-    block_range: object,
+    block_range: Ranges,
     decimals: Iterable[str] = (),
 ) -> TableOutput:
     """Return a raw table. Called by the functions of `evm`, `solana` and so on, by their names.
@@ -263,7 +264,7 @@ def named_table(
     *,
     fields: Fields = None,
     filters: Mapping[str, object] | None = None,
-    range: object = None,
+    range: Ranges = None,
     decimals: Iterable[str] = (),
 ) -> TableOutput:
     """Return the raw table that the function of this name would: `tron.logs`, `evm.blocks`.

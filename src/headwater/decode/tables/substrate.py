@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from headwater.core import Ranges
 from headwater.decode.tables.raw_table import Fields, TableOutput, make_table
 from headwater.query.networks.substrate import (
     SubstrateCalls,
@@ -41,60 +42,69 @@ __all__ = [
 ]
 
 
-def blocks(*, fields: Fields = None, range: object = None) -> TableOutput:
+def blocks(*, fields: Fields = None, range: Ranges = None) -> TableOutput:
     """Return the table of all blocks. docs/schema.md lists the fields and their types."""
     return make_table(SubstrateQuery, "blocks", fields, {}, range)
 
 
-def extrinsics(*, fields: Fields = None, range: object = None) -> TableOutput:
+def extrinsics(*, fields: Fields = None, range: Ranges = None) -> TableOutput:
     """Return the table of all extrinsics. A portal sends them with their calls alone."""
     return make_table(SubstrateQuery, "extrinsics", fields, {}, range)
 
 
 def calls(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[SubstrateCalls]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[SubstrateCalls]
 ) -> TableOutput:
     """Return the table of calls, outer and inner, of these names."""
     return make_table(SubstrateQuery, "calls", fields, filters, range)
 
 
 def ethereum_transactions(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[SubstrateEthereumTransactions]
+    *,
+    fields: Fields = None,
+    range: Ranges = None,
+    **filters: Unpack[SubstrateEthereumTransactions],
 ) -> TableOutput:
     """Return the table of `Ethereum.transact` calls."""
     return make_table(SubstrateQuery, "ethereum_transactions", fields, filters, range)
 
 
 def events(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[SubstrateEvents]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[SubstrateEvents]
 ) -> TableOutput:
     """Return the table of events of these names."""
     return make_table(SubstrateQuery, "events", fields, filters, range)
 
 
 def evm_logs(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[SubstrateEvmLogs]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[SubstrateEvmLogs]
 ) -> TableOutput:
     """Return the table of `EVM.Log` events."""
     return make_table(SubstrateQuery, "evm_logs", fields, filters, range)
 
 
 def contracts_events(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[SubstrateContractsEvents]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[SubstrateContractsEvents]
 ) -> TableOutput:
     """Return the table of `Contracts.ContractEmitted` events."""
     return make_table(SubstrateQuery, "contracts_events", fields, filters, range)
 
 
 def gear_messages_enqueued(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[SubstrateGearMessagesEnqueued]
+    *,
+    fields: Fields = None,
+    range: Ranges = None,
+    **filters: Unpack[SubstrateGearMessagesEnqueued],
 ) -> TableOutput:
     """Return the table of messages that wait for a Gear program."""
     return make_table(SubstrateQuery, "gear_messages_enqueued", fields, filters, range)
 
 
 def gear_user_messages_sent(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[SubstrateGearUserMessagesSent]
+    *,
+    fields: Fields = None,
+    range: Ranges = None,
+    **filters: Unpack[SubstrateGearUserMessagesSent],
 ) -> TableOutput:
     """Return the table of messages that a Gear program sent."""
     return make_table(SubstrateQuery, "gear_user_messages_sent", fields, filters, range)
@@ -103,7 +113,7 @@ def gear_user_messages_sent(
 def revive_contract_emitted(
     *,
     fields: Fields = None,
-    range: object = None,
+    range: Ranges = None,
     **filters: Unpack[SubstrateReviveContractEmitted],
 ) -> TableOutput:
     """Return the table of `Revive.ContractEmitted` events."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from headwater.core import Ranges
 from headwater.decode.tables.raw_table import Fields, TableOutput, make_table
 from headwater.query.networks.tron import (
     TronInternalTransactions,
@@ -36,27 +37,30 @@ __all__ = [
 ]
 
 
-def blocks(*, fields: Fields = None, range: object = None) -> TableOutput:
+def blocks(*, fields: Fields = None, range: Ranges = None) -> TableOutput:
     """Return the table of all blocks. docs/schema.md lists the fields and their types."""
     return make_table(TronQuery, "blocks", fields, {}, range)
 
 
 def transactions(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[TronTransactions]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[TronTransactions]
 ) -> TableOutput:
     """Return the table of transactions of these types, or of all."""
     return make_table(TronQuery, "transactions", fields, filters, range)
 
 
 def transfers(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[TronTransferTransactions]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[TronTransferTransactions]
 ) -> TableOutput:
     """Return the table of transactions that transfer TRX."""
     return make_table(TronQuery, "transfers", fields, filters, range)
 
 
 def asset_transfers(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[TronTransferAssetTransactions]
+    *,
+    fields: Fields = None,
+    range: Ranges = None,
+    **filters: Unpack[TronTransferAssetTransactions],
 ) -> TableOutput:
     """Return the table of transactions that transfer TRC-10 tokens."""
     return make_table(TronQuery, "asset_transfers", fields, filters, range)
@@ -65,7 +69,7 @@ def asset_transfers(
 def contract_calls(
     *,
     fields: Fields = None,
-    range: object = None,
+    range: Ranges = None,
     **filters: Unpack[TronTriggerSmartContractTransactions],
 ) -> TableOutput:
     """Return the table of transactions that call contracts."""
@@ -73,14 +77,14 @@ def contract_calls(
 
 
 def logs(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[TronLogs]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[TronLogs]
 ) -> TableOutput:
     """Return the table of logs, not decoded, that match the filters of `TronQuery.add_logs`."""
     return make_table(TronQuery, "logs", fields, filters, range)
 
 
 def internal_transactions(
-    *, fields: Fields = None, range: object = None, **filters: Unpack[TronInternalTransactions]
+    *, fields: Fields = None, range: Ranges = None, **filters: Unpack[TronInternalTransactions]
 ) -> TableOutput:
     """Return the table of what contracts sent and called."""
     return make_table(TronQuery, "internal_transactions", fields, filters, range)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ import pyarrow as pa
 from headwater.core import Batch, BlockCursor, BlockRange, PipeState
 from headwater.core.callbacks import NamedCallback
 from headwater.core.rooms import Policy
+from headwater.core.several import Several
 from headwater.errors import (
     ClickHouseConnectionError,
     ClickHouseDatabaseError,
@@ -59,7 +60,7 @@ logger = logging.getLogger("headwater.targets.clickhouse")
 def clickhouse_target(
     client_or_url: ClickHouseClient | str,
     *,
-    tables: Iterable[str | TableOptions | Table] | None = None,
+    tables: Several[str | TableOptions | Table] | None = None,
     on_data: OnData[Store] | None = None,
     on_start: OnStart[Store] | None = None,
     on_rollback: Callable[..., object] | None = None,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headwater.core.callbacks import Callback
 from headwater.core.rooms import Policy
+from headwater.core.several import Several
 from headwater.errors import InvalidOptionError
 from headwater.targets.database import OnData
 from headwater.targets.delta.changes import DataFile
@@ -61,7 +62,7 @@ class DeltaTarget(LakeTarget[DataFile]):
 def delta_target(
     path: str | Path,
     *,
-    tables: Iterable[Declared] | None = None,
+    tables: Several[Declared] | None = None,
     on_data: OnData[Tx[DataFile]] | None = None,
     aggregates: Iterable[Aggregate] = (),
     options: Options | None = None,

@@ -17,7 +17,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from headwater.errors import DuckDBDiskFullError, DuckDBFileError, StreamInUseError
+from headwater.errors import (
+    DuckDBDiskFullError,
+    DuckDBFileError,
+    DuckDBPathError,
+    StreamInUseError,
+)
 from headwater.targets.sql.text import Part, filled
 
 MEMORY = ":memory:"
@@ -239,7 +244,14 @@ def _connect(path: str | Path, config: Mapping[str, Any]) -> duckdb.DuckDBPyConn
     try:
         return duckdb.connect(str(path), config=dict(config))
     except duckdb.Error as error:
-        locked = "set lock on file" in str(error)
-        what = "another process holds the file" if locked else "the file cannot be opened"
         reason = str(error).splitlines()[0]
-        raise DuckDBFileError(what, path=path, reason=reason) from error
+        if "set lock on file" in reason:
+            raise DuckDBFileError(
+                "another process holds the file", path=path, reason=reason
+            ) from error
+        what = "the file cannot be opened"
+        if "No such file or directory" in reason:
+            what = "the folder of the file does not exist"
+        elif "not a valid DuckDB" in reason or "Is a directory" in reason:
+            what = "there is something else than a DuckDB database"
+        raise DuckDBPathError(what, path=path, reason=reason) from error

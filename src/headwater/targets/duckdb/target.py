@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from headwater.core import PipeState
+from headwater.core.several import Several
 from headwater.errors import DuckDBTransactionError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable
@@ -34,7 +35,7 @@ _MEMORIES = itertools.count(1)
 def duckdb_target(
     path: str | Path,
     *,
-    tables: Iterable[str | TableOptions | Table] | None = None,
+    tables: Several[str | TableOptions | Table] | None = None,
     on_data: OnData[Tx] | None = None,
     on_start: OnStart[Tx] | None = None,
     on_before_rollback: OnRollback[Tx] | None = None,

@@ -12,6 +12,7 @@ from pyiceberg.catalog import Catalog
 
 from headwater.core.callbacks import Callback
 from headwater.core.rooms import Policy
+from headwater.core.several import Several
 from headwater.errors import InvalidOptionError
 from headwater.targets.database import OnData
 from headwater.targets.iceberg.catalog import CatalogName
@@ -55,7 +56,7 @@ class IcebergTarget(LakeTarget[DataFile]):
 def iceberg_target(
     catalog: str | Path | Mapping[str, str] | Catalog,
     *,
-    tables: Iterable[Declared],
+    tables: Several[Declared],
     on_data: OnData[Tx[DataFile]] | None = None,
     aggregates: Iterable[Aggregate] = (),
     unrepresentable: str = "replace",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import pairwise
@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from headwater.core import Batch, PipeState
 from headwater.core.callbacks import Callback
 from headwater.core.rooms import Policy
+from headwater.core.several import Several
 from headwater.errors import (
     CursorMoveError,
     InvalidOptionError,
@@ -73,7 +74,7 @@ logger = logging.getLogger("headwater.targets.parquet")
 def parquet_target(
     dir: str | Path,
     *,
-    tables: Iterable[str | TableOptions | Table] | None = None,
+    tables: Several[str | TableOptions | Table] | None = None,
     on_data: OnData | None = None,
     rollover: Rollover | None = None,
     memory_bytes: int = MEMORY_BYTES,

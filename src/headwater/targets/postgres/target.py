@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from headwater.core import PipeState
+from headwater.core.several import Several
 from headwater.errors import PostgresConnectionError, PostgresTransactionError
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope, SideTable
@@ -37,7 +38,7 @@ logger = logging.getLogger("headwater.targets.postgres")
 def postgres_target(
     dsn: str,
     *,
-    tables: Iterable[str | TableOptions | Table] | None = None,
+    tables: Several[str | TableOptions | Table] | None = None,
     on_data: OnData[Tx] | None = None,
     aggregates: Iterable[Aggregate] = (),
     on_start: OnStart[Tx] | None = None,

@@ -188,6 +188,10 @@ def _coded(
     """Give the refusals of triggers, and of tables that a frame does not fit, their codes."""
     try:
         yield
+    except PostgresTableError as error:
+        if layout is not None:
+            error.facts = {"table": layout.name, **error.facts}
+        raise
     except psycopg.Error as error:
         reason = str(error).strip().splitlines()[0]
         if error.sqlstate == REFUSED:

@@ -267,11 +267,7 @@ class Catalog(Generic[Held, Laid]):
         self._refuse_names(declared.name, schema)
         undo = self._undo(declared, key, names)
         put_off = self._puts_off_indexes(undo)
-        types = {fold(column): kind for column, kind in declared.types.items()}
-        parts = [
-            f"{quote(one.name)} {types.get(fold(one.name)) or self.dialect.new_column_type(one)}"
-            for one in schema
-        ]
+        parts = [f"{quote(one.name)} {self.dialect.declared_type(declared, one)}" for one in schema]
         if key and not put_off:
             parts.append(f"PRIMARY KEY ({columns(key)})")
         self.dialect.make_schema(self._session, declared.name.schema)
@@ -285,11 +281,9 @@ class Catalog(Generic[Held, Laid]):
         layout, declared = self.layout(name), self.declared(name)
         if layout is None:
             return
-        fold = self.dialect.fold
-        types = {fold(column): kind for column, kind in declared.types.items()}
         for one in schema:
             if self.spelled(layout, one.name) not in layout.columns:
-                kind = types.get(fold(one.name)) or self.dialect.new_column_type(one)
+                kind = self.dialect.declared_type(declared, one)
                 self._session.run(
                     "ALTER TABLE {table} ADD COLUMN {column} {kind}",
                     table=name,

@@ -169,6 +169,15 @@ class Dialect(ABC, Generic[Held]):
     def new_column_type(self, field: pa.Field) -> str:
         """Return the type of a column that is created for a field: wide integers are numbers."""
 
+    def declared_type(self, declared: Table, field: pa.Field) -> str:
+        """Return the type of a new column: the declared one, or what its values need."""
+        types = {self.fold(name): kind for name, kind in declared.types.items()}
+        try:
+            return types.get(self.fold(field.name)) or self.new_column_type(field)
+        except self.errors.table as error:
+            error.facts = {"table": declared.name, **error.facts}
+            raise
+
     @abstractmethod
     def can_hold(self, column: Column, field: pa.Field) -> bool:
         """Tell whether a column can hold all values of a field without loss."""

@@ -392,7 +392,7 @@ def test_malformed_values_name_their_place(broken: dict[str, Any], reason: str) 
     "make",
     [
         lambda: evm.transactions(fields=["nothing"]),
-        lambda: evm.transactions(fields="hash"),
+        lambda: evm.transactions(fields="hash"),  # type: ignore[arg-type]
         lambda: evm.transactions(logs=True),
         lambda: evm.transactions(to=["0x12"]),
         lambda: evm.logs(sender=[ALICE]),  # type: ignore[call-arg]

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
 from headwater.core import Batch, BlockCursor, BlockRange, PipeState
+from headwater.core.several import Several
 from headwater.errors import (
     ChangeBlockError,
     ChangeFormError,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 def history_target(
     place: str | Path,
     *,
-    tables: Iterable[str | TableSchema],
+    tables: Several[str | TableSchema],
     history_table: str = CHANGE_LOG,
     cursors_table: str = CURSORS,
     aggregates: Iterable[Aggregate] = (),
