@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwater import StopRequested, portal_stream
+from headwater import StopRequested, portal_stream, solana
 from headwater.pipeline import Event, RolledBack, Settled
 from headwater.targets import duckdb_target
 from headwater.testing import Network, PortalServer, simulated_portal
@@ -60,3 +60,28 @@ def test_a_stream_of_any_network_follows_forks(network: Network, tmp_path: Path)
     assert sum(isinstance(event, RolledBack) for event in events) == len(FORKS)
     assert len(expected) > 20
     assert held(path, network) == expected
+
+
+@pytest.mark.parametrize("entity", ["instructions", "transactions"])
+def test_rows_that_only_a_bloom_filter_takes_for_others_are_left_out(
+    entity: str, tmp_path: Path
+) -> None:
+    """A portal asks a bloom filter which items mention an account: it sends some that do not."""
+
+    def read(portal: PortalServer, name: str, **keys: Any) -> list[dict[str, Any]]:
+        target = duckdb_target(tmp_path / f"{name}.duckdb")
+        make = solana.instructions_raw if entity == "instructions" else solana.transactions
+        outputs = {"items": make(range=(0, 30), **keys)}
+        stream = portal_stream(id="items", portal=portal.url, outputs=outputs, far=10**9)
+        stream.pipe_to(target, progress=False)
+        rows: list[dict[str, Any]] = target.query("SELECT * FROM items ORDER BY ALL").to_pylist()
+        target.close()
+        return rows
+
+    list_name = "accounts" if entity == "instructions" else "account_keys"
+    with simulated_portal(seed=5, blocks=40, network=Network.SOLANA) as portal:
+        rows = read(portal, "all")
+        account = rows[len(rows) // 2][list_name][-1]
+        found = read(portal, "found", mentions_account=[account])
+    assert found == [row for row in rows if account in row[list_name]]
+    assert 0 < len(found) < len(rows)

@@ -81,4 +81,7 @@ def test_a_real_time_service_leaves_finality_unknown_until_the_next_block() -> N
         portal.extend(3)
         wait_until(handle, lambda: record.state.cursor == portal.chain.head.cursor)
         assert record.state.finalized.number == 50
+        wait_until(handle, lambda: bool(record.snapshot()["finality_unknown_seconds"]))
+        shown = record.snapshot()  # the head that was asked for before was that of its time
+        assert (shown["ahead_seconds"], shown["trouble"]) == (0, None)
         handle.stop()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import get_type_hints
 
 from headwater.errors import DiscriminatorError, QueryError
 from headwater.query.values import (
@@ -15,6 +15,7 @@ from headwater.query.values import (
     check_value,
     snake_name,
     unknown_name,
+    wire_name,
 )
 
 
@@ -22,18 +23,13 @@ from headwater.query.values import (
 class Relation:
     """A flag that also brings the related items of another entity."""
 
-    wire: str
     entity: str
+    wire: str = ""
 
     @property
     def name(self) -> str:
         """Our spelling, as a keyword argument."""
         return argument_name(self.wire)
-
-
-def related(**flags: str) -> tuple[Relation, ...]:
-    """Return the flags of a family, each with the entity that it brings."""
-    return tuple(Relation(wire, entity) for wire, entity in flags.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +47,34 @@ class Family:
     discriminators: tuple[str, ...] = ()
     implied: tuple[str, tuple[str, ...]] | None = None
 
+    @classmethod
+    def of(
+        cls,
+        wire: str,
+        entity: str,
+        keys: type,
+        *,
+        discriminators: tuple[str, ...] = (),
+        implied: tuple[str, tuple[str, ...]] | None = None,
+    ) -> Family:
+        """Return the family whose filters have these keys: a TypedDict of annotated types.
+
+        Each key is annotated with the `Condition` that its values meet, or with a `Relation`; the
+        wire's name follows from that of the key.
+        """
+        conditions, relations = list[Condition](), list[Relation]()
+        for name, hint in get_type_hints(keys, include_extras=True).items():
+            mark = hint.__metadata__[0]
+            if isinstance(mark, Relation):
+                relations.append(replace(mark, wire=wire_name(name)))
+            else:
+                conditions.append(replace(mark, wire=wire_name(name)))
+        return cls(wire, entity, tuple(conditions), tuple(relations), discriminators, implied)
+
     @property
     def name(self) -> str:
         """Our spelling."""
         return snake_name(self.wire)
-
-
-class LogKeys(TypedDict, total=False):
-    """Keys of filters on logs of EVM contracts, wherever such contracts run."""
-
-    address: Iterable[str]
-    topic0: Iterable[str]
-    topic1: Iterable[str]
-    topic2: Iterable[str]
-    topic3: Iterable[str]
 
 
 @dataclass(frozen=True, slots=True)

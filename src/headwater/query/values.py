@@ -46,6 +46,12 @@ def argument_name(wire: str) -> str:
     return f"{name}_" if iskeyword(name) else name
 
 
+def wire_name(argument: str) -> str:
+    """Return the wire's spelling of a keyword argument: `from_` is `from`."""
+    first, *rest = argument.rstrip("_").split("_")
+    return first + "".join(one.capitalize() for one in rest)
+
+
 def unknown_name(what: str, name: object, valid: Iterable[str]) -> QueryError:
     """Return the error for a name that is not in the catalogue; it lists those that are."""
     names = list(valid)
@@ -73,18 +79,20 @@ class ValueKind(StrEnum):
 class Condition:
     """One key of a filter: a list of accepted values or, with `is_list` false, a single value.
 
+    Written as an annotation of that key, it leaves `wire` to `Family.of`.
+
     `at` says where the value stands that it compares with, if that is not the field of the same
     name: the field, then keys inside its JSON. Of several places the first that there is counts.
     With `is_prefix` the value need only begin with the one given.
     """
 
-    wire: str
     kind: ValueKind
     width: int = 0
     choices: tuple[str, ...] = ()
     is_list: bool = True
     at: tuple[tuple[str, ...], ...] = ()
     is_prefix: bool = False
+    wire: str = ""
 
     @property
     def name(self) -> str:

@@ -96,7 +96,8 @@ class PortalRun(Run):
         self._over = Event()
         self._planning: WeakSet[_PlanningTransport] = WeakSet()
         self._given_up = 0  # readings in a row
-        self._newest: BlockCursor | None = None  # of the portal, where nothing is new
+        # where the stream stood when the portal was asked for its newest block, and that block
+        self._newest: tuple[BlockCursor | None, BlockCursor | None] = (None, None)
         self._ask_head_at = 0.0  # not before
 
     def abort(self) -> None:
@@ -160,15 +161,15 @@ class PortalRun(Run):
         A real-time service says nothing of its head while nothing is new, so it is asked, now and
         then. A branch that is shorter than ours so far cannot be told from a replica that lags.
         """
-        now = self._clock.monotonic()
-        if head.latest is not None:
-            self._newest = head.latest
-        elif now >= self._ask_head_at:
-            self._ask_head_at = now + ASK_HEAD_S
-            with suppress(PortalError):  # what asks for blocks says it
-                self._newest = self._client.head(attempts=1)
-        newest = self._newest
-        behind = newest is not None and newest.number < self._record.state.number
+        now, state, newest = self._clock.monotonic(), self._record.state, head.latest
+        if newest is None:
+            if now >= self._ask_head_at:
+                self._ask_head_at = now + ASK_HEAD_S
+                with suppress(PortalError):  # what asks for blocks says it
+                    self._newest = state.cursor, self._client.head(attempts=1)
+            asked_at, asked = self._newest
+            newest = asked if asked_at == state.cursor else None  # it may have moved, too
+        behind = newest is not None and newest.number < state.number
         self._record.ahead_of(newest.number if newest is not None and behind else None)
 
     def leaves_out(self) -> bool:

@@ -9,6 +9,7 @@ of their own, but does not send them; so they are looked up again in what it doe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from headwater.errors import BlockContentError
 from headwater.query import EVM, Condition, Field, Filter, Network, Presence, ValueKind
 from headwater.query.values import Value  # the values of a checked filter
 
+_MENTIONS = "mentionsAccount"
 _INTEGER = r"^[0-9]{1,38}$"
 
 
@@ -109,7 +111,10 @@ def _sources(network: Network, own: Filter) -> list[Field]:
 
 def fields_to_check(network: Network, own: Filter) -> list[str]:
     """Return our names of the fields that must be selected to apply a filter again."""
-    return [field.name for field in _sources(network, own)]
+    names = [field.name for field in _sources(network, own)]
+    if own.condition(_MENTIONS) is not None and network.family(own.family).entity == "transaction":
+        names.append("loaded_addresses")
+    return names
 
 
 def _source(network: Network, entity: str, wire: str) -> str:
@@ -118,6 +123,8 @@ def _source(network: Network, entity: str, wire: str) -> str:
         if wire in ("firstNonce", "lastNonce"):
             return "nonce"
         return "topics" if wire.startswith("topic") else wire
+    if wire == _MENTIONS:
+        return "accounts" if entity == "instruction" else "accountKeys"
     if entity == "instruction" and wire[1:].isdigit():
         return "data" if wire[0] == "d" else "accounts"
     return "accountKeys" if wire == "feePayer" else wire
@@ -132,6 +139,11 @@ def _check(batch: pa.RecordBatch, wire: str, value: Value) -> pa.BooleanArray:
         return _check_nonce(batch.column("nonce"), wire, values[0])
     if wire in names:
         return is_one_of(batch.column(wire), values)
+    if wire == _MENTIONS and "accounts" in names:
+        return has_item(batch.column("accounts"), values)
+    if wire == _MENTIONS:
+        lists = [batch.column("accountKeys"), *batch.column("loadedAddresses").flatten()]
+        return reduce(pc.or_, [has_item(one, values) for one in lists])
     if wire == "feePayer":
         return is_one_of(list_item(batch.column("accountKeys"), 0), values)
     if wire[0] == "a":
@@ -157,6 +169,15 @@ def list_item(column: pa.ListArray, position: int) -> pa.Array:
     if not len(items):
         return pa.nulls(len(column), column.type.value_type)
     return items.take(pa.array(places, mask=~has_it))
+
+
+def has_item(column: pa.ListArray, values: Sequence[str | bytes | int]) -> pa.BooleanArray:
+    """Whether each list holds one of these values."""
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    lists = np.repeat(np.arange(len(column)), counts)
+    inside = np.zeros(len(column), bool)
+    inside[lists[is_one_of(column.flatten(), values).to_numpy(zero_copy_only=False)]] = True
+    return pa.array(inside)
 
 
 def _check_prefix(batch: pa.RecordBatch, prefixes: Sequence[str]) -> pa.BooleanArray:

@@ -1,9 +1,8 @@
 """All networks that a portal serves and Headwater knows: one module each.
 
 A network is a catalogue, and a builder with a method per family; Bitcoin's is a short one to begin
-from. Here it enters `QUERIES`, in `decode/tables` its raw tables. The typed dictionaries repeat the
-catalogue's names for the sake of type checkers; a test holds them to the catalogue, and at run time
-the catalogue alone decides.
+from. Here it enters `QUERIES`, in `decode/tables` its raw tables. The keys of filters are typed
+dictionaries, which type checkers and editors read; their annotations are the catalogue.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self, TypedDict, Unpack
+from typing import Annotated, ClassVar, Literal, Self, TypedDict, Unpack, get_args
 
 from headwater.query.catalog import Entity, Field, Network, Presence, WireType, fields, header
-from headwater.query.filters import Family, related
+from headwater.query.filters import Family, Relation
 from headwater.query.query import Query
 from headwater.query.values import Condition, ValueKind
 
@@ -74,9 +74,43 @@ _OUTPUT = (
     *fields("scriptPubKeyType scriptPubKeyAddress", _STRING, _OPTIONAL),
 )
 
-_OF_THE_TRANSACTION = related(
-    transaction="transaction", transactionInputs="input", transactionOutputs="output"
-)
+_Addresses = Annotated[Iterable[str], Condition(ValueKind.BITCOIN_ADDRESS)]
+_ScriptTypes = Annotated[Iterable[ScriptType], Condition(ValueKind.CHOICE, choices=_SCRIPT_TYPES)]
+_Transaction = Annotated[bool, Relation("transaction")]
+_Inputs = Annotated[bool, Relation("input")]
+_Outputs = Annotated[bool, Relation("output")]
+
+InputType = Literal["tx", "coinbase"]
+
+
+class BitcoinTransactions(TypedDict, total=False):
+    """Keys of `add_transactions` on Bitcoin."""
+
+    inputs: _Inputs
+    outputs: _Outputs
+
+
+class BitcoinInputs(TypedDict, total=False):
+    """Keys of `add_inputs`."""
+
+    type: Annotated[Iterable[InputType], Condition(ValueKind.CHOICE, choices=get_args(InputType))]
+    prevout_script_pub_key_address: _Addresses
+    prevout_script_pub_key_type: _ScriptTypes
+    prevout_generated: Annotated[bool, Condition(ValueKind.BOOL, is_list=False)]
+    transaction: _Transaction
+    transaction_inputs: _Inputs
+    transaction_outputs: _Outputs
+
+
+class BitcoinOutputs(TypedDict, total=False):
+    """Keys of `add_outputs`."""
+
+    script_pub_key_address: _Addresses
+    script_pub_key_type: _ScriptTypes
+    transaction: _Transaction
+    transaction_inputs: _Inputs
+    transaction_outputs: _Outputs
+
 
 BITCOIN = Network(
     "bitcoin",
@@ -87,58 +121,11 @@ BITCOIN = Network(
         Entity("output", "outputs", _OUTPUT, key=("transactionIndex", "outputIndex")),
     ),
     (
-        Family("transactions", "transaction", (), related(inputs="input", outputs="output")),
-        Family(
-            "inputs",
-            "input",
-            (
-                Condition("type", ValueKind.CHOICE, choices=("tx", "coinbase")),
-                Condition("prevoutScriptPubKeyAddress", ValueKind.BITCOIN_ADDRESS),
-                Condition("prevoutScriptPubKeyType", ValueKind.CHOICE, choices=_SCRIPT_TYPES),
-                Condition("prevoutGenerated", ValueKind.BOOL, is_list=False),
-            ),
-            _OF_THE_TRANSACTION,
-        ),
-        Family(
-            "outputs",
-            "output",
-            (
-                Condition("scriptPubKeyAddress", ValueKind.BITCOIN_ADDRESS),
-                Condition("scriptPubKeyType", ValueKind.CHOICE, choices=_SCRIPT_TYPES),
-            ),
-            _OF_THE_TRANSACTION,
-        ),
+        Family.of("transactions", "transaction", BitcoinTransactions),
+        Family.of("inputs", "input", BitcoinInputs),
+        Family.of("outputs", "output", BitcoinOutputs),
     ),
 )
-
-
-class BitcoinTransactions(TypedDict, total=False):
-    """Keys of `add_transactions` on Bitcoin."""
-
-    inputs: bool
-    outputs: bool
-
-
-class BitcoinInputs(TypedDict, total=False):
-    """Keys of `add_inputs`."""
-
-    type: Iterable[Literal["tx", "coinbase"]]
-    prevout_script_pub_key_address: Iterable[str]
-    prevout_script_pub_key_type: Iterable[ScriptType]
-    prevout_generated: bool
-    transaction: bool
-    transaction_inputs: bool
-    transaction_outputs: bool
-
-
-class BitcoinOutputs(TypedDict, total=False):
-    """Keys of `add_outputs`."""
-
-    script_pub_key_address: Iterable[str]
-    script_pub_key_type: Iterable[ScriptType]
-    transaction: bool
-    transaction_inputs: bool
-    transaction_outputs: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

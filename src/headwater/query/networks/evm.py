@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self, TypedDict, Unpack
+from typing import Annotated, ClassVar, Literal, Self, TypedDict, Unpack, get_args
 
 from headwater.query.catalog import Entity, Field, Network, Presence, WireType, fields, header
-from headwater.query.filters import Family, LogKeys, related
+from headwater.query.filters import Family, Relation
 from headwater.query.query import Query
 from headwater.query.values import Condition, ValueKind
 
@@ -147,73 +147,77 @@ _STATE_DIFF = (
 )
 
 
-def _addresses(wire: str) -> Condition:
-    return Condition(wire, ValueKind.HEX, width=20)
+_Addresses = Annotated[Iterable[str], Condition(ValueKind.HEX, width=20)]
+_Words = Annotated[Iterable[str], Condition(ValueKind.HEX, width=32)]
+_Sighashes = Annotated[Iterable[str], Condition(ValueKind.HEX, width=4)]
+_Nonce = Annotated[int, Condition(ValueKind.NUMBER, is_list=False)]
+_Transaction = Annotated[bool, Relation("transaction")]
+_Logs = Annotated[bool, Relation("log")]
+_Traces = Annotated[bool, Relation("trace")]
+_StateDiffs = Annotated[bool, Relation("stateDiff")]
+
+TraceType = Literal["create", "call", "suicide", "reward"]
+DiffKind = Literal["+", "-", "*", "="]
 
 
-_LOGS = Family(
-    "logs",
-    "log",
-    (
-        _addresses("address"),
-        *(Condition(f"topic{index}", ValueKind.HEX, width=32) for index in range(4)),
-    ),
-    related(
-        transaction="transaction",
-        transactionTraces="trace",
-        transactionLogs="log",
-        transactionStateDiffs="stateDiff",
-    ),
-)
+class EvmLogs(TypedDict, total=False):
+    """Keys of `add_logs` on EVM."""
 
-_TRANSACTIONS = Family(
-    "transactions",
-    "transaction",
-    (
-        _addresses("to"),
-        _addresses("from"),
-        Condition("sighash", ValueKind.HEX, width=4),
-        Condition("type", ValueKind.NUMBER),
-        Condition("firstNonce", ValueKind.NUMBER, is_list=False),  # known to servers, not to
-        Condition("lastNonce", ValueKind.NUMBER, is_list=False),  # the SDK: nonces, both included
-    ),
-    related(logs="log", traces="trace", stateDiffs="stateDiff"),
-)
+    address: _Addresses
+    topic0: _Words
+    topic1: _Words
+    topic2: _Words
+    topic3: _Words
+    transaction: _Transaction
+    transaction_traces: _Traces
+    transaction_logs: _Logs
+    transaction_state_diffs: _StateDiffs
 
-_TRACES = Family(
-    "traces",
-    "trace",
-    (
-        Condition("type", ValueKind.CHOICE, choices=("create", "call", "suicide", "reward")),
-        _addresses("createFrom"),
-        _addresses("createResultAddress"),  # known to servers, not to the SDK
-        _addresses("callTo"),
-        _addresses("callFrom"),
-        Condition("callSighash", ValueKind.HEX, width=4),
-        Condition("callCallType", ValueKind.TEXT),  # these two as well
-        _addresses("suicideAddress"),
-        _addresses("suicideRefundAddress"),
-        _addresses("rewardAuthor"),
-    ),
-    related(
-        transaction="transaction",
-        transactionLogs="log",
-        transactionTraces="trace",
-        subtraces="trace",
-        parents="trace",
-    ),
-)
 
-_STATE_DIFFS = Family(
-    "stateDiffs",
-    "stateDiff",
-    (
-        _addresses("address"),
-        Condition("key", ValueKind.HEX, width=32, choices=("balance", "code", "nonce")),
-        Condition("kind", ValueKind.CHOICE, choices=("+", "-", "*", "=")),
-    ),
-    related(transaction="transaction"),
-)
+class EvmTransactions(TypedDict, total=False):
+    """Keys of `add_transactions` on EVM."""
+
+    to: _Addresses
+    from_: _Addresses
+    sighash: _Sighashes
+    type: Annotated[Iterable[int], Condition(ValueKind.NUMBER)]
+    first_nonce: _Nonce  # known to servers, not to the SDK: nonces, both included
+    last_nonce: _Nonce
+    logs: _Logs
+    traces: _Traces
+    state_diffs: _StateDiffs
+
+
+class EvmTraces(TypedDict, total=False):
+    """Keys of `add_traces`."""
+
+    type: Annotated[Iterable[TraceType], Condition(ValueKind.CHOICE, choices=get_args(TraceType))]
+    create_from: _Addresses
+    create_result_address: _Addresses  # known to servers, not to the SDK
+    call_to: _Addresses
+    call_from: _Addresses
+    call_sighash: _Sighashes
+    call_call_type: Annotated[Iterable[str], Condition(ValueKind.TEXT)]  # these two as well
+    suicide_address: _Addresses
+    suicide_refund_address: _Addresses
+    reward_author: _Addresses
+    transaction: _Transaction
+    transaction_logs: _Logs
+    transaction_traces: _Traces
+    subtraces: _Traces
+    parents: _Traces
+
+
+class EvmStateDiffs(TypedDict, total=False):
+    """Keys of `add_state_diffs`."""
+
+    address: _Addresses
+    key: Annotated[
+        Iterable[str], Condition(ValueKind.HEX, width=32, choices=("balance", "code", "nonce"))
+    ]
+    kind: Annotated[Iterable[DiffKind], Condition(ValueKind.CHOICE, choices=get_args(DiffKind))]
+    transaction: _Transaction
+
 
 EVM = Network(
     "evm",
@@ -231,60 +235,13 @@ EVM = Network(
         ),
         Entity("stateDiff", "stateDiffs", _STATE_DIFF, key=("transactionIndex", "address", "key")),
     ),
-    (_LOGS, _TRANSACTIONS, _TRACES, _STATE_DIFFS),
+    (
+        Family.of("logs", "log", EvmLogs),
+        Family.of("transactions", "transaction", EvmTransactions),
+        Family.of("traces", "trace", EvmTraces),
+        Family.of("stateDiffs", "stateDiff", EvmStateDiffs),
+    ),
 )
-
-
-class EvmLogs(LogKeys, total=False):
-    """Keys of `add_logs` on EVM."""
-
-    transaction: bool
-    transaction_traces: bool
-    transaction_logs: bool
-    transaction_state_diffs: bool
-
-
-class EvmTransactions(TypedDict, total=False):
-    """Keys of `add_transactions` on EVM."""
-
-    to: Iterable[str]
-    from_: Iterable[str]
-    sighash: Iterable[str]
-    type: Iterable[int]
-    first_nonce: int
-    last_nonce: int
-    logs: bool
-    traces: bool
-    state_diffs: bool
-
-
-class EvmTraces(TypedDict, total=False):
-    """Keys of `add_traces`."""
-
-    type: Iterable[Literal["create", "call", "suicide", "reward"]]
-    create_from: Iterable[str]
-    create_result_address: Iterable[str]
-    call_to: Iterable[str]
-    call_from: Iterable[str]
-    call_sighash: Iterable[str]
-    call_call_type: Iterable[str]
-    suicide_address: Iterable[str]
-    suicide_refund_address: Iterable[str]
-    reward_author: Iterable[str]
-    transaction: bool
-    transaction_logs: bool
-    transaction_traces: bool
-    subtraces: bool
-    parents: bool
-
-
-class EvmStateDiffs(TypedDict, total=False):
-    """Keys of `add_state_diffs`."""
-
-    address: Iterable[str]
-    key: Iterable[str]
-    kind: Iterable[Literal["+", "-", "*", "="]]
-    transaction: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

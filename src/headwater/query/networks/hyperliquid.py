@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypedDict, Unpack
+from typing import Annotated, ClassVar, Self, TypedDict, Unpack
 
 from headwater.query.catalog import Entity, Field, Network, Presence, WireType, fields, header
 from headwater.query.filters import Family
@@ -45,35 +45,26 @@ _FILL = (
     Field("twapId", _NUMBER, _OPTIONAL),
 )
 
-HYPERLIQUID = Network(
-    "hyperliquidFills",
-    (header(_BLOCK), Entity("fill", "fills", _FILL, key=("fillIndex",))),
-    (
-        Family(
-            "fills",
-            "fill",
-            (
-                Condition("user", ValueKind.HEX, width=20),
-                Condition("coin", ValueKind.TEXT),
-                Condition("dir", ValueKind.TEXT),
-                Condition("cloid", ValueKind.HEX, width=16),
-                Condition("feeToken", ValueKind.TEXT),
-                Condition("builder", ValueKind.HEX, width=20),
-            ),
-        ),
-    ),
-)
+_Users = Annotated[Iterable[str], Condition(ValueKind.HEX, width=20)]
+_Texts = Annotated[Iterable[str], Condition(ValueKind.TEXT)]
 
 
 class HyperliquidFills(TypedDict, total=False):
     """Keys of `add_fills`."""
 
-    user: Iterable[str]
-    coin: Iterable[str]
-    dir: Iterable[str]
-    cloid: Iterable[str]
-    fee_token: Iterable[str]
-    builder: Iterable[str]
+    user: _Users
+    coin: _Texts
+    dir: _Texts
+    cloid: Annotated[Iterable[str], Condition(ValueKind.HEX, width=16)]
+    fee_token: _Texts
+    builder: _Users
+
+
+HYPERLIQUID = Network(
+    "hyperliquidFills",
+    (header(_BLOCK), Entity("fill", "fills", _FILL, key=("fillIndex",))),
+    (Family.of("fills", "fill", HyperliquidFills),),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

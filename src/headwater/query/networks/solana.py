@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self, TypedDict, Unpack
+from typing import Annotated, ClassVar, Literal, Self, TypedDict, Unpack, get_args
 
 from headwater.query.catalog import Entity, Field, Network, Presence, WireType, fields, header
-from headwater.query.filters import Family, related
+from headwater.query.filters import Family, Relation
 from headwater.query.query import Query
 from headwater.query.values import Condition, ValueKind
 
@@ -97,66 +97,100 @@ _REWARD = (
 )
 
 
-def _pubkeys(*wires: str) -> tuple[Condition, ...]:
-    return tuple(Condition(wire, ValueKind.PUBKEY) for wire in wires)
+_Pubkeys = Annotated[Iterable[str], Condition(ValueKind.PUBKEY)]
+_Transaction = Annotated[bool, Relation("transaction")]
+_Instructions = Annotated[bool, Relation("instruction")]
+_Logs = Annotated[bool, Relation("log")]
+_Balances = Annotated[bool, Relation("balance")]
+_TokenBalances = Annotated[bool, Relation("tokenBalance")]
+
+LogKind = Literal["log", "data", "other"]
 
 
-_INSTRUCTIONS = Family(
-    "instructions",
-    "instruction",
-    (
-        *_pubkeys("programId"),
-        *(Condition(f"d{width}", ValueKind.HEX, width=width) for width in _WIDTHS),
-        # a10 to a15 are known to servers, not to the SDK.
-        *_pubkeys(*(f"a{index}" for index in range(16))),
-        Condition("isCommitted", ValueKind.BOOL, is_list=False),
-    ),
-    related(
-        transaction="transaction",
-        transactionBalances="balance",
-        transactionTokenBalances="tokenBalance",
-        transactionInstructions="instruction",
-        logs="log",
-        innerInstructions="instruction",
-        parentInstructions="instruction",
-    ),
-    discriminators=tuple(f"d{width}" for width in _WIDTHS),
-)
+class SolanaInstructions(TypedDict, total=False):
+    """Keys of `add_instructions`; of d1, d2, d4, d8 one filter may use only one."""
 
-_TRANSACTIONS = Family(
-    "transactions",
-    "transaction",
-    _pubkeys("feePayer"),
-    related(
-        instructions="instruction", logs="log", balances="balance", tokenBalances="tokenBalance"
-    ),
-)
+    program_id: _Pubkeys
+    d1: Annotated[Iterable[str], Condition(ValueKind.HEX, width=1)]
+    d2: Annotated[Iterable[str], Condition(ValueKind.HEX, width=2)]
+    d4: Annotated[Iterable[str], Condition(ValueKind.HEX, width=4)]
+    d8: Annotated[Iterable[str], Condition(ValueKind.HEX, width=8)]
+    mentions_account: _Pubkeys  # in any place; a portal asks a bloom filter, we look
+    a0: _Pubkeys
+    a1: _Pubkeys
+    a2: _Pubkeys
+    a3: _Pubkeys
+    a4: _Pubkeys
+    a5: _Pubkeys
+    a6: _Pubkeys
+    a7: _Pubkeys
+    a8: _Pubkeys
+    a9: _Pubkeys
+    a10: _Pubkeys  # a10 to a15 are known to servers, not to the SDK
+    a11: _Pubkeys
+    a12: _Pubkeys
+    a13: _Pubkeys
+    a14: _Pubkeys
+    a15: _Pubkeys
+    is_committed: Annotated[bool, Condition(ValueKind.BOOL, is_list=False)]
+    transaction: _Transaction
+    transaction_balances: _Balances
+    transaction_token_balances: _TokenBalances
+    transaction_instructions: _Instructions
+    logs: _Logs
+    inner_instructions: _Instructions
+    parent_instructions: _Instructions
 
-_LOGS = Family(
-    "logs",
-    "log",
-    (*_pubkeys("programId"), Condition("kind", ValueKind.CHOICE, choices=("log", "data", "other"))),
-    related(transaction="transaction", instruction="instruction"),
-)
 
-_OF_A_BALANCE = related(transaction="transaction", transactionInstructions="instruction")
+class SolanaTransactions(TypedDict, total=False):
+    """Keys of `add_transactions` on Solana."""
 
-_BALANCES = Family("balances", "balance", _pubkeys("account"), _OF_A_BALANCE)
+    fee_payer: _Pubkeys
+    mentions_account: _Pubkeys  # its own accounts, and those that were loaded
+    instructions: _Instructions
+    logs: _Logs
+    balances: _Balances
+    token_balances: _TokenBalances
 
-_TOKEN_BALANCES = Family(
-    "tokenBalances",
-    "tokenBalance",
-    _pubkeys(
-        "account",
-        *("preProgramId", "postProgramId", "preMint", "postMint", "preOwner", "postOwner"),
-    ),
-    (
-        *_OF_A_BALANCE,
-        *related(transactionBalances="balance", transactionTokenBalances="tokenBalance"),
-    ),
-)
 
-_REWARDS = Family("rewards", "reward", _pubkeys("pubkey"))
+class SolanaLogs(TypedDict, total=False):
+    """Keys of `add_logs` on Solana."""
+
+    program_id: _Pubkeys
+    kind: Annotated[Iterable[LogKind], Condition(ValueKind.CHOICE, choices=get_args(LogKind))]
+    transaction: _Transaction
+    instruction: _Instructions
+
+
+class SolanaBalances(TypedDict, total=False):
+    """Keys of `add_balances`."""
+
+    account: _Pubkeys
+    transaction: _Transaction
+    transaction_instructions: _Instructions
+
+
+class SolanaTokenBalances(TypedDict, total=False):
+    """Keys of `add_token_balances`."""
+
+    account: _Pubkeys
+    pre_program_id: _Pubkeys
+    post_program_id: _Pubkeys
+    pre_mint: _Pubkeys
+    post_mint: _Pubkeys
+    pre_owner: _Pubkeys
+    post_owner: _Pubkeys
+    transaction: _Transaction
+    transaction_instructions: _Instructions
+    transaction_balances: _Balances
+    transaction_token_balances: _TokenBalances
+
+
+class SolanaRewards(TypedDict, total=False):
+    """Keys of `add_rewards`."""
+
+    pubkey: _Pubkeys
+
 
 SOLANA = Network(
     "solana",
@@ -179,91 +213,20 @@ SOLANA = Network(
         ),
         Entity("reward", "rewards", _REWARD),
     ),
-    (_INSTRUCTIONS, _TRANSACTIONS, _LOGS, _BALANCES, _TOKEN_BALANCES, _REWARDS),
+    (
+        Family.of(
+            "instructions",
+            "instruction",
+            SolanaInstructions,
+            discriminators=tuple(f"d{width}" for width in _WIDTHS),
+        ),
+        Family.of("transactions", "transaction", SolanaTransactions),
+        Family.of("logs", "log", SolanaLogs),
+        Family.of("balances", "balance", SolanaBalances),
+        Family.of("tokenBalances", "tokenBalance", SolanaTokenBalances),
+        Family.of("rewards", "reward", SolanaRewards),
+    ),
 )
-
-
-class SolanaInstructions(TypedDict, total=False):
-    """Keys of `add_instructions`; of d1, d2, d4, d8 one filter may use only one."""
-
-    program_id: Iterable[str]
-    d1: Iterable[str]
-    d2: Iterable[str]
-    d4: Iterable[str]
-    d8: Iterable[str]
-    a0: Iterable[str]
-    a1: Iterable[str]
-    a2: Iterable[str]
-    a3: Iterable[str]
-    a4: Iterable[str]
-    a5: Iterable[str]
-    a6: Iterable[str]
-    a7: Iterable[str]
-    a8: Iterable[str]
-    a9: Iterable[str]
-    a10: Iterable[str]
-    a11: Iterable[str]
-    a12: Iterable[str]
-    a13: Iterable[str]
-    a14: Iterable[str]
-    a15: Iterable[str]
-    is_committed: bool
-    transaction: bool
-    transaction_balances: bool
-    transaction_token_balances: bool
-    transaction_instructions: bool
-    logs: bool
-    inner_instructions: bool
-    parent_instructions: bool
-
-
-class SolanaTransactions(TypedDict, total=False):
-    """Keys of `add_transactions` on Solana."""
-
-    fee_payer: Iterable[str]
-    instructions: bool
-    logs: bool
-    balances: bool
-    token_balances: bool
-
-
-class SolanaLogs(TypedDict, total=False):
-    """Keys of `add_logs` on Solana."""
-
-    program_id: Iterable[str]
-    kind: Iterable[Literal["log", "data", "other"]]
-    transaction: bool
-    instruction: bool
-
-
-class SolanaBalances(TypedDict, total=False):
-    """Keys of `add_balances`."""
-
-    account: Iterable[str]
-    transaction: bool
-    transaction_instructions: bool
-
-
-class SolanaTokenBalances(TypedDict, total=False):
-    """Keys of `add_token_balances`."""
-
-    account: Iterable[str]
-    pre_program_id: Iterable[str]
-    post_program_id: Iterable[str]
-    pre_mint: Iterable[str]
-    post_mint: Iterable[str]
-    pre_owner: Iterable[str]
-    post_owner: Iterable[str]
-    transaction: bool
-    transaction_instructions: bool
-    transaction_balances: bool
-    transaction_token_balances: bool
-
-
-class SolanaRewards(TypedDict, total=False):
-    """Keys of `add_rewards`."""
-
-    pubkey: Iterable[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypedDict, Unpack
+from typing import Annotated, ClassVar, Self, TypedDict, Unpack
 
 from headwater.query.catalog import Entity, Field, Network, Presence, WireType, fields, header
-from headwater.query.filters import Family, LogKeys, related
+from headwater.query.filters import Family, Relation
 from headwater.query.query import Query
 from headwater.query.values import Condition, ValueKind
 
@@ -56,28 +56,97 @@ _EVENT = (
     Field("args", _JSON, _OPTIONAL),
 )
 
-_OF_AN_EVENT = related(extrinsic="extrinsic", call="call", stack="call")
-_OF_A_CALL = related(extrinsic="extrinsic", stack="call", events="event")
-
-
-def _in_args(wire: str, width: int, *places: str, is_prefix: bool = False) -> Condition:
-    """Return the filter on a value inside `args`; places are keys with dots between them."""
-    at = tuple(("args", *place.split(".")) for place in places)
-    return Condition(wire, ValueKind.HEX, width=width, at=at, is_prefix=is_prefix)
-
-
-def _topics(*places: str) -> tuple[Condition, ...]:
-    return tuple(
-        _in_args(f"topic{at}", 32, *(f"{place}.{at}" for place in places)) for at in range(4)
-    )
-
+_Extrinsic = Annotated[bool, Relation("extrinsic")]
+_Call = Annotated[bool, Relation("call")]
+_Events = Annotated[bool, Relation("event")]
+_Names = Annotated[Iterable[str], Condition(ValueKind.QUALIFIED_NAME)]
 
 _ACTIONS = ("transaction.value.action", "transaction.value.destination", "transaction.action")
 _INPUTS = ("transaction.value.input", "transaction.value.data", "transaction.input")
 
 
-def _events(wire: str, names: tuple[str, ...], *conditions: Condition) -> Family:
-    return Family(wire, "event", conditions, _OF_AN_EVENT, implied=("name", names))
+def _in_args(width: int, *places: str, is_prefix: bool = False) -> Condition:
+    """Return the filter on a value inside `args`; places are keys with dots between them."""
+    at = tuple(("args", *place.split(".")) for place in places)
+    return Condition(ValueKind.HEX, width=width, at=at, is_prefix=is_prefix)
+
+
+def _topic(at: int, *places: str) -> Condition:
+    return _in_args(32, *(f"{place}.{at}" for place in places))
+
+
+class _OfAnEvent(TypedDict, total=False):
+    extrinsic: _Extrinsic
+    call: _Call
+    stack: _Call
+
+
+class SubstrateEvents(_OfAnEvent, total=False):
+    """Keys of `add_events`."""
+
+    name: _Names
+
+
+class SubstrateCalls(TypedDict, total=False):
+    """Keys of `add_calls`."""
+
+    name: _Names
+    subcalls: _Call
+    extrinsic: _Extrinsic
+    stack: _Call
+    events: _Events
+
+
+class SubstrateEvmLogs(_OfAnEvent, total=False):
+    """Keys of `add_evm_logs`."""
+
+    address: Annotated[Iterable[str], _in_args(20, "log.address", "address")]
+    topic0: Annotated[Iterable[str], _topic(0, "log.topics", "topics")]
+    topic1: Annotated[Iterable[str], _topic(1, "log.topics", "topics")]
+    topic2: Annotated[Iterable[str], _topic(2, "log.topics", "topics")]
+    topic3: Annotated[Iterable[str], _topic(3, "log.topics", "topics")]
+
+
+class SubstrateEthereumTransactions(TypedDict, total=False):
+    """Keys of `add_ethereum_transactions`."""
+
+    to: Annotated[Iterable[str], _in_args(20, *(f"{place}.value" for place in _ACTIONS))]
+    sighash: Annotated[Iterable[str], _in_args(4, *_INPUTS, is_prefix=True)]
+    extrinsic: _Extrinsic
+    stack: _Call
+    events: _Events
+
+
+class SubstrateContractsEvents(_OfAnEvent, total=False):
+    """Keys of `add_contracts_events`."""
+
+    contract_address: Annotated[Iterable[str], _in_args(32, "contract")]
+
+
+class SubstrateGearMessagesEnqueued(_OfAnEvent, total=False):
+    """Keys of `add_gear_messages_enqueued`."""
+
+    program_id: Annotated[Iterable[str], _in_args(32, "destination")]
+
+
+class SubstrateGearUserMessagesSent(_OfAnEvent, total=False):
+    """Keys of `add_gear_user_messages_sent`."""
+
+    program_id: Annotated[Iterable[str], _in_args(32, "message.source")]
+
+
+class SubstrateReviveContractEmitted(_OfAnEvent, total=False):
+    """Keys of `add_revive_contract_emitted`."""
+
+    contract: Annotated[Iterable[str], _in_args(20, "contract")]
+    topic0: Annotated[Iterable[str], _topic(0, "topics")]
+    topic1: Annotated[Iterable[str], _topic(1, "topics")]
+    topic2: Annotated[Iterable[str], _topic(2, "topics")]
+    topic3: Annotated[Iterable[str], _topic(3, "topics")]
+
+
+def _events(wire: str, keys: type, *names: str) -> Family:
+    return Family.of(wire, "event", keys, implied=("name", names))
 
 
 SUBSTRATE = Network(
@@ -89,124 +158,26 @@ SUBSTRATE = Network(
         Entity("event", "events", _EVENT, key=("index",)),
     ),
     (
-        Family("events", "event", (Condition("name", ValueKind.QUALIFIED_NAME),), _OF_AN_EVENT),
-        Family(
-            "calls",
-            "call",
-            (Condition("name", ValueKind.QUALIFIED_NAME),),
-            (*related(subcalls="call"), *_OF_A_CALL),
-        ),
-        _events(
-            "evmLogs",
-            ("EVM.Log",),
-            _in_args("address", 20, "log.address", "address"),
-            *_topics("log.topics", "topics"),
-        ),
-        Family(
+        Family.of("events", "event", SubstrateEvents),
+        Family.of("calls", "call", SubstrateCalls),
+        _events("evmLogs", SubstrateEvmLogs, "EVM.Log"),
+        Family.of(
             "ethereumTransactions",
             "call",
-            (
-                _in_args("to", 20, *(f"{place}.value" for place in _ACTIONS)),
-                _in_args("sighash", 4, *_INPUTS, is_prefix=True),
-            ),
-            _OF_A_CALL,
+            SubstrateEthereumTransactions,
             implied=("name", ("Ethereum.transact",)),
         ),
-        _events(
-            "contractsEvents",
-            ("Contracts.ContractEmitted",),
-            _in_args("contractAddress", 32, "contract"),
-        ),
+        _events("contractsEvents", SubstrateContractsEvents, "Contracts.ContractEmitted"),
         _events(
             "gearMessagesEnqueued",
-            ("Gear.MessageQueued", "Gear.UserMessageEnqueued"),
-            _in_args("programId", 32, "destination"),
+            SubstrateGearMessagesEnqueued,
+            "Gear.MessageQueued",
+            "Gear.UserMessageEnqueued",
         ),
-        _events(
-            "gearUserMessagesSent",
-            ("Gear.UserMessageSent",),
-            _in_args("programId", 32, "message.source"),
-        ),
-        _events(
-            "reviveContractEmitted",
-            ("Revive.ContractEmitted",),
-            _in_args("contract", 20, "contract"),
-            *_topics("topics"),
-        ),
+        _events("gearUserMessagesSent", SubstrateGearUserMessagesSent, "Gear.UserMessageSent"),
+        _events("reviveContractEmitted", SubstrateReviveContractEmitted, "Revive.ContractEmitted"),
     ),
 )
-
-
-class SubstrateEvents(TypedDict, total=False):
-    """Keys of `add_events`."""
-
-    name: Iterable[str]
-    extrinsic: bool
-    call: bool
-    stack: bool
-
-
-class SubstrateCalls(TypedDict, total=False):
-    """Keys of `add_calls`."""
-
-    name: Iterable[str]
-    subcalls: bool
-    extrinsic: bool
-    stack: bool
-    events: bool
-
-
-class SubstrateEvmLogs(LogKeys, total=False):
-    """Keys of `add_evm_logs`."""
-
-    extrinsic: bool
-    call: bool
-    stack: bool
-
-
-class SubstrateEthereumTransactions(TypedDict, total=False):
-    """Keys of `add_ethereum_transactions`."""
-
-    to: Iterable[str]
-    sighash: Iterable[str]
-    extrinsic: bool
-    stack: bool
-    events: bool
-
-
-class SubstrateContractsEvents(TypedDict, total=False):
-    """Keys of `add_contracts_events`."""
-
-    contract_address: Iterable[str]
-    extrinsic: bool
-    call: bool
-    stack: bool
-
-
-class SubstrateGearMessagesEnqueued(TypedDict, total=False):
-    """Keys of `add_gear_messages_enqueued`."""
-
-    program_id: Iterable[str]
-    extrinsic: bool
-    call: bool
-    stack: bool
-
-
-class SubstrateGearUserMessagesSent(SubstrateGearMessagesEnqueued, total=False):
-    """Keys of `add_gear_user_messages_sent`."""
-
-
-class SubstrateReviveContractEmitted(TypedDict, total=False):
-    """Keys of `add_revive_contract_emitted`."""
-
-    contract: Iterable[str]
-    topic0: Iterable[str]
-    topic1: Iterable[str]
-    topic2: Iterable[str]
-    topic3: Iterable[str]
-    extrinsic: bool
-    call: bool
-    stack: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

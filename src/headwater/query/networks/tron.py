@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypedDict, Unpack
+from typing import Annotated, ClassVar, Self, TypedDict, Unpack
 
 from headwater.query.catalog import Entity, Field, Network, Presence, WireType, fields, header
-from headwater.query.filters import Family, LogKeys, related
+from headwater.query.filters import Family, Relation
 from headwater.query.query import Query
 from headwater.query.values import Condition, ValueKind
 
@@ -82,13 +82,77 @@ _INTERNAL_TRANSACTION = (
 )
 
 
-def _account(wire: str, key: str) -> Condition:
-    """Return the filter on an address in the parameter of a transaction."""
-    return Condition(wire, ValueKind.TRON_ADDRESS, width=21, at=(("parameter", "value", key),))
+def _account(*place: str) -> Condition:
+    """Return the filter on an address at a place of an item."""
+    return Condition(ValueKind.TRON_ADDRESS, width=21, at=(place,))
 
 
-_OWNER, _TO = _account("owner", "owner_address"), _account("to", "to_address")
-_OF_THE_TRANSACTION = related(logs="log", internalTransactions="internalTransaction")
+def _topic(at: int) -> Condition:
+    return Condition(ValueKind.BARE_HEX, width=32, at=(("topics", str(at)),))
+
+
+_Owners = Annotated[Iterable[str], _account("parameter", "value", "owner_address")]
+_Receivers = Annotated[Iterable[str], _account("parameter", "value", "to_address")]
+_Contracts = Annotated[Iterable[str], _account("parameter", "value", "contract_address")]
+_Transaction = Annotated[bool, Relation("transaction")]
+_VALUE = ("parameter", "value")
+
+
+class _OfTheTransaction(TypedDict, total=False):
+    logs: Annotated[bool, Relation("log")]
+    internal_transactions: Annotated[bool, Relation("internalTransaction")]
+
+
+class TronTransactions(_OfTheTransaction, total=False):
+    """Keys of `add_transactions` on Tron."""
+
+    type: Annotated[Iterable[str], Condition(ValueKind.CHOICE, choices=CONTRACT_TYPES)]
+
+
+class TronTransferTransactions(_OfTheTransaction, total=False):
+    """Keys of `add_transfer_transactions`."""
+
+    owner: _Owners
+    to: _Receivers
+
+
+class TronTransferAssetTransactions(_OfTheTransaction, total=False):
+    """Keys of `add_transfer_asset_transactions`."""
+
+    owner: _Owners
+    to: _Receivers
+    asset: Annotated[Iterable[str], Condition(ValueKind.TEXT, at=((*_VALUE, "asset_name"),))]
+
+
+class TronTriggerSmartContractTransactions(_OfTheTransaction, total=False):
+    """Keys of `add_trigger_smart_contract_transactions`."""
+
+    owner: _Owners
+    contract: _Contracts
+    sighash: Annotated[
+        Iterable[str],
+        Condition(ValueKind.BARE_HEX, width=4, at=((*_VALUE, "data"),), is_prefix=True),
+    ]
+
+
+class TronLogs(TypedDict, total=False):
+    """Keys of `add_logs` on Tron."""
+
+    address: Annotated[Iterable[str], Condition(ValueKind.TRON_ADDRESS, width=20)]
+    topic0: Annotated[Iterable[str], _topic(0)]
+    topic1: Annotated[Iterable[str], _topic(1)]
+    topic2: Annotated[Iterable[str], _topic(2)]
+    topic3: Annotated[Iterable[str], _topic(3)]
+    transaction: _Transaction
+
+
+class TronInternalTransactions(TypedDict, total=False):
+    """Keys of `add_internal_transactions`."""
+
+    caller: Annotated[Iterable[str], _account("callerAddress")]
+    transfer_to: Annotated[Iterable[str], _account("transferToAddress")]
+    transaction: _Transaction
+
 
 TRON = Network(
     "tron",
@@ -104,123 +168,29 @@ TRON = Network(
         ),
     ),
     (
-        Family(
-            "transactions",
-            "transaction",
-            (Condition("type", ValueKind.CHOICE, choices=CONTRACT_TYPES),),
-            _OF_THE_TRANSACTION,
-        ),
-        Family(
+        Family.of("transactions", "transaction", TronTransactions),
+        Family.of(
             "transferTransactions",
             "transaction",
-            (_OWNER, _TO),
-            _OF_THE_TRANSACTION,
+            TronTransferTransactions,
             implied=("type", ("TransferContract",)),
         ),
-        Family(
+        Family.of(
             "transferAssetTransactions",
             "transaction",
-            (
-                _OWNER,
-                _TO,
-                Condition("asset", ValueKind.TEXT, at=(("parameter", "value", "asset_name"),)),
-            ),
-            _OF_THE_TRANSACTION,
+            TronTransferAssetTransactions,
             implied=("type", ("TransferAssetContract",)),
         ),
-        Family(
+        Family.of(
             "triggerSmartContractTransactions",
             "transaction",
-            (
-                _OWNER,
-                _account("contract", "contract_address"),
-                Condition(
-                    "sighash",
-                    ValueKind.BARE_HEX,
-                    width=4,
-                    at=(("parameter", "value", "data"),),
-                    is_prefix=True,
-                ),
-            ),
-            _OF_THE_TRANSACTION,
+            TronTriggerSmartContractTransactions,
             implied=("type", ("TriggerSmartContract",)),
         ),
-        Family(
-            "logs",
-            "log",
-            (
-                Condition("address", ValueKind.TRON_ADDRESS, width=20),
-                *(
-                    Condition(f"topic{at}", ValueKind.BARE_HEX, width=32, at=(("topics", str(at)),))
-                    for at in range(4)
-                ),
-            ),
-            related(transaction="transaction"),
-        ),
-        Family(
-            "internalTransactions",
-            "internalTransaction",
-            (
-                Condition("caller", ValueKind.TRON_ADDRESS, width=21, at=(("callerAddress",),)),
-                Condition(
-                    "transferTo", ValueKind.TRON_ADDRESS, width=21, at=(("transferToAddress",),)
-                ),
-            ),
-            related(transaction="transaction"),
-        ),
+        Family.of("logs", "log", TronLogs),
+        Family.of("internalTransactions", "internalTransaction", TronInternalTransactions),
     ),
 )
-
-
-class TronTransactions(TypedDict, total=False):
-    """Keys of `add_transactions` on Tron."""
-
-    type: Iterable[str]
-    logs: bool
-    internal_transactions: bool
-
-
-class TronTransferTransactions(TypedDict, total=False):
-    """Keys of `add_transfer_transactions`."""
-
-    owner: Iterable[str]
-    to: Iterable[str]
-    logs: bool
-    internal_transactions: bool
-
-
-class TronTransferAssetTransactions(TypedDict, total=False):
-    """Keys of `add_transfer_asset_transactions`."""
-
-    owner: Iterable[str]
-    to: Iterable[str]
-    asset: Iterable[str]
-    logs: bool
-    internal_transactions: bool
-
-
-class TronTriggerSmartContractTransactions(TypedDict, total=False):
-    """Keys of `add_trigger_smart_contract_transactions`."""
-
-    owner: Iterable[str]
-    contract: Iterable[str]
-    sighash: Iterable[str]
-    logs: bool
-    internal_transactions: bool
-
-
-class TronLogs(LogKeys, total=False):
-    """Keys of `add_logs` on Tron."""
-
-    transaction: bool
-
-
-class TronInternalTransactions(TypedDict, total=False):
-    """Keys of `add_internal_transactions`."""
-
-    caller: Iterable[str]
-    transfer_to: Iterable[str]
-    transaction: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -9,8 +9,9 @@ the selected fields alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from headwater.testing.chain.tree import ChainSim, SimBlock
 from headwater.testing.portal.surface import (
     ABOVE,
     BELOW,
+    BLOOM,
     HIGHEST,
     LOWEST,
     TRACE_FIELDS,
@@ -180,7 +182,7 @@ def _read_filter(name: str, family: Family, given: Any) -> tuple[FilterObject, d
                 text[key] = value
             else:
                 values = _read_values(place, wanted.kind, value)
-                tests.append((wanted.get, values))
+                tests.append((wanted.get, Bloom(values) if wanted.kind == BLOOM else values))
                 text[key] = sorted(values)
     widths = [key for key in ("d1", "d2", "d4", "d8") if key in text]
     if len(widths) > 1:
@@ -190,6 +192,22 @@ def _read_filter(name: str, family: Family, given: Any) -> tuple[FilterObject, d
     if family.implied is not None:
         tests.append(family.implied)
     return FilterObject(family.items or name, tuple(tests), tuple(relations)), text
+
+
+class Bloom(Container[Any]):
+    """Holds each list that has one of the values, and some that have none of them."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        self._bits = set(map(_bit, values))
+
+    def __contains__(self, items: object) -> bool:
+        assert isinstance(items, Iterable), "a filter of this kind is on lists"
+        return any(_bit(item) in self._bits for item in items)
+
+
+def _bit(value: str) -> int:
+    """Return the place of a value in a bloom filter of a byte."""
+    return sha256(value.encode()).digest()[0] % 8
 
 
 def _read_bound(place: str, kind: str, given: Any) -> range:
@@ -213,7 +231,7 @@ def _read_values(place: str, kind: str, given: Any) -> frozenset[Any]:
         return frozenset(given)
     if not all(isinstance(value, str) for value in given):
         raise BadRequest(f"`{place}` must be a list of strings")
-    if kind == "text":
+    if kind in ("text", BLOOM):
         return frozenset(given)
     if kind.startswith("bytes"):
         width = int(kind.removeprefix("bytes"))

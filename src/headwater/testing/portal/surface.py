@@ -72,6 +72,9 @@ ABOVE = "above"
 LOWEST, HIGHEST = "lowest", "highest"
 """Kinds of filter that hold one number: the lower or the upper end of a range."""
 
+BLOOM = "bloom"
+"""Kind of filter on any item of a list that is asked of a bloom filter: some others match, too."""
+
 _TRACES = {
     "create": {"action": "from value gas init", "result": "gasUsed code address"},
     "call": {"action": "callType from to value gas input sighash", "result": "gasUsed output"},
@@ -116,6 +119,11 @@ def _trace(key: str) -> Getter:
 
 def _nonce(row: Row) -> int:
     return int(row["nonce"])
+
+
+def _accounts(row: Row) -> list[str]:
+    loaded = row["loadedAddresses"] or {}
+    return [*row["accountKeys"], *loaded.get("readonly", ()), *loaded.get("writable", ())]
 
 
 def columns(kind: str, *names: str) -> dict[str, Filter]:
@@ -208,7 +216,10 @@ SOLANA = Surface(
                 "recentBlockhash signatures err computeUnitsConsumed fee loadedAddresses "
                 "hasDroppedLogMessages"
             ),
-            {"feePayer": Filter("text", item("accountKeys", 0))},
+            {
+                "feePayer": Filter("text", item("accountKeys", 0)),
+                "mentionsAccount": Filter(BLOOM, _accounts),
+            },
             related(
                 instructions="instructions",
                 logs="logs",
@@ -224,6 +235,7 @@ SOLANA = Surface(
             ),
             columns("text", "programId")
             | {f"d{width}": Filter(f"bytes{width}", _column(f"d{width}")) for width in (1, 2, 4, 8)}
+            | {"mentionsAccount": Filter(BLOOM, _column("accounts"))}
             | {f"a{index}": Filter("text", item("accounts", index)) for index in range(16)}
             | {"isCommitted": Filter("flag", _column("isCommitted"))},
             related(
