@@ -236,7 +236,9 @@ def table(seen: Mapping[str, list[Passes]], passes: int) -> str:
                 f"{median(of):.1f}" for of in zip(*(one.servers for one in runs), strict=True)
             )
         )
-        cells.append(f"{median(sum(one.memory.values()) for one in runs):,.0f}")
+        peaks = [f"{median(one.memory[kind] for one in runs):,.0f}" for kind in KINDS]
+        whole = median(sum(one.memory.values()) for one in runs)
+        cells.append(f"{whole:,.0f} ({' + '.join(peaks)})")
         lines.append(f"| {work} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

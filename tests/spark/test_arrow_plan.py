@@ -22,6 +22,7 @@ from headwater.spark.arrow_plan import ArrowPlan, in_arrow
 from headwater.spark.driver_rows import to_arrow
 from headwater.spark.frames import Frame, SpanFrame, spark_schema
 from headwater.spark.plans import TransformPlan
+from headwater.spark.versions import arrow_function
 from headwater.testing import PortalServer
 from tests.spark.conftest import ALL, APPROVAL, LAST, TRANSFER, decoded, requested
 from tests.spark.test_spans import persisted, union
@@ -310,6 +311,65 @@ def test_tasks_that_read_a_span_change_its_rows_and_no_block_is_read_twice(
             height == "7" for height in expected["height"].to_pylist()
         )
     assert persisted(spark) == 0
+
+
+CROSSING: dict[str, tuple[list[str] | None, int, Change]] = {
+    "columns of an expression": (["from", "value"], 0, lambda rows: rows.select(
+        F.upper("from"), F.concat("value", "from").alias("x")
+    )),
+    "filter first": (["to", "value"], 1, lambda rows: rows.where("length(value) > 20").select(
+        F.upper("to"), F.reverse("value")
+    )),
+    "filter of what is made": (["log_index", "to"], 0, lambda rows: rows.withColumn(
+        "x", F.length(F.upper("to")) + C("log_index")
+    ).where("x > 43").select("x")),
+    "group": (["to", "log_index"], 1, lambda rows: rows.where("log_index > 1").groupBy("to").agg(
+        F.max("log_index")
+    )),
+    "join with a table": (["block_number", "address"], 0, lambda rows: rows.join(
+        F.broadcast(rows.sparkSession.createDataFrame([("0x0", 1)], "address string, d int")),
+        "address", "left",
+    ).select("address", "d", "block_number")),
+    "only a condition": (["log_index"], 1, lambda rows: rows.where("log_index > 1").agg(
+        F.count(F.lit(1))
+    )),
+    "all columns": (None, 0, lambda rows: rows.withColumn("x", F.upper("to"))),
+    "with itself": (None, 0, lambda rows: rows.select("to").distinct().join(rows, "to")),
+    "twice": (None, 0, lambda rows: rows.where("log_index > 1").select("to").union(
+        rows.where("log_index < 2").select("from")
+    )),
+    "nothing can come": (None, 0, lambda rows: rows.where("1 = 0").select(F.upper("to"))),
+    "function of Python": (["log_index", "value"], 1, lambda rows: rows.where(
+        "log_index > 1"
+    ).select(arrow_function(pa.compute.utf8_upper, "string")("value"))),
+    "place after a filter": (["log_index", "to"], 1, lambda rows: rows.where(
+        "log_index > 1"
+    ).select("to", F.monotonically_increasing_id().alias("i"))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CROSSING)
+def test_only_columns_and_rows_that_a_plan_uses_reach_spark(
+    spark: SparkSession, portal: PortalServer, name: str
+) -> None:
+    columns, conditions, change = CROSSING[name]
+    plan = TransformPlan(
+        lambda data: {"t": change(data["transfers"])}, {"transfers": TRANSFER.schema}, lambda: spark
+    )
+    with span_of(spark, portal, transfers=TRANSFER) as span:
+        expected = change(span.frames["transfers"].dataframe).toArrow()
+        made = plan.apply(span.frames)["t"].toArrow()
+        before = plan._before_spark("t", span.frames)
+    assert made.schema.equals(expected.schema)
+    assert sorted(map(str, made.to_pylist())) == sorted(map(str, expected.to_pylist()))
+    assert expected.num_rows > 0 or name == "nothing can come"
+    names = TRANSFER.schema.names
+    if before is None or len(before.places) == len(names):
+        assert columns is None
+    else:
+        assert columns is not None
+        assert {names[place] for place in before.places} == set(columns)
+        assert len(before.conditions) == conditions
 
 
 def test_a_value_that_does_not_fit_is_told_by_its_code_from_executors(

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import DataType, StructType, _parse_datatype_json_string
 
@@ -108,6 +109,11 @@ class ArrowPlan:
     columns: tuple[Expression, ...]
     schema: pa.Schema
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The places of its columns, where these are columns of the leaf."""
+        return tuple(column.value for column in self.columns)
+
     def with_column(self, place: int, field: pa.Field) -> ArrowPlan:
         """Return the plan for rows with a further column, which it hands on as its last."""
         column = Expression("column", field.type, value=place)
@@ -152,6 +158,40 @@ def in_arrow(node: catalyst.Node) -> ArrowPlan | None:
     if any(one.kind != field.type for one, field in zip(columns, schema, strict=True)):
         return None
     return ArrowPlan(source, conditions, columns, schema)
+
+
+def before_spark(session: SparkSession, node: catalyst.Node) -> ArrowPlan | None:
+    """Return what can be done to the rows of a plan's only leaf before Spark has them.
+
+    Rows that its lowest filters leave out, and columns that nothing reads, need not cross. None if
+    it has several leaves. The names of the columns are their places. Runs no job.
+    """
+    if len(sources := leaves(node)) != 1 or (places := catalyst.used(session, node)) is None:
+        return None
+    attributes = catalyst.items(sources[0].plan.output())
+    try:
+        columns = tuple(_leaf(attributes[place], place) for place in places)
+    except _LeftToSpark:
+        return None
+    if not columns:
+        return None
+    fields = [pa.field(str(place), one.kind) for place, one in zip(places, columns, strict=True)]
+    return ArrowPlan(str(sources[0].source), _first_conditions(node), columns, pa.schema(fields))
+
+
+def leaves(node: catalyst.Node) -> list[catalyst.Node]:
+    """Return the leaves of a plan that stand over rows of a batch."""
+    if node.source is not None:
+        return [node]
+    return [leaf for child in node.children for leaf in leaves(child)]
+
+
+def _first_conditions(node: catalyst.Node) -> tuple[Expression, ...]:
+    """Return the conditions that a plan begins with."""
+    try:
+        return _walked(node)[1]
+    except _LeftToSpark:
+        return _first_conditions(next(one for one in node.children if one.sources))
 
 
 _Walked = tuple[str, tuple[Expression, ...], dict[int, Expression]]

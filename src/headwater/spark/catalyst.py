@@ -7,9 +7,10 @@ batch. What is called here is there from Spark 4.0 to 4.3. Runs on the driver; n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -153,23 +154,76 @@ def hidden_column(session: SparkSession, name: str) -> Any:
     return analyzed(frame).output().head()
 
 
-def bound(session: SparkSession, node: Node, rows: Mapping[str, DataFrame]) -> DataFrame:
+def used(session: SparkSession, node: Node) -> tuple[int, ...] | None:
+    """Return which columns of its only leaf a plan uses, by their places; None if it may be all.
+
+    Spark's optimizer says so: nothing reads what it has left out.
+    """
+    (source,) = node.sources
+    inner: Any = session
+    leaf = leaf_of(node)
+    rows = leaf.plan.rdd()
+    schema = leaf.plan.schema()
+    empty = Classic(inner._jsparkSession.internalCreateDataFrame(rows, schema, False), session)
+    above = bound(session, node, {source: empty})._jdf.queryExecution().optimizedPlan()
+    ways = list(_ways(above, rows.id()))
+    if len(ways) != 1:
+        return None
+    *ways, last = ways[0]
+    wanted = set[int]()
+    for plan in reversed(ways):
+        wanted |= {one.exprId().id() for one in items(plan.references().toSeq())}
+        name = plan.getClass().getSimpleName()
+        if name == "Project":
+            columns = enumerate(items(last.output()))
+            return tuple(place for place, one in columns if one.exprId().id() in wanted)
+        if name != "Filter":
+            break
+    return None
+
+
+def leaf_of(node: Node) -> Node:
+    """Return the first leaf of a plan that stands over rows of a batch."""
+    while node.source is None:
+        node = next(child for child in node.children if child.sources)
+    return node
+
+
+def _ways(plan: Any, rows: int) -> Iterator[list[Any]]:
+    """Yield the plans from the top down to each leaf over these rows."""
+    if plan.getClass().getSimpleName() == "LogicalRDD" and plan.rdd().id() == rows:
+        yield [plan]
+    for child in items(plan.children()):
+        for way in _ways(child, rows):
+            yield [plan, *way]
+
+
+def bound(
+    session: SparkSession,
+    node: Node,
+    rows: Mapping[str, DataFrame],
+    places: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> DataFrame:
     """Return what a plan is over the rows of a batch: a DataFrame of each of its sources.
 
-    Their columns are those that the leaves had, and the hidden one behind them.
+    Their columns are those that the leaves had, and the hidden one behind them. Of a source with
+    `places` they are those at these alone: others, which the plan does not use, are null.
     """
     inner: Any = session
-    plan = _bound(session, node, {name: analyzed(rows[name]) for name in node.sources})
+    plans = {name: (analyzed(rows[name]), places.get(name)) for name in node.sources}
+    plan = _bound(session, node, plans)
     make = jvm_object(inner._jvm, "org.apache.spark.sql.classic.Dataset").ofRows
     return Classic(make(inner._jsparkSession, plan), session)
 
 
-def _bound(session: SparkSession, node: Node, rows: Mapping[str, Any]) -> Any:
+def _bound(
+    session: SparkSession, node: Node, rows: Mapping[str, tuple[Any, Sequence[int] | None]]
+) -> Any:
     if node.source is not None:
         columns = node.plan.output()
         if node.hidden is not None:
             columns = _and(columns, node.hidden)
-        return _renamed(session, rows[node.source], columns)
+        return _renamed(session, *rows[node.source], columns)
     if not node.children:
         return node.plan
     return node.plan.withNewChildren(
@@ -177,14 +231,22 @@ def _bound(session: SparkSession, node: Node, rows: Mapping[str, Any]) -> Any:
     )
 
 
-def _renamed(session: Any, plan: Any, columns: Any) -> Any:
+def _renamed(session: Any, plan: Any, places: Sequence[int] | None, columns: Any) -> Any:
     """Return a plan whose columns Spark takes for others, which have the same types."""
     if plan.getClass().getSimpleName() == "LocalRelation":
         return _with(session, plan, output=columns)
     none, empty = jvm_object(session._jvm, "scala.None"), _seq(session, [])
     alias = jvm_class(session._jvm, "org.apache.spark.sql.catalyst.expressions.Alias")
-    both = zip(items(plan.output()), items(columns), strict=True)
-    aliases = [alias(one, to.name(), to.exprId(), empty, none, empty) for one, to in both]
+    literal = jvm_object(session._jvm, "org.apache.spark.sql.catalyst.expressions.Literal")
+    wanted, there = items(columns), items(plan.output())
+    known = dict(zip(range(len(wanted)) if places is None else places, there, strict=True))
+    aliases = [
+        alias(
+            known[place] if place in known else literal.create(None, to.dataType()),
+            to.name(), to.exprId(), empty, none, empty,
+        )
+        for place, to in enumerate(wanted)
+    ]  # fmt: skip
     project = jvm_class(session._jvm, "org.apache.spark.sql.catalyst.plans.logical.Project")
     return project(_seq(session, aliases), plan)
 

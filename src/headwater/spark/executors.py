@@ -282,7 +282,7 @@ class PackedRows(DataFrameRows):
 
     def run(self, function: PartFunction, schema: pa.Schema) -> pa.Table:
         """Call a function with the batches of each part."""
-        return super().run(_Unpacking(function, self._change), schema)
+        return super().run(_Unpacked(function, Unpacking(self._change)), schema)
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
         """Bring the rows to the driver in small batches."""
@@ -290,15 +290,26 @@ class PackedRows(DataFrameRows):
 
 
 @dataclass(frozen=True, slots=True)
-class _Unpacking:
+class Unpacking:
+    """Makes rows of what Spark keeps of them. It pickles."""
+
+    change: RowChange
+
+    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Yield the rows."""
+        yield from self.change(unpacked(batches))
+
+
+@dataclass(frozen=True, slots=True)
+class _Unpacked:
     """Gives a function rows that come packed. It pickles."""
 
     function: PartFunction
-    change: RowChange
+    unpacking: Unpacking
 
     def __call__(self, batches: Batches, part: int) -> Iterator[pa.RecordBatch]:
         """Do the function's work on an executor."""
-        yield from self.function(self.change(unpacked(batches)), part)
+        yield from self.function(self.unpacking(batches), part)
 
 
 @dataclass(frozen=True, slots=True)

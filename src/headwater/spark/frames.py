@@ -183,7 +183,7 @@ class SpanFrame(LikeDataFrame):
     also do what plans say of them as far as Arrow can.
     """
 
-    __slots__ = ("_by_spark", "_name", "_plans", "_span", "arrow_schema")
+    __slots__ = ("_name", "_plans", "_span", "arrow_schema")
 
     def __init__(
         self,
@@ -191,17 +191,15 @@ class SpanFrame(LikeDataFrame):
         name: str,
         arrow_schema: pa.Schema,
         plans: tuple[ArrowPlan, ...] = (),
-        by_spark: Callable[[], DataFrame] | None = None,
     ) -> None:
         self._span = span
         self._name = name
         self._plans = plans
-        self._by_spark = by_spark
         self.arrow_schema = arrow_schema
 
-    def changed(self, plan: ArrowPlan, by_spark: Callable[[], DataFrame]) -> SpanFrame:
-        """Return what a plan makes of it; `by_spark` makes the same a DataFrame."""
-        return SpanFrame(self._span, self._name, plan.schema, (*self._plans, plan), by_spark)
+    def changed(self, plan: ArrowPlan) -> SpanFrame:
+        """Return what a plan makes of it."""
+        return SpanFrame(self._span, self._name, plan.schema, (*self._plans, plan))
 
     def executor_rows(self) -> ExecutorRows:
         """Return the rows where they lie, for targets."""
@@ -230,7 +228,7 @@ class SpanFrame(LikeDataFrame):
     @property
     def dataframe(self) -> DataFrame:
         """The rows as a DataFrame over what Spark keeps of the span; reads it if nothing has."""
-        return self._span.dataframe(self._name) if self._by_spark is None else self._by_spark()
+        return self._span.dataframe(self._name, self._plans)
 
     def __repr__(self) -> str:
         names = ", ".join(f"{field.name}: {field.type}" for field in self.arrow_schema)

@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 import headwater
 from headwater.errors import ColumnTypeError, TransformActionError, TransformPlanError
 from headwater.spark import catalyst
-from headwater.spark.arrow_plan import ArrowPlan, in_arrow
+from headwater.spark.arrow_plan import ArrowPlan, before_spark, in_arrow
 from headwater.spark.driver_rows import to_arrow
 from headwater.spark.frames import Frame, LikeDataFrame, SpanFrame, SparkProvider, spark_schema
 
@@ -158,6 +158,7 @@ class TransformPlan:
         self._same: dict[str, str] = {}
         self._nodes: dict[str, catalyst.Node] = {}
         self._arrow: dict[str, ArrowPlan] = {}
+        self._before: dict[str, ArrowPlan | None] = {}
         self._shared: dict[str, catalyst.Node] = {}
         self._shared_arrow: dict[str, ArrowPlan] = {}
         self._hidden = ""
@@ -223,19 +224,28 @@ class TransformPlan:
         if name in self._same:
             return data[self._same[name]]
         node, arrow = self._nodes[name], self._arrow.get(name)
-
-        def by_spark() -> DataFrame:
-            rows = {source: dataframe_of(data[source], self._provider) for source in node.sources}
-            return catalyst.bound(self._provider(), node, rows)
-
         if arrow is not None:
             frame = data[arrow.source]
             if isinstance(frame, SpanFrame):
-                return frame.changed(arrow, by_spark)
+                return frame.changed(arrow)
             if isinstance(frame, Frame | pa.Table):
                 table = frame if isinstance(frame, pa.Table) else frame.toArrow()
                 return Frame(arrow.rows(table), self._provider)
-        return by_spark()
+        before = self._before_spark(name, data)
+        frames = {source: data[source] for source in node.sources}
+        if before is not None:
+            frames[before.source] = frames[before.source].changed(before)
+        rows = {source: dataframe_of(frame, self._provider) for source, frame in frames.items()}
+        places = {} if before is None else {before.source: before.places}
+        return catalyst.bound(self._provider(), node, rows, places)
+
+    def _before_spark(self, name: str, data: Mapping[str, Any]) -> ArrowPlan | None:
+        """Return what tasks that read a span do to its rows before Spark has them."""
+        if not any(isinstance(data[source], SpanFrame) for source in self._nodes[name].sources):
+            return None
+        if name not in self._before:
+            self._before[name] = before_spark(self._provider(), self._nodes[name])
+        return self._before[name]
 
     def apply_together(
         self, several: Sequence[Mapping[str, pa.Table]]

@@ -29,6 +29,7 @@ from headwater.spark.executors import (
     PackedRows,
     RowChange,
     SpanRows,
+    Unpacking,
     coded_failures,
     map_in_arrow,
 )
@@ -42,7 +43,6 @@ from headwater.spark.parts import (
     SpanReport,
     TableRows,
     sum_receipts,
-    unpacked,
 )
 from headwater.spark.startup import SparkOfRun
 
@@ -114,15 +114,18 @@ class Span(ABC):
             raise
         return rows
 
-    def dataframe(self, name: str) -> DataFrame:
-        """Return the rows of an output as a DataFrame over what is kept."""
-        schema = pa.schema([one.with_nullable(True) for one in self._schemas[name]])
-        return map_in_arrow(self._packed(name), unpacked, schema)
+    def dataframe(self, name: str, plans: Sequence[ArrowPlan] = ()) -> DataFrame:
+        """Return what plans make of an output's rows, as a DataFrame over what is kept."""
+        change = self._change(name, plans)
+        schema = pa.schema([one.with_nullable(True) for one in change.schema])
+        return map_in_arrow(self._packed(name), Unpacking(change), schema)
+
+    def _change(self, name: str, plans: Sequence[ArrowPlan]) -> RowChange:
+        return RowChange(plans[-1].schema if plans else self._schemas[name], tuple(plans))
 
     def executor_rows(self, name: str, plans: Sequence[ArrowPlan] = ()) -> ExecutorRows:
         """Return what plans make of an output's rows, where these lie: to be read, or kept."""
-        schema = plans[-1].schema if plans else self._schemas[name]
-        change = RowChange(schema, tuple(plans))
+        change = self._change(name, plans)
         if self._kept is None and len(self._schemas) == 1:
             context = self._spark.context
             return SpanRows(context, self._reader, self.parts, self._compare, change)
