@@ -1,8 +1,8 @@
 """Hot blocks on the whole path: a fresh process into a durable PostgreSQL, by the default path.
 
-    python benchmarks/path/bench_hot.py [none|spark] [blocks]
+    python benchmarks/path/bench_hot.py [none|select|filter|join|udf] [blocks]
 
-A program as a user writes it, without a transform or with a narrow one on Spark, (a) catches up
+A program as a user writes it, without a transform or with one of `program.WORKS`, (a) catches up
 through 120 hot blocks, (b) follows single blocks at the head, (c) gets 120 blocks at once, (d)
 undoes a fork of 100 blocks and converges. Times are the program's own: (a) from the first request
 to the commit of the head; (b) and (c) from the moment the portal has the blocks; (d) from the
@@ -17,9 +17,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import median, quantiles
-from typing import Any
+
+from program import WORKS
 
 from headwater import Committed, Event, evm, portal_stream
 from headwater.core import BlockRange
@@ -36,10 +37,6 @@ HOT, DEPTH = 120, 100
 HELD_S, BLOCK_S = 5.0, 0.1  # of a request without news; between two blocks at the head
 DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
 OUTPUT = evm.events("erc20.Transfer", range=0)
-
-
-def large(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"transfers": data["transfers"].where("length(value) > 3")}
 
 
 def program(kind: str, portal: str, dsn: str) -> None:
@@ -63,8 +60,8 @@ def program(kind: str, portal: str, dsn: str) -> None:
             said(what, time.time())
 
     stream = portal_stream(id="hot", portal=portal, outputs={"transfers": OUTPUT})
-    if kind == "spark":
-        stream = stream.pipe(large)
+    if (transform := WORKS[kind]) is not None:
+        stream = stream.pipe(transform)
     stream.pipe_to(target, on_event=on_event)
 
 

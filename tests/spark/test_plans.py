@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
@@ -244,6 +245,24 @@ def test_what_is_passed_on_needs_no_spark() -> None:
         TransformPlan(lambda data: {"t": data["t"].toArrow()}, {"t": schema}, asked)
     with pytest.raises(ColumnTypeError):
         TransformPlan(lambda data: {"t": data["t"].where("wide > 1")}, {"t": schema}, asked)
+
+
+def test_a_plan_may_begin_with_columns_before_spark_runs(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = SparkContext._active_spark_context
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+
+    def started() -> SparkSession:
+        monkeypatch.setattr(SparkContext, "_active_spark_context", context)
+        return spark
+
+    def large(data: Data) -> Data:
+        is_large = F.col("v") > 2
+        return {"t": data["t"].where(is_large)}
+
+    plan = TransformPlan(large, {"t": ROWS.schema}, started)
+    assert plan.apply({"t": ROWS})["t"].toArrow().equals(ROWS.slice(2))
 
 
 def test_random_values_are_drawn_anew_for_each_batch(spark: SparkSession) -> None:

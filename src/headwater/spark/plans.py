@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyspark
+from pyspark import SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -33,7 +34,6 @@ from headwater.spark.driver_rows import to_arrow
 from headwater.spark.frames import Frame, LikeDataFrame, SpanFrame, SparkProvider, spark_schema
 
 Schema: TypeAlias = "pa.Schema | StructType"
-_NO_SESSION = "SESSION_OR_CONTEXT_NOT_EXISTS"
 _REFUSED = re.compile(
     r"(?i)streaming (sources?|datasets?|dataframes?|query|queries|tables?)\b|structured streaming"
 )
@@ -144,8 +144,8 @@ class TransformPlan:
         try:
             try:
                 made = transform(given)
-            except PySparkRuntimeError as error:
-                if error.getCondition() != _NO_SESSION:
+            except (PySparkRuntimeError, AssertionError):
+                if SparkContext._active_spark_context is not None:
                     raise
                 catalyst.activate(provider())  # it begins with columns, before it uses a frame
                 made = transform(given)
