@@ -31,7 +31,7 @@ import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from headwater.targets import Rollover, parquet_target
+from headwater.targets import ParquetSettings, Rollover, parquet_target
 from headwater.targets.delta import DeltaSettings, delta_target
 from headwater.targets.iceberg import IcebergSettings, iceberg_target
 from headwater.testing.conformance.model import Change, Rig
@@ -186,7 +186,7 @@ def backfill(logs: int) -> None:
     spark = local_session("lake", **{"spark.driver.memory": "4g"})
     blocks = logs // 100
     made: dict[str, Any] = {
-        "parquet": lambda path: parquet_target(path, rollover=Rollover()),
+        "parquet": lambda path: parquet_target(path, settings=ParquetSettings(rollover=Rollover())),
         "iceberg": lambda path: iceberg_target(path, tables=["transfers"]),
         "delta": delta_target,
     }

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.errors import InvalidOptionError, LakePathError, LakeUnsupportedError
+from headwater.errors import InvalidOptionError, LakePathError
 from headwater.targets import parquet_target
 from headwater.targets.delta import DeltaSettings
-from headwater.testing.conformance.model import LOG, log
+from headwater.testing.conformance.model import LOG, Rig, log
+from headwater.testing.conformance.suite import apply_changes
 from tests.cli.test_cursor import run
 from tests.targets import test_delta
 from tests.targets.test_iceberg import open_catalog, start
@@ -49,13 +50,31 @@ def test_delta_tables_are_found_by_their_logs(tmp_path: Path) -> None:
     assert "one: 0 files compacted" in shown
 
 
-def test_a_folder_of_parquet_files_needs_no_maintenance(tmp_path: Path) -> None:
-    target = parquet_target(tmp_path)
-    target.bind("one")
-    target.recover()
-    target.close()
-    with pytest.raises(LakeUnsupportedError, match="needs no maintenance"):
-        run("maintain", str(tmp_path))
+def test_files_that_wait_for_nobody_are_deleted_from_a_folder_of_parquet_files(
+    tmp_path: Path,
+) -> None:
+    for _ in range(2):
+        target = parquet_target(tmp_path, tables=[LOG], on_data=apply_changes)
+        target.bind("one")
+        target.recover()
+        rig = Rig(target, lambda name: [], [])
+        if target.recover().cursor is None:
+            rig.block(1, log(1, "a"), final=1)
+            assert target.capabilities.finish is not None
+            target.capabilities.finish()
+        target.close()
+    waiting = tmp_path / LOG / "_staging"
+    waiting.mkdir()
+    names = {
+        epoch: waiting / f"0000000002-0000000002-one-e{epoch:06d}-00000-0123456789ab-000.parquet"
+        for epoch in (1, 2)
+    }
+    for one in (*names.values(), waiting / "of-another.parquet"):
+        one.write_bytes(b"rows")
+    shown = run("maintain", str(tmp_path))
+    assert "one: 0 files compacted, 1 files deleted" in shown
+    left = set(waiting.iterdir())
+    assert left == {names[2], waiting / "of-another.parquet"}, "one may be under way"
 
 
 def test_what_is_not_named_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from headwater.targets.clickhouse.undo import Undo as ClickHouseUndo
 from headwater.targets.delta.stream_table import StreamTable as DeltaTable
 from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.fanout import FanOutTarget
-from headwater.targets.parquet import target as parquet
+from headwater.targets.parquet import publish as parquet
 from headwater.targets.sql.aggregates.writer import Aggregates
 from tests.simulation.kinds import KINDS
 from tests.simulation.places import Engines

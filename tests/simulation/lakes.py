@@ -33,7 +33,7 @@ from headwater.targets.iceberg import table as iceberg_table
 from headwater.targets.iceberg.admin import IcebergAdmin
 from headwater.targets.lake.paths import Place as Files
 from headwater.targets.lake.target import SWEEP_S
-from headwater.targets.parquet import Rollover, parquet_target
+from headwater.targets.parquet import ParquetSettings, Rollover, parquet_target
 from tests.simulation.places import MEMORY, Engines, Place, Stored, ranges_in
 from tests.simulation.tables import LATEST, POOLS, Shape, in_order, pools_in
 from tests.targets.lake_places import Bucket, delta_options, maintain_catalog, maintain_folder
@@ -142,14 +142,9 @@ class ParquetPlace(Lake):
             self._path,
             tables=[shape.name(one) for one in shape.tables],
             on_data=shape.on_data(),
-            rollover=Rollover(bytes=None, seconds=None),
             options=self._options,
-            id=stream_id,
+            settings=ParquetSettings(rollover=Rollover(bytes=None, seconds=None), id=stream_id),
         )
-
-    def watch(self, target: Any, hook: Callable[[str], None]) -> None:
-        """Have the target tell each change of a file."""
-        target.folder.on_io = hook
 
     def _rows(self, table: str, last: int) -> list[dict[str, Any]]:
         """Read all files; what a crash has left above the cursor does not count yet."""

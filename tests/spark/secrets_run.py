@@ -146,7 +146,7 @@ def main(folder: Path, places: dict[str, str]) -> None:
         lambda: spark.read.format("headwater").options(**OPTIONS, portal=wrong).load(),
         lambda: postgres_target(places["malformed"]).recover(),
         lambda: queue([Message("k", "s", "transfers", 1, "0x1", 0, "{}")]),
-        lambda: parquet_target("s3://b/p", options=storage, id="s").recover(),
+        lambda: parquet_target("s3://b/p", options=storage).recover(),
         lambda: delta_target("s3://b/p", options=storage).recover(),
         lambda: lake_target("iceberg", "s3://b/p", storage, folder / "refused").recover(),
         lambda: ClickHouseClient(places["refused"]).run("SELECT 1"),

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +24,6 @@ from headwater.targets.lake import tx
 from headwater.targets.lake.files import FilePlan, write_distributed
 from headwater.targets.lake.paths import Place
 from headwater.targets.parquet import parquet_target
-from headwater.targets.parquet import target as parquet
 from headwater.targets.parquet.state import read_stored
 from tests.spark.whole_stream import fill_through_forks
 from tests.stream.truth import COLUMNS, transfers
@@ -101,14 +99,9 @@ def plain_files(place: Bucket, folder: Path) -> tuple[Any, Read]:
 
 
 @pytest.mark.guarantee("RANGE-1")
-@pytest.mark.parametrize(
-    ("make", "module"),
-    [(iceberg, tx), (delta, tx), (plain_files, parquet)],
-    ids=lambda one: one.__name__,
-)
+@pytest.mark.parametrize("make", [iceberg, delta, plain_files], ids=lambda one: one.__name__)
 def test_a_backfill_and_forks_leave_what_the_chain_says(
     make: Callable[[Bucket, Path], tuple[Any, Read]],
-    module: ModuleType,
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -122,8 +115,8 @@ def test_a_backfill_and_forks_leave_what_the_chain_says(
         assert executor_rows(frame) is None, "rows of a backfill never come to the driver"
         return to_arrow(frame)
 
-    monkeypatch.setattr(module, "write_distributed", dying)
-    monkeypatch.setattr(module, "to_arrow", near)
+    monkeypatch.setattr(tx, "write_distributed", dying)
+    monkeypatch.setattr(tx, "to_arrow", near)
     target, read = make(bucket(), tmp_path)
     chain = fill_through_forks(spark, target)
     rows, last = read()

@@ -12,7 +12,7 @@ import duckdb
 import pyarrow.dataset as ds
 import pytest
 
-from headwater.targets import ParquetTarget, Rollover, parquet_target
+from headwater.targets import ParquetSettings, ParquetTarget, Rollover, parquet_target
 from headwater.targets.lake.paths import Place
 from headwater.targets.parquet.state import read_stored
 from headwater.testing.conformance import apply_changes
@@ -145,14 +145,17 @@ class PolledFiles:
         """Let a stream write from where it stands to the end; return how many steps it took."""
         rollover = Rollover(rows=3, bytes=None, seconds=None)
         target = parquet_target(
-            self.folder, tables=[LOG, PLAIN], on_data=apply_changes, rollover=rollover
+            self.folder,
+            tables=[LOG, PLAIN],
+            on_data=apply_changes,
+            settings=ParquetSettings(rollover=rollover),
         )
-        target.folder.on_io = self._step
+        target.on_step = self._step
         target.bind("one")
         try:
             self._write(target)
         except Crash:
-            target.folder.on_io = lambda step: None
+            target.on_step = None
             raise
         finally:
             target.close()

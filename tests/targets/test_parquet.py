@@ -21,10 +21,18 @@ from headwater.errors import (
     ParquetWriteError,
     ParquetWriterError,
     StateMissingError,
+    UndeclaredLakeTableError,
     UnexplainedFilesError,
 )
 from headwater.targets.lake.paths import Place
-from headwater.targets.parquet import ParquetTarget, Rollover, Window, parquet_target, table
+from headwater.targets.parquet import (
+    ParquetSettings,
+    ParquetTarget,
+    Rollover,
+    Window,
+    parquet_target,
+    table,
+)
 from headwater.targets.parquet.state import Folder, StateFiles, Stored, read_stored
 from headwater.targets.parquet.windows import leftovers, window_of
 from headwater.testing import PortalServer, simulated_portal
@@ -33,11 +41,11 @@ from headwater.testing.conformance.suite import apply_changes
 from tests.stream.truth import COLUMNS, transfers
 from tests.targets.lake_places import ACCESS_KEY, SECRET_KEY, bucket
 
-EVERY_COMMIT = Rollover(bytes=None, seconds=None)
+EVERY_COMMIT = ParquetSettings(rollover=Rollover(bytes=None, seconds=None))
 
 
 def started(path: Any, **options: Any) -> Rig:
-    given = {"tables": ["log", "plain"], "on_data": apply_changes, "rollover": EVERY_COMMIT}
+    given = {"tables": ["log", "plain"], "on_data": apply_changes, "settings": EVERY_COMMIT}
     target = parquet_target(path, **{**given, **options})
     target.bind("one")
     target.recover()
@@ -46,7 +54,7 @@ def started(path: Any, **options: Any) -> Rig:
 
 def restarted(path: Any, **options: Any) -> tuple[Rig, PipeState]:
     rig = started(path, **options)
-    return rig, rig.target._state  # type: ignore[attr-defined]
+    return rig, rig.target.recover()
 
 
 def files(path: Path, name: str = "log") -> list[str]:
@@ -106,7 +114,7 @@ def test_a_table_without_rows_stretches_and_says_so_at_the_end(tmp_path: Path) -
 def test_final_rows_wait_for_a_limit(
     tmp_path: Path, rollover: Rollover, published: list[int]
 ) -> None:
-    rig = started(tmp_path, rollover=rollover)
+    rig = started(tmp_path, settings=ParquetSettings(rollover=rollover))
     now = 0.0
     target: Any = rig.target
     target.clock = lambda: now
@@ -128,11 +136,12 @@ def test_a_limit_that_cannot_work_is_refused() -> None:
 
 
 def test_what_waits_moves_to_disk_when_memory_is_full(tmp_path: Path) -> None:
-    rig = started(tmp_path, memory_bytes=100)
+    rollover = Rollover(bytes=None, seconds=None)
+    rig = started(tmp_path, settings=ParquetSettings(memory_bytes=100, rollover=rollover))
     for number in range(1, 6):
         rig.block(number, log(number, "x" * 50, "y" * 50), final=0)
     target: Any = rig.target
-    assert target._held._spilled, "rows have moved"
+    assert target._folders.publication.held._spilled, "rows have moved"
     rig.settle(5)
     assert len(rows(tmp_path)) == 10
     assert {row["value"] for row in rows(tmp_path)} == {"x" * 50, "y" * 50}
@@ -224,7 +233,7 @@ def test_a_lost_state_is_not_taken_for_a_beginning(tmp_path: Path) -> None:
 
 def test_another_stream_does_not_take_the_files_for_its_own(tmp_path: Path) -> None:
     some_windows(tmp_path)
-    other = parquet_target(tmp_path, rollover=EVERY_COMMIT)
+    other = parquet_target(tmp_path, settings=EVERY_COMMIT)
     other.bind("two")
     assert other.recover() == PipeState()
     rig = Rig(other, lambda name: [], [])
@@ -277,10 +286,10 @@ def test_a_file_that_a_paused_writer_publishes_is_removed(dies: bool) -> None:
 
     for number in (2, 3):
         old.block(number, log(number, "stale"), final=1)
-    target.folder.on_io = pause
+    target.on_step = pause
     with pytest.raises(KeyboardInterrupt if dies else ParquetWriterError):
         old.settle(3)
-    target.folder.on_io = lambda step: None
+    target.on_step = None
     if dies:
         last, state = restarted(place)
         assert state.number == 4
@@ -324,7 +333,7 @@ def test_upserts_and_deletes_are_refused(tmp_path: Path) -> None:
 
 def test_a_table_that_was_not_declared_is_refused(tmp_path: Path) -> None:
     rig = started(tmp_path, tables=["plain"])
-    with pytest.raises(ParquetWriteError):
+    with pytest.raises(UndeclaredLakeTableError):
         rig.block(1, log(1, 1), final=1)
     rig.target.close()
     with pytest.raises(InvalidOptionError):
@@ -406,11 +415,11 @@ def test_s3_without_rename_and_without_a_word_of_its_credentials(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     place = bucket()
-    target = parquet_target(place.uri, options=place.options, rollover=EVERY_COMMIT)
+    target = parquet_target(place.uri, options=place.options, settings=EVERY_COMMIT)
     run(portal, target)
     chain = portal.sim.chain
     assert held(place.uri, place.options) == transfers(chain, chain.canonical(5, 40))
     assert "window.published" in caplog.text
-    for text in (caplog.text, repr(vars(target)), repr(target.folder.place)):
+    for text in (caplog.text, repr(vars(target)), repr(Place.of(place.uri, place.options))):
         assert SECRET_KEY not in text
         assert ACCESS_KEY not in text

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headwater.targets.lake.paths import Place
-from headwater.targets.parquet import Rollover, parquet_target
+from headwater.targets.parquet import ParquetSettings, Rollover, parquet_target
 from headwater.targets.parquet.state import read_stored
 from headwater.testing.conformance import TargetConformance, apply_changes
 from tests.sampling import every
@@ -39,7 +39,10 @@ class TestParquetTarget(TargetConformance):
 
     def make_target(self, stream_id: str) -> Any:
         target = parquet_target(
-            self.path, tables=["log", "plain"], on_data=apply_changes, rollover=self.rollover
+            self.path,
+            tables=["log", "plain"],
+            on_data=apply_changes,
+            settings=ParquetSettings(rollover=self.rollover),
         )
         made = Replayed(target, self.journal, lambda one: setattr(self, "recovered", one))
         made.bind(stream_id)
@@ -64,7 +67,7 @@ class TestParquetTarget(TargetConformance):
         return self.read[key]
 
     def watch_io(self, target: Replayed, hook: Callable[[], None]) -> None:
-        target.target.folder.on_io = points.watching("Parquet", hook)
+        target.target.on_step = points.watching("Parquet", hook)
 
 
 class TestParquetTargetThatRollsOver(TestParquetTarget):

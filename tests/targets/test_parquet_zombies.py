@@ -15,7 +15,7 @@ import pytest
 from headwater.core import PipeState
 from headwater.errors import ParquetWriterError
 from headwater.targets.lake.paths import Place
-from headwater.targets.parquet import Rollover, parquet_target
+from headwater.targets.parquet import ParquetSettings, Rollover, parquet_target
 from headwater.testing.conformance.model import LOG, Rig, log, plain
 from headwater.testing.conformance.suite import apply_changes
 from tests.sampling import visit
@@ -41,7 +41,7 @@ class Files:
     def opened(self) -> Rig:
         target = parquet_target(
             self.uri, tables=[LOG, "plain"], on_data=apply_changes, options=self.options,
-            rollover=Rollover(bytes=None, seconds=None),
+            settings=ParquetSettings(rollover=Rollover(bytes=None, seconds=None)),
         )  # fmt: skip
         target.bind("one")
         return Rig(target, lambda name: [], [])
@@ -104,9 +104,8 @@ def act(rig: Rig, action: str) -> None:
     elif action == "table":
         rig.block(4, log(4, "row 4"), plain("stale"), final=4)
     elif action == "move":
-        target.move(
-            PipeState(target._stored.state.cursor, None, target._stored.state.rollback_chain)
-        )
+        state = target.recover()
+        target.move(PipeState(state.cursor, None, state.rollback_chain))
     else:
         target.forget(keep_data=False)
 
@@ -145,7 +144,7 @@ def test_whoever_is_replaced_while_it_is_paused_publishes_nothing(
             assert error is None
             return pause.seen
         (new,) = successor
-        mine, other = (one.target._files._version for one in (rig, new))  # type: ignore[attr-defined]
+        mine, other = (one.target._folders.publication.files for one in (rig, new))  # type: ignore[attr-defined]
         if error is None and mine.epoch > other.epoch:
             with pytest.raises(ParquetWriterError):  # it has begun after all: the later start
                 new.block(9, log(9, "late"), final=9)
@@ -153,7 +152,7 @@ def test_whoever_is_replaced_while_it_is_paused_publishes_nothing(
         else:
             if error is None:
                 with pytest.raises(ParquetWriterError):
-                    rig.target._files.check()  # type: ignore[attr-defined]
+                    rig.target._folders.check()  # type: ignore[attr-defined]
             number = new.state.number + 1
             new.block(number, log(number, "right"), final=number)
             expected[number] = "right"

@@ -16,7 +16,7 @@ from headwater.targets.clickhouse import clickhouse_target
 from headwater.targets.delta import delta_target
 from headwater.targets.delta.admin import DeltaAdmin
 from headwater.targets.duckdb import duckdb_target
-from headwater.targets.parquet import Rollover, parquet_target
+from headwater.targets.parquet import ParquetSettings, Rollover, parquet_target
 from headwater.targets.parquet.admin import ParquetAdmin
 from headwater.targets.postgres import postgres_target, table
 from headwater.testing import ContentSettings, PortalServer, simulated_portal
@@ -86,7 +86,9 @@ def test_a_log_that_a_node_added_is_stored_in_history_and_at_the_head(
         "duckdb": lambda: duckdb_target(tmp_path / "chain.duckdb"),
         "clickhouse": lambda: clickhouse_target(clickhouse_places.database()),
         "delta": lambda: delta_target(lake),
-        "parquet": lambda: parquet_target(lake, rollover=Rollover(rows=1)),
+        "parquet": lambda: parquet_target(
+            lake, settings=ParquetSettings(rollover=Rollover(rows=1))
+        ),
     }
     target = targets[name]()
     follow(portal, target)

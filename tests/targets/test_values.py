@@ -30,7 +30,7 @@ from headwater.targets.delta import delta_target
 from headwater.targets.duckdb import duckdb_target
 from headwater.targets.extras import import_extra
 from headwater.targets.iceberg import iceberg_target
-from headwater.targets.parquet import Rollover, parquet_target
+from headwater.targets.parquet import ParquetSettings, Rollover, parquet_target
 from headwater.targets.postgres import postgres_target, table
 from headwater.targets.sql.aggregates import aggregate
 from headwater.targets.sql.change_log.target import history_target
@@ -106,7 +106,9 @@ def _delta(path: Path) -> Make:
 
 
 def _parquet(path: Path) -> Make:
-    return lambda **options: parquet_target(path / "lake", rollover=Rollover(rows=1), **options)
+    return lambda **options: parquet_target(
+        path / "lake", settings=ParquetSettings(rollover=Rollover(rows=1)), **options
+    )
 
 
 SQL = {"postgres": _postgres, "duckdb": _duckdb}

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from headwater.cli.target_options import say
-from headwater.errors import InvalidOptionError, LakePathError, LakeUnsupportedError
+from headwater.errors import InvalidOptionError, LakePathError
 from headwater.targets.extras import import_extra
 from headwater.targets.lake.admin import kind_of_lake
 from headwater.targets.lake.paths import Place
-from headwater.targets.lake.settings import DeltaSettings, IcebergSettings
+from headwater.targets.lake.settings import DeltaSettings, IcebergSettings, ParquetSettings
 
 PROPERTIES = "HEADWATER_CATALOG"
 _HOUR = 3600.0
@@ -24,7 +24,7 @@ def maintain(
         typer.Argument(
             metavar="PATH",
             help="The directory of an Iceberg catalog, a name that pyiceberg knows, or the folder "
-            "of Delta tables.",
+            "of Delta tables or Parquet files.",
         ),
     ] = "",
     stream_id: Annotated[
@@ -62,12 +62,12 @@ def maintain(
     """
     given = dict(_pair(one) for one in properties or ())
     kind = _kind(catalog, given)
-    if kind == "parquet":
-        raise LakeUnsupportedError("a folder of Parquet files needs no maintenance", path=catalog)
     settings: Any
     where: Any
     if kind == "delta":
         settings, where = DeltaSettings(retention_hours=grace_hours), Place.of(catalog, given)
+    elif kind == "parquet":
+        settings, where = ParquetSettings(), Place.of(catalog, given)
     else:
         settings, where = IcebergSettings(grace_s=grace_hours * _HOUR), given or catalog
         if final_snapshots is not None:

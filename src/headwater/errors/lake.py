@@ -143,7 +143,7 @@ class UnexplainedFilesError(
 
 
 class ParquetWriterError(
-    TargetError,
+    LakeWriterError,
     code="E2330",
     fix="let one process write a stream; stop the other one, or give this stream another id and "
     "other tables",

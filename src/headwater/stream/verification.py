@@ -37,7 +37,7 @@ from headwater.targets.compare import (
 from headwater.targets.contract import Capabilities, Delivery, SideTable
 from headwater.targets.fanout import FanOutTarget
 from headwater.targets.frames import to_arrow
-from headwater.targets.lake.admin import LakeAdmin, TablesAdmin, rooms_of
+from headwater.targets.lake.admin import LakeAdmin, rooms_of
 from headwater.targets.side_rows import PREFIX
 from headwater.targets.sql.admin import SqlAdmin
 from headwater.targets.sql.aggregates.writer import Recomputed
@@ -178,7 +178,7 @@ class _Plan:
 
     def _stored_sums(self, name: str) -> tuple[pa.Table, Mapping[str, Room]]:
         """Return the rows of an aggregate's table, and what its columns can hold."""
-        if isinstance(self._admin, TablesAdmin):
+        if isinstance(self._admin, LakeAdmin):
             rows = self._admin.read_table(self._stream.id, name)
             return rows, rooms_of(rows.schema)
         assert isinstance(self._admin, SqlAdmin), "only these keep aggregates"

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from headwater.targets.duckdb import DuckDBSettings, DuckDBTarget, duckdb_target
     from headwater.targets.iceberg import IcebergSettings, IcebergTarget, iceberg_target
     from headwater.targets.lake.admin import lake_moment
-    from headwater.targets.parquet import ParquetTarget, Rollover, parquet_target
+    from headwater.targets.parquet import (
+        ParquetSettings,
+        ParquetTarget,
+        Rollover,
+        parquet_target,
+    )
     from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target
     from headwater.targets.spark_table import SparkTableTarget, spark_table_target
     from headwater.targets.sql.change_log import HistoryTarget, history_target
@@ -46,6 +51,7 @@ _EXTRAS = {
     "HistoryTarget": "sql.change_log",
     "IcebergSettings": "iceberg",
     "IcebergTarget": "iceberg",
+    "ParquetSettings": "parquet",
     "ParquetTarget": "parquet",
     "PostgresSettings": "postgres",
     "PostgresTarget": "postgres",
@@ -79,6 +85,7 @@ __all__ = [
     "KeepsSideTables",
     "MemoryStore",
     "MemoryTarget",
+    "ParquetSettings",
     "ParquetTarget",
     "PostgresSettings",
     "PostgresTarget",

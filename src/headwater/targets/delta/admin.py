@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from headwater.targets.delta.changes import DataFile
 from headwater.targets.delta.tables import StreamTables
 from headwater.targets.delta.target import DeltaTarget
-from headwater.targets.lake.admin import TablesAdmin
+from headwater.targets.lake.admin import LakeAdmin, LakeMoment
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.settings import DeltaSettings
-from headwater.targets.lake.state import BLOCK, StoredStream
+from headwater.targets.lake.state import BLOCK
 from headwater.targets.lake.table import LakeTables
 
 
-class DeltaAdmin(TablesAdmin[DataFile]):
+class DeltaAdmin(LakeAdmin[DataFile]):
     """Administers the folder of a `delta_target`. A fork removes the files of hot blocks."""
 
     undo = "files"
@@ -39,7 +39,7 @@ class DeltaAdmin(TablesAdmin[DataFile]):
         """Return the name of a table's folder."""
         return None if name.startswith("_") else name
 
-    def ends_in(self, tables: LakeTables[DataFile]) -> tuple[StoredStream, dict[str, int]] | None:
+    def ends_in(self, tables: LakeTables[DataFile]) -> LakeMoment | None:
         """Tables are committed before the one that leads, and put back after it."""
         stored = tables.load()
         assert isinstance(tables, StreamTables), "made here"
@@ -53,7 +53,7 @@ class DeltaAdmin(TablesAdmin[DataFile]):
         versions = {name: one for name, one in found.items() if one is not None}
         if min(since, default=number) < number or len(versions) < len(found):
             return None
-        return stored, versions
+        return self._moment(stored, versions)
 
     def _writer(self, stream_id: str) -> DeltaTarget:
         return DeltaTarget.at(self._place, {}, None, DeltaSettings(id=stream_id))

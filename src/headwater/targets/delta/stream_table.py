@@ -44,14 +44,13 @@ from headwater.targets.delta.changes import (
 )
 from headwater.targets.delta.rewritten import by_row
 from headwater.targets.lake.authors import Author, slug
-from headwater.targets.lake.columns import check_columns, lake_schema
+from headwater.targets.lake.columns import check_columns, conformed, lake_schema
 from headwater.targets.lake.files import (
     FilePlan,
     ValueSplit,
     WrittenFile,
     partition_text,
 )
-from headwater.targets.lake.keys import conformed
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.settings import DeltaSettings, LakeSettings, Table
 from headwater.targets.lake.state import BLOCK, EPOCH, StoredStream, position

@@ -87,9 +87,7 @@ def delta_target(
         settings: the stream id, how much is kept and rewritten.
     """
     plans = plan_aggregates(aggregates)
-    if on_data is not None and tables is None:
-        raise InvalidOptionError("on_data is given, but not the tables that it writes")
-    declared = declared_tables(tables, plans, without=("order_by", "properties"))
+    declared = declared_tables(tables, plans, without=("order_by", "properties"), on_data=on_data)
     for one in declared.values():
         check_folder_name(one.name)
         if any(part.transform != "identity" for part in one.partition_by):

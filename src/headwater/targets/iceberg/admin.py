@@ -17,16 +17,16 @@ from headwater.targets.iceberg.inner import DataFile
 from headwater.targets.iceberg.stream_table import NAMESPACE as STATE_IN
 from headwater.targets.iceberg.tables import StreamTables
 from headwater.targets.iceberg.target import IcebergTarget
-from headwater.targets.lake.admin import TablesAdmin
+from headwater.targets.lake.admin import LakeAdmin, LakeMoment
 from headwater.targets.lake.authors import slug
 from headwater.targets.lake.settings import NAMESPACE, IcebergSettings, Table
-from headwater.targets.lake.state import STREAM, StoredStream
+from headwater.targets.lake.state import STREAM
 from headwater.targets.lake.table import LakeTables
 
 _DEFAULT = f"{NAMESPACE}."  # of tables that are named without a namespace
 
 
-class IcebergAdmin(TablesAdmin[DataFile]):
+class IcebergAdmin(LakeAdmin[DataFile]):
     """Administers the catalog of an `iceberg_target`: a directory, a name, or properties."""
 
     undo = "snapshots"
@@ -49,7 +49,7 @@ class IcebergAdmin(TablesAdmin[DataFile]):
         """Return the name of a table; without the namespace that is the default."""
         return name.removeprefix(_DEFAULT)
 
-    def ends_in(self, tables: LakeTables[DataFile]) -> tuple[StoredStream, dict[str, int]] | None:
+    def ends_in(self, tables: LakeTables[DataFile]) -> LakeMoment | None:
         """Tables are committed before the state, and put back after it."""
         assert isinstance(tables, StreamTables), "made here"
         stored = tables.load()
@@ -57,7 +57,8 @@ class IcebergAdmin(TablesAdmin[DataFile]):
         found = {name: one.landing(stored.state) for name, one in tables.open.items()}
         if not _goes_on(tables.state.load().state, stored.state.cursor):
             return None
-        return stored, {name: one.snapshot_id for name, one in found.items() if one is not None}
+        versions = {name: one.snapshot_id for name, one in found.items() if one is not None}
+        return self._moment(stored, versions)
 
     def _writer(self, stream_id: str) -> IcebergTarget:
         with closing(self._name.open(create=False)) as catalog:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NoReturn
 
@@ -24,7 +24,6 @@ from headwater.errors import (
     LakeCommandError,
     LakeForeignWriteError,
     LakePathError,
-    LakeUnsupportedError,
     VerifyError,
 )
 from headwater.targets.admin import (
@@ -41,14 +40,13 @@ from headwater.targets.compare import counted
 from headwater.targets.contract import SideTable
 from headwater.targets.extras import import_extra
 from headwater.targets.lake.maintenance import maintain_stream
-from headwater.targets.lake.paths import Place
+from headwater.targets.lake.paths import Options, Place
 from headwater.targets.lake.settings import LakeSettings
 from headwater.targets.lake.side import SideFiles, side_status
 from headwater.targets.lake.state import StoredStream
-from headwater.targets.lake.table import File, LakeTable, LakeTables
+from headwater.targets.lake.table import BLOCK_NUMBER, File, LakeTable, LakeTables
 from headwater.targets.side_rows import SideStatus
 
-BLOCK_COLUMN = "block_number"
 _ATTEMPTS = 5  # readings of files that a running stream may replace meanwhile
 
 
@@ -56,26 +54,35 @@ _ATTEMPTS = 5  # readings of files that a running stream may replace meanwhile
 class LakeMoment:
     """One moment of all tables of a stream: the block, and the version of each that ends there.
 
-    A version is a snapshot's id in Iceberg, a number in Delta. The block is None at the beginning.
+    A version is a snapshot's id in Iceberg, a number in Delta, and the block itself in Parquet: its
+    `files` up to there are named. The block is None at the beginning.
     """
 
     stream_id: str
     block: BlockCursor | None
     versions: Mapping[str, int]
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-class LakeAdmin(ABC):
+class LakeAdmin(ABC, Generic[File]):
     """Administers one place. `undo` is the word for how the format takes back hot blocks."""
 
     undo: str
+    own_rows = False  # whether all rows of a table are the stream's
 
     def streams(self) -> list[StreamStatus]:
         """Return all streams that have stored something here."""
-        return [
-            StreamStatus(one.stream_id, one.state, tuple(map(self._status, names)))
-            for one, names in self._stored()
-            if not one.is_forgotten
-        ]
+        found = []
+        with self.lakes() as lakes:
+            for _, tables in sorted(lakes.items()):
+                stored = tables.load()
+                if stored is None or stored.is_forgotten:
+                    continue
+                names = [self.shown(one) for one in tables.open]
+                shown = sorted(one for one in names if one is not None)
+                status = (TableStatus(one, self.undo, own_rows=self.own_rows) for one in shown)
+                found.append(StreamStatus(stored.stream_id, stored.state, tuple(status)))
+        return found
 
     def undo_rows(self, stream_id: str) -> int | None:
         """Return None: no rows are kept for undoing hot blocks, but files or snapshots."""
@@ -89,29 +96,61 @@ class LakeAdmin(ABC):
             raise VerifyError(
                 "there is no such table of the stream", table=table, tables=", ".join(names)
             )
-        rows = self._rows(stream_id, found[0], first, last)
-        if BLOCK_COLUMN not in rows.column_names:
-            raise VerifyError(
-                "no column with the number of the block", table=table, column=BLOCK_COLUMN
-            )
-        block = pc.field(BLOCK_COLUMN)
+        with self._table(stream_id, found[0]) as held:
+            if BLOCK_NUMBER not in held.columns.names:
+                raise VerifyError(
+                    "no column with the number of the block", table=table, column=BLOCK_NUMBER
+                )
+            rows = held.rows_of(first, last)
+        block = pc.field(BLOCK_NUMBER)
         rooms = rooms_of(rows.schema)
         rows = rows.filter((block >= first) & (block <= last))
-        return BlockRows(counted(rows), BLOCK_COLUMN, rooms)
+        return BlockRows(counted(rows), BLOCK_NUMBER, rooms)
+
+    def read_table(self, stream_id: str, table: str) -> pa.Table:
+        """Return all rows of a table. An aggregate has one row per key."""
+        with self._table(stream_id, table) as found:
+            return found.read(list(found.live().values()))
 
     def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
         """Return how much each side table holds of a stream."""
         find_stream(self.streams(), stream_id)
-        return {}
+        with self.lakes() as lakes:
+            stored = lakes[stream_id].load()
+        return {} if stored is None else side_status(stored.side)
 
     def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
         """Return a stream's rows of a side table; none, if it keeps none."""
         find_stream(self.streams(), stream_id)
+        with self.lakes() as lakes:
+            for left in reversed(range(_ATTEMPTS)):
+                stored = lakes[stream_id].load()
+                if stored is None:
+                    break
+                reader = SideFiles(lakes[stream_id].side)
+                reader.open([table])
+                try:
+                    return reader.read(stored.side, table.name)
+                except FileNotFoundError:  # the stream has replaced a file since
+                    if not left:
+                        raise
         return table.columns.empty_table()
 
+    def maintain(self, stream_id: str | None, settings: LakeSettings) -> dict[str, dict[str, int]]:
+        """Do all maintenance of the tables of all streams, or of one; return what was done."""
+        with self.lakes() as lakes:
+            wanted = [one for one in lakes if stream_id in (None, one)]
+            return {one: maintain_stream(lakes[one], settings) for one in wanted}
+
     def moment(self, stream_id: str) -> LakeMoment:
-        """Return a moment at which all tables end in one block; refuse if there are no versions."""
-        raise LakeUnsupportedError("files of Parquet have no versions", stream=stream_id)
+        """Read the state, then the tables, then whether the chain has forked meanwhile."""
+        find_stream(self.streams(), stream_id)
+        with self.lakes() as lakes:
+            for _ in range(_ATTEMPTS):
+                found = self.ends_in(lakes[stream_id])
+                if found is not None:
+                    return found
+        raise LakeForeignWriteError("the chain forks all the time", stream=stream_id)
 
     def move(
         self, stream_id: str, number: int, *, block_hash: str | None = None, force: bool = False
@@ -146,19 +185,32 @@ class LakeAdmin(ABC):
         """Refuse: tables are made by the stream."""
         raise LakeCommandError("this command creates no tables of a lake")
 
+    @contextmanager
+    def _table(self, stream_id: str, name: str) -> Iterator[LakeTable[File]]:
+        with self.lakes() as lakes:
+            lakes[stream_id].load()
+            tables = lakes[stream_id].open.items()
+            (found,) = (one for own, one in tables if self.shown(own) == name)
+            yield found
+
     # --- what each format does in its own way -----------------------------------------------------
 
     @abstractmethod
-    def _stored(self) -> Sequence[tuple[StoredStream, list[str]]]:
-        """Return what is stored of each stream, and the names of its tables."""
+    def lakes(self) -> AbstractContextManager[Mapping[str, LakeTables[File]]]:
+        """Open the place; return the tables of each stream in it, not loaded yet."""
 
-    def _status(self, name: str) -> TableStatus:
-        """Return how rows of a table are undone."""
-        return TableStatus(name, self.undo)
+    def shown(self, name: str) -> str | None:
+        """Return a table's name as users give it; None of what the stream keeps for itself."""
+        return name
 
     @abstractmethod
-    def _rows(self, stream_id: str, table: str, first: int, last: int) -> pa.Table:
-        """Return rows of a table: all that are of these blocks, maybe others too."""
+    def ends_in(self, tables: LakeTables[File]) -> LakeMoment | None:
+        """Return a state and the versions of all tables that end there; None if it has changed."""
+
+    def _moment(self, stored: StoredStream, versions: Mapping[str, int]) -> LakeMoment:
+        names = {self.shown(name): version for name, version in versions.items()}
+        shown = {name: version for name, version in names.items() if name is not None}
+        return LakeMoment(stored.stream_id, stored.state.cursor, shown)
 
     @abstractmethod
     def _writer(self, stream_id: str) -> Any:
@@ -170,111 +222,26 @@ def rooms_of(columns: pa.Schema) -> dict[str, Room]:
     return {one.name: lake_room(str(one.type)) for one in columns}
 
 
-class TablesAdmin(LakeAdmin, Generic[File]):
-    """Administers a place of tables that change in commits."""
-
-    @abstractmethod
-    def lakes(self) -> AbstractContextManager[Mapping[str, LakeTables[File]]]:
-        """Open the place; return the tables of each stream in it, not loaded yet."""
-
-    @abstractmethod
-    def shown(self, name: str) -> str | None:
-        """Return a table's name as users give it; None of what the stream keeps for itself."""
-
-    @abstractmethod
-    def ends_in(self, tables: LakeTables[File]) -> tuple[StoredStream, dict[str, int]] | None:
-        """Return a state and the versions of all tables that end there; None if it has changed."""
-
-    def maintain(self, stream_id: str | None, settings: LakeSettings) -> dict[str, dict[str, int]]:
-        """Do all maintenance of the tables of all streams, or of one; return what was done."""
-        with self.lakes() as lakes:
-            wanted = [one for one in lakes if stream_id in (None, one)]
-            return {one: maintain_stream(lakes[one], settings) for one in wanted}
-
-    def moment(self, stream_id: str) -> LakeMoment:
-        """Read the state, then the tables, then whether the chain has forked meanwhile."""
-        find_stream(self.streams(), stream_id)
-        with self.lakes() as lakes:
-            for _ in range(_ATTEMPTS):
-                found = self.ends_in(lakes[stream_id])
-                if found is not None:
-                    stored, versions = found
-                    names = {self.shown(name): version for name, version in versions.items()}
-                    shown = {name: version for name, version in names.items() if name is not None}
-                    return LakeMoment(stream_id, stored.state.cursor, shown)
-        raise LakeForeignWriteError("the chain forks all the time", stream=stream_id)
-
-    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
-        """Return how much each side table holds of a stream."""
-        find_stream(self.streams(), stream_id)
-        with self.lakes() as lakes:
-            stored = lakes[stream_id].load()
-        return {} if stored is None else side_status(stored.side)
-
-    def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
-        """Return a stream's rows of a side table; none, if it keeps none."""
-        find_stream(self.streams(), stream_id)
-        with self.lakes() as lakes:
-            for left in reversed(range(_ATTEMPTS)):
-                stored = lakes[stream_id].load()
-                if stored is None:
-                    break
-                reader = SideFiles(lakes[stream_id].side)
-                reader.open([table])
-                try:
-                    return reader.read(stored.side, table.name)
-                except FileNotFoundError:  # the stream has replaced a file since
-                    if not left:
-                        raise
-        return table.columns.empty_table()
-
-    def _stored(self) -> Sequence[tuple[StoredStream, list[str]]]:
-        with self.lakes() as lakes:
-            return list(self._loaded(lakes))
-
-    def _loaded(
-        self, lakes: Mapping[str, LakeTables[File]]
-    ) -> Iterator[tuple[StoredStream, list[str]]]:
-        for _, tables in sorted(lakes.items()):
-            stored = tables.load()
-            if stored is not None:
-                names = [self.shown(one) for one in tables.open]
-                yield stored, sorted(one for one in names if one is not None)
-
-    def read_table(self, stream_id: str, table: str) -> pa.Table:
-        """Return all rows of a table. An aggregate has one row per key."""
-        with self.lakes() as lakes:
-            found = self._table(lakes[stream_id], table)
-            return found.read(list(found.live().values()))
-
-    def _rows(self, stream_id: str, table: str, first: int, last: int) -> pa.Table:
-        with self.lakes() as lakes:
-            found = self._table(lakes[stream_id], table)
-            if BLOCK_COLUMN not in found.columns.names:
-                return pa.table({})
-            return found.rows_of(first, last)
-
-    def _table(self, tables: LakeTables[File], name: str) -> LakeTable[File]:
-        tables.load()
-        (found,) = (one for own, one in tables.open.items() if self.shown(own) == name)
-        return found
-
-
-def lake_moment(place: str | Path | Mapping[str, str], stream_id: str = "") -> LakeMoment:
+def lake_moment(
+    place: str | Path | Mapping[str, str], stream_id: str = "", *, options: Options | None = None
+) -> LakeMoment:
     """Return versions of all tables of a stream that end in one block, whatever is committed now.
 
     Args:
-        place: a folder of `delta_target` or `iceberg_target`, or properties of an Iceberg catalog.
+        place: a folder of a lake target, or properties of an Iceberg catalog.
         stream_id: of which stream; left out, the only one that is there.
+        options: credentials and addresses of an object store, as the target was given them.
 
     Raises:
         LakePathError: no stream, or several, have written a lake there.
         NothingStoredError: the stream has not committed anything yet.
         LakeForeignWriteError: the chain forks whenever it looks.
     """
-    given: Any = dict(place) if isinstance(place, Mapping) else str(place)
+    given: Any = dict(place) if isinstance(place, Mapping) else Place.of(place, options)
     kind = "iceberg" if isinstance(given, dict) else kind_of_lake(given)
-    admin: LakeAdmin = import_extra(kind, "ADMIN", ".admin")(given)
+    if kind == "iceberg" and isinstance(given, Place):
+        given = str(place)
+    admin: LakeAdmin[Any] = import_extra(kind, "ADMIN", ".admin")(given)
     found = [stream_id] if stream_id else [one.id for one in admin.streams()]
     if len(found) != 1:
         raise LakePathError("name one of the streams", streams=", ".join(found) or "none")

@@ -136,6 +136,11 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows with exactly the columns of a schema."""
+    return pa.Table.from_batches([conform(one, schema) for one in rows.to_batches()], schema)
+
+
 def _cast(values: pa.Array, field: pa.Field) -> pa.Array:
     if values.type == field.type:
         return values

@@ -12,14 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import LakeKeyError
-from headwater.targets.lake.columns import conform
 
 _PLACE, _OLD = "__headwater_place", "__headwater_old"
-
-
-def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows with exactly the columns of a schema."""
-    return pa.Table.from_batches([conform(one, schema) for one in rows.to_batches()], schema)
 
 
 def check_key(table: str, key: Sequence[str], columns: Sequence[str]) -> list[str]:

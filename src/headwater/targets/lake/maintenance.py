@@ -21,7 +21,7 @@ from headwater.targets.lake.authors import (
     slug,
     window_stem,
 )
-from headwater.targets.lake.settings import LakeSettings
+from headwater.targets.lake.settings import LakeSettings, TableSettings
 from headwater.targets.lake.state import StoredStream
 from headwater.targets.lake.table import (
     ROWS,
@@ -61,7 +61,8 @@ class Maintenance(Generic[File]):
         """
         done = {"compacted": 0}
         for table in self.tables.open.values():
-            done["compacted"] += self._compact(table)
+            if isinstance(self.settings, TableSettings):
+                done["compacted"] += self._compact(table, self.settings)
             self.announce(f"tidy {table.name}")
             outside, bounded = self._outside, self.bounded
             counts = table.tidy(self.stored, self.settings, outside=outside, bounded=bounded)
@@ -80,9 +81,9 @@ class Maintenance(Generic[File]):
         if self.check is not None:
             self.check()
 
-    def _compact(self, table: LakeTable[File]) -> int:
+    def _compact(self, table: LakeTable[File], settings: TableSettings) -> int:
         done, author = 0, Author(slug(self.stored.stream_id), self.stored.epoch, self._outside)
-        for old in self._bins(table):
+        for old in self._bins(table, settings):
             ends = [blocks_of(path) for path in old]
             stem = window_stem(author, min(one[0] for one in ends), max(one[1] for one in ends))
             plan = table.plan(table.columns, stem)
@@ -97,9 +98,9 @@ class Maintenance(Generic[File]):
         table.forget()
         return done
 
-    def _bins(self, table: LakeTable[File]) -> Iterator[dict[str, File]]:
+    def _bins(self, table: LakeTable[File], settings: TableSettings) -> Iterator[dict[str, File]]:
         """Yield small files that become one: of one partition, of final blocks, in their order."""
-        floor, settings = self.stored.state.undo_floor, self.settings
+        floor = self.stored.state.undo_floor
         groups: dict[str, list[str]] = {}
         live = dict(table.live())
         for path in sorted(live, key=file_name):

@@ -105,14 +105,18 @@ def declared_tables(
     plans: Iterable[Plan] = (),
     *,
     without: Sequence[str] = (),
+    on_data: object = None,
 ) -> dict[str, Table]:
     """Return the tables that a user declares, by name, and those of aggregates.
 
     `without` are options that the format lacks.
 
     Raises:
-        InvalidOptionError: a table asks for what the format cannot do.
+        InvalidOptionError: a table asks for what the format cannot do, or `on_data` is given, but
+            not what it writes.
     """
+    if on_data is not None and tables is None:
+        raise InvalidOptionError("on_data is given, but not the tables that it writes")
     given = tables or ()
     if isinstance(given, Iterable) and not isinstance(given, str | Table | TableOptions):
         given = [
@@ -139,10 +143,24 @@ def check_folder_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeSettings:
-    """How much is kept and rewritten.
+    """What all formats have.
 
     Args:
         id: the stream's id, if it is to be another than that of the stream.
+    """
+
+    id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.id is not None and not self.id.strip():
+            raise InvalidOptionError("a stream id cannot be blank", got=repr(self.id))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSettings(LakeSettings):
+    """How much is kept and rewritten of tables that change in commits.
+
+    Args:
         maintain_every: after so many commits, what no rollback needs is forgotten and small files
             of final blocks are compacted; 0 leaves that to `headwater maintain`.
         small_file_bytes: files below are compacted, once there are `compact_files` of them.
@@ -151,7 +169,6 @@ class LakeSettings:
         rewrite_bytes: changes by key rewrite at most so much for one batch.
     """
 
-    id: str | None = None
     maintain_every: int = 100
     small_file_bytes: int = 16 << 20
     compact_files: int = 16
@@ -159,8 +176,7 @@ class LakeSettings:
     rewrite_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
-        if self.id is not None and not self.id.strip():
-            raise InvalidOptionError("a stream id cannot be blank", got=repr(self.id))
+        LakeSettings.__post_init__(self)
         if self.maintain_every < 0:
             raise InvalidOptionError("maintain_every: 0 or more", got=self.maintain_every)
         if min(self.compact_files, self.compact_bytes, self.rewrite_bytes) < 2:
@@ -173,8 +189,8 @@ class LakeSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IcebergSettings(LakeSettings):
-    """What Iceberg has beside `LakeSettings`.
+class IcebergSettings(TableSettings):
+    """What Iceberg has beside `TableSettings`.
 
     Args:
         namespace: of tables that are named without one, and of the stream's state.
@@ -189,7 +205,7 @@ class IcebergSettings(LakeSettings):
     grace_s: float = 86_400.0
 
     def __post_init__(self) -> None:
-        LakeSettings.__post_init__(self)
+        TableSettings.__post_init__(self)
         if not NAME.fullmatch(self.namespace):
             raise InvalidOptionError("not the name of a namespace", got=repr(self.namespace))
         if self.final_snapshots < 0 or self.grace_s < 0:
@@ -197,8 +213,8 @@ class IcebergSettings(LakeSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaSettings(LakeSettings):
-    """What Delta has beside `LakeSettings`.
+class DeltaSettings(TableSettings):
+    """What Delta has beside `TableSettings`.
 
     Args:
         retention_hours: files that the table has ceased to name are kept so long for readers and
@@ -211,7 +227,7 @@ class DeltaSettings(LakeSettings):
     log_entries: int = 200
 
     def __post_init__(self) -> None:
-        LakeSettings.__post_init__(self)
+        TableSettings.__post_init__(self)
         if self.retention_hours < 0:
             raise InvalidOptionError("retention_hours: 0 or more", got=self.retention_hours)
         if self.log_entries < 1:
@@ -221,3 +237,57 @@ class DeltaSettings(LakeSettings):
     def bin_bytes(self) -> int:
         """How large a file becomes that is made of small ones."""
         return 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rollover:
+    """Publish final rows when any of the limits is reached; without a limit, at every commit.
+
+    `bytes` are those of a table's rows in memory, several times those of the file; `rows` are those
+    of one table; `blocks` and `seconds` count from the first block that waits.
+    """
+
+    bytes: int | None = 128 << 20
+    rows: int | None = None
+    blocks: int | None = None
+    seconds: float | None = 600
+
+    def __post_init__(self) -> None:
+        for name in ("bytes", "rows", "blocks"):
+            given = getattr(self, name)
+            if given is not None and (type(given) is not int or given < 1):
+                raise InvalidOptionError(f"rollover: {name} is a whole number from 1", got=given)
+        seconds = self.seconds
+        if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):
+            raise InvalidOptionError("rollover: seconds is a number above 0", got=repr(seconds))
+
+    def is_due(self, *, size: int, rows: int, blocks: int, seconds: float) -> bool:
+        """Tell whether what waits has reached a limit."""
+        pairs = (
+            (size, self.bytes), (rows, self.rows), (blocks, self.blocks), (seconds, self.seconds)
+        )  # fmt: skip
+        limited = [(now, limit) for now, limit in pairs if limit is not None]
+        return not limited or any(now >= limit for now, limit in limited)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetSettings(LakeSettings):
+    """What folders of Parquet files have beside `LakeSettings`.
+
+    Args:
+        rollover: when final rows are published; by default at 128 MiB of one table's rows, or after
+            10 minutes. Spans of a backfill are published at once.
+        memory_bytes: of rows that wait; more of them are kept in temporary files.
+        compression: of the files: zstd, snappy, gzip, none and so on.
+    """
+
+    rollover: Rollover = Rollover()
+    memory_bytes: int = 256 << 20
+    compression: str = "zstd"
+
+    def __post_init__(self) -> None:
+        LakeSettings.__post_init__(self)
+        if type(self.memory_bytes) is not int or self.memory_bytes < 0:
+            raise InvalidOptionError(
+                "memory_bytes is a whole number from 0", got=repr(self.memory_bytes)
+            )

@@ -99,7 +99,9 @@ class LakeStream(Generic[File]):
         """Store a state that leaves blocks out. Called by an operator's command."""
         self.recover()
         with self._changing(), coded_storage_failures():
-            self._store(replace(self._stored, state=state), {})
+            stored = replace(self._stored, state=state)
+            self._opened.move(stored)
+            self._store(stored, {})
 
     def forget(self, *, keep_data: bool) -> None:
         """Forget the stream, and empty its tables unless their rows are to stay.

@@ -1,7 +1,7 @@
-"""One table of a stream, as every format has it: rows become files, files are committed and undone.
+"""One table of a stream, as every format has it: rows become files, which are committed and undone.
 
-What is here is the same in Iceberg and Delta; a format says how its files, commits and histories
-differ. Runs on the driver. A table belongs to one stream.
+A format says how its files, commits and histories differ. Runs on the driver. A table belongs to
+one stream.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.core import PipeState
+from headwater.core import Batch, PipeState
+from headwater.errors import LakeUnsupportedError
+from headwater.targets.contract import Delivery
 from headwater.targets.lake.files import FilePlan, WrittenFile
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.settings import LakeSettings
@@ -68,7 +70,6 @@ class Lead(ABC, Generic[File]):
             TableRewritten: others have rewritten files that this commit removes.
         """
 
-    @abstractmethod
     def way_back(self, stored: StoredStream, *, claim: bool = False) -> Any:
         """Return what takes the table back to a state. Nothing that is visible is changed.
 
@@ -76,7 +77,6 @@ class Lead(ABC, Generic[File]):
             LakeUndoError: what a rollback needs is gone.
         """
 
-    @abstractmethod
     def go_back(self, way: Any, stored: StoredStream, *, claim: bool = False) -> bool:
         """Make the table end where the state does; return whether there was anything to undo.
 
@@ -85,6 +85,7 @@ class Lead(ABC, Generic[File]):
         Raises:
             TableRewritten: the table is not what it was when the way was found.
         """
+        return False
 
     def reload(self) -> None:
         """Read what others have committed, another writer of the stream among them."""
@@ -113,6 +114,10 @@ class LakeTable(Lead[File]):
         if self._files is None:
             self._files = {**self._committed_files(), **self._pending}
         return self._files
+
+    def written(self, plan: FilePlan, rows: pa.Table) -> Iterable[tuple[str, File]]:
+        """Write rows of this process; return their files by path. They wait for their commit."""
+        return map(self.data_file, plan.write(rows.to_batches(ROWS)))
 
     def add(self, path: str, file: File) -> None:
         """Note a file that waits for its commit."""
@@ -183,9 +188,9 @@ class LakeTable(Lead[File]):
     def ends(self, file: File, column: str) -> tuple[Any, Any]:
         """Return the least and the largest value of a column; None where statistics lack it."""
 
-    @abstractmethod
     def partition_of(self, file: File) -> str | None:
         """Return a text that names the partition of a file; None if no new one may join it."""
+        return None
 
     @abstractmethod
     def _committed_files(self) -> dict[str, File]:
@@ -198,7 +203,6 @@ class LakeTable(Lead[File]):
     def epoch(self) -> int:
         """The newest epoch that has committed to the table: all earlier writers are fenced out."""
 
-    @abstractmethod
     def rewrite(
         self, new: Mapping[str, File], old: Mapping[str, File], stored: StoredStream, outside: bool
     ) -> None:
@@ -207,8 +211,8 @@ class LakeTable(Lead[File]):
         Raises:
             TableRewritten: the table has changed meanwhile.
         """
+        raise LakeUnsupportedError("files of this format never change", table=self.name)
 
-    @abstractmethod
     def tidy(
         self, stored: StoredStream, settings: LakeSettings, *, outside: bool, bounded: bool
     ) -> dict[str, int]:
@@ -217,6 +221,7 @@ class LakeTable(Lead[File]):
         Raises:
             TableRewritten: the table has changed meanwhile.
         """
+        return {}
 
     @abstractmethod
     def aged(self, settings: LakeSettings) -> dict[str, bool]:
@@ -239,6 +244,7 @@ class LakeTables(ABC, Generic[File]):
 
     stream_id: str
     open: dict[str, LakeTable[File]]
+    changes: ClassVar[bool] = True  # whether rows that were committed can be replaced
 
     @abstractmethod
     def load(self) -> StoredStream | None:
@@ -285,6 +291,17 @@ class LakeTables(ABC, Generic[File]):
     def swept(self) -> list[LakeTable[File]]:
         """Return all tables whose folders may hold files of the stream."""
         return list(self.open.values())
+
+    def begin(self, batch: Batch[Delivery], after: PipeState) -> bool:
+        """Learn of a batch before its rows come; tell whether executors write files of it."""
+        return not after.is_hot
+
+    def move(self, stored: StoredStream) -> None:
+        """Take what is there along, as far as that can be done, when an operator moves a cursor.
+
+        Raises:
+            CursorMoveError: it cannot.
+        """
 
     @abstractmethod
     def get(

@@ -20,11 +20,10 @@ from headwater.core.callbacks import Callback
 from headwater.core.rooms import Policy
 from headwater.errors import EvolveError, LakeDiskFullError, LakeForeignWriteError
 from headwater.targets.contract import Capabilities, Delivery, Scope
-from headwater.targets.lake.authors import Author, slug
 from headwater.targets.lake.maintenance import Maintenance
 from headwater.targets.lake.merge import add_aggregates
 from headwater.targets.lake.paths import coded_storage_failures
-from headwater.targets.lake.settings import LakeSettings, Table
+from headwater.targets.lake.settings import LakeSettings, Table, TableSettings
 from headwater.targets.lake.stream import ATTEMPTS, LakeStream, OpenTables
 from headwater.targets.lake.table import BLOCK_NUMBER, Change, File, LakeTable, TableRewritten
 from headwater.targets.lake.tx import Tx
@@ -38,7 +37,7 @@ logger = logging.getLogger("headwater.targets")
 
 
 class LakeTarget(LakeStream[File]):
-    """A target of tables that change in commits. `clock` says the seconds, for tests."""
+    """A target of lake tables. `clock` says the seconds, for tests."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class LakeTarget(LakeStream[File]):
         side = self._stored.side
         self.altered.begin()
         for batch, (before, after) in zip(batches, pairwise(states), strict=False):
-            for name, change in self._write(batch.data, before, after).items():
+            for name, change in self._write(batch, before, after).items():
                 changes.setdefault(name, []).append(change)
             if batch.data.side:
                 self._announce("write side rows")
@@ -200,10 +199,12 @@ class LakeTarget(LakeStream[File]):
         return self._opened.get(output, None, self._stored)
 
     def _write(
-        self, delivery: Delivery, before: PipeState, after: PipeState
+        self, batch: Batch[Delivery], before: PipeState, after: PipeState
     ) -> dict[str, Change[File]]:
         """Write the files of one batch; return what it changes of each table."""
-        tx = self._tx(Scope.between(before, after), after)
+        delivery = batch.data
+        far = self._opened.begin(batch, after)
+        tx = self._tx(Scope.between(before, after), after, far=far)
         if self._on_data is None:
             for name, frame in delivery.data.items():
                 tx.insert(name, frame)
@@ -212,18 +213,21 @@ class LakeTarget(LakeStream[File]):
         add_aggregates(tx, self.plans, delivery.data, after.number)
         return {name: one for name, one in tx.changes.items() if one}
 
-    def _tx(self, scope: Scope, state: PipeState, *, widens: bool = False) -> Tx[File]:
+    def _tx(
+        self, scope: Scope, state: PipeState, *, far: bool = True, widens: bool = False
+    ) -> Tx[File]:
         """Return what writes one batch; its commits say `state`."""
-        tables, stored = self._opened, self._stored
+        settings = self._settings
         return Tx(
-            lambda name, schema: tables.get(name, schema, stored),
-            Author(slug(self._id), stored.epoch),
+            self._opened,
+            self._stored,
             scope,
             state,
-            self._settings.rewrite_bytes,
+            settings.rewrite_bytes if isinstance(settings, TableSettings) else 0,
             self._announce,
             self.altered,
             self._declared,
+            far=far,
             widens=widens,
         )
 
@@ -233,7 +237,8 @@ class LakeTarget(LakeStream[File]):
         Files that nothing names are looked for once a day: that lists the whole table.
         """
         self._commits += 1
-        every = self._settings.maintain_every
+        settings = self._settings
+        every = settings.maintain_every if isinstance(settings, TableSettings) else 0
         if not every or self._commits % every:
             return
         self._announce("maintain")

@@ -1,4 +1,4 @@
-"""`Tx`, which `on_data` writes Iceberg and Delta tables with: rows become files at once.
+"""`Tx`, which `on_data` writes lake tables with: rows become files at once, or wait in memory.
 
 They count with the commit of their batch. Runs on the driver; rows of final blocks that lie on
 executors become files there. `upsert` and `delete` copy on write: the files that hold a key are
@@ -8,7 +8,7 @@ files, so it is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, NoReturn
 
@@ -16,17 +16,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import BlockRange, PipeState
-from headwater.errors import EvolveError, LakeRewriteError, LakeUnsupportedError
+from headwater.errors import (
+    EvolveError,
+    LakeRewriteError,
+    LakeUnsupportedError,
+    ParquetWriteError,
+)
 from headwater.targets.contract import Scope
 from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.lake import merge
-from headwater.targets.lake.authors import Author, window_stem
-from headwater.targets.lake.columns import check_columns, fitting
-from headwater.targets.lake.files import FilePlan, WrittenFile, write_distributed
-from headwater.targets.lake.keys import check_key, conformed, distinct_keys, filled, split_by_key
+from headwater.targets.lake.authors import Author, slug, window_stem
+from headwater.targets.lake.columns import check_columns, conformed, fitting
+from headwater.targets.lake.files import FilePlan, write_distributed
+from headwater.targets.lake.keys import check_key, distinct_keys, filled, split_by_key
 from headwater.targets.lake.paths import coded_storage_failures
 from headwater.targets.lake.settings import Table
-from headwater.targets.lake.table import BLOCK_NUMBER, ROWS, Announce, Change, File, LakeTable
+from headwater.targets.lake.state import StoredStream
+from headwater.targets.lake.table import (
+    BLOCK_NUMBER,
+    Announce,
+    Change,
+    File,
+    LakeTable,
+    LakeTables,
+)
 from headwater.targets.sql.merge.changes import TableChanges
 from headwater.targets.values import Altered, Fitting, Tally
 
@@ -34,14 +47,14 @@ from headwater.targets.values import Altered, Fitting, Tally
 class Tx(Generic[File]):
     """Writes one batch. `changes` collects what the commit is to do, by table.
 
-    `find` returns a declared table; it is created for columns, if some are given. `room` is how
-    many bytes the batch may rewrite. With `widens` tables get the columns that frames have more.
+    `room` is how many bytes the batch may rewrite. `far` says that executors write the rows that
+    lie on them. With `widens` tables get the columns that frames have more.
     """
 
     def __init__(
         self,
-        find: Callable[[str, pa.Schema | None], LakeTable[File] | None],
-        author: Author,
+        tables: LakeTables[File],
+        stored: StoredStream,
         scope: Scope,
         state: PipeState,
         room: int,
@@ -49,28 +62,32 @@ class Tx(Generic[File]):
         altered: Altered,
         declared: Mapping[str, Table],
         *,
-        widens: bool = False,
+        far: bool,
+        widens: bool,
     ) -> None:
         self.changes: dict[str, Change[File]] = {}
         self._widens = widens
-        self._find = find
+        self._tables, self._stored = tables, stored
+        self._far = far
         self._scope = scope
         self._state = state
         self._room = room
         self._announce = announce
         self._altered = altered
         self._declared = declared
+        author = Author(slug(stored.stream_id), stored.epoch)
         self._stem = window_stem(author, scope.after + 1, scope.block)
 
     def insert(self, table: str, frame: Any) -> None:
         """Add rows. Columns that the frame lacks are null."""
-        far = None if self._scope.hot else executor_rows(frame)
+        far = executor_rows(frame) if self._far else None
         if far is not None and far.reaches_driver:
             held, plan = self._plan(table, far.schema)
             self._announce(f"write files of {table}")
             tally = Tally()
             fitting = self._fitting(held, far.schema)
-            self._add(held, write_distributed(replace(plan, fitting=fitting), far, tally))
+            written = write_distributed(replace(plan, fitting=fitting), far, tally)
+            self._add(held, map(held.data_file, written))
             self._altered.note(table, tally)
             return
         rows = to_arrow(frame)
@@ -79,6 +96,7 @@ class Tx(Generic[File]):
 
     def upsert(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
         """Add rows, or replace the columns that the frame has where the key exists already."""
+        self._check_changes(table)
         rows = to_arrow(frame)
         held, plan = self._plan(table, rows.schema)
         wanted = check_key(table, key or held.key, held.columns.names)
@@ -91,8 +109,9 @@ class Tx(Generic[File]):
 
     def delete(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
         """Remove the rows that have one of these keys; a key that is not there is no error."""
+        self._check_changes(table)
         rows = to_arrow(frame)
-        held = self._find(table, None)
+        held = self._find(table)
         if held is None:
             return
         wanted = check_key(table, key or held.key, held.columns.names)
@@ -110,6 +129,7 @@ class Tx(Generic[File]):
         self, table: str, columns: pa.Schema, key: Sequence[str], changes: TableChanges
     ) -> None:
         """Replace the rows that changes are about by what they make of them."""
+        self._check_changes(table)
         held, _ = self._plan(table, columns)
         check_key(table, key, held.columns.names)
         keys = merge.touched_keys(changes, held)
@@ -132,7 +152,7 @@ class Tx(Generic[File]):
                 table=table,
                 column=BLOCK_NUMBER,
             )
-        held = self._find(table, None)
+        held = self._find(table)
         if held is not None:
             self._take_out_blocks(held, blocks)
         self.insert(table, rows)
@@ -144,6 +164,15 @@ class Tx(Generic[File]):
     def query(self, sql: str, *given: object, **more: object) -> NoReturn:
         """Refuse: there is no engine here that runs SQL."""
         raise LakeUnsupportedError("lake targets run no SQL: tx.query is not offered")
+
+    def _check_changes(self, table: str) -> None:
+        """Refuse changes by key where files never change, before a table is made for them."""
+        if not self._tables.changes:
+            raise ParquetWriteError("Parquet files take inserts alone", table=table)
+
+    def _find(self, name: str, schema: pa.Schema | None = None) -> LakeTable[File] | None:
+        """Return a table; it is created for columns, if some are given."""
+        return self._tables.get(name, schema, self._stored)
 
     def _plan(self, name: str, schema: pa.Schema) -> tuple[LakeTable[File], FilePlan]:
         with coded_storage_failures():
@@ -168,12 +197,10 @@ class Tx(Generic[File]):
         if rows.num_rows:
             self._announce(f"write files of {table.name}")
             with coded_storage_failures():
-                written = plan.write(rows.to_batches(ROWS))
-            self._add(table, written)
+                self._add(table, table.written(plan, rows))
 
-    def _add(self, table: LakeTable[File], files: Sequence[WrittenFile]) -> None:
-        for one in files:
-            path, file = table.data_file(one)
+    def _add(self, table: LakeTable[File], files: Iterable[tuple[str, File]]) -> None:
+        for path, file in files:
             self._change(table).added[path] = file
             table.add(path, file)
 

@@ -1,8 +1,11 @@
 """Parquet: final rows in plain files, named by the blocks they cover; `parquet_target("dir")`."""
 
-from headwater.targets.lake.settings import Table, table
+from headwater.targets.lake.settings import ParquetSettings, Rollover, Table, table
+from headwater.targets.lake.tx import Tx
 from headwater.targets.parquet.target import ParquetTarget, parquet_target
-from headwater.targets.parquet.tx import Tx
-from headwater.targets.parquet.windows import Rollover, Window
+from headwater.targets.parquet.windows import Window
 
-__all__ = ["ParquetTarget", "Rollover", "Table", "Tx", "Window", "parquet_target", "table"]
+__all__ = [
+    "ParquetSettings", "ParquetTarget", "Rollover", "Table", "Tx", "Window", "parquet_target",
+    "table",
+]  # fmt: skip

@@ -1,65 +1,60 @@
-"""Administers the streams of a folder of Parquet files."""
+"""Administers the streams of a folder of Parquet files. Its files hold final blocks alone.
+
+Every start removes files above the cursor: so a move only stores where the cursor is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from urllib.parse import unquote
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from headwater.errors import LakeCommandError
-from headwater.targets.admin import FINAL_ONLY, TableStatus
-from headwater.targets.lake.admin import LakeAdmin
+from headwater.targets.admin import FINAL_ONLY
+from headwater.targets.lake.admin import LakeAdmin, LakeMoment
 from headwater.targets.lake.paths import Place
-from headwater.targets.lake.state import StoredStream
-from headwater.targets.parquet.state import FOLDER, read_stored
-from headwater.targets.parquet.target import ParquetTarget, parquet_target
-from headwater.targets.parquet.windows import window_of
+from headwater.targets.lake.settings import ParquetSettings
+from headwater.targets.lake.table import LakeTables
+from headwater.targets.parquet.held import Part
+from headwater.targets.parquet.state import FOLDER
+from headwater.targets.parquet.tables import ParquetTables
+from headwater.targets.parquet.target import ParquetTarget
 
 
-class ParquetAdmin(LakeAdmin):
-    """Administers the folder of a `parquet_target`. Its files hold final blocks alone.
-
-    Every start removes files above the cursor: so a move only stores where the cursor is.
-    """
+class ParquetAdmin(LakeAdmin[Part]):
+    """Administers the folder of a `parquet_target`."""
 
     undo = FINAL_ONLY
+    own_rows = True
 
-    def __init__(self, address: str, schema: str | None = None, table: str = "") -> None:
-        self._place = Place.of(address)
+    def __init__(self, address: str | Place, schema: str | None = None, table: str = "") -> None:
+        self._place = address if isinstance(address, Place) else Place.of(address)
+
+    @contextmanager
+    def lakes(self) -> Iterator[Mapping[str, LakeTables[Part]]]:
+        """Return the tables of each stream in the folder."""
+        names = map(unquote, self._place.under(FOLDER).folders())
+        yield {one: ParquetTables(self._place, one, {}, ParquetSettings()) for one in names}
+
+    def ends_in(self, tables: LakeTables[Part]) -> LakeMoment | None:
+        """The state says what files cover, and files never change."""
+        stored = tables.load()
+        assert stored is not None, "the stream is there"
+        found = self._moment(stored, dict.fromkeys(tables.open, stored.state.number))
+        named = self._place.path_of if self._place.is_local else self._place.uri_of
+        files = {
+            name: tuple(sorted(map(named, table.live())))
+            for name, table in tables.open.items()
+        }
+        return replace(found, files=files)
 
     def target(self, stream_id: str) -> ParquetTarget:
         """Refuse: plain files keep no side tables."""
         raise LakeCommandError("a folder of Parquet files keeps no side tables", stream=stream_id)
 
-    def _stored(self) -> Sequence[tuple[StoredStream, list[str]]]:
-        found = []
-        folders = self._place.under(FOLDER).folders() if FOLDER in self._place.folders() else []
-        for stream_id in sorted(map(unquote, folders)):
-            stored = read_stored(self._place, stream_id)
-            if stored is not None:
-                one = StoredStream(stream_id, stored.state, config=stored.config)
-                found.append((one, sorted(stored.coverage)))
-        return found
-
-    def _status(self, name: str) -> TableStatus:
-        """Return how rows of a table are undone; all of them are the stream's own."""
-        return TableStatus(name, self.undo, own_rows=True)
-
-    def _rows(self, stream_id: str, table: str, first: int, last: int) -> pa.Table:
-        stored = read_stored(self._place, stream_id)
-        assert stored is not None, "the stream has tables"
-        found = [stored.schemas[table].empty_table()] if table in stored.schemas else []
-        for name in sorted(one.name for one in self._place.files(table)):
-            window = window_of(name.rpartition("/")[2])
-            if window is not None and window.first <= last and first <= window.last:
-                with self._place.open(name) as file:
-                    found.append(pq.ParquetFile(file).read())
-        return pa.concat_tables(found, promote_options="default") if found else pa.table({})
-
     def _writer(self, stream_id: str) -> ParquetTarget:
-        return parquet_target(self._place.uri, id=stream_id)
+        return ParquetTarget.at(self._place, {}, None, ParquetSettings(id=stream_id))
 
 
 ADMIN = ParquetAdmin

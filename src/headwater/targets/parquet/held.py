@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -16,15 +16,30 @@ import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor
 from headwater.targets.contract import Delivery
-from headwater.targets.lake.files import WrittenFile
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a table: in memory, or in a file that waits to be published or is published.
+
+    `name` is the file's in the target's place; that of rows in memory is the name of no file.
+    `first` and `last` are the blocks that it covers.
+    """
+
+    name: str
+    rows: int
+    size: int
+    first: int
+    last: int
+    memory: pa.Table | None = None
 
 
 @dataclass(slots=True)
 class HeldBatch:
-    """The rows of one batch, by table; those that executors have written lie in staged files.
+    """The rows of one batch, by table.
 
     `start` is the first block of the range that the batch belongs to, `first` that of a table which
-    begins with it, `blocks` how many it covers.
+    begins with it, `blocks` how many it covers, `since` the second it came in.
     """
 
     cursor: BlockCursor
@@ -32,21 +47,32 @@ class HeldBatch:
     first: int
     blocks: int
     since: float
-    rows: dict[str, list[pa.Table]] = field(default_factory=dict)
-    staged: dict[str, list[WrittenFile]] = field(default_factory=dict)
+    parts: dict[str, list[Part]] = field(default_factory=dict)
 
-    def tables(self) -> set[str]:
-        """Return the tables that the batch was written to, also without rows."""
-        return {*self.rows, *self.staged}
+    @classmethod
+    def of(cls, batch: Batch[Delivery], cursor: BlockCursor, since: float) -> HeldBatch:
+        """Return a batch without its rows. The ranges of its stream say where a range begins."""
+        first, last = batch.headers[0].number, batch.headers[-1].number
+        stream = getattr(batch.data.ctx, "stream", None)
+        if stream is None:
+            return cls(cursor, 0, first, len(batch.headers), since)
+        start, end = stream.state.initial, -1
+        for one in sorted(stream.state.ranges, key=lambda one: one.from_block):
+            if one.from_block > last:
+                break
+            if one.from_block > end + 1:
+                start = one.from_block
+            end = last if one.to_block is None else max(end, one.to_block)
+        blocks = int(batch.data.ctx.batch.blocks_count)
+        return cls(cursor, start, start, blocks, since)
 
     def count(self, table: str) -> int:
         """Return how many rows it has for a table."""
-        rows = sum(int(one.num_rows) for one in self.rows.get(table, ()))
-        return rows + sum(one.rows for one in self.staged.get(table, ()))
+        return sum(one.rows for one in self.parts.get(table, ()))
 
     def size(self, table: str) -> int:
         """Return how many bytes a table's rows take, as Arrow holds them."""
-        return sum(int(one.nbytes) for one in self.rows.get(table, ()))
+        return sum(one.size for one in self.parts.get(table, ()) if one.memory is not None)
 
 
 class Held:
@@ -61,19 +87,28 @@ class Held:
         return iter(self._batches)
 
     def add(self, batch: HeldBatch) -> None:
-        """Hold a batch; the rows of older ones move to disk if memory is full."""
+        """Hold a batch, whose rows come later."""
         self._batches.append(batch)
-        held = sum(batch.size(table) for batch in self._in_memory() for table in batch.rows)
-        for one in self._in_memory() if held > self._limit else ():
-            for table, several in one.rows.items():
-                held -= one.size(table)
-                one.rows[table] = [_on_disk(rows) for rows in several]
-            self._spilled.add(id(one))
+
+    def put(self, table: str, block: int, parts: Sequence[Part]) -> None:
+        """Add rows to the batch that ends in a block."""
+        (batch,) = (one for one in self._batches if one.cursor.number == block)
+        batch.parts.setdefault(table, []).extend(parts)
+
+    def spill(self) -> None:
+        """Move the rows of older batches to disk, if memory is full."""
+        waiting = [one for one in self._batches if id(one) not in self._spilled]
+        held = sum(batch.size(table) for batch in waiting for table in batch.parts)
+        for batch in waiting:
             if held <= self._limit:
                 return
+            for table, parts in batch.parts.items():
+                held -= batch.size(table)
+                batch.parts[table] = [replace(one, memory=_on_disk(one.memory)) for one in parts]
+            self._spilled.add(id(batch))
 
     def drop_above(self, number: int) -> None:
-        """Forget batches that a fork has taken."""
+        """Forget batches that a fork has taken, or that did not come to be."""
         self._keep([one for one in self._batches if one.cursor.number <= number])
 
     def drop_up_to(self, number: int) -> None:
@@ -88,9 +123,6 @@ class Held:
         self._batches = batches
         self._spilled &= {id(one) for one in batches}
 
-    def _in_memory(self) -> list[HeldBatch]:
-        return [one for one in self._batches if id(one) not in self._spilled]
-
 
 def by_range(batches: Sequence[HeldBatch]) -> Iterator[tuple[int, list[HeldBatch]]]:
     """Yield the batches of each range of the stream, with its first block."""
@@ -98,25 +130,9 @@ def by_range(batches: Sequence[HeldBatch]) -> Iterator[tuple[int, list[HeldBatch
         yield start, list(several)
 
 
-def covered(batch: Batch[Delivery]) -> tuple[int, int, int]:
-    """Return where the range of a batch begins, where a new table does, how many blocks it has."""
-    last = batch.headers[-1].number
-    stream = getattr(batch.data.ctx, "stream", None)
-    if stream is None:
-        return 0, batch.headers[0].number, len(batch.headers)
-    start, end = stream.state.initial, -1
-    for one in sorted(stream.state.ranges, key=lambda one: one.from_block):
-        if one.from_block > last:
-            break
-        if one.from_block > end + 1:
-            start = one.from_block
-        end = last if one.to_block is None else max(end, one.to_block)
-    return start, start, int(batch.data.ctx.batch.blocks_count)
-
-
-def _on_disk(rows: pa.Table) -> pa.Table:
+def _on_disk(rows: pa.Table | None) -> pa.Table | None:
     """Return the same rows, mapped from a file that is gone with them."""
-    if not rows.num_rows:
+    if rows is None or not rows.num_rows:
         return rows
     with tempfile.NamedTemporaryFile(prefix="headwater-held-", suffix=".arrow") as file:
         path = Path(file.name)

@@ -17,7 +17,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +31,7 @@ from headwater.core import PipeState
 from headwater.core.codec import dump_state, load_state
 from headwater.errors import LakeForeignWriteError, ParquetWriterError, StoredStateError
 from headwater.targets.lake.paths import Place, sync_directory
+from headwater.targets.lake.table import Announce
 
 FOLDER = "_headwater"
 AT_ONCE = 8  # files that are published
@@ -45,18 +46,20 @@ class Stored:
     """What is stored of a stream: its state, what its files cover, their columns, its definition.
 
     `coverage` is the first block, by table, that no file covers yet. A table is written down there
-    before its first file is published.
+    before its first file is published. `pending` is as in `StoredStream`.
     """
 
     state: PipeState = PipeState()  # noqa: RUF009 - immutable
     coverage: Mapping[str, int] = field(default_factory=dict)
     schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
     config: str | None = None
+    pending: str = ""
 
     def to_text(self) -> str:
         """Return it as JSON, which anybody can read but for the columns."""
         return json.dumps(
             {
+                **({"pending": self.pending} if self.pending else {}),
                 "state": json.loads(dump_state(self.state)),
                 "coverage": dict(sorted(self.coverage.items())),
                 "schemas": {
@@ -78,10 +81,10 @@ class Stored:
                 for name, one in found["schemas"].items()
             }
             coverage = {str(name): int(first) for name, first in found["coverage"].items()}
-            config = found.get("config")
+            config, pending = found.get("config"), str(found.get("pending", ""))
         except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowInvalid) as error:
             raise StoredStateError("the state file is malformed", got=text[:80]) from error
-        return cls(load_state(json.dumps(found["state"])), coverage, schemas, config)
+        return cls(load_state(json.dumps(found["state"])), coverage, schemas, config, pending)
 
 
 class _Version(NamedTuple):
@@ -102,14 +105,11 @@ def _version_of(name: str) -> _Version | None:
 
 
 class Folder:
-    """The directory of a target: its files, changed in steps that are whole or not at all.
+    """The directory of a target: its files, changed in steps that are whole or not at all."""
 
-    `on_io` is called with each step that changes something, before it, for tests.
-    """
-
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, announce: Announce = lambda step: None) -> None:
         self.place = place
-        self.on_io: Callable[[str], None] = lambda step: None
+        self.announce = announce
 
     def names(self, folder: str) -> list[str]:
         """Return the names of all files below a folder, relative to it."""
@@ -117,7 +117,7 @@ class Folder:
 
     def put(self, name: str, content: bytes) -> None:
         """Write a file in one step."""
-        self.on_io(f"put {name}")
+        self.announce(f"put {name}")
         self.place.replace(name, content)
 
     def publish(self, staged: Mapping[str, str]) -> None:
@@ -131,7 +131,7 @@ class Folder:
         with ThreadPoolExecutor(AT_ONCE) as threads:
             under_way = []
             for source, name in staged.items():
-                self.on_io(f"publish {name}")
+                self.announce(f"publish {name}")
                 under_way.append(threads.submit(step, source, name))
         for one in under_way:
             one.result()
@@ -152,7 +152,7 @@ class Folder:
 
     def delete(self, name: str) -> None:
         """Remove a file; one that is gone already is no error."""
-        self.on_io(f"delete {name}")
+        self.announce(f"delete {name}")
         self.place.delete(name)
 
 
@@ -162,16 +162,18 @@ class StateFiles:
     def __init__(self, folder: Folder, stream_id: str) -> None:
         self._folder = folder
         self._id = stream_id
-        self._path = f"{FOLDER}/{_folder_of(stream_id)}"
+        self.path = f"{FOLDER}/{_folder_of(stream_id)}"
         self._version: _Version | None = None
         self._lock: int | None = None
 
     @property
     def epoch(self) -> int:
-        """What names of files tell of their writer; 0 where a lock keeps others out."""
-        if self._version is None or self._folder.place.is_local:
-            return 0
-        return self._version.epoch
+        """The epoch of this writer; 0 of one that only looks."""
+        return 0 if self._version is None else self._version.epoch
+
+    def newest_epoch(self) -> int:
+        """Return the newest epoch that has begun; 0 if none has."""
+        return max((one.epoch for one in self._versions()), default=0)
 
     def claim(self) -> tuple[Stored, bool]:
         """Begin an epoch, and return what is stored, with whether anything was.
@@ -204,14 +206,14 @@ class StateFiles:
     def _read(self, versions: Sequence[_Version]) -> Stored | None:
         """Return the newest of some states that is whole."""
         for one in reversed(versions):
-            content = self._folder.place.read(f"{self._path}/{one.name}")
+            content = self._folder.place.read(f"{self.path}/{one.name}")
             if content is None:
                 raise ParquetWriterError("another writer begins at this moment", stream=self._id)
             if _is_whole(content):
                 return Stored.from_text(content.decode())
             logger.warning("state.half id=%s file=%s", self._id, one.name)
         if versions:
-            raise StoredStateError("no state file of the stream is whole", folder=self._path)
+            raise StoredStateError("no state file of the stream is whole", folder=self.path)
         return None
 
     def save(self, stored: Stored) -> None:
@@ -227,7 +229,7 @@ class StateFiles:
         versions = self._versions()
         if versions and versions[-1].epoch > self._version.epoch:
             raise ParquetWriterError(
-                "another process has taken over this stream", stream=self._id, folder=self._path
+                "another process has taken over this stream", stream=self._id, folder=self.path
             )
 
     def release(self) -> None:
@@ -237,11 +239,11 @@ class StateFiles:
             os.close(lock)
 
     def _write(self, version: _Version, stored: Stored) -> None:
-        self._folder.put(f"{self._path}/{version.name}", stored.to_text().encode())
+        self._folder.put(f"{self.path}/{version.name}", stored.to_text().encode())
         self._version = version
 
     def _versions(self) -> list[_Version]:
-        found = map(_version_of, self._folder.names(self._path))
+        found = map(_version_of, self._folder.names(self.path))
         return sorted(one for one in found if one is not None)
 
     def _clean(self) -> None:
@@ -250,18 +252,18 @@ class StateFiles:
         A later writer may have begun since the last look: what it has written stays.
         """
         assert self._version is not None, "called by a writer"
-        for name in self._folder.names(self._path):
+        for name in self._folder.names(self.path):
             found = _version_of(name)
             old = _TEMPORARY.fullmatch(name) if found is None else found < self._version
             if old:
-                self._folder.delete(f"{self._path}/{name}")
+                self._folder.delete(f"{self.path}/{name}")
 
     def _hold(self) -> None:
         """Take the lock of a local place; the system releases it when the process ends."""
         place = self._folder.place
         if not place.is_local or self._lock is not None:
             return
-        path = Path(place.path_of(f"{self._path}/lock"))
+        path = Path(place.path_of(f"{self.path}/lock"))
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
         try:

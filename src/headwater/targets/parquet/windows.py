@@ -1,4 +1,4 @@
-"""Windows of blocks: how files are named, when one is full, and what a crash may have left. Pure.
+"""Windows of blocks: how files are named, and which of them a crash may have left. Pure.
 
 A file is named by the window of blocks that it covers, so its name says what is in it and which
 file comes next. The windows of a table follow each other: `coverage` is the first block that no
@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from headwater.errors import InvalidOptionError, ParquetWriterError, UnexplainedFilesError
+from headwater.errors import ParquetWriterError, UnexplainedFilesError
+from headwater.targets.lake.authors import Author
 
 _NAME = re.compile(r"(\d{12,})-(\d{12,})(?:-(\d{4,}))?(?:-e(\d{6,}))?\.parquet")
-_STAGED = re.compile(r"e(\d{6,})-")
+_STAGED = re.compile(r"e(\d{6,})-")  # in names of earlier releases
 _HIDDEN = ("_", ".")  # what readers of Parquet folders leave out
 
 
@@ -56,46 +57,11 @@ def epoch_of(name: str) -> int:
     return 0 if found is None else int(found[4] or 0)
 
 
-def staged_stem(first: int, last: int, epoch: int) -> str:
-    """Return how names of files begin that wait for their window to be published."""
-    return f"e{epoch:06d}-{first}-{last}"
-
-
 def staged_epoch(name: str) -> int:
     """Return the epoch of the writer of a file that waits; 0 if its name tells none."""
-    found = _STAGED.match(name)
-    return 0 if found is None else int(found[1])
-
-
-@dataclass(frozen=True, slots=True)
-class Rollover:
-    """Publish final rows when any of the limits is reached; without a limit, at every commit.
-
-    `bytes` are those of a table's rows in memory, several times those of the file; `rows` are those
-    of one table; `blocks` and `seconds` count from the first block that waits.
-    """
-
-    bytes: int | None = 128 << 20
-    rows: int | None = None
-    blocks: int | None = None
-    seconds: float | None = 600
-
-    def __post_init__(self) -> None:
-        for name in ("bytes", "rows", "blocks"):
-            given = getattr(self, name)
-            if given is not None and (type(given) is not int or given < 1):
-                raise InvalidOptionError(f"rollover: {name} is a whole number from 1", got=given)
-        seconds = self.seconds
-        if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):
-            raise InvalidOptionError("rollover: seconds is a number above 0", got=repr(seconds))
-
-    def is_due(self, *, size: int, rows: int, blocks: int, seconds: float) -> bool:
-        """Tell whether what waits has reached a limit."""
-        pairs = (
-            (size, self.bytes), (rows, self.rows), (blocks, self.blocks), (seconds, self.seconds)
-        )  # fmt: skip
-        limited = [(now, limit) for now, limit in pairs if limit is not None]
-        return not limited or any(now >= limit for now, limit in limited)
+    author = Author.of(name)
+    found = None if author is not None else _STAGED.match(name)
+    return int(found[1]) if found is not None else 0 if author is None else author.epoch
 
 
 def leftovers(
@@ -154,6 +120,18 @@ def leftovers(
                     other=windows[other][0],
                 )
     return removed
+
+
+def published(names: Iterable[str], covered: int) -> dict[str, Window]:
+    """Return the files of a table that count, given the first block that none covers yet."""
+    windows: dict[Window, list[str]] = {}
+    for name in names:
+        window = window_of(name)
+        if window is not None and window.last < covered:
+            windows.setdefault(window, []).append(name)
+    stale = _replaced(windows)
+    found = ((name, window) for window, several in windows.items() for name in several)
+    return {name: window for name, window in found if name not in stale}
 
 
 def _replaced(windows: Mapping[Window, Sequence[str]]) -> set[str]:
