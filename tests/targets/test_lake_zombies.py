@@ -321,3 +321,76 @@ def committed(action: str) -> list[Change]:
     """Return what an action commits, if it was paused only after that."""
     made = {"table": [plain("stale")], "evolve": [wider()]}
     return {**made, "first": changes(1), "commit": changes(4)}[action]
+
+
+class Died(BaseException):
+    """The process ends here."""
+
+
+class Overtaken:
+    """A start that is paused at one point while the writer before it goes on, or dies at it."""
+
+    def __init__(self, lake: Lake, *, dies: bool) -> None:
+        self.dies = dies
+        self.lake = lake
+        self.old, self.new = lake.rig(lake.target()), lake.rig(lake.target())
+        self.old.target.recover()
+        for number in range(1, 4):
+            self.old.block(number, *changes(number), final=1)
+        self.kept = list(self.old.model._kept)
+
+    def go_on(self) -> None:
+        """Commit a block, with rows of a table that was not there; or die before it counts."""
+
+        def die(step: str) -> None:
+            if step in ("store state", f"commit {LOG}"):
+                raise Died
+
+        target: Any = self.old.target
+        if self.dies:
+            target.on_step = die
+        try:
+            self.old.block(4, *changes(4), plain("stale"), final=1)
+        except (LakeWriterError, Died):
+            target.close()
+
+    def judge(self) -> None:
+        """Fork what the old writer has committed, and go on."""
+        new = self.new
+        state = new.target.recover()
+        new.model._kept = list(self.old.model._kept if state.number == 4 else self.kept)
+        assert new.state == state
+        new.check()
+        new.roll_back(3)
+        new.block(4, *changes(40), final=1, branch="b")
+        new.check()
+        new.block(5, *changes(5), plain("new"), final=1, branch="b")
+        new.check()
+        new.target.close()
+        new.target = self.lake.target()
+        assert new.target.recover() == new.state
+        new.check()
+        new.target.close()
+
+
+@pytest.mark.guarantee("LAKE-3")
+@pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies"])
+@pytest.mark.parametrize("kind", ["iceberg", "delta"])
+def test_a_start_takes_over_what_the_writer_before_does_meanwhile(
+    kind: str, dies: bool, tmp_path: Path, pause: Pause
+) -> None:
+    numbers = itertools.count()
+
+    def stop_at(at: int) -> int | None:
+        play = Overtaken(Lake(kind, tmp_path / str(next(numbers)), pause), dies=dies)
+        with pause.watching(at, play.go_on):
+            try:
+                play.new.target.recover()
+            except LakeWriterError:  # it is started again
+                play.new.target.close()
+        if pause.seen <= at:
+            return pause.seen
+        play.judge()
+        return None
+
+    visit(4, stop_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ from headwater.targets.parquet.windows import leftovers, window_of
 from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.conformance.model import Rig, log, plain, upsert
 from headwater.testing.conformance.suite import apply_changes
+from tests.sampling import visit
 from tests.stream.truth import COLUMNS, transfers
 from tests.targets.lake_places import ACCESS_KEY, SECRET_KEY, bucket
 
@@ -281,7 +283,7 @@ def test_a_file_that_a_paused_writer_publishes_is_removed(dies: bool) -> None:
             for number in (2, 3, 4):
                 new.block(number, log(number, "right"), final=2 if number < 4 else 4)
             new.target.close()
-        elif dies and step.startswith("put _headwater/"):
+        elif dies and step.startswith("delete log/"):
             raise KeyboardInterrupt
 
     for number in (2, 3):
@@ -408,6 +410,39 @@ def test_a_stream_publishes_all_final_rows_when_its_range_is_read(
     before = files(tmp_path, "transfers")
     run(portal, parquet_target(tmp_path))
     assert files(tmp_path, "transfers") == before, "a second run adds nothing"
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.guarantee("LAKE-1")
+def test_a_stream_of_two_ranges_dies_at_any_step_and_goes_on(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    chain = portal.sim.chain
+    expected = transfers(chain, [*chain.canonical(5, 12), *chain.canonical(30, 40)])
+
+    def die_at(point: int) -> int | None:
+        path, steps = tmp_path / str(point), itertools.count()
+
+        def step(name: str) -> None:
+            if next(steps) == point:
+                raise Killed
+
+        target = parquet_target(path, settings=EVERY_COMMIT)
+        target.on_step = step
+        try:
+            run(portal, target, (5, 12), (30, 40))
+        except Killed:
+            target.close()
+            run(portal, parquet_target(path, settings=EVERY_COMMIT), (5, 12), (30, 40))
+            assert held(path) == expected, point
+            return None
+        assert held(path) == expected
+        return next(steps)
+
+    assert visit(6, die_at)
 
 
 def test_s3_without_rename_and_without_a_word_of_its_credentials(

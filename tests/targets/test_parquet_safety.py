@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from headwater.core import BlockCursor, PipeState
+from headwater.core.codec import dump_state
 from headwater.errors import (
     LakeForeignWriteError,
     LakeStorageError,
@@ -16,11 +21,12 @@ from headwater.errors import (
     StoredStateError,
     UnexplainedFilesError,
 )
+from headwater.targets.admin import open_admin
 from headwater.targets.lake.paths import Place
 from headwater.targets.parquet import ParquetSettings, Rollover, parquet_target
 from headwater.targets.parquet.state import Folder, StateFiles, Stored, read_stored
 from headwater.targets.parquet.windows import leftovers
-from headwater.testing.conformance.model import Rig, log, plain
+from headwater.testing.conformance.model import Change, Rig, log, plain
 from headwater.testing.conformance.suite import apply_changes
 
 EVERY_COMMIT = ParquetSettings(rollover=Rollover(bytes=None, seconds=None))
@@ -245,3 +251,55 @@ def test_a_storage_that_fails_while_files_are_published_has_a_code(tmp_path: Pat
     again.block(2, log(2, "a"), final=2)
     assert len(names(str(tmp_path))) == 2
     again.target.close()
+
+
+def test_rows_taken_in_before_a_failure_are_held_when_the_writer_goes_on(tmp_path: Path) -> None:
+    rig = started(tmp_path)
+    rig.block(1, log(1, "a"), final=1)
+    rig.block(2, log(2, "hot"), final=1)
+
+    def fail(step: str) -> None:
+        if step.startswith(("write files", "put log/")):
+            raise OSError("AWS Error SLOW_DOWN")
+
+    target: Any = rig.target
+    target.on_step = fail
+    with pytest.raises(OSError, match="SLOW_DOWN"):
+        rig.block(3, log(3, "hot"), final=1)
+    target.on_step = None
+    rig.block(3, log(3, "hot"), final=1)
+    target.on_step = fail
+    with pytest.raises(LakeStorageError):
+        rig.settle(3)
+    target.on_step = None
+    rig.settle(3)
+    rig.target.close()
+    found = [pq.read_table(tmp_path / name)["value"].to_pylist() for name in names(str(tmp_path))]
+    assert found == [["a"], ["hot", "hot"]]
+
+
+def test_a_folder_of_an_earlier_release_opens_as_it_is(tmp_path: Path) -> None:
+    """Its state says nothing of resets, its staged files name no stream."""
+    columns = pa.schema([("block_number", pa.int64()), ("log_index", pa.int64())])
+    rows = pa.table({"block_number": [3, 5], "log_index": [0, 1]}, columns)
+    folder = Folder(Place.of(tmp_path))
+    (tmp_path / "log").mkdir()
+    pq.write_table(rows, tmp_path / "log" / "000000000001-000000000005.parquet")
+    schema = base64.b64encode(columns.serialize()).decode()
+    cursor = BlockCursor(5, "0x5", None)
+    state = dump_state(PipeState(cursor, cursor, (cursor,)))
+    text = (
+        f'{{"state": {state}, "coverage": {{"log": 6}}, "schemas": {{"log": "{schema}"}}, '
+        '"config": null}'
+    )
+    folder.put("_headwater/one/000002-000000000007-ab.json", text.encode())
+    waiting = "log/_staging/e000002-6-9-00000-0123456789ab-000.parquet"
+    folder.put(waiting, b"rows")
+    rig = started(tmp_path)
+    assert rig.state.number == 5
+    assert folder.place.read(waiting) is None
+    frame = pa.table({"block_number": [6], "log_index": [0]}, columns)
+    rig.block(6, Change("insert", "log", (), frame), final=6)
+    rig.target.close()
+    assert names(str(tmp_path))[1:] == ["log/000000000006-000000000006.parquet"]
+    assert open_admin(str(tmp_path)).streams()[0].state.number == 6

@@ -144,8 +144,8 @@ def test_whoever_is_replaced_while_it_is_paused_publishes_nothing(
             assert error is None
             return pause.seen
         (new,) = successor
-        mine, other = (one.target._folders.publication.files for one in (rig, new))  # type: ignore[attr-defined]
-        if error is None and mine.epoch > other.epoch:
+        mine, other = (one.target._stored.epoch for one in (rig, new))  # type: ignore[attr-defined]
+        if error is None and mine > other:
             with pytest.raises(ParquetWriterError):  # it has begun after all: the later start
                 new.block(9, log(9, "late"), final=9)
             expected.pop(9, None)
@@ -164,3 +164,51 @@ def test_whoever_is_replaced_while_it_is_paused_publishes_nothing(
         return None
 
     visit(EVERY[kind], stop_at)
+
+
+@pytest.mark.guarantee("LAKE-3")
+@pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies"])
+def test_a_start_takes_over_what_the_writer_before_does_meanwhile(dies: bool, pause: Pause) -> None:
+    """The earlier one publishes a block and a new table, or dies before they count."""
+
+    def stop_at(at: int) -> int | None:
+        place = Files("memory", pause)
+        expected: dict[int, str] = {}
+        old, new = begun(place, "publish", expected), place.opened()
+
+        def go_on() -> None:
+            def die(step: str) -> None:
+                if step.startswith(f"put {LOG}/"):
+                    old.target.on_step = lambda step: dies_now()  # type: ignore[attr-defined]
+
+            def dies_now() -> None:
+                raise KeyboardInterrupt
+
+            if dies:
+                old.target.on_step = die  # type: ignore[attr-defined]
+            try:
+                old.block(4, log(4, "row 4"), plain("late"), final=4)
+            except (ParquetWriterError, KeyboardInterrupt):
+                old.target.close()
+            else:
+                expected[4] = "row 4"
+
+        with pause.watching(at, go_on):
+            try:
+                new.target.recover()
+            except ParquetWriterError:  # it is started again
+                new.target.close()
+        if pause.seen <= at:
+            return pause.seen
+        state = new.target.recover()
+        assert state.number == max(expected)
+        new.model.settle(state)
+        number = state.number + 1
+        new.block(number, log(number, "right"), plain("right"), final=number)
+        expected[number] = "right"
+        new.target.close()
+        place.started().target.close()
+        assert place.rows() == expected, at
+        return None
+
+    visit(2, stop_at)

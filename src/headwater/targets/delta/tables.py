@@ -21,16 +21,14 @@ from headwater.errors import (
     LakeSchemaError,
     LakeWriterError,
     StateMissingError,
-    UndeclaredLakeTableError,
 )
 from headwater.targets.delta.changes import DataFile
 from headwater.targets.delta.stream_table import CHANGES, KEEP_LOG, LEAD, LOG, StreamTable
 from headwater.targets.lake.authors import slug
-from headwater.targets.lake.columns import lake_schema
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.settings import Table, check_folder_name
 from headwater.targets.lake.state import STATE, STREAM, StoredStream
-from headwater.targets.lake.table import Announce, LakeTables, Lead, TableRewritten
+from headwater.targets.lake.table import Announce, LakeTables, Lead
 
 _DELTA_OPTIONS = {
     "s3.endpoint": "AWS_ENDPOINT_URL",
@@ -64,9 +62,9 @@ class StreamTables(LakeTables[DataFile]):
         self.place = place
         self.stream_id = stream_id
         self.open = {}
-        self._declared = declared
+        self.declared = declared
         self._announce = announce
-        self._automatic = automatic
+        self.automatic = automatic
         self._app = f"headwater/{stream_id}"  # the stream as Delta's transactions name it
         self._own = f"_headwater/{slug(stream_id)}/state"  # leads until a table has rows
 
@@ -88,10 +86,7 @@ class StreamTables(LakeTables[DataFile]):
     def load(self) -> StoredStream | None:
         """Open the tables of the stream that exist; leave those of others alone."""
         self.open = {}
-        for name in self._names():
-            handle = self._opened(name)
-            if handle is not None and self._owner(handle) == self.stream_id:
-                self.open[name] = self._made(name, handle)
+        self.appeared()
         lead = self._lead
         if lead is None:
             if self.open:
@@ -107,6 +102,16 @@ class StreamTables(LakeTables[DataFile]):
                 "no commit with the stream's state is left", stream=self.stream_id, table=lead.name
             )
         return StoredStream.from_properties(said)
+
+    def appeared(self) -> list[Lead[DataFile]]:
+        """Open the tables of the stream that are not open yet."""
+        found: list[Lead[DataFile]] = []
+        for name in self._names():
+            handle = None if name in self.open else self._opened(name)
+            if handle is not None and self._owner(handle) == self.stream_id:
+                self.open[name] = self._made(name, handle)
+                found.append(self.open[name])
+        return found
 
     def take_over(self, before: StoredStream | None) -> StoredStream:
         """Begin an epoch: the first commit to the table that leads says it."""
@@ -132,52 +137,32 @@ class StreamTables(LakeTables[DataFile]):
 
     def _names(self) -> list[str]:
         """Return the names that tables of the stream may have."""
-        return sorted({*self._declared, *self.folders(), self._own})
+        return sorted({*self.declared, *self.folders(), self._own})
 
     def _made(self, name: str, handle: DeltaTable) -> StreamTable:
-        declared = self._declared.get(name, Table(name))
+        declared = self.declared.get(name, Table(name))
         return StreamTable(declared, self.place.under(name), handle, self._app)
 
-    def get(self, name: str, frame: pa.Schema | None, stored: StoredStream) -> StreamTable | None:
-        """Return a table; it is created for the columns of a frame, if one is given."""
-        if not self._automatic and name not in self._declared and name != self._own:
-            raise UndeclaredLakeTableError("a table is written that was not declared", table=name)
-        found = self.open.get(name)
-        if found is not None or frame is None:
-            return found
-        self.check()
-        leads = self._lead is None
-        handle = self._opened(name)
+    def _create(self, name: str, columns: pa.Schema, stored: StoredStream) -> StreamTable:
+        """Make a table; the first one leads. Another may have been made by an earlier writer."""
+        leads, handle = self._lead is None, self._opened(name)
         if handle is None:
-            handle = self._create(name, lake_schema(frame), stored)
+            handle = self._make(name, columns, stored)
         elif self._owner(handle) != self.stream_id:
             raise LakeForeignWriteError("the table belongs to another stream", table=name)
         elif leads:
             raise LakeWriterError("another writer has made the table", table=name)
-        self.open[name] = made = self._made(name, handle)  # or by a writer that was replaced
+        made = self._made(name, handle)
         if not leads:
-            self.check()  # a later start would see the table, and claim it
             self._claim(made, stored)
         return made
 
-    def _claim(self, made: StreamTable, stored: StoredStream) -> None:
-        """Commit to a table what no earlier writer has seen."""
-        for left in reversed(range(_ATTEMPTS)):
-            try:
-                made.go_back(made.way_back(stored, claim=True), stored, claim=True)
-                break
-            except (LakeWriterError, TableRewritten):
-                if not left:
-                    raise
-                made.reload()
-                self.check()
-
-    def _create(self, name: str, columns: pa.Schema, stored: StoredStream) -> DeltaTable:
-        """Make a table; the first one leads, and says what is stored."""
+    def _make(self, name: str, columns: pa.Schema, stored: StoredStream) -> DeltaTable:
+        """Make a table that is not there; the first one says what is stored."""
         leads = self._lead is None
         if name != self._own:
             check_folder_name(name)
-        declared = self._declared.get(name, Table(name))
+        declared = self.declared.get(name, Table(name))
         _check_partitions(declared, columns)
         self._announce(f"create table {name}")
         lead = {LEAD: "true"} if leads else {}
@@ -226,8 +211,11 @@ class StreamTables(LakeTables[DataFile]):
 
     def lead(self, stored: StoredStream) -> StreamTable:
         """Return the table that leads; make one of no rows if there is none."""
-        found = self._lead or self.get(self._own, pa.schema([("block_number", pa.int64())]), stored)
-        assert found is not None, "a schema was given"
+        found = self._lead
+        if found is None:
+            self.check()
+            columns = pa.schema([("block_number", pa.int64())])
+            self.open[self._own] = found = self._create(self._own, columns, stored)
         return found
 
     def _opened(self, name: str) -> DeltaTable | None:
@@ -249,7 +237,7 @@ class StreamTables(LakeTables[DataFile]):
 
     def folders(self) -> list[str]:
         """Return the folders of the place, where tables need no declaration."""
-        if not self._automatic:
+        if not self.automatic:
             return []
         return [one for one in self.place.folders() if not one.startswith(("_", "."))]
 

@@ -7,7 +7,6 @@ first in a rollback. Runs on the driver.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -18,7 +17,6 @@ from headwater.errors import (
     EvolveError,
     LakeForeignWriteError,
     StateMissingError,
-    UndeclaredLakeTableError,
 )
 from headwater.targets.iceberg.catalog import create_namespace
 from headwater.targets.iceberg.inner import DataFile
@@ -27,11 +25,10 @@ from headwater.targets.iceberg.schemas import iceberg_schema, sort_order
 from headwater.targets.iceberg.snapshots import block_of
 from headwater.targets.iceberg.state_table import StateTable
 from headwater.targets.iceberg.stream_table import NAMESPACE, PROPERTIES, StreamTable
-from headwater.targets.lake.columns import lake_schema
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.settings import IcebergSettings, Table
 from headwater.targets.lake.state import STREAM, StoredStream
-from headwater.targets.lake.table import Announce, LakeTable, LakeTables, Lead, TableRewritten
+from headwater.targets.lake.table import Announce, LakeTable, LakeTables, Lead
 
 _ATTEMPTS = 5  # at a table that others change
 
@@ -40,6 +37,7 @@ class StreamTables(LakeTables[DataFile]):
     """The declared tables of one stream, by name. `owned`: the catalog is closed with them."""
 
     open: dict[str, StreamTable]  # type: ignore[assignment]
+    automatic = False
 
     def __init__(
         self,
@@ -164,24 +162,12 @@ class StreamTables(LakeTables[DataFile]):
                 "this catalog renames no tables: keep the output's name", old=before, new=after
             ) from None
 
-    def get(self, name: str, frame: pa.Schema | None, stored: StoredStream) -> StreamTable | None:
-        """Return a declared table; it is created for the columns of a frame, if one is given.
-
-        A writer that was replaced may have made it, and may write it until it finds the commit of
-        this epoch there.
+    def _create(self, name: str, columns: pa.Schema, stored: StoredStream) -> StreamTable:
+        """Make a declared table. A writer that was replaced may have made it, and may write it
+        until it finds the commit of this epoch there.
         """
-        if name not in self.declared:
-            raise UndeclaredLakeTableError("a table is written that was not declared", table=name)
-        found = self.open.get(name)
-        if frame is None:
-            return found
-        if found is not None:
-            if found.widens(frame):
-                self.check()
-            return found
-        self.check()
         declared = self.declared[name]
-        schema = iceberg_schema(lake_schema(frame))
+        schema = iceberg_schema(columns)
         identifier = self.identifier(name)
         self._announce(f"create table {name}")
         create_namespace(self._catalog, identifier.rpartition(".")[0])
@@ -196,15 +182,8 @@ class StreamTables(LakeTables[DataFile]):
         except TableAlreadyExistsError:
             held = self._catalog.load_table(identifier)
         table = self._adopt(self._made(declared, held))
-        nothing = StoredStream(self.stream_id, epoch=stored.epoch)
-        for _ in range(_ATTEMPTS):
-            self.check()
-            with suppress(TableRewritten):
-                table.go_back(table.way_back(nothing), nothing, claim=True)
-                self.open[name] = table
-                return table
-            table.reload()
-        raise LakeForeignWriteError("the table is changed by others", table=name)
+        self._claim(table, stored)
+        return table
 
     def _adopt(self, table: StreamTable) -> StreamTable:
         """Refuse a table of another stream; take one that the user has made."""

@@ -40,14 +40,12 @@ from headwater.targets.compare import counted
 from headwater.targets.contract import SideTable
 from headwater.targets.extras import import_extra
 from headwater.targets.lake.maintenance import maintain_stream
-from headwater.targets.lake.paths import Options, Place
+from headwater.targets.lake.paths import Options, Place, coded_storage_errors
 from headwater.targets.lake.settings import LakeSettings
 from headwater.targets.lake.side import SideFiles, side_status
 from headwater.targets.lake.state import StoredStream
-from headwater.targets.lake.table import BLOCK_NUMBER, File, LakeTable, LakeTables
+from headwater.targets.lake.table import ATTEMPTS, BLOCK_NUMBER, File, LakeTable, LakeTables
 from headwater.targets.side_rows import SideStatus
-
-_ATTEMPTS = 5  # readings of files that a running stream may replace meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class LakeAdmin(ABC, Generic[File]):
     def streams(self) -> list[StreamStatus]:
         """Return all streams that have stored something here."""
         found = []
-        with self.lakes() as lakes:
+        with self._lakes() as lakes:
             for _, tables in sorted(lakes.items()):
                 stored = tables.load()
                 if stored is None or stored.is_forgotten:
@@ -115,15 +113,15 @@ class LakeAdmin(ABC, Generic[File]):
     def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
         """Return how much each side table holds of a stream."""
         find_stream(self.streams(), stream_id)
-        with self.lakes() as lakes:
+        with self._lakes() as lakes:
             stored = lakes[stream_id].load()
         return {} if stored is None else side_status(stored.side)
 
     def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
         """Return a stream's rows of a side table; none, if it keeps none."""
         find_stream(self.streams(), stream_id)
-        with self.lakes() as lakes:
-            for left in reversed(range(_ATTEMPTS)):
+        with self._lakes() as lakes:
+            for left in reversed(range(ATTEMPTS)):
                 stored = lakes[stream_id].load()
                 if stored is None:
                     break
@@ -138,15 +136,15 @@ class LakeAdmin(ABC, Generic[File]):
 
     def maintain(self, stream_id: str | None, settings: LakeSettings) -> dict[str, dict[str, int]]:
         """Do all maintenance of the tables of all streams, or of one; return what was done."""
-        with self.lakes() as lakes:
+        with self._lakes() as lakes:
             wanted = [one for one in lakes if stream_id in (None, one)]
             return {one: maintain_stream(lakes[one], settings) for one in wanted}
 
     def moment(self, stream_id: str) -> LakeMoment:
         """Read the state, then the tables, then whether the chain has forked meanwhile."""
         find_stream(self.streams(), stream_id)
-        with self.lakes() as lakes:
-            for _ in range(_ATTEMPTS):
+        with self._lakes() as lakes:
+            for _ in range(ATTEMPTS):
                 found = self.ends_in(lakes[stream_id])
                 if found is not None:
                     return found
@@ -186,8 +184,14 @@ class LakeAdmin(ABC, Generic[File]):
         raise LakeCommandError("this command creates no tables of a lake")
 
     @contextmanager
+    def _lakes(self) -> Iterator[Mapping[str, LakeTables[File]]]:
+        """Open the place; a storage that fails meanwhile has a code."""
+        with coded_storage_errors(), self.lakes() as lakes:
+            yield lakes
+
+    @contextmanager
     def _table(self, stream_id: str, name: str) -> Iterator[LakeTable[File]]:
-        with self.lakes() as lakes:
+        with self._lakes() as lakes:
             lakes[stream_id].load()
             tables = lakes[stream_id].open.items()
             (found,) = (one for own, one in tables if self.shown(own) == name)

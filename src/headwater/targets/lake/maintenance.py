@@ -24,6 +24,7 @@ from headwater.targets.lake.authors import (
 from headwater.targets.lake.settings import LakeSettings, TableSettings
 from headwater.targets.lake.state import StoredStream
 from headwater.targets.lake.table import (
+    ATTEMPTS,
     ROWS,
     Announce,
     File,
@@ -31,8 +32,6 @@ from headwater.targets.lake.table import (
     LakeTables,
     TableRewritten,
 )
-
-_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ def maintain_stream(tables: LakeTables[File], settings: LakeSettings) -> dict[st
     Raises:
         LakeForeignWriteError: a table changes all the time.
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         stored = tables.load()
         if stored is None:
             return {}

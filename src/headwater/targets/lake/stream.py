@@ -29,10 +29,17 @@ from headwater.targets.lake.paths import (
 from headwater.targets.lake.settings import LakeSettings
 from headwater.targets.lake.side import SideFiles
 from headwater.targets.lake.state import EMPTIED, KEPT, StoredStream
-from headwater.targets.lake.table import Announce, Change, File, LakeTables, Lead, TableRewritten
+from headwater.targets.lake.table import (
+    ATTEMPTS,
+    Announce,
+    Change,
+    File,
+    LakeTables,
+    Lead,
+    TableRewritten,
+)
 from headwater.targets.side_rows import check_side_table
 
-ATTEMPTS = 5  # at tables that others rewrite
 OpenTables = Callable[[str, Announce], LakeTables[File]]
 """Opens the tables of a stream in a place; nothing is taken over yet."""
 logger = logging.getLogger("headwater.targets")
@@ -189,8 +196,9 @@ class LakeStream(Generic[File]):
             self._tables = tables
             if self._stored.pending:
                 self._begin_anew()
-            for one in tables.in_order():
-                self._put_back(one, self._stored, claim=True)
+            for find in (tables.in_order, tables.appeared):
+                for one in find():
+                    self._put_back(one, self._stored, claim=True)
             self._announce("sweep side files")
             self._side.sweep(self._stored.side)
             tables.check()

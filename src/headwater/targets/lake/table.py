@@ -15,14 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import Batch, PipeState
-from headwater.errors import LakeUnsupportedError
+from headwater.errors import LakeUnsupportedError, LakeWriterError, UndeclaredLakeTableError
 from headwater.targets.contract import Delivery
+from headwater.targets.lake.columns import lake_schema
 from headwater.targets.lake.files import FilePlan, WrittenFile
 from headwater.targets.lake.paths import Place
-from headwater.targets.lake.settings import LakeSettings
+from headwater.targets.lake.settings import LakeSettings, Table
 from headwater.targets.lake.state import StoredStream
 
 BLOCK_NUMBER = "block_number"
+ATTEMPTS = 5  # at tables that others rewrite
 ROWS = 50_000  # of a table in memory, written at a time
 Announce = Callable[[str], None]
 Ranges = Mapping[str, tuple[Any, Any]]
@@ -168,6 +170,10 @@ class LakeTable(Lead[File]):
     def plan(self, frame: pa.Schema, stem: str) -> FilePlan:
         """Return how rows of a frame become files of this table; widen it if that was declared."""
 
+    def widens(self, frame: pa.Schema) -> bool:
+        """Tell whether a frame would change the columns, as it was declared that it may."""
+        return False
+
     @abstractmethod
     def widen(self, frame: pa.Schema) -> None:
         """Add the columns of a frame that the table lacks."""
@@ -243,6 +249,8 @@ class LakeTables(ABC, Generic[File]):
     """
 
     stream_id: str
+    declared: Mapping[str, Table]
+    automatic: bool  # whether tables need no declaration
     open: dict[str, LakeTable[File]]
     changes: ClassVar[bool] = True  # whether rows that were committed can be replaced
 
@@ -303,18 +311,46 @@ class LakeTables(ABC, Generic[File]):
             CursorMoveError: it cannot.
         """
 
-    @abstractmethod
     def get(
         self, name: str, frame: pa.Schema | None, stored: StoredStream
     ) -> LakeTable[File] | None:
         """Return a table; it is created for the columns of a frame, if one is given.
 
-        One that was created is claimed: a writer that was replaced may have made it.
-
         Raises:
             UndeclaredLakeTableError: `on_data` writes a table that was not declared.
             LakeForeignWriteError: the table belongs to another stream.
         """
+        if not self.automatic and name not in self.declared:
+            raise UndeclaredLakeTableError("a table is written that was not declared", table=name)
+        found = self.open.get(name)
+        if frame is None:
+            return found
+        if found is None or found.widens(frame):
+            self.check()
+        if found is None:
+            self.open[name] = found = self._create(name, lake_schema(frame), stored)
+        return found
+
+    @abstractmethod
+    def _create(self, name: str, columns: pa.Schema, stored: StoredStream) -> LakeTable[File]:
+        """Make a table. One that a writer may have made that was replaced is claimed."""
+
+    def _claim(self, table: LakeTable[File], stored: StoredStream) -> None:
+        """Commit to a new table what no earlier writer has seen: none of its rows count."""
+        nothing = StoredStream(self.stream_id, epoch=stored.epoch)
+        for left in reversed(range(ATTEMPTS)):
+            self.check()
+            try:
+                table.go_back(table.way_back(nothing, claim=True), nothing, claim=True)
+                break
+            except (LakeWriterError, TableRewritten):
+                if not left:
+                    raise
+                table.reload()
+
+    def appeared(self) -> list[Lead[File]]:
+        """Return tables that an earlier writer has made while the stream was taken over."""
+        return []
 
     @abstractmethod
     def check_rename(self, old: str, new: str) -> None:

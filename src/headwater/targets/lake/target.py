@@ -24,8 +24,15 @@ from headwater.targets.lake.maintenance import Maintenance
 from headwater.targets.lake.merge import add_aggregates
 from headwater.targets.lake.paths import coded_storage_failures
 from headwater.targets.lake.settings import LakeSettings, Table, TableSettings
-from headwater.targets.lake.stream import ATTEMPTS, LakeStream, OpenTables
-from headwater.targets.lake.table import BLOCK_NUMBER, Change, File, LakeTable, TableRewritten
+from headwater.targets.lake.stream import LakeStream, OpenTables
+from headwater.targets.lake.table import (
+    ATTEMPTS,
+    BLOCK_NUMBER,
+    Change,
+    File,
+    LakeTable,
+    TableRewritten,
+)
 from headwater.targets.lake.tx import Tx
 from headwater.targets.sql.aggregates.declaration import Plan
 from headwater.targets.values import Altered
@@ -87,7 +94,7 @@ class LakeTarget(LakeStream[File]):
         for batch, (before, after) in zip(batches, pairwise(states), strict=False):
             for name, change in self._write(batch, before, after).items():
                 changes.setdefault(name, []).append(change)
-            if batch.data.side:
+            if batch.data.side and self.capabilities.side_tables is not None:
                 self._announce("write side rows")
                 with coded_storage_failures():
                     side = self._side.add(side, batch.data.side)

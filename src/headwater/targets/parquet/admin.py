@@ -44,8 +44,7 @@ class ParquetAdmin(LakeAdmin[Part]):
         found = self._moment(stored, dict.fromkeys(tables.open, stored.state.number))
         named = self._place.path_of if self._place.is_local else self._place.uri_of
         files = {
-            name: tuple(sorted(map(named, table.live())))
-            for name, table in tables.open.items()
+            name: tuple(sorted(map(named, table.live()))) for name, table in tables.open.items()
         }
         return replace(found, files=files)
 

@@ -26,7 +26,13 @@ from headwater.targets.lake.state import EMPTIED, StoredStream
 from headwater.targets.lake.table import Change, Lead
 from headwater.targets.parquet.held import Held, HeldBatch, Part, by_range
 from headwater.targets.parquet.state import Folder, StateFiles, Stored, check_owners
-from headwater.targets.parquet.windows import Window, leftovers, staged_epoch, window_of
+from headwater.targets.parquet.windows import (
+    Window,
+    epoch_of,
+    leftovers,
+    staged_epoch,
+    window_of,
+)
 
 STAGING = "_staging"
 logger = logging.getLogger("headwater.targets.parquet")
@@ -136,11 +142,9 @@ class Publication(Lead[Part]):
         if going:
             cursor = going[-1].cursor
             state = PipeState(cursor, None if now.finalized is None else cursor, (cursor,))
-        try:
-            self.save(replace(self.stored, state=state, coverage=coverage))
-        except ParquetWriterError:
-            self._take_back()
-            raise
+        if self._mark:
+            self._look_again()
+        self.save(replace(self.stored, state=state, coverage=coverage))
         self.held.drop_up_to(state.number)
 
     def _publish_table(
@@ -171,14 +175,18 @@ class Publication(Lead[Part]):
                     writer.write_batch(conform(batch, schema), row_group_size=GROUP_ROWS)
         return sink.getvalue()
 
-    def _take_back(self) -> None:
-        """Delete what was published for a state that does not count: another writer took over.
+    def _look_again(self) -> None:
+        """Delete what was published if another writer has taken over: its state is not stored yet.
 
-        Its files have names of another epoch. What is not deleted here, its next start removes.
+        Its files have names of another epoch. A state that was stored may be what the other one
+        goes on from: then nothing is deleted, and a later start removes what does not count.
         """
-        if self._mark:
+        try:
+            self.files.check()
+        except ParquetWriterError:
             for name in self._published:
                 self.folder.delete(name)
+            raise
 
     # --- going back -------------------------------------------------------------------------------
 
@@ -243,7 +251,7 @@ class Publication(Lead[Part]):
         coverage, schemas = dict(self.stored.coverage), dict(self.stored.schemas)
         if self._saved.pending == EMPTIED:
             for name in self.files_of(table):
-                if window_of(name) is not None:
+                if window_of(name) is not None and epoch_of(name) <= self._mark:
                     self.folder.delete(f"{table}/{name}")
             del coverage[table], schemas[table]
         else:

@@ -22,7 +22,6 @@ from headwater.errors import (
     EvolveError,
     LakeForeignWriteError,
     StateMissingError,
-    UndeclaredLakeTableError,
     UnexplainedFilesError,
 )
 from headwater.targets.contract import Delivery
@@ -56,16 +55,13 @@ _WIDER = {(pa.int32(), pa.int64()), (pa.float32(), pa.float64())}
 class ParquetTable(LakeTable[Part]):
     """One table: a folder of files that never change, and the rows that wait to join them."""
 
-    def __init__(
-        self, declared: Table, publication: Publication, settings: ParquetSettings
-    ) -> None:
+    def __init__(self, declared: Table, tables: ParquetTables) -> None:
         super().__init__()
         self.declared, self.name, self.key = declared, declared.name, ()
-        self.place = publication.folder.place
-        self._publication = publication
-        self._settings = settings
+        self._tables, self._publication = tables, tables.publication
+        self.place = self._publication.folder.place
         self._count = 0
-        self.columns = publication.stored.schemas[self.name]
+        self.columns = self._publication.stored.schemas[self.name]
 
     def plan(self, frame: pa.Schema, stem: str) -> FilePlan:
         """Return how rows of a frame become files; widen the table if that was declared."""
@@ -74,7 +70,7 @@ class ParquetTable(LakeTable[Part]):
         check_columns(self.name, frame, self.columns)
         return FilePlan(
             self.place, self.columns, stem, f"{self.name}/{STAGING}", block_column=BLOCK_NUMBER,
-            window=blocks_of(f"{stem}-"), compression=self._settings.compression,
+            window=blocks_of(f"{stem}-"), compression=self._tables.settings.compression,
         )  # fmt: skip
 
     def widen(self, frame: pa.Schema) -> None:
@@ -102,8 +98,9 @@ class ParquetTable(LakeTable[Part]):
         """Hold the rows of batches; they are published with the state."""
         for one in several:
             if one.begins_anew:
-                self._publication.begin_anew(self.name)
+                self._tables.begin_anew(self.name)
             else:
+                assert self.name in self._publication.stored.coverage, "it was written down"
                 self._publication.held.put(self.name, one.state.number, list(one.added.values()))
         self.forget()
 
@@ -167,9 +164,9 @@ class ParquetTables(LakeTables[Part]):
         self.stream_id = stream_id
         self.open = {}
         self.publication = Publication(Folder(place, announce), stream_id, settings, clock)
-        self._declared = declared
-        self._settings = settings
-        self._automatic = automatic
+        self.declared = declared
+        self.settings = settings
+        self.automatic = automatic
         self._first = 0  # the block that a new table begins with
 
     def load(self) -> StoredStream | None:
@@ -197,8 +194,8 @@ class ParquetTables(LakeTables[Part]):
         self.open = {name: self._table(name) for name in stored.coverage}
 
     def _table(self, name: str) -> ParquetTable:
-        declared = self._declared.get(name, Table(name))
-        return ParquetTable(declared, self.publication, self._settings)
+        declared = self.declared.get(name, Table(name))
+        return ParquetTable(declared, self)
 
     def _stream(self, found: Stored) -> StoredStream:
         epoch = self.publication.files.epoch
@@ -206,7 +203,7 @@ class ParquetTables(LakeTables[Part]):
 
     def _refuse_lost_state(self) -> None:
         """Refuse to begin where files of the declared tables are, but no state."""
-        for name in self._declared:
+        for name in self.declared:
             if self._holds_files(name):
                 raise StateMissingError(
                     "no state is stored, but files of the stream are",
@@ -249,15 +246,8 @@ class ParquetTables(LakeTables[Part]):
         """Take the folder to a block, as far as files end there."""
         self.publication.move(stored)
 
-    def get(
-        self, name: str, frame: pa.Schema | None, stored: StoredStream
-    ) -> LakeTable[Part] | None:
-        """Return a table. A new one is written down before anything of it is published."""
-        if not self._automatic and name not in self._declared:
-            raise UndeclaredLakeTableError("a table is written that was not declared", table=name)
-        found = self.open.get(name)
-        if found is not None or frame is None:
-            return found
+    def _create(self, name: str, columns: pa.Schema, stored: StoredStream) -> ParquetTable:
+        """Make a table: it is written down before anything of it is published."""
         check_folder_name(name)
         if self._holds_files(name):
             raise UnexplainedFilesError(
@@ -265,15 +255,20 @@ class ParquetTables(LakeTables[Part]):
             )
         before = self.publication.stored
         coverage = {**before.coverage, name: self._first}
-        schemas = {**before.schemas, name: lake_schema(frame)}
+        schemas = {**before.schemas, name: columns}
         self.publication.save(replace(before, coverage=coverage, schemas=schemas))
         try:
             check_owners(self.publication.folder.place, self.stream_id, [name])
         except LakeForeignWriteError:
             self.publication.save(before)
             raise
-        self.open[name] = made = self._table(name)
-        return made
+        return self._table(name)
+
+    def begin_anew(self, name: str) -> None:
+        """Forget what a table holds; a table that is emptied is the stream's no more."""
+        self.publication.begin_anew(name)
+        if name not in self.publication.stored.coverage:
+            del self.open[name]
 
     def check_rename(self, old: str, new: str) -> None:
         """Refuse: readers would find rows under both names, or under none."""
