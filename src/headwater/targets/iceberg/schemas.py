@@ -1,20 +1,30 @@
-"""Columns of a lake as Iceberg has them: types, the order of rows, and ids of fields."""
+"""Columns of a lake as Iceberg has them: types, the order of rows, ids of fields, partitions.
+
+pyiceberg has the transforms of partitions as functions of one value; each is called once per
+distinct value of a batch. `PartitionSplit` pickles.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyiceberg import types as iceberg
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortField, SortOrder
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.transforms import IdentityTransform, parse_transform
+from pyiceberg.typedef import Record
 
 from headwater.errors import LakeSchemaError
-from headwater.targets.iceberg.partitions import column_of
-from headwater.targets.lake.settings import Table
+from headwater.targets.lake.settings import Partition, Table
 
+_FIRST_FIELD_ID = 1000
 _PLAIN: Mapping[pa.DataType, Any] = {
     pa.bool_(): iceberg.BooleanType(), pa.int32(): iceberg.IntegerType(),
     pa.int64(): iceberg.LongType(), pa.float32(): iceberg.FloatType(),
@@ -109,3 +119,111 @@ def _small_type(kind: pa.DataType) -> pa.DataType:
     if types.is_struct(kind):
         return pa.struct([one.with_type(_small_type(one.type)) for one in kind])
     return kind
+
+
+# --- partitions -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSplit:
+    """Cuts rows by the partitions of a spec: (column, Iceberg type, transform) for each field."""
+
+    fields: tuple[tuple[str, Any, str], ...]
+
+    @classmethod
+    def of(cls, spec: PartitionSpec, schema: Schema) -> PartitionSplit | None:
+        """Return what cuts rows for a table; None if it has no partitions."""
+        if spec.is_unpartitioned():
+            return None
+        found = []
+        for one in spec.fields:
+            source = schema.find_field(one.source_id)
+            found.append((source.name, source.field_type, str(one.transform)))
+        return cls(tuple(found))
+
+    def __call__(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yield the rows of each partition, with a text that `partition_record` reads."""
+        values: list[list[Any]] = []
+        codes = np.zeros(rows.num_rows, dtype=np.int64)
+        for column, kind, transform in self.fields:
+            distinct, own = _coded(rows.column(column))
+            apply = parse_transform(transform).transform(kind)
+            made = [apply(one) for one in distinct]
+            names = list(dict.fromkeys(made))
+            places = {one: place for place, one in enumerate(names)}
+            codes = codes * len(names) + np.array([places[one] for one in made])[own]
+            values.append(names)
+        for code in np.unique(codes):
+            chosen = codes == code
+            piece = rows if chosen.all() else rows.filter(pa.array(chosen))
+            key, rest = [], int(code)
+            for names in reversed(values):
+                rest, place = divmod(rest, len(names))
+                key.append(names[place])
+            yield json.dumps([_dumped(one) for one in reversed(key)]), piece
+
+
+def partition_record(text: str) -> Record:
+    """Return the partition that a text names; the empty text names that of a table without any."""
+    return Record(*(_loaded(one) for one in json.loads(text))) if text else Record()
+
+
+def partition_spec(partitions: tuple[Partition, ...], schema: Schema, table: str) -> PartitionSpec:
+    """Return the spec of a new table.
+
+    Raises:
+        LakeSchemaError: a column is not there, or a transform cannot take its type.
+    """
+    fields = []
+    for place, one in enumerate(partitions):
+        source = column_of(schema, one.column, table)
+        transform = parse_transform(f"{one.transform}[{one.width}]" if one.width else one.transform)
+        if not transform.can_transform(source.field_type):
+            raise LakeSchemaError(
+                "a partition cannot be made of this column",
+                table=table, column=one.column, transform=one.transform, type=source.field_type,
+            )  # fmt: skip
+        fields.append(
+            PartitionField(
+                source_id=source.field_id,
+                field_id=_FIRST_FIELD_ID + place,
+                transform=transform,
+                name=one.name,
+            )
+        )
+    return PartitionSpec(*fields)
+
+
+def column_of(schema: Schema, name: str, table: str) -> Any:
+    """Return a column of a table; refuse one that is not there."""
+    try:
+        return schema.find_field(name)
+    except ValueError:
+        raise LakeSchemaError("the table has no such column", table=table, column=name) from None
+
+
+def _coded(values: pa.Array) -> tuple[list[Any], np.ndarray[Any, Any]]:
+    """Return the distinct values, as pyiceberg takes them, and which of them each row has."""
+    kind = values.type
+    if pa.types.is_timestamp(kind):
+        values = values.cast(pa.int64())
+    elif pa.types.is_date(kind):
+        values = values.cast(pa.int32())
+    coded = values.dictionary_encode(null_encoding="encode")
+    return coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False)
+
+
+def _dumped(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    return {"decimal": str(value)} if isinstance(value, Decimal) else value
+
+
+def _loaded(value: Any) -> Any:
+    match value:
+        case {"bytes": text}:
+            return bytes.fromhex(text)
+        case {"decimal": text}:
+            return Decimal(text)
+        case _:
+            return value

@@ -32,8 +32,13 @@ from headwater.targets.iceberg.inner import (
     parquet_path_to_id_mapping,
     schema_to_pyarrow,
 )
-from headwater.targets.iceberg.partitions import PartitionSplit, partition_record
-from headwater.targets.iceberg.schemas import iceberg_type, is_wider, small
+from headwater.targets.iceberg.schemas import (
+    PartitionSplit,
+    iceberg_type,
+    is_wider,
+    partition_record,
+    small,
+)
 from headwater.targets.iceberg.snapshots import (
     TableChange,
     ancestors,

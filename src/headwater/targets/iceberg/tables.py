@@ -20,8 +20,7 @@ from headwater.errors import (
 )
 from headwater.targets.iceberg.catalog import create_namespace
 from headwater.targets.iceberg.inner import DataFile
-from headwater.targets.iceberg.partitions import partition_spec
-from headwater.targets.iceberg.schemas import iceberg_schema, sort_order
+from headwater.targets.iceberg.schemas import iceberg_schema, partition_spec, sort_order
 from headwater.targets.iceberg.snapshots import block_of
 from headwater.targets.iceberg.state_table import StateTable
 from headwater.targets.iceberg.stream_table import NAMESPACE, PROPERTIES, StreamTable

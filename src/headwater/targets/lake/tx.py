@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from headwater.core import BlockRange, PipeState
 from headwater.errors import (
     EvolveError,
+    LakeKeyError,
     LakeRewriteError,
     LakeUnsupportedError,
     ParquetWriteError,
@@ -28,7 +29,6 @@ from headwater.targets.lake import merge
 from headwater.targets.lake.authors import Author, slug, window_stem
 from headwater.targets.lake.columns import check_columns, conformed, fitting
 from headwater.targets.lake.files import FilePlan, write_distributed
-from headwater.targets.lake.keys import check_key, distinct_keys, filled, split_by_key
 from headwater.targets.lake.paths import coded_storage_failures
 from headwater.targets.lake.settings import Table
 from headwater.targets.lake.state import StoredStream
@@ -42,6 +42,8 @@ from headwater.targets.lake.table import (
 )
 from headwater.targets.sql.merge.changes import TableChanges
 from headwater.targets.values import Altered, Fitting, Tally
+
+_PLACE, _OLD = "__headwater_place", "__headwater_old"
 
 
 class Tx(Generic[File]):
@@ -99,12 +101,12 @@ class Tx(Generic[File]):
         self._check_changes(table)
         rows = to_arrow(frame)
         held, plan = self._plan(table, rows.schema)
-        wanted = check_key(table, key or held.key, held.columns.names)
+        wanted = _check_key(table, key or held.key, held.columns.names)
         missing = [one for one in held.columns.names if one not in rows.column_names]
         rows = conformed(self._fitted(held, rows), held.columns)
-        before = self._take_out(held, distinct_keys(table, rows, wanted, once=True))
+        before = self._take_out(held, _distinct_keys(table, rows, wanted, once=True))
         if missing and before.num_rows:
-            rows = filled(rows, before, wanted, missing)
+            rows = _filled(rows, before, wanted, missing)
         self._write(held, plan, rows)
 
     def delete(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
@@ -114,11 +116,11 @@ class Tx(Generic[File]):
         held = self._find(table)
         if held is None:
             return
-        wanted = check_key(table, key or held.key, held.columns.names)
+        wanted = _check_key(table, key or held.key, held.columns.names)
         check_columns(table, rows.schema, held.columns)
         columns = pa.schema([held.columns.field(one) for one in wanted])
         rows = self._fitted(held, rows.select(wanted))
-        self._take_out(held, distinct_keys(table, conformed(rows, columns), wanted, once=False))
+        self._take_out(held, _distinct_keys(table, conformed(rows, columns), wanted, once=False))
 
     def apply(self, frame: Any) -> None:
         """Apply a table of changes (`headwater.changes`) to tables declared by a `TableSchema`."""
@@ -131,7 +133,7 @@ class Tx(Generic[File]):
         """Replace the rows that changes are about by what they make of them."""
         self._check_changes(table)
         held, _ = self._plan(table, columns)
-        check_key(table, key, held.columns.names)
+        _check_key(table, key, held.columns.names)
         keys = merge.touched_keys(changes, held)
         keys = conformed(keys, pa.schema([held.columns.field(one) for one in key]))
         rows = self._fitted(held, merge.merged(changes, held, self._take_out(held, keys)))
@@ -213,7 +215,7 @@ class Tx(Generic[File]):
         for path, file in self._candidates(table, keys).items():
             with coded_storage_failures():
                 rows = table.read([file])
-            found, others = split_by_key(rows, keys)
+            found, others = _split_by_key(rows, keys)
             if not found.num_rows:
                 continue
             taken.append(found)
@@ -273,3 +275,52 @@ class Tx(Generic[File]):
             )  # fmt: skip
         self._room -= size
         return found
+
+
+# --- keys: which rows have one, and which have none -----------------------------------------------
+
+
+def _check_key(table: str, key: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Return the columns of a key; refuse one that the table lacks."""
+    if not key or set(key) - set(columns):
+        raise LakeKeyError("a key of columns of the table is needed", table=table, got=list(key))
+    return list(key)
+
+
+def _distinct_keys(table: str, rows: pa.Table, key: list[str], *, once: bool) -> pa.Table:
+    """Return the keys of rows; refuse rows without one, and with `once` two rows of the same."""
+    keys = rows.select(key)
+    nulls = sum(keys.column(one).null_count for one in key)
+    if nulls:
+        raise LakeKeyError("rows have no key", table=table, rows=nulls)
+    distinct = keys.group_by(key).aggregate([])
+    if once and distinct.num_rows < keys.num_rows:
+        twice = keys.num_rows - distinct.num_rows
+        raise LakeKeyError("two rows have the same key", table=table, rows=twice)
+    return distinct
+
+
+def _split_by_key(rows: pa.Table, keys: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return the rows that have one of the keys, and the others; both in order."""
+    numbered = _numbered(rows.select(keys.column_names), _PLACE)
+    joined = numbered.join(keys, keys.column_names, join_type="left semi")
+    places = joined.column(_PLACE).combine_chunks().sort()
+    everything = pa.array(range(rows.num_rows), pa.int64())
+    others = everything.filter(pc.invert(pc.is_in(everything, places)))
+    return rows.take(places), rows.take(others)
+
+
+def _filled(rows: pa.Table, before: pa.Table, key: list[str], missing: Sequence[str]) -> pa.Table:
+    """Return new rows with the values of the old ones in the columns that they lack."""
+    new, old = _numbered(rows.select(key), _PLACE), _numbered(before.select(key), _OLD)
+    joined = new.join(old, key, join_type="left outer").sort_by(_PLACE)
+    places = joined.column(_OLD).combine_chunks()
+    for name in missing:
+        at = rows.schema.get_field_index(name)
+        values = before.column(name).combine_chunks().take(places)
+        rows = rows.set_column(at, rows.schema.field(at), values)
+    return rows
+
+
+def _numbered(rows: pa.Table, name: str) -> pa.Table:
+    return rows.append_column(name, pa.array(range(rows.num_rows), pa.int64()))
