@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ from headwater.errors import HeadwaterError
 from headwater.query import EvmQuery
 from headwater.spark import register
 from headwater.spark.datasource import LARGE, load_source, parse_raw_query, tell_cost
+from headwater.targets import duckdb_target
 from headwater.testing import PortalServer, simulated_portal
 from tests.spark.conftest import ALL, LAST, TRANSFER, decoded, lines
 
@@ -216,6 +219,35 @@ def test_sql_statements_can_hide_the_address_too(spark: SparkSession) -> None:
         assert "s3cret-word" not in shown[0]
         spark.sql(create)
         assert spark.table("transfers").count() > 0
+
+
+def test_plain_sql_reads_and_writes(
+    spark: SparkSession, portal: PortalServer, transfers: pa.Table, tmp_path: Path
+) -> None:
+    target = tmp_path / "chain.duckdb"
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW transfers_now USING headwater OPTIONS "
+        f"(portal '{portal.url}', event 'erc20.Transfer', toBlock '199', partitions '2')"
+    )
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW totals (`to` STRING, received LONG) USING headwater "
+        f"OPTIONS (target '{target}', dbtable 'totals', keys 'to')"
+    )
+    for _ in range(2):
+        spark.sql("INSERT INTO totals SELECT `to`, count(*) FROM transfers_now GROUP BY `to`")
+    held = duckdb_target(target).query('SELECT "to", received FROM totals')
+    numbers, receivers = (transfers[name].to_pylist() for name in ("block_number", "to"))
+    expected = Counter(one for number, one in zip(numbers, receivers, strict=True) if number <= 199)
+    assert {row["to"]: row["received"] for row in held.to_pylist()} == expected
+
+
+def test_what_sql_cannot_keep_is_said(spark: SparkSession, portal: PortalServer) -> None:
+    """Spark stores the options of a table, and hands a Python source none of them."""
+    with pytest.raises(PySparkException, match=r"\[E5002\].*CREATE TEMPORARY VIEW"):
+        spark.sql(
+            "CREATE TABLE transfers_kept USING headwater OPTIONS "
+            f"(portal '{portal.url}', event 'erc20.Transfer')"
+        )
 
 
 def test_registering_by_hand_may_be_repeated(spark: SparkSession) -> None:

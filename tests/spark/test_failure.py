@@ -3,7 +3,12 @@
 import pytest
 from pyspark.errors import PySparkException
 
-from headwater.errors import BlockOrderError, ForkCursorMissingError, WorkerLostError
+from headwater.errors import (
+    BlockOrderError,
+    ForkCursorMissingError,
+    WorkerLostError,
+    WorkerSilentError,
+)
 from headwater.spark.executors import coded_error, coded_failures
 
 
@@ -34,6 +39,12 @@ def test_failures_become_coded_errors_and_others_stay_what_they_are() -> None:
         raise PySparkException(str(ForkCursorMissingError("lost")))
     with pytest.raises(PySparkException), coded_failures():
         raise PySparkException("out of memory")
+
+
+def test_a_python_process_that_was_too_slow_to_start_is_a_coded_error() -> None:
+    slow = "Job aborted: SparkException: Python worker failed to connect back."
+    with pytest.raises(WorkerSilentError, match=r"E5038.*10 s,"), coded_failures():
+        raise PySparkException(slow)
 
 
 def test_a_planner_that_was_lost_is_a_coded_error_and_a_task_that_failed_is_not() -> None:

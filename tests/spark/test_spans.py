@@ -15,6 +15,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+from headwater import duckdb_target, portal_stream
 from headwater.core import BlockCursor, BlockHeader, BlockRange, Fork
 from headwater.decode import Output, evm
 from headwater.errors import (
@@ -27,6 +28,7 @@ from headwater.errors import (
 from headwater.portal import PortalClient, RetryPolicy, portal_address
 from headwater.query import Query, merge_queries
 from headwater.spark import Span, read_span
+from headwater.spark.executors import described_job
 from headwater.spark.parts import Part, PartReader, RawRows, Receipt, sum_receipts
 from headwater.testing import (
     DropAfter,
@@ -313,3 +315,22 @@ def test_a_worker_that_is_killed_is_replaced(
     with span:
         assert rows(span.frames["transfers"], expected).equals(expected)
         assert not list(tmp_path.iterdir())
+
+
+def test_sparks_pages_say_which_blocks_a_job_reads(
+    spark: SparkSession, portal: PortalServer, tmp_path: Path
+) -> None:
+    outputs = {"transfers": evm.events("erc20.Transfer", range=(0, 199))}
+    stream = portal_stream(id="a", portal=portal.url, outputs=outputs, spark=spark, far=50)
+    stream.pipe_to(duckdb_target(tmp_path / "a.duckdb"), progress=False)
+    store = spark._jsparkSession.sparkContext().statusStore()
+    jobs = store.jobsList(None)
+    shown = {str(jobs.apply(at).description()) for at in range(jobs.size())}
+    assert any(text.startswith("Some(headwater: read and write blocks 0..") for text in shown)
+    assert not spark.sparkContext.getLocalProperty("spark.job.description")
+    spark.sparkContext.setJobDescription("mine")
+    try:
+        with described_job(spark, "read"):
+            assert spark.sparkContext.getLocalProperty("spark.job.description") == "mine"
+    finally:
+        spark.sparkContext.setLocalProperty("spark.job.description", "")

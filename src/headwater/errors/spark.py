@@ -73,6 +73,18 @@ class WorkerLostError(
     """A Python worker was killed while Spark planned a scan, several times in a row."""
 
 
+class WorkerSilentError(
+    SparkError,
+    code="E5038",
+    fix="run it again when the machine is less busy: Spark gives each Python process it starts "
+    "10 s, which no setting changes; start fewer queries at once, leave spark.python.use.daemon at "
+    "true, and keep pandas out of the driver's environment: every process imports it where it is",
+    retryable=True,
+):
+    """Spark started a Python process, and it took too long: "Python worker failed to connect
+    back"."""
+
+
 class OffsetFormatError(
     SparkError,
     code="E5010",
@@ -122,8 +134,9 @@ class SparkVersionError(
 class ConnectSessionError(
     SparkError,
     code="E5019",
-    fix="leave spark= out, or give a session whose driver is this process; Spark Connect reads "
-    'by spark.read.format("headwater") and spark.readStream.format("headwater")',
+    fix="leave spark= out, or give a session whose driver is this process; over Spark Connect, "
+    'spark.readStream.format("headwater") gives a changelog, and writeStream.format("headwater") '
+    "brings it into a target, all on the server",
 ):
     """A stream was given a session of Spark Connect, whose driver is another process."""
 

@@ -28,7 +28,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
-from headwater.errors import REGISTRY, ExecutorPythonError, HeadwaterError, WorkerLostError
+from headwater.core import BlockRange
+from headwater.errors import (
+    REGISTRY,
+    ExecutorPythonError,
+    HeadwaterError,
+    WorkerLostError,
+    WorkerSilentError,
+)
 from headwater.spark.arrow_plan import ArrowPlan
 from headwater.spark.driver_rows import to_arrow
 from headwater.spark.entrance import driver_address
@@ -54,6 +61,8 @@ _OTHER_PYTHON = re.compile(
     r"No module named '?(?:google|headwater|pyspark|pyarrow|numpy|msgspec|Crypto|urllib3|psycopg)\b"
     r"[\w.']*|PYTHON_VERSION_MISMATCH.*"
 )
+_DESCRIPTION = "spark.job.description"
+_WORKER_SILENT = "Python worker failed to connect back"
 _WORKER_LOST = "Python worker exited unexpectedly"
 _TASK_FAILED = "Job aborted due to stage failure"
 _lock = Lock()
@@ -154,7 +163,8 @@ class DataFrameRows(_Rows):
 
     def run(self, function: PartFunction, schema: pa.Schema) -> pa.Table:
         """Call a function with the batches of each partition."""
-        with coded_failures(), _batches_by_count(self.session):
+        described = described_job(self.session, "write rows")
+        with coded_failures(), _batches_by_count(self.session), described:
             made = map_in_arrow(self._frame, _WithPart(function), schema)
             return made.toArrow().cast(schema)
 
@@ -233,7 +243,8 @@ class SpanRows(_Rows):
         """Read each part and call a function with its batches, in one task; compare the parts."""
         parts = [Part(index, blocks) for index, blocks in enumerate(self._parts)]
         task = _PartTask(self._reader, function, schema, self._change)
-        with coded_failures():
+        described = described_job(self.context, f"read and write {shown_parts(self._parts)}")
+        with coded_failures(), described:
             found = self.context.parallelize(parts, len(parts)).mapPartitions(task).collect()
         self._check([receipt for receipt, _ in found])
         tables = [pa.ipc.open_stream(made).read_all() for _, made in found]
@@ -342,6 +353,31 @@ def map_in_arrow(frame: DataFrame, function: Any, schema: pa.Schema) -> DataFram
     return found
 
 
+def shown_parts(parts: Sequence[Any]) -> str:
+    """Return what the parts of a span are, for a person."""
+    if isinstance(parts[0], BlockRange):
+        return f"blocks {BlockRange(parts[0].from_block, parts[-1].to_block)}"
+    return f"{len(parts)} parts"
+
+
+@contextmanager
+def described_job(where: Any, text: str) -> Iterator[None]:
+    """Have Spark's pages show what the jobs of this thread do, unless the user's code says it.
+
+    `where` is a session or its context; one of Spark Connect has no pages of its own.
+    """
+    context: SparkContext | None = getattr(where, "sparkContext", where)
+    if is_connect(where) or context is None or context.getLocalProperty(_DESCRIPTION):
+        yield
+        return
+    context.setLocalProperty(_DESCRIPTION, f"headwater: {text}")
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # what ended may be the context
+            context.setLocalProperty(_DESCRIPTION, "")
+
+
 # --- errors of tasks ------------------------------------------------------------------------------
 
 
@@ -383,6 +419,8 @@ def coded_failures() -> Iterator[None]:
         found = coded_error(text)
         if found is None and (wrong := _OTHER_PYTHON.search(text)):
             found = ExecutorPythonError("executors run another Python", said=wrong[0])
+        if found is None and _WORKER_SILENT in text:
+            found = WorkerSilentError("Spark has waited for a Python process that was starting")
         if found is None and _WORKER_LOST in text and _TASK_FAILED not in text:
             found = WorkerLostError("a Python worker was lost while Spark planned a scan")
         if found is None:

@@ -11,6 +11,7 @@ batches that are not transformed reach their target without Spark's SQL engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -90,6 +91,10 @@ def _loose(arrow: pa.DataType) -> pa.DataType:
 SparkProvider = Callable[[], SparkSession]
 
 
+_LOOKED_FOR = ("__", "_ipython_", "_repr_")
+_SHOWN = 20  # rows in a notebook
+
+
 class LikeDataFrame:
     """Does as a DataFrame does, for all that it does not answer itself.
 
@@ -104,8 +109,10 @@ class LikeDataFrame:
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in type(self).__slots__:
-            raise AttributeError(name)  # copying and pickling look for these; no DataFrame for them
+        if name.startswith(_LOOKED_FOR) or name in type(self).__slots__:
+            raise AttributeError(
+                name
+            )  # copying, pickling and notebooks look; no DataFrame for them
         return getattr(self.dataframe, name)
 
     def __getitem__(self, item: Any) -> Any:
@@ -173,6 +180,17 @@ class Frame(LikeDataFrame):
     def __repr__(self) -> str:
         names = ", ".join(f"{field.name}: {field.type}" for field in self._table.schema)
         return f"Frame[{self._table.num_rows} rows; {names}]"
+
+    def _repr_html_(self) -> str:
+        """Show the first rows in a notebook; no Spark job."""
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        first = self._table.slice(0, _SHOWN)
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{escape(str(one))}</td>' for one in row.values())}</tr>"
+            for row in first.to_pylist()
+        )
+        count = f"<p>{self._table.num_rows:,} rows, {first.num_rows} shown</p>"
+        return f"<table><tr>{head}</tr>{rows}</table>{count}"
 
 
 class SpanFrame(LikeDataFrame):

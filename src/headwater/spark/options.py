@@ -237,6 +237,7 @@ _OF_OTHERS = {  # what they are called elsewhere
     "subscribe": "event",
     "missingblocks": "failOnDataLoss",
 }
+_TABLE = ": Spark keeps no options of tables for Python: CREATE TEMPORARY VIEW … USING headwater"
 
 
 def _plain(name: str) -> str:
@@ -347,6 +348,8 @@ class Options(Mapping[str, str]):
 def _suggest(name: str, use: Use) -> str:
     """Name the option that was meant, if one looks like it."""
     plain = _plain(name)
+    if plain == "provider":  # what CREATE TABLE … USING hands over besides
+        return _TABLE
     for near in _named(name):
         return f": it goes with {' and '.join(near.uses)}"
     known = {

@@ -31,7 +31,9 @@ from headwater.spark.executors import (
     SpanRows,
     Unpacking,
     coded_failures,
+    described_job,
     map_in_arrow,
+    shown_parts,
 )
 from headwater.spark.frames import SpanFrame
 from headwater.spark.partitions import plan_parts
@@ -99,7 +101,8 @@ class Span(ABC):
     def keep(self) -> DataFrame:
         """Have executors read the range, unless they did, and keep its rows. Runs a Spark job."""
         if self._kept is None:
-            with coded_failures():
+            described = described_job(self._spark.context, f"read {shown_parts(self.parts)}")
+            with coded_failures(), described:
                 self._kept = self._read()
         return self._kept
 

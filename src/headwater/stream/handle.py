@@ -16,6 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from html import escape
 from threading import Event as Flag
 from threading import Thread, current_thread
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from headwater.runtime import LOOK_S, PATIENCE_S, Interrupt, StopRequested
 from headwater.spark.local_start import ignoring_interrupts
 from headwater.stream.context import Progress
 from headwater.stream.user_code import headline
+from headwater.stream.view import describe
 
 if TYPE_CHECKING:
     from headwater.stream.run import Run
@@ -59,6 +61,16 @@ class StreamHandle:
         self._error: BaseException | None = None
         self._thread: Thread | None = None
         self._finished = Flag()
+
+    def __repr__(self) -> str:
+        return f"StreamHandle[{describe(self.record)}]"
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook where the stream is."""
+        progress = self.last_progress
+        done = None if progress is None else progress.percent
+        bar = "" if done is None else f'<progress max="100" value="{done:.1f}"></progress> '
+        return f"<div>{bar}<code>{escape(describe(self.record))}</code></div>"
 
     @property
     def is_active(self) -> bool:

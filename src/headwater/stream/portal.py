@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from headwater.address import HttpAddress
-from headwater.core import DEFAULT_CAP, Flush, SpanLimits
+from headwater.core import DEFAULT_CAP, Flush, PipeState, RangeSpec, SpanLimits
+from headwater.core.callbacks import Callback
 from headwater.decode import Output
-from headwater.errors import InvalidOptionError, NetworkError
+from headwater.decode.evm.events import UnionOutput
+from headwater.errors import InvalidOptionError, NetworkError, NotFinalError
 from headwater.portal import (
     DriverPermits,
     LimitedTransport,
@@ -22,11 +26,14 @@ from headwater.portal import (
     open_transport,
     portal_address,
 )
+from headwater.spark.frames import Frame
+from headwater.spark.session import local_session
 from headwater.stream.config import OnConfigChange, check_option
 from headwater.stream.missing_blocks import OnMissing, check_missing
 from headwater.stream.portal_run import PortalRun, StoppableTransport
 from headwater.stream.run import Opening
 from headwater.stream.stream import Stream, check_stream
+from headwater.targets.frames import to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,6 +100,37 @@ class PortalStream(Stream):
     @property
     def _known_outputs(self) -> Collection[str] | None:
         return None if self.steps else self.outputs
+
+    def preview(self, blocks: int = 5) -> Frame | dict[str, Frame]:
+        """Return the rows of the newest blocks, as they are now, and write nothing.
+
+        They have gone through the transforms. A frame is shown by notebooks and has the methods of
+        a DataFrame; several outputs are several frames, by name. Spark starts if a transform or a
+        method of the frame needs it.
+
+        Raises:
+            InvalidOptionError: `blocks` is not a number above 0.
+            NotFinalError: the dataset has no block yet.
+        """
+        if type(blocks) is not int or blocks < 1:
+            raise InvalidOptionError("preview takes a number of blocks, 1 or more", got=blocks)
+        transport = open_transport(self.portal, self.reading.timeouts)
+        with PortalClient(transport, retry=self.reading.retry) as client:
+            head = client.head()
+        if head is None:
+            raise NotFinalError("the dataset has no block yet")
+        newest = RangeSpec(max(0, head.number - blocks + 1), head.number)
+        outputs = {name: _within(output, newest) for name, output in self.outputs.items()}
+        tables: dict[str, list[pa.Table]] = {}
+        forked = Callback("on_fork", lambda previous_blocks: None, "previous_blocks")
+        for batch in replace(self, outputs=outputs)._read(PipeState(), forked):
+            for name, frame in batch.data.items():
+                tables.setdefault(name, []).append(to_arrow(frame))
+        frames = {
+            name: Frame(pa.concat_tables(parts), lambda: self.spark or local_session())
+            for name, parts in tables.items()
+        }
+        return next(iter(frames.values())) if len(frames) == 1 else frames
 
     @contextmanager
     def _opened(self, opening: Opening) -> Iterator[PortalRun]:
@@ -230,6 +268,14 @@ def portal_stream(
         versions={name: str(one) for name, one in (versions or {}).items()},
         missing_blocks=check_missing(missing_blocks),
     )
+
+
+def _within(output: Any, blocks: RangeSpec) -> Output:
+    """Return an output that wants other blocks."""
+    if isinstance(output, UnionOutput):
+        return replace(output, parts=tuple(replace(one, ranges=(blocks,)) for one in output.parts))
+    changed: Output = replace(output, ranges=(blocks,))
+    return changed
 
 
 def _check_names(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from html import escape
 from threading import Event as Flag
 from threading import Thread
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -25,6 +26,7 @@ from headwater.metrics.facts import in_words
 CLOSE_S = 1.0  # what the end waits for the thread that draws
 LINE_S = 5.0
 FIRST_LINE_S = 1.0
+NOTEBOOK_S = 0.5
 BAR = 32
 
 
@@ -33,8 +35,17 @@ def can_draw(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
 
 
+def notebook() -> Any:
+    """Return the display of the notebook that this process is the kernel of; None without one."""
+    module: Any = sys.modules.get("IPython")
+    has_kernel = module is not None and hasattr(module.get_ipython(), "kernel")
+    return module.display if has_kernel else None
+
+
 class ProgressView:
     """Shows records while it is entered. `out` is a terminal or anything else one can write to.
+
+    In a notebook it is one line, drawn again.
 
     The last line says how it ended. A run that ends before the first line is due says nothing at
     all, unless it was on a terminal or `always_ends` with a line. With `shown=False` it shows only
@@ -56,12 +67,16 @@ class ProgressView:
         self._console = Console(file=self._out)
         self._over = Flag()
         self._live: Live | None = None
+        self._line: Any = None
         self._thread: Thread | None = None
 
     def __enter__(self) -> ProgressView:
         if not self._shown:
             return self
-        if can_draw(self._console):
+        show = notebook() if self._out is sys.stderr else None
+        if show is not None:
+            self._line = show.display(_line(""), raw=True, display_id=True)
+        if self._line is None and can_draw(self._console):
             self._spinner = Spinner("dots", style="cyan")
             self._live = Live(
                 get_renderable=self._draw, console=self._console, refresh_per_second=5,
@@ -83,7 +98,7 @@ class ProgressView:
             self._write_all()
         if self._thread is not None:
             self._thread.join()
-            if self._ends:
+            if self._ends or self._line is not None:
                 self._write_all()
 
     def say(self, text: str) -> None:
@@ -96,12 +111,15 @@ class ProgressView:
     def _print_lines(self) -> None:
         """Print a line every few seconds; run in a thread of its own."""
         pause = FIRST_LINE_S
-        while not self._over.wait(pause):
+        while not self._over.wait(NOTEBOOK_S if self._line is not None else pause):
             self._ends = True
             self._write_all()
             pause = LINE_S
 
     def _write_all(self) -> None:
+        if self._line is not None:
+            self._line.update(_line("\n".join(map(describe, self._records()))), raw=True)
+            return
         for record in self._records():
             self._write(describe(record))
 
@@ -125,6 +143,11 @@ class ProgressView:
         bar = ProgressBar(total=100, completed=facts.percent, width=BAR)
         line.add_row(Text(record.id, style="bold"), bar, f"{facts.percent:.1f} %")
         return Group(line, Text(_far(record)))
+
+
+def _line(text: str) -> dict[str, str]:
+    """Return a text as notebooks show it."""
+    return {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>"}
 
 
 def describe(record: StreamRecord) -> str:

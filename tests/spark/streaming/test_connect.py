@@ -27,6 +27,7 @@ from headwater.testing import PortalServer, simulated_portal
 from headwater.testing.servers import spark_cluster, spark_connect_server
 from tests.spark.streaming.micro_batches import canonical
 from tests.stream.truth import transfers
+from tests.targets.postgres_places import database
 
 ROOT = Path(__file__).parents[3]
 JAR = os.environ.get("HEADWATER_AUTO_CDC_JAR")  # spark-catalyst, of its tests
@@ -193,14 +194,15 @@ def check_auto_cdc(tables: Path, portal: PortalServer, orphaned: Keys) -> None:
 
 PROGRAM = """
 import sys
+from contextlib import closing
 from pyspark.sql import SparkSession
-from headwater import duckdb_target, evm, portal_stream
+from headwater import duckdb_target, evm, portal_stream, postgres_target
 from headwater.errors import ConnectSessionError
 from headwater.spark import register, ship
 from headwater.spark.streaming import collapse
 from headwater.testing import simulated_portal
 
-address, folder = sys.argv[1:]
+address, folder, target = sys.argv[1:]
 spark = SparkSession.builder.remote(address).getOrCreate()
 ship(spark)
 register(spark)
@@ -214,8 +216,17 @@ with simulated_portal(seed=5, blocks=200, finality_depth=10) as portal:
             event="erc20.Transfer", journal=f"{folder}/journal").load()
         changes.writeStream.format("parquet").trigger(availableNow=True).option(
             "checkpointLocation", f"{folder}/checkpoint").start(f"{folder}/rows").awaitTermination()
+        changes = spark.readStream.format("headwater").options(portal=portal.url, far=50,
+            event="erc20.Transfer", journal=f"{folder}/journal-of-target").load()
+        changes.writeStream.format("headwater").trigger(availableNow=True).option(
+            "checkpointLocation", f"{folder}/checkpoint-of-target").options(
+            target=target, dbtable="transfers").start().awaitTermination()
         if depth:
             portal.fork(depth)
+    with closing(postgres_target(target)) as written:
+        held = written.query("SELECT block_hash FROM transfers")["block_hash"].to_pylist()
+    kept = {block.hash for block in portal.chain.canonical()}
+    print("target", len(set(held)) > 50, set(held) <= kept)
     stored = spark.read.parquet(f"{folder}/rows")
     orphaned = {row[0] for row in stored.where("_sign < 0").select("block_hash").collect()}
     left = {row[0] for row in collapse(stored).select("block_hash").collect()}
@@ -234,9 +245,10 @@ spark.stop()
 
 @pytest.mark.parametrize("server", [None], indirect=True)
 def test_the_data_source_works_and_a_stream_is_refused(server: Server, tmp_path: Path) -> None:
-    """A program: data source and changelog work, `pipe_to` is refused, a package can be shipped."""
+    """A program: data source, changelog and writer work, `pipe_to` is refused, a package can be
+    shipped. The target is written by the server alone."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, server.address, str(tmp_path)],
+        [sys.executable, "-c", PROGRAM, server.address, str(tmp_path), database()],
         capture_output=True,
         text=True,
         check=False,
@@ -245,6 +257,7 @@ def test_the_data_source_works_and_a_stream_is_refused(server: Server, tmp_path:
     assert done.returncode == 0, done.stderr[-3000:]
     assert said[0] == "read"
     assert int(said[1]) > 50
-    assert said[2:7] == ["150", "changelog", "True", "True", "True"]
-    assert said[7:] == ["refused", "E5019", "0"]
+    assert said[2:6] == ["150", "target", "True", "True"]
+    assert said[6:10] == ["changelog", "True", "True", "True"]
+    assert said[10:] == ["refused", "E5019", "0"]
     assert not (tmp_path / "a.duckdb").exists()
