@@ -30,10 +30,8 @@ from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.spark import local_session
 from headwater.targets import Delivery
 from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target, table
-from headwater.targets.postgres.address import postgres_address
-from headwater.targets.postgres.dialect import TableName
+from headwater.targets.postgres.dialect import TableName, postgres_address, read_layout
 from headwater.targets.postgres.encode import HEADER, TRAILER
-from headwater.targets.postgres.layout import read_layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.transfer import plan_transfer
 from headwater.testing.servers.postgres import postgres_server

@@ -38,7 +38,7 @@ from headwater.substreams.messages import ModuleOutput
 from headwater.substreams.relational import relational_target
 from headwater.substreams.wire import CLASSES
 from headwater.targets import history_target
-from headwater.targets.sql.change_log import target as _change_log
+from headwater.targets.sql import history as _change_log
 from headwater.testing.servers.postgres import postgres_server
 from headwater.testing.substreams import SimModule
 from headwater.testing.substreams.modules import (

@@ -33,7 +33,7 @@ from headwater.targets.delta.stream_table import StreamTable as DeltaTable
 from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.fanout import FanOutTarget
 from headwater.targets.parquet import publish as parquet
-from headwater.targets.sql.aggregates.writer import Aggregates
+from headwater.targets.sql.aggregate_tables import Aggregates
 from tests.simulation.kinds import KINDS
 from tests.simulation.places import Engines
 from tests.simulation.script import Script

@@ -30,7 +30,7 @@ from headwater.targets.duckdb import DuckDBSettings, duckdb_target
 from headwater.targets.duckdb import table as duckdb_table
 from headwater.targets.frames import to_arrow
 from headwater.targets.side_rows import PREFIX
-from headwater.targets.sql.change_log.target import history_target
+from headwater.targets.sql.history import history_target
 from headwater.targets.sql.undo import BLOCK, CHANGE_LOG
 from headwater.testing.servers.clickhouse import clickhouse_server
 from headwater.testing.servers.postgres import postgres_server

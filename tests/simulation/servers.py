@@ -21,7 +21,7 @@ from headwater.targets.clickhouse import table as clickhouse_table
 from headwater.targets.clickhouse.client import refused_as
 from headwater.targets.postgres import PostgresSettings, postgres_target
 from headwater.targets.postgres import table as postgres_table
-from headwater.targets.sql.change_log.target import history_target
+from headwater.targets.sql.history import history_target
 from tests.simulation.lossy_proxy import LossyProxy
 from tests.simulation.places import (
     SIDE_CHILDREN,

@@ -6,10 +6,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from headwater.targets.sql.aggregates import aggregate
-from headwater.targets.sql.aggregates.declaration import plan_aggregates
-from headwater.targets.sql.aggregates.deltas import compute_delta
-from headwater.targets.sql.aggregates.writer import find_columns
+from headwater.targets.sql.aggregate_tables import find_columns
+from headwater.targets.sql.aggregates import aggregate, compute_delta, plan_aggregates
 
 LARGEST = 2**256 - 1
 

@@ -836,7 +836,7 @@ def test_closing_a_file_takes_little_memory(
     path, limits = tmp_path / "chain.duckdb", list[str]()
     target = duckdb_target(path)
     Stream(target).block(1, {"t": balances(a=1)})
-    opened = target._session
+    opened = target._database._session
     assert opened is not None
     limited_to = session.SharedFile.limited_to
 
@@ -863,7 +863,7 @@ def test_little_of_the_file_stays_in_memory_unless_a_limit_says_so(
     settings = DuckDBSettings(config={"memory_limit": "1GB"} if limited else {})
     target = duckdb_target(tmp_path / "chain.duckdb", settings=settings)
     stream = Stream(target)
-    opened = target._session
+    opened = target._database._session
     assert opened is not None
 
     def kept() -> int:
@@ -879,7 +879,7 @@ def test_little_of_the_file_stays_in_memory_unless_a_limit_says_so(
     def rows(number: int) -> dict[str, pa.Table]:
         return {"t": pa.table({"block_number": [number] * len(texts), "text": texts})}
 
-    with contextlib.closing(target._reader()):  # what another session reads is left alone
+    with contextlib.closing(target._database.reader()):  # what another session reads is left alone
         stream.block(1, rows(1), final=9)
         full = kept()
     for number in (2, 3):

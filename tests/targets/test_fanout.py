@@ -50,7 +50,7 @@ def test_every_target_waits_for_its_server_as_the_stream_says() -> None:
     paused: list[tuple[float, str]] = []
     both = FanOutTarget([MemoryTarget(), one, two])
     both.bind("s", Runtime(wait=lambda seconds, why: paused.append((seconds, why))))
-    for target in (one, two._inner):
+    for target in (one, two):
         target.pause(1, "away")
     assert paused == [(1, "away")] * 2
 

@@ -33,7 +33,7 @@ from headwater.targets.iceberg import iceberg_target
 from headwater.targets.parquet import ParquetSettings, Rollover, parquet_target
 from headwater.targets.postgres import postgres_target, table
 from headwater.targets.sql.aggregates import aggregate
-from headwater.targets.sql.change_log.target import history_target
+from headwater.targets.sql.history import history_target
 from headwater.testing import PortalServer, simulated_portal
 from tests.targets import clickhouse_places, postgres_places
 from tests.unit.test_values import COLUMNS

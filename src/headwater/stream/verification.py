@@ -40,10 +40,9 @@ from headwater.targets.frames import to_arrow
 from headwater.targets.lake.admin import LakeAdmin, rooms_of
 from headwater.targets.side_rows import PREFIX
 from headwater.targets.sql.admin import SqlAdmin
-from headwater.targets.sql.aggregates.writer import Recomputed
-from headwater.targets.sql.catalog import Undo
-from headwater.targets.sql.change_log.target import HistoryTarget
+from headwater.targets.sql.aggregate_tables import Recomputed
 from headwater.targets.sql.flow import SqlTarget
+from headwater.targets.sql.layout import Undo
 from headwater.targets.values import Fitting, Tally
 
 PIECE_ROWS, PIECE_BLOCKS = 100_000, 20_000  # that are compared at once
@@ -242,7 +241,7 @@ def _policy_of(target: Any, admin: Admin) -> Policy:
 
 
 def _untracked(admin: Admin, target: Any) -> list[str]:
-    if not isinstance(admin, SqlAdmin) or not isinstance(target, SqlTarget | HistoryTarget):
+    if not isinstance(admin, SqlAdmin) or not isinstance(target, SqlTarget):
         return []
     return [str(one) for one in target.untracked]
 

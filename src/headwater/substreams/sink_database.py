@@ -26,8 +26,8 @@ from headwater.errors import (
     UnknownTableError,
 )
 from headwater.targets.sql.dialect import Dialect, Session
-from headwater.targets.sql.text import QualifiedName
 from headwater.targets.sql.tokens import CLICKHOUSE, STANDARD
+from headwater.targets.text import QualifiedName
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
 _OVER_HTTP = {9000: 8123, 9440: 8443}  # ports of ClickHouse's own protocol
@@ -113,7 +113,7 @@ class SinkSession:
     """A transaction on PostgreSQL or DuckDB; statements are the same on both."""
 
     session: Session
-    dialect: Dialect[Any]
+    dialect: Dialect
     schema: str
 
     def name(self, table: str) -> QualifiedName:
@@ -140,7 +140,7 @@ def open_sink(dsn: SinkDsn) -> Iterator[SinkSession]:
         from headwater.targets.postgres import session as postgres
         from headwater.targets.postgres.dialect import POSTGRES
 
-        dialect: Dialect[Any] = POSTGRES
+        dialect: Dialect = POSTGRES
         session: Any = postgres.Session(POSTGRES.locate(dsn.address), None, 0, "serializable")
         session.connect()
     elif dsn.kind == "duckdb":

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from headwater.targets.postgres import PostgresSettings, PostgresTarget, postgres_target
     from headwater.targets.spark_table import SparkTableTarget, spark_table_target
-    from headwater.targets.sql.change_log import HistoryTarget, history_target
+    from headwater.targets.sql.history import HistoryTarget, history_target
 
 _EXTRAS = {
     "ClickHouseSettings": "clickhouse",
@@ -48,7 +48,7 @@ _EXTRAS = {
     "DeltaTarget": "delta",
     "DuckDBSettings": "duckdb",
     "DuckDBTarget": "duckdb",
-    "HistoryTarget": "sql.change_log",
+    "HistoryTarget": "sql.history",
     "IcebergSettings": "iceberg",
     "IcebergTarget": "iceberg",
     "ParquetSettings": "parquet",
@@ -60,7 +60,7 @@ _EXTRAS = {
     "clickhouse_target": "clickhouse",
     "delta_target": "delta",
     "duckdb_target": "duckdb",
-    "history_target": "sql.change_log",
+    "history_target": "sql.history",
     "iceberg_target": "iceberg",
     "lake_moment": "lake.admin",
     "parquet_target": "parquet",

@@ -172,7 +172,13 @@ def open_admin(address: str, *, schema: str | None = None, table: str = "sync") 
     `schema` (ClickHouse: the database) and `table` say where the state is kept, if not in the
     default place.
     """
-    made: Admin = import_extra(kind_of(address), "ADMIN", ".admin")(address, schema, table)
+    made: Admin
+    kind = kind_of(address)
+    if kind in ("postgres", "duckdb"):
+        from headwater.targets.sql.admin import SqlAdmin
+
+        return SqlAdmin(import_extra(kind, "DATABASE", ".target"), address, schema, table)
+    made = import_extra(kind, "ADMIN", ".admin")(address, schema, table)
     return made
 
 

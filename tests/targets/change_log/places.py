@@ -18,7 +18,7 @@ from headwater.changes import Changes, TableSchema
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.errors import HeadwaterError
 from headwater.targets import Delivery, DuckDBSettings, PostgresSettings, history_target
-from headwater.targets.sql.change_log import HistoryTarget
+from headwater.targets.sql.history import HistoryTarget
 from tests.targets.postgres_places import database
 
 Row = dict[str, Any]

@@ -15,7 +15,7 @@ from headwater.changes import Changes, TableSchema
 from headwater.core import Batch
 from headwater.targets import Delivery, DuckDBSettings, PostgresSettings, history_target
 from headwater.targets.contract import Capabilities
-from headwater.targets.sql.change_log import HistoryTarget
+from headwater.targets.sql.history import HistoryTarget
 from headwater.testing.conformance import TargetConformance
 from headwater.testing.conformance.crash import Script
 from headwater.testing.conformance.model import BALANCES, Change, Rig

@@ -178,7 +178,7 @@ import duckdb, psycopg, pyarrow.compute  # what takes long, and imports nothing 
 for name in sys.argv[1:]:
     if not os.fork():
         __import__(name)
-        import headwater.targets.sql.change_log
+        import headwater.targets.sql.history
         os._exit(0)
     _, status = os.wait()
     assert status == 0, name

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.changes import Changes, add, check, fold, max_
-from headwater.targets.sql.merge.changes import Column, Rounds, Shape
+from headwater.targets.sql.changes import Column, Rounds, Shape
 from tests.targets.change_log.places import Place, Stream
 from tests.targets.change_log.test_cases import TRANSFER, change
 

@@ -29,7 +29,7 @@ from headwater.stream import PortalStream, StopRequested, portal_stream
 from headwater.targets.duckdb import DuckDBTarget, duckdb_target
 from headwater.targets.duckdb.dialect import TableName
 from headwater.targets.sql.side_tables import CONFIG
-from headwater.targets.sql.text import compose
+from headwater.targets.text import compose
 from headwater.testing import ChainSim, simulated_portal
 from headwater.testing.chain.content.evm_scenes import APPROVAL, TRANSFER
 from headwater.testing.oracle import DisagreementError, Oracle, Rows

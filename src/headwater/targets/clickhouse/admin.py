@@ -62,8 +62,8 @@ from headwater.targets.contract import SideTable
 from headwater.targets.database import Callbacks
 from headwater.targets.schema_file import SchemaFile
 from headwater.targets.side_rows import PREFIX, SideStatus, stored_id
-from headwater.targets.sql.text import Fragment
 from headwater.targets.sql.tokens import CLICKHOUSE
+from headwater.targets.text import Fragment
 
 _UNDO = {
     Family.COLLAPSING: COLLAPSING,

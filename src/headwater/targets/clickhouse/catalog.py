@@ -36,7 +36,7 @@ from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table
 from headwater.targets.clickhouse.sql import DELETED, TableName, compose, parse_name
 from headwater.targets.side_rows import PREFIX, STREAM
-from headwater.targets.sql.text import Fragment
+from headwater.targets.text import Fragment
 
 logger = logging.getLogger("headwater.targets.clickhouse")
 

@@ -20,7 +20,7 @@ from headwater.targets.clickhouse.store import Store
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.contract import Delivery, Scope
 from headwater.targets.frames import executor_rows, to_arrow
-from headwater.targets.sql.text import Fragment
+from headwater.targets.text import Fragment
 
 
 class History:

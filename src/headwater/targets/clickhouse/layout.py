@@ -21,7 +21,7 @@ from headwater.targets.clickhouse.client import ClickHouseClient, ignoring_refus
 from headwater.targets.clickhouse.settings import BLOCK_COLUMN, Table
 from headwater.targets.clickhouse.sql import TableName, columns, compose, quote
 from headwater.targets.clickhouse.types import bare, new_column_type, nullable
-from headwater.targets.sql.text import Fragment
+from headwater.targets.text import Fragment
 
 _ENGINE = re.compile(r"(?:Shared)?(?:Replicated)?(\w*?)MergeTree")
 _INTEGERS = re.compile(r"U?Int(16|32|64)")

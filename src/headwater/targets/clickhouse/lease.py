@@ -19,7 +19,7 @@ from collections.abc import Callable
 from headwater.targets.clickhouse.client import FENCED, ClickHouseClient
 from headwater.targets.clickhouse.sql import TableName, compose, literal
 from headwater.targets.side_rows import PREFIX, stored_id
-from headwater.targets.sql.text import Fragment
+from headwater.targets.text import Fragment
 
 FORMER_LIMIT = 1 << 32  # epochs of the first release are counted from 1
 _NEW = "new-"

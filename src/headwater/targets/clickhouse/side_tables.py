@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from headwater.targets import text
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.layout import create_table
@@ -26,9 +27,8 @@ from headwater.targets.clickhouse.sql import DELETED, TableName, compose, into
 from headwater.targets.clickhouse.store import Store
 from headwater.targets.contract import SideTable
 from headwater.targets.side_rows import KEY, PREFIX, STREAM, check_side_table, side_rows
-from headwater.targets.sql import text
 from headwater.targets.sql.side_tables import ConfigTable, StoredSideTables
-from headwater.targets.sql.text import Fragment, Part, QualifiedName, filled
+from headwater.targets.text import Fragment, Part, QualifiedName
 
 _NOTE = {"id": "String", "name": "String", "document": "String", "sign": "Int8"}
 _OWN = "stream_id = {stream:String}"
@@ -46,18 +46,20 @@ class Statements:
         self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
     ) -> None:
         """Run a statement for its effect; one that may run twice without harm."""
-        self._client.run(*_named(filled(sql, parts), params), settings=DELETED)
+        self._client.run(
+            *_named(text.compose(sql, **parts) if parts else sql, params), settings=DELETED
+        )
 
     def rows(
         self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
     ) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
-        found = self._client.rows(*_named(filled(sql, parts), params))
+        found = self._client.rows(*_named(text.compose(sql, **parts) if parts else sql, params))
         return [tuple(one.values()) for one in found]
 
     def arrow(self, sql: str, params: Sequence[object] = (), **parts: Part) -> pa.Table:
         """Run a query and return a table."""
-        return self._client.query(*_named(filled(sql, parts), params))
+        return self._client.query(*_named(text.compose(sql, **parts) if parts else sql, params))
 
     def transaction(self) -> AbstractContextManager[None]:
         """Do nothing: there are no transactions."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from headwater.errors import ClickHouseTableNameError
-from headwater.targets.sql.text import Fragment, Part, QualifiedName
+from headwater.targets.text import Fragment, Part, QualifiedName
 
 _PART = re.compile(r'`((?:[^`\\]|\\.)+)`|"((?:[^"\\]|\\.)+)"|([^`".]+)')
 DELETED = {  # settings: the answer comes when rows are gone, and conditions are not asked later

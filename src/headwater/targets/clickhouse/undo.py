@@ -11,7 +11,7 @@ from headwater.targets.clickhouse.layout import Family, Layout
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.sql import DELETED, columns, compose
 from headwater.targets.clickhouse.versioned import Versioned, is_log
-from headwater.targets.sql.text import Fragment
+from headwater.targets.text import Fragment
 
 logger = logging.getLogger("headwater.targets.clickhouse")
 

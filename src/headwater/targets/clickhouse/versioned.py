@@ -26,7 +26,7 @@ from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table
 from headwater.targets.clickhouse.sql import TableName, columns, compose, quote
 from headwater.targets.clickhouse.types import bare
-from headwater.targets.sql.text import Fragment
+from headwater.targets.text import Fragment
 
 SUFFIX = "__before"
 BLOCK, AFTER, VERSION, KIND, WHEN, WHOLE, DELETED, NAMED = _OWN = (

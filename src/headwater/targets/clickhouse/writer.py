@@ -21,7 +21,7 @@ import pyarrow as pa
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.sql import TableName, compose
 from headwater.targets.clickhouse.transfer import Transfer, pieces_of
-from headwater.targets.sql.text import Fragment
+from headwater.targets.text import Fragment
 from headwater.targets.values import Tally
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from headwater.targets.lake.settings import (
 from headwater.targets.lake.table import Announce
 from headwater.targets.lake.target import LakeTarget
 from headwater.targets.lake.tx import Tx
-from headwater.targets.sql.aggregates.declaration import Aggregate, Plan, plan_aggregates
+from headwater.targets.sql.aggregates import Aggregate, Plan, plan_aggregates
 from headwater.targets.values import check_policy
 
 

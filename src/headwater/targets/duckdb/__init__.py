@@ -1,7 +1,6 @@
 """DuckDB, the embedded default: `duckdb_target("chain.duckdb")` and nothing to install or run."""
 
-from headwater.targets.duckdb.store import DuckDBSettings
-from headwater.targets.duckdb.target import DuckDBTarget, duckdb_target
+from headwater.targets.duckdb.target import DuckDBSettings, DuckDBTarget, duckdb_target
 from headwater.targets.duckdb.tx import Tx
 from headwater.targets.sql.settings import Table, table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -28,10 +28,10 @@ from headwater.targets.duckdb.types import (
     from_text,
     new_column_type,
 )
-from headwater.targets.sql.catalog import Column, Layout, Undo
 from headwater.targets.sql.dialect import Dialect, Errors
+from headwater.targets.sql.layout import Column, Layout, Undo
 from headwater.targets.sql.settings import Table
-from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal, quote
+from headwater.targets.text import Fragment, QualifiedName, compose, literal, quote
 
 DEFAULT_SCHEMA = "main"
 Place = tuple[str, str, str]  # database, schema and table, spelled as DuckDB does
@@ -39,15 +39,11 @@ _DECIMAL = re.compile(r"DECIMAL\(\d+,(\d+)\)")
 
 
 class TableName(QualifiedName):
-    """A table in a schema. DuckDB compares names without regard to case, and so does `folded`."""
+    """A table in a schema. DuckDB compares names without regard to case."""
 
     __slots__ = ()
     default_schema: ClassVar[str] = DEFAULT_SCHEMA
-
-    @property
-    def folded(self) -> tuple[str, str]:
-        """What two spellings of one table have in common."""
-        return self.schema.lower(), self.name.lower()
+    ignores_case: ClassVar[bool] = True
 
 
 ERRORS = Errors(
@@ -60,7 +56,7 @@ ERRORS = Errors(
 )
 
 
-class DuckDBDialect(Dialect[Session]):
+class DuckDBDialect(Dialect):
     """Says what DuckDB does in its own way."""
 
     name_type = TableName
@@ -82,10 +78,6 @@ class DuckDBDialect(Dialect[Session]):
         "WHERE database_name = current_database()"
     )
     same_table = Fragment("lower(table_schema) = $1 AND lower(table_name) = $2")
-
-    def fold(self, column: str) -> str:
-        """Ignore case, as DuckDB does."""
-        return column.lower()
 
     def column_type(self, field: pa.Field) -> str:
         """Return the type of a column that holds the values of a field."""
@@ -119,6 +111,12 @@ class DuckDBDialect(Dialect[Session]):
     def is_integer(self, column: Column) -> bool:
         """Tell whether a column can hold the number of a block, and nothing but integers."""
         return column.type.endswith(("INT", "INTEGER"))
+
+    def check_columns(self, table: QualifiedName, names: Iterable[str]) -> None:
+        """Take any name: DuckDB keeps each as it is."""
+
+    def check_change_log_tables(self, session: Session, names: Sequence[QualifiedName]) -> None:
+        """Take any table: DuckDB has no foreign keys that change rows."""
 
     # --- what there is ----------------------------------------------------------------------------
 

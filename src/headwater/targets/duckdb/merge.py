@@ -21,9 +21,7 @@ from headwater.errors import ChangeRefusedError, DuplicateInsertError
 from headwater.targets.duckdb.dialect import DUCKDB
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.types import INTEGER_TYPES, as_json
-from headwater.targets.sql import catalog
-from headwater.targets.sql.catalog import Layout, Undo
-from headwater.targets.sql.merge.changes import (
+from headwater.targets.sql.changes import (
     ADD,
     GIVEN,
     LOWER,
@@ -35,8 +33,10 @@ from headwater.targets.sql.merge.changes import (
     Shape,
     TableChanges,
 )
-from headwater.targets.sql.merge.merger import Loaded, Merger
-from headwater.targets.sql.text import Fragment, quote
+from headwater.targets.sql.layout import Column as StoredColumn
+from headwater.targets.sql.layout import Layout, Undo
+from headwater.targets.sql.merger import Loaded, Merger
+from headwater.targets.text import Fragment, quote
 
 _SMALL = re.compile(r"U?(BIGINT|INTEGER|SMALLINT|TINYINT)")
 _PLAIN_KEYS = re.compile(INTEGER_TYPES.pattern + "|VARCHAR|BOOLEAN|BLOB")
@@ -44,7 +44,7 @@ _LOADED = "__headwater_changes"
 _LISTED, _FOUND, _READ_PER_FOUND = 50, 2048, 400
 
 
-class DuckDBMerger(Merger[Session, Layout]):
+class DuckDBMerger(Merger):
     """Applies changes to tables of DuckDB."""
 
     types: ClassVar = {
@@ -60,7 +60,7 @@ class DuckDBMerger(Merger[Session, Layout]):
     sum_types = ("HUGEINT", "BIGNUM")
     _kinds: ClassVar = {kind: name for name, kind in types.items()}
 
-    def _kind(self, column: catalog.Column) -> ColumnType:
+    def _kind(self, column: StoredColumn) -> ColumnType:
         if INTEGER_TYPES.fullmatch(column.type):
             return "integer"
         if column.type.startswith("DECIMAL") or column.type in ("FLOAT", "DOUBLE"):
@@ -69,7 +69,7 @@ class DuckDBMerger(Merger[Session, Layout]):
             return "timestamp"
         return self._kinds.get(column.type, "text")
 
-    def _is_ambiguous(self, column: catalog.Column) -> bool:
+    def _is_ambiguous(self, column: StoredColumn) -> bool:
         return not _PLAIN_KEYS.fullmatch(column.type)
 
     def rounds(

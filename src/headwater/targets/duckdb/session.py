@@ -23,7 +23,7 @@ from headwater.errors import (
     DuckDBPathError,
     StreamInUseError,
 )
-from headwater.targets.sql.text import Part, filled
+from headwater.targets.text import Part, compose
 
 MEMORY = ":memory:"
 _FULL = ("No space left on device", "Disk quota exceeded", "File too large")  # the system's words
@@ -97,17 +97,17 @@ class Session:
         self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
     ) -> None:
         """Run a statement for its effect; there is no plan to keep, whatever `prepare` says."""
-        self._execute(filled(sql, parts), params)
+        self._execute(compose(sql, **parts) if parts else sql, params)
 
     def rows(
         self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
     ) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
-        return self._execute(filled(sql, parts), params).fetchall()
+        return self._execute(compose(sql, **parts) if parts else sql, params).fetchall()
 
     def arrow(self, sql: str, params: Sequence[object] = (), **parts: Part) -> pa.Table:
         """Run a query and return a table; integers without bound come as decimal text."""
-        sql = filled(sql, parts)
+        sql = compose(sql, **parts) if parts else sql
         self._announce(sql)
         found = self._cursor.sql(sql, params=list(params))
         kinds = [str(kind) for kind in found.types]

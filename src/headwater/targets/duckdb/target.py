@@ -1,35 +1,177 @@
 """A DuckDB file as a target: rows, cursor and rollback chain in one transaction.
 
-DuckDB is embedded: nothing to install, nothing to run. One process writes a file, on the driver. A
-crash leaves nothing behind, because what is not committed does not exist.
+DuckDB is embedded: nothing to install, nothing to run. One process writes a file, on the driver;
+while a stream runs elsewhere not even looking is possible: `DuckDBFileError` says so. A crash
+leaves nothing behind, because what is not committed does not exist.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from headwater.core import PipeState
+import duckdb
+
+from headwater.address import Address
 from headwater.core.several import Several
-from headwater.errors import DuckDBTransactionError
+from headwater.errors import (
+    DuckDBTransactionError,
+    RetentionError,
+    SchemaFileError,
+)
 from headwater.targets.admin import check_address
-from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable
-from headwater.targets.database import Callbacks, Found, OnData, OnRollback, OnStart
-from headwater.targets.duckdb.dialect import DUCKDB
+from headwater.targets.contract import Scope
+from headwater.targets.database import Callbacks, OnData, OnRollback, OnStart
+from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, DUCKDB, TableName
+from headwater.targets.duckdb.merge import DuckDBMerger
 from headwater.targets.duckdb.session import MEMORY, Session, open_session
-from headwater.targets.duckdb.store import DuckDBSettings, DuckDBStore, open_store
-from headwater.targets.duckdb.tx import Tx
+from headwater.targets.duckdb.tx import DuckDBRows, Scans, Tx
+from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.sql.aggregates import Aggregate
+from headwater.targets.sql.database import Database, OpenedStream
 from headwater.targets.sql.flow import PRUNE_EVERY, SqlTarget
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.settings import StateSettings, Table
+from headwater.targets.sql.tokens import STANDARD
 from headwater.targets.tables import TableOptions
+from headwater.targets.text import QualifiedName
 from headwater.targets.values import check_policy
 
 _MEMORIES = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class DuckDBSettings(StateSettings):
+    """Where and under which id the state is kept.
+
+    `id` overrides the stream's own. Undo data is kept for `unfinalized_blocks_retention` blocks
+    below the finalized one. `config` is passed to DuckDB (`{"memory_limit": "2GB"}`); it
+    may hold keys, so no text shows it. Without a `memory_limit`, a backfill keeps 64 MB of the file
+    in memory.
+    """
+
+    schema: str = DEFAULT_SCHEMA
+    config: Mapping[str, str | bool | int | float | list[str]] = field(
+        default_factory=dict, repr=False
+    )
+    name_type = TableName
+    retention_error = RetentionError
+
+
+class DuckDBDatabase(Database[Session]):
+    """A DuckDB file. Targets of this process that write it share its connection."""
+
+    dialect = DUCKDB
+    settings_type = DuckDBSettings
+    ended = DuckDBTransactionError
+    undo_type = DuckDBUndoLog
+    merger_type = DuckDBMerger
+
+    def __init__(self, place: str | Path | Address, settings: DuckDBSettings | None = None) -> None:
+        super().__init__(place, settings)
+        is_file = str(self.place) != MEMORY
+        self.file = Path(self.place) if is_file else None
+        self._memory = "" if is_file else f":memory:{next(_MEMORIES)}"  # of this target alone
+        self._scans: Scans = {}
+        self._batches = 0  # since it was opened
+
+    def connect(self, stream: OpenedStream, look: Callable[[], None] | None = None) -> None:
+        """Open the file unless it is open, create what is missing, and let the user prepare it."""
+        if self._session is None:
+            self._open(stream)
+        if look is not None:
+            with self._changing(self.store.session):
+                look()
+
+    def _open(self, stream: OpenedStream) -> None:
+        session = self._session_for(stream.id)
+        session.on_statement = stream.announce
+        self.store = store = self.stored(
+            session, stream.id, stream.tables, automatic=stream.automatic, altered=stream.altered
+        )
+        try:
+            with self._changing(session):
+                store.sync.create()
+                store.catalog.create()
+                store.side.create(stream.side_tables)
+                if stream.on_start is not None:
+                    tx = Tx(store, DuckDBRows(store, None, self._scans))
+                    stream.on_start(tx)
+                    tx.finish()
+        except BaseException:
+            session.close()
+            raise
+        self._session, self._batches = session, 0
+
+    def _session_for(self, stream_id: str | None) -> Session:
+        """Open a session; with an id, as the one writer of that stream."""
+        stream = None if stream_id is None else (*self.settings.sync.folded, stream_id)
+        return open_session(self.place, self.settings.config, stream, self._memory)
+
+    @contextmanager
+    def _changing(self, session: Session) -> Iterator[None]:
+        """Run in one transaction; after a failure trust nothing that was remembered of it."""
+        try:
+            with session.transaction():
+                yield
+        except BaseException:
+            self.store.catalog.forget()
+            self.store.undo.forget()
+            raise
+
+    def transaction(self, work: Callable[[], None], first: Scope | None = None) -> None:
+        """Do the work in one transaction."""
+        session = self.store.session
+        with self._changing(session):
+            work()
+        if first is not None and (not first.hot or self._batches % PRUNE_EVERY == 0):
+            session.trim()
+        self._batches += first is not None
+
+    def tx(self, scope: Scope | None = None) -> Tx:
+        """Return the `tx` of a batch, or of a callback that writes none."""
+        return Tx(self.store, DuckDBRows(self.store, scope, self._scans), scope)
+
+    def reader(self) -> Session:
+        """Share the connection of the file: no other process could read it meanwhile."""
+        return self._session_for(None)
+
+    # --- outside a run ----------------------------------------------------------------------------
+
+    @contextmanager
+    def administer(self, stream_id: str | None) -> Iterator[Session]:
+        """Open a transaction; with an id, as the one writer of that stream."""
+        session = self._session_for(stream_id)
+        try:
+            with session.transaction():
+                yield session
+        finally:
+            session.close()
+
+    def empty(self, session: Session, names: Sequence[QualifiedName]) -> None:
+        """Remove all rows, those of children before those of their parents."""
+        for name in reversed(names):
+            session.run("DELETE FROM {table}", table=name)
+
+    def run_script(self, session: Session, sql: str) -> None:
+        """Run the statements of a schema file."""
+        try:
+            for kind, text in session.statements(sql):
+                if kind == "TRANSACTION":
+                    raise SchemaFileError(
+                        f"{STANDARD.tokens(text)[0].text} is not allowed in a schema file",
+                        sql=text.strip(),
+                    )
+                session.run(text)
+        except duckdb.Error as error:
+            reason = str(error).splitlines()[0]
+            raise SchemaFileError("a statement failed", reason=reason) from error
+
+
+class DuckDBTarget(SqlTarget):
+    """Made by `duckdb_target`. All calls come from one thread; it may be opened again."""
 
 
 def duckdb_target(
@@ -64,124 +206,7 @@ def duckdb_target(
     check_address(path, "duckdb")
     callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
     policy = check_policy(unrepresentable)
-    return DuckDBTarget(path, tables, aggregates, callbacks, settings, policy)
+    return DuckDBTarget(DuckDBDatabase(path, settings), tables, aggregates, callbacks, policy)
 
 
-class DuckDBTarget(SqlTarget[Session]):
-    """Made by `duckdb_target`. All calls come from one thread; it may be opened again after close.
-
-    What a commit and a rollback do is said by `SqlTarget`; here is how the file is opened,
-    and what one transaction is.
-    """
-
-    dialect = DUCKDB
-    settings_type = DuckDBSettings
-    open_store = staticmethod(open_store)
-    _store: DuckDBStore
-    _settings: DuckDBSettings
-    ended = DuckDBTransactionError
-
-    @cached_property
-    def _memory(self) -> str:
-        """The key of a database in memory, which no other target has."""
-        return f":memory:{next(_MEMORIES)}"
-
-    @property
-    def capabilities(self) -> Capabilities[Delivery]:
-        """Those of every SQL target; the file is its process's alone."""
-        file = None if str(self._place) == MEMORY else Path(self._place)
-        return replace(super().capabilities, file=file)
-
-    def recover(self) -> PipeState:
-        """Open the file and return the committed state. Transactions leave nothing to repair, but
-        the cursor may have been moved, or a callback may have ended one: rows above it go.
-        """
-        session = self._session or self._open()
-        with self._changing(session):
-            self._state = self._store.sync.load()
-            self._check_missing_state()
-            self._store.side.remove_above(self._state.number)
-            self._undo_leftovers()
-        return self._state
-
-    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
-        """Open the file, and create what is missing."""
-        self._side_tables = tuple(tables)
-        if self._session is None:
-            self._open()
-        else:
-            with self._changing(self._session):
-                self._store.side.create(self._side_tables)
-
-    # --- inside -----------------------------------------------------------------------------------
-
-    def _open(self) -> Session:
-        """Open the file, create what is missing, and let the user prepare it."""
-        settings, on_start = self._settings, self._callbacks.on_start
-        stream = (*settings.sync.folded, self._id)
-        session = open_session(self._place, settings.config, stream, self._memory)
-        session.on_statement = self._announce
-        self._store = open_store(
-            session,
-            settings,
-            self._id,
-            self._tables,
-            automatic=self._callbacks.on_data is None,
-            altered=self.altered,
-        )
-        try:
-            with self._changing(session):
-                self._store.sync.create()
-                self._store.catalog.create()
-                self._store.side.create(self._side_tables)
-                if on_start is not None:
-                    tx = Tx(session, self._store, None)
-                    on_start(tx)
-                    tx.finish()
-        except BaseException:
-            session.close()
-            raise
-        self._session = session
-        self._commits = 0
-        return session
-
-    @contextmanager
-    def _changing(self, session: Session) -> Iterator[None]:
-        """Run in one transaction; after a failure trust nothing that was remembered of it."""
-        try:
-            with session.transaction():
-                yield
-        except BaseException:
-            self._store.catalog.forget()
-            self._store.undo.forget()
-            raise
-
-    def _change(
-        self, work: Callable[[], object], state: PipeState, first: Scope | None = None
-    ) -> None:
-        session = self._opened()
-        with self._changing(session):
-            work()
-        self._state = state
-        if first is not None and (not first.hot or self._commits % PRUNE_EVERY == 0):
-            session.trim()
-
-    def _look(self, work: Callable[[], Found]) -> Found:
-        self._opened()
-        return work()
-
-    @contextmanager
-    def _batch(self, scope: Scope) -> Iterator[Tx]:
-        tx = Tx(self._opened(), self._store, scope)
-        yield tx
-        tx.finish()
-
-    def _tx(self) -> Tx:
-        return Tx(self._opened(), self._store, None)
-
-    def _reader(self) -> Session:
-        """Share the connection of the file: no other process could read it meanwhile."""
-        return open_session(self._place, self._settings.config, None, self._memory)
-
-
-TARGET = DuckDBTarget
+DATABASE = DuckDBDatabase

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from headwater.decode.columns.integers import wide_integer
 from headwater.errors import TableSchemaError
-from headwater.targets.sql.text import Fragment
+from headwater.targets.text import Fragment
 
 INTEGER_TYPES = re.compile(
     r"BIGNUM|U?HUGEINT|U?(?:BIGINT|INTEGER|SMALLINT|TINYINT)|DECIMAL\(\d+,0\)"

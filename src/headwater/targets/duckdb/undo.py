@@ -10,24 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headwater.errors import TableSchemaError
-from headwater.targets.duckdb.dialect import DUCKDB
 from headwater.targets.duckdb.session import Session
-from headwater.targets.sql.catalog import RESERVED, Layout, Undo
-from headwater.targets.sql.merge.merger import Loaded
-from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, equal, quote
+from headwater.targets.sql.dialect import Dialect
+from headwater.targets.sql.layout import RESERVED, Layout, Undo
+from headwater.targets.sql.merger import Loaded
 from headwater.targets.sql.undo import BLOCK, OPERATION, STREAM, UndoLog
+from headwater.targets.text import Fragment, QualifiedName, columns, compose, equal, quote
 
 TIMES, GROUP = RESERVED + "times", RESERVED + "group"
 _IMAGES = "__headwater_images"
 
 
-class DuckDBUndoLog(UndoLog[Session, Layout]):
+class DuckDBUndoLog(UndoLog):
     """The undo data of one stream in DuckDB."""
 
-    dialect = DUCKDB
-
-    def __init__(self, session: Session, stream_id: str) -> None:
-        super().__init__(session, stream_id)
+    def __init__(self, session: Session, dialect: Dialect, stream_id: str) -> None:
+        super().__init__(session, dialect, stream_id)
         self._ready: set[tuple[str, str]] = set()
 
     def forget(self) -> None:
@@ -129,7 +127,7 @@ class DuckDBUndoLog(UndoLog[Session, Layout]):
         self._session.run(
             "CREATE TABLE IF NOT EXISTS {log} ({parts})", log=log, parts=Fragment(", ".join(parts))
         )
-        kept = DUCKDB.read_table(self._session, log)
+        kept = self._dialect.read_table(self._session, log)
         held = {} if kept is None else {one.lower(): each for one, each in kept.columns.items()}
         for name in layout.stored:
             kind, old = layout.columns[name].type, held.get(name.lower())

@@ -25,10 +25,9 @@ from headwater.changes.numbers import reduce_numbers
 from headwater.changes.values import one_spelling, text_column
 from headwater.errors import DuplicateInsertError, LakeSchemaError
 from headwater.targets.lake.table import LakeTable
-from headwater.targets.sql.aggregates.declaration import Plan
-from headwater.targets.sql.aggregates.deltas import compute_delta
-from headwater.targets.sql.aggregates.writer import delta_changes, find_columns
-from headwater.targets.sql.merge.changes import (
+from headwater.targets.sql.aggregate_tables import delta_changes, find_columns
+from headwater.targets.sql.aggregates import Plan, compute_delta
+from headwater.targets.sql.changes import (
     ABSENT,
     ADD,
     FILL,

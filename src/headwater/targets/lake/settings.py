@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from headwater.changes.declaration import TableSchema
 from headwater.errors import InvalidOptionError, LakeSchemaError
-from headwater.targets.sql.aggregates.declaration import Plan
+from headwater.targets.sql.aggregates import Plan
 from headwater.targets.tables import TableOptions, declare_tables
 
 NAMESPACE = "default"

@@ -34,7 +34,7 @@ from headwater.targets.lake.table import (
     TableRewritten,
 )
 from headwater.targets.lake.tx import Tx
-from headwater.targets.sql.aggregates.declaration import Plan
+from headwater.targets.sql.aggregates import Plan
 from headwater.targets.values import Altered
 
 SWEEP_S = 86_400.0

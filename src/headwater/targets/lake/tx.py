@@ -40,7 +40,7 @@ from headwater.targets.lake.table import (
     LakeTable,
     LakeTables,
 )
-from headwater.targets.sql.merge.changes import TableChanges
+from headwater.targets.sql.changes import TableChanges
 from headwater.targets.values import Altered, Fitting, Tally
 
 _PLACE, _OLD = "__headwater_place", "__headwater_old"

@@ -1,7 +1,6 @@
 """PostgreSQL: data, cursor and undo in one transaction; `postgres_target("postgresql://…")`."""
 
-from headwater.targets.postgres.store import PostgresSettings
-from headwater.targets.postgres.target import PostgresTarget, postgres_target
+from headwater.targets.postgres.target import PostgresSettings, PostgresTarget, postgres_target
 from headwater.targets.postgres.tx import Tx
 from headwater.targets.sql.settings import Table, table
 

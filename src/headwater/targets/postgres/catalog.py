@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from psycopg.errors import DuplicateSchema, DuplicateTable, UniqueViolation
 
 from headwater.errors import PostgresSizeError
-from headwater.targets.postgres.dialect import POSTGRES
-from headwater.targets.postgres.layout import Layout, read_layout
-from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.transactions import TryAgain
+from headwater.targets.postgres.session import Session, TryAgain
 from headwater.targets.postgres.triggers import Tracked, Triggers
 from headwater.targets.postgres.types import bare_type, new_column_type
-from headwater.targets.sql.catalog import CLAIMS, Catalog, Undo
+from headwater.targets.sql.catalog import Catalog
+from headwater.targets.sql.dialect import Dialect
+from headwater.targets.sql.layout import Layout, Undo
 from headwater.targets.sql.settings import Table
-from headwater.targets.sql.text import QualifiedName, compose
+from headwater.targets.text import QualifiedName, compose
+
+if TYPE_CHECKING:
+    from headwater.targets.postgres.target import PostgresSettings
 
 _PAGE_ROW, _ROW_HEAD = 8_160, 32  # bytes
 _WIDTHS = {
@@ -29,27 +31,22 @@ _WIDTHS = {
 """Bytes of a value in its row. Those of any other type can be moved out of it, which leaves 18."""
 
 
-class PostgresCatalog(Catalog[Session, Layout]):
-    """Knows a stream's tables."""
-
-    dialect = POSTGRES
+class PostgresCatalog(Catalog):
+    """Knows a stream's tables, and has their changes kept by triggers."""
 
     def __init__(
         self,
         session: Session,
+        dialect: Dialect,
+        settings: PostgresSettings,
         stream_id: str,
-        sync: QualifiedName,
         declared: Iterable[Table],
-        triggers: Triggers,
         *,
         automatic: bool,
-        defer_indexes: bool,
     ) -> None:
-        claims = sync.suffixed(CLAIMS)
-        super().__init__(session, stream_id, claims, declared, automatic=automatic)
-        self._sync = sync
-        self._triggers = triggers
-        self._defer_indexes = defer_indexes
+        super().__init__(session, dialect, settings, stream_id, declared, automatic=automatic)
+        self._triggers = Triggers(session, stream_id, settings.schema)
+        self._defer_indexes = settings.defer_indexes
         self._looked = False
         self._without_images: set[tuple[str, str]] = set()
 
@@ -110,17 +107,6 @@ class PostgresCatalog(Catalog[Session, Layout]):
             self.layout(one.name)
         self._looked = True
 
-    def prepare(
-        self,
-        name: QualifiedName,
-        schema: pa.Schema,
-        key: Sequence[str] | None,
-        types: Mapping[str, str] | None = None,
-    ) -> Layout:
-        """Return the table for a frame's rows; if the write relies on its key, that is built."""
-        layout = super().prepare(name, schema, key, types)
-        return self.build(layout) if key is not None else layout
-
     def build(self, layout: Layout) -> Layout:
         """Build the key and the indexes of a table that were put off."""
         if not layout.deferred:
@@ -137,7 +123,7 @@ class PostgresCatalog(Catalog[Session, Layout]):
             [self._id, layout.name.schema, layout.name.name],
             claims=self._claims,
         )
-        del self._layouts[layout.name.folded]
+        self._look_again_at(layout.name)
         rebuilt = self.layout(layout.name)
         assert rebuilt is not None, "it was just there"
         return rebuilt
@@ -178,7 +164,7 @@ class PostgresCatalog(Catalog[Session, Layout]):
         undo = super()._undo(declared, key, folded)
         if undo is not Undo.APPEND_ONLY or not key:
             return undo
-        tracked = self.dialect.exists(self._session, declared.name.snapshots)
+        tracked = self._dialect.exists(self._session, declared.name.snapshots)
         return Undo.KEYED if tracked else undo
 
     def _claim(self, layout: Layout) -> None:
@@ -189,7 +175,7 @@ class PostgresCatalog(Catalog[Session, Layout]):
                 "AND id = $3 AND undo = 'append_only'",
                 [*layout.name.folded, self._id, json.dumps(layout.key)],
                 claims=self._claims,
-                same_table=self.dialect.same_table,
+                same_table=self._dialect.same_table,
             )
             if changed:
                 self._without_images.add(layout.name.folded)
@@ -207,7 +193,7 @@ class PostgresCatalog(Catalog[Session, Layout]):
             "SELECT key_columns::text, deferred FROM {claims} WHERE {same_table} AND id = $3",
             [*layout.name.folded, self._id],
             claims=self._claims,
-            same_table=self.dialect.same_table,
+            same_table=self._dialect.same_table,
         )
         for key, deferred in rows:
             layout = self._as_claimed(layout, tuple(json.loads(key)), deferred)
@@ -220,7 +206,7 @@ class PostgresCatalog(Catalog[Session, Layout]):
         if not put_off:
             self._index(declared, undo)
             return
-        layout = read_layout(self._session, declared.name)
+        layout = self._dialect.read_table(self._session, declared.name)
         assert layout is not None, "it was just created"
         self._claim(
             replace(
@@ -250,7 +236,7 @@ class PostgresCatalog(Catalog[Session, Layout]):
             "SELECT FROM {claims} AS other WHERE {same_table} AND other.id <> $3 "
             "AND EXISTS (SELECT FROM {sync} AS s WHERE s.id = other.id) LIMIT 1",
             claims=self._claims,
-            same_table=self.dialect.same_table,
+            same_table=self._dialect.same_table,
             sync=self._sync,
         )
         return bool(self._session.rows(sql, [*name.folded, self._id]))

@@ -1,4 +1,4 @@
-"""PostgreSQL's dialect: its names, types and errors, and how it reads rows of a change log."""
+"""PostgreSQL's dialect: its names, types, errors and addresses, and how it is asked for tables."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
+import psycopg
 import pyarrow as pa
+from psycopg.conninfo import conninfo_to_dict
 
-from headwater.address import Address
+from headwater.address import Address, Secret
 from headwater.core.rooms import POSTGRES_KEY_BYTES, Room, postgres_room
 from headwater.errors import (
     InvalidOptionError,
@@ -25,19 +27,25 @@ from headwater.errors import (
     TableMismatchError,
     UntrackedTableError,
 )
-from headwater.targets.postgres.address import postgres_address
 from headwater.targets.postgres.encode import encoder
-from headwater.targets.postgres.layout import Layout, read_layout
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.transfer import copy_in, plan_transfer
 from headwater.targets.postgres.types import SCALARS, castable, column_type, new_column_type
-from headwater.targets.sql.catalog import Column
 from headwater.targets.sql.dialect import Dialect, Errors
+from headwater.targets.sql.layout import Column, Layout, Undo
 from headwater.targets.sql.settings import Table
-from headwater.targets.sql.text import Fragment, Part, QualifiedName, columns, compose, equal
+from headwater.targets.text import Fragment, Part, QualifiedName, columns, compose, equal
 
 DEFAULT_SCHEMA = "public"
 LONGEST = 63  # bytes of an identifier; PostgreSQL cuts off the rest silently
+
+_SHOWN = ("host", "port", "dbname", "user")
+_SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+_ASKED = (
+    "the PostgreSQL address cannot be read: postgresql://user:password@host:5432/database, where "
+    "/ ? # @ : % of a user or password are written as %2F %3F %23 %40 %3A %25, or "
+    "host=… user=… password='…', where ' and \\ are written as \\' and \\\\"
+)
 
 ERRORS = Errors(
     undeclared=UntrackedTableError,
@@ -72,7 +80,7 @@ class TableName(QualifiedName):
         return prefix + name.encode()[:room].decode(errors="ignore") + digest + suffix
 
 
-class PostgresDialect(Dialect[Session]):
+class PostgresDialect(Dialect):
     """Says what PostgreSQL does in its own way."""
 
     name_type = TableName
@@ -258,3 +266,133 @@ class PostgresDialect(Dialect[Session]):
 
 
 POSTGRES = PostgresDialect()
+
+
+# --- a table as it is -----------------------------------------------------------------------------
+
+
+def read_layout(session: Session, name: QualifiedName) -> Layout | None:
+    """Read a table from the server's catalog; None if there is none of this name."""
+    rows = session.rows(
+        """
+        SELECT c.oid::bigint, c.relkind = 'p',
+            EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal
+                AND t.tgtype & 3 = 3 AND t.tgtype & 16 = 16),
+            EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND NOT i.indisprimary
+                AND (i.indisunique OR i.indisexclusion)),
+            EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = c.oid AND k.contype = 'f'
+                AND (k.confdeltype <> 'a' OR k.confupdtype <> 'a')),
+            EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid AND k.contype = 'f'
+                AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd')))
+            AND NOT EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid
+                AND k.contype = 'p' AND k.condeferrable),
+            EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid AND k.contype = 'f'),
+            (SELECT k.conname FROM pg_constraint AS k WHERE k.conrelid = c.oid
+                AND k.contype = 'p'),
+            (SELECT array_agg(a.attname::text ORDER BY place.n) FROM pg_index AS i
+                CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS place (attnum, n)
+                JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = place.attnum
+                WHERE i.indrelid = c.oid AND i.indisprimary AND place.n <= i.indnkeyatts),
+            (SELECT json_agg(json_build_array(i.indisunique, i.columns)) FROM (
+                SELECT i.indisunique, array_agg(a.attname::text) AS columns
+                FROM pg_index AS i CROSS JOIN LATERAL unnest(i.indkey) AS place (attnum)
+                JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = place.attnum
+                WHERE i.indrelid = c.oid AND NOT i.indisprimary
+                GROUP BY i.indexrelid, i.indisunique) AS i)::text
+        FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
+        """,
+        [name.schema, name.name],
+    )
+    if not rows:
+        return None
+    oid, partitioned, watched, unique, acted_upon, merged, refers, primary, key, others = rows[0]
+    return Layout(
+        name,
+        tuple(key or ()),
+        Undo.NONE,
+        "",
+        columns=_columns(session, oid),
+        partitions=_partitions(session, oid, type(name)) if partitioned else (),
+        partitioned=partitioned,
+        always_compare=partitioned or watched,
+        unique=unique,
+        indexes=tuple((one, tuple(names)) for one, names in json.loads(others or "[]")),
+        acted_upon=acted_upon,
+        merged=merged,
+        refers=refers,
+        primary=primary,
+    )
+
+
+def _columns(session: Session, oid: int) -> dict[str, Column]:
+    rows = session.rows(
+        """
+        SELECT a.attname, format_type(a.atttypid, a.atttypmod),
+            format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL),
+            CASE WHEN a.atttypid = 'numeric'::regtype AND a.atttypmod >= 4
+                THEN (a.atttypmod - 4) >> 16 END,
+            CASE WHEN a.atttypid = 'numeric'::regtype AND a.atttypmod >= 4
+                THEN (a.atttypmod - 4) & 2047 END,
+            a.attgenerated <> '', a.attidentity = 'a',
+            CASE WHEN a.attgenerated = '' THEN pg_get_expr(d.adbin, d.adrelid) END, a.attnotnull
+        FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+        LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+        WHERE a.attrelid = $1::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped
+        ORDER BY a.attnum
+        """,
+        [oid],
+    )
+    return {row[0]: Column(*row) for row in rows}
+
+
+def _partitions(
+    session: Session, oid: int, name_type: type[QualifiedName]
+) -> tuple[QualifiedName, ...]:
+    rows = session.rows(
+        "SELECT n.nspname, c.relname FROM pg_partition_tree($1::bigint::oid::regclass) AS p "
+        "JOIN pg_class AS c ON c.oid = p.relid JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+        "WHERE p.level > 0 ORDER BY 1, 2",
+        [oid],
+    )
+    return tuple(name_type(*row) for row in rows)
+
+
+# --- the address ----------------------------------------------------------------------------------
+# libpq quotes what it cannot read, and takes the rest of a password for a host, a port or a
+# database where a character of it should have been written as %xx. So nothing that it says about
+# the form of an address is repeated, and no part is shown before the whole makes sense.
+
+
+def postgres_address(dsn: str | Address) -> Address:
+    """Understand an address as a user wrote it. Called where a target is made, on the driver.
+
+    Raises:
+        InvalidOptionError: it cannot be read; the error repeats nothing of it.
+    """
+    if isinstance(dsn, Address):
+        return dsn
+    if not isinstance(dsn, str):
+        raise InvalidOptionError("the PostgreSQL address must be a text", got=type(dsn).__name__)
+    try:
+        found = conninfo_to_dict(dsn)
+    except (psycopg.Error, UnicodeError):
+        raise InvalidOptionError(_ASKED) from None  # the cause quotes the address
+    parts = {name: str(value) for name, value in found.items() if value is not None}
+    in_order = all(one.isdecimal() for one in parts.get("port", "").split(",") if one)
+    if not in_order or _has_stray_at(dsn):
+        raise InvalidOptionError(_ASKED)
+    return Address(
+        shown=" ".join(f"{name}={parts[name]}" for name in _SHOWN if name in parts),
+        whole=Secret(dsn),
+        secrets=tuple(Secret(parts[name]) for name in _SECRET if parts.get(name)),
+    )
+
+
+def _has_stray_at(dsn: str) -> bool:
+    """Tell whether a URL has an '@' where libpq takes the rest of a password for something else."""
+    scheme, is_url, rest = dsn.strip().partition("://")
+    if not is_url or scheme not in ("postgresql", "postgres"):
+        return False
+    server, _, path = rest.partition("/")
+    return server.count("@") > 1 or "@" in path.partition("?")[0]

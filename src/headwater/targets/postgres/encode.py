@@ -90,12 +90,12 @@ def _fixed(matrix: Any, values: pa.Array) -> Pieces:
         whole = np.empty((rows, 4 + width), np.uint8)
         whole[:, :4] = np.frombuffer(int(width).to_bytes(4, "big"), np.uint8)
         whole[:, 4:] = matrix
-        return [_strided(whole)]
+        return [_binary(whole)]
     valid = values.is_valid().to_numpy(zero_copy_only=False)
     lengths = np.where(valid, width, -1).astype(">i4")
     offsets = np.zeros(rows + 1, np.int32)
     np.cumsum(np.where(valid, width, 0), out=offsets[1:])
-    return [_strided(_bytes_of(lengths)), _binary(offsets, matrix[valid])]
+    return [_binary(_bytes_of(lengths)), _binary(matrix[valid], offsets)]
 
 
 def _ragged(values: pa.Array) -> Pieces:
@@ -103,15 +103,14 @@ def _ragged(values: pa.Array) -> Pieces:
     values = values.cast(pa.binary())
     lengths = pc.fill_null(pc.binary_length(values), -1).to_numpy(zero_copy_only=False)
     filled = pc.fill_null(values, b"") if values.null_count else values
-    return [_strided(_bytes_of(lengths.astype(">i4"))), filled]
+    return [_binary(_bytes_of(lengths.astype(">i4"))), filled]
 
 
-def _strided(matrix: Any) -> pa.Array:
-    rows, width = matrix.shape
-    return _binary(np.arange(0, (rows + 1) * width, width, dtype=np.int32)[: rows + 1], matrix)
-
-
-def _binary(offsets: Any, data: Any) -> pa.Array:
+def _binary(data: Any, offsets: Any = None) -> pa.Array:
+    """Return bytes, one value per row of a matrix unless it is said where values begin."""
+    if offsets is None:
+        rows, width = data.shape
+        offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int32)[: rows + 1]
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
@@ -130,7 +129,7 @@ def _numbers(values: pa.Array, default: object = 0) -> Any:
 
 
 def _nulls(values: pa.Array) -> Pieces:
-    return [_strided(np.full((len(values), 4), 255, np.uint8))]
+    return [_binary(np.full((len(values), 4), 255, np.uint8))]
 
 
 def _integer_encoder(target: str) -> Encoder:
@@ -237,7 +236,7 @@ def _hexadecimal(values: pa.Array) -> Pieces:
     if (np.diff(offsets) % 2).any() or (nibbles > 15).any():
         raise ValueError("text that is not hexadecimal")
     pairs = (nibbles[0::2] << 4) | nibbles[1::2]
-    decoded = _binary(((offsets - offsets[0]) // 2).astype(np.int32), pairs)
+    decoded = _binary(pairs, ((offsets - offsets[0]) // 2).astype(np.int32))
     if values.null_count:
         decoded = pc.if_else(values.is_valid(), decoded, pa.scalar(None, pa.binary()))
     return _ragged(decoded)
@@ -306,7 +305,7 @@ def _list_encoder(kind: pa.DataType, element: str) -> Encoder | None:
         head[:, 4] = 1
         heads = pc.if_else(
             pa.array(counts > 0),
-            _strided(_bytes_of(head)),
+            _binary(_bytes_of(head)),
             pa.scalar(bytes(8) + _OIDS[element].to_bytes(4, "big"), pa.binary()),
         )
         # the slots of null lists may hold items that are not theirs

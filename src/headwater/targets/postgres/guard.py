@@ -15,12 +15,11 @@ from typing import NamedTuple
 from headwater.errors import PostgresStatementError, UntrackedTableError
 from headwater.targets.contract import Scope
 from headwater.targets.postgres.dialect import TableName
-from headwater.targets.postgres.session import IDENTITY, Session
-from headwater.targets.postgres.store import PostgresStore
-from headwater.targets.postgres.transactions import TryAgain
+from headwater.targets.postgres.session import IDENTITY, Session, TryAgain
 from headwater.targets.postgres.triggers import Tracked
 from headwater.targets.sql.catalog import CLAIMS
-from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal
+from headwater.targets.sql.database import Store
+from headwater.targets.text import Fragment, QualifiedName, compose, literal
 
 # A transaction holds a lock on every table that it has written, however it has: by SQL, by a
 # cascade, by a trigger. $1 and $2 are the tracked relations by oid and by name, $3 their triggers
@@ -84,7 +83,7 @@ class Guard:
     def __init__(
         self,
         session: Session,
-        store: PostgresStore,
+        store: Store,
         sync: QualifiedName,
         stream_id: str,
     ) -> None:

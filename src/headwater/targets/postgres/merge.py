@@ -19,12 +19,15 @@ from psycopg.errors import UniqueViolation
 from headwater.changes.declaration import ColumnType
 from headwater.errors import ChangeRefusedError, DuplicateInsertError, PostgresTableError
 from headwater.targets.postgres.encode import INTEGERS
-from headwater.targets.postgres.layout import Layout
-from headwater.targets.postgres.session import Session
-from headwater.targets.postgres.transfer import SentColumn, Transfer, copy_table, in_key_order
+from headwater.targets.postgres.transfer import (
+    SentColumn,
+    Transfer,
+    copy_in,
+    encoded_table,
+    in_key_order,
+)
 from headwater.targets.postgres.types import KINDS, SCALARS
-from headwater.targets.sql.catalog import Column
-from headwater.targets.sql.merge.changes import (
+from headwater.targets.sql.changes import (
     ADD,
     GIVEN,
     INSERT,
@@ -34,8 +37,9 @@ from headwater.targets.sql.merge.changes import (
     TRANSIENT,
     TableChanges,
 )
-from headwater.targets.sql.merge.merger import Loaded, Merger
-from headwater.targets.sql.text import Fragment, Part, compose, quote
+from headwater.targets.sql.layout import Column, Layout
+from headwater.targets.sql.merger import Loaded, Merger
+from headwater.targets.text import Fragment, Part, compose, quote
 
 BULK = 10_000  # rows from which on it pays to look at them before planning
 _BINARY = {"text", "character varying", "bytea", *INTEGERS}
@@ -43,7 +47,7 @@ _PLAIN_KEYS = {*_BINARY, "numeric", "boolean"}
 _OWN = {"place": "bigint", "block": "bigint", "kind": "text"}
 
 
-class PostgresMerger(Merger[Session, Layout]):
+class PostgresMerger(Merger):
     """Applies changes to tables of PostgreSQL."""
 
     types: ClassVar = {
@@ -69,7 +73,7 @@ class PostgresMerger(Merger[Session, Layout]):
 
     @staticmethod
     def arrange(changes: TableChanges) -> TableChanges:
-        """Sort new rows as `copy_table` would."""
+        """Sort new rows as `encoded_table` would."""
         if changes.kinds != {INSERT}:
             return changes
         return replace(changes, frame=in_key_order(changes.frame, "key_0"), sorted=True)
@@ -96,7 +100,8 @@ class PostgresMerger(Merger[Session, Layout]):
         transfer = Transfer(tuple(SentColumn(name, one.type, one.bare) for name, one in pairs))
         with _fitting(changes):
             key = () if changes.sorted else shape.key
-            copy_table(self._session, layout.name, transfer, rows, key)
+            with encoded_table(transfer, rows, key) as chunks:
+                copy_in(self._session, layout.name, transfer, chunks)
         left = changes.frame.filter(pc.invert(new))
         return replace(changes, frame=left, kinds=kinds - {INSERT}, steps={}, always=frozenset())
 

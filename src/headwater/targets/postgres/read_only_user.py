@@ -13,10 +13,9 @@ import psycopg
 
 from headwater.address import Secret
 from headwater.errors import InvalidOptionError, PostgresStatementError
-from headwater.targets.postgres.address import postgres_address
-from headwater.targets.postgres.dialect import LONGEST
+from headwater.targets.postgres.dialect import LONGEST, postgres_address
 from headwater.targets.postgres.session import connect
-from headwater.targets.sql.text import compose, literal
+from headwater.targets.text import compose, literal
 
 
 @dataclass(frozen=True, slots=True)

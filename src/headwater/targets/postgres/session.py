@@ -44,7 +44,7 @@ from headwater.targets.postgres.types import (
     FarTimestamptzLoader,
     to_table,
 )
-from headwater.targets.sql.text import Fragment, Part, compose, filled
+from headwater.targets.text import Fragment, Part, compose
 
 POLL_S = 0.05
 TURN = (0x6877, 1)  # the lock of transactions that are tried again, of all streams
@@ -67,6 +67,10 @@ class Interrupted(Exception):  # noqa: N818 - what was interrupted may be tried 
         self.coded = coded
 
 
+class TryAgain(Exception):  # noqa: N818 - not an error: the batch is written once more
+    """The transaction must begin again, because it cannot see what was prepared for it."""
+
+
 class Session:
     """A connection that can be lost and made again. Runs on the driver, in one thread.
 
@@ -87,7 +91,7 @@ class Session:
         self._lock_wait_s = lock_wait_s
         self._isolation_level = isolation_level
         self._connection: psycopg.Connection[Row] | None = None
-        self._begin: Callable[[], None] | None = None
+        self._begin: tuple[str, Callable[[], None] | None] | None = None  # level, prologue
         self._inside = False
         self._identity: str | None = None
 
@@ -106,7 +110,8 @@ class Session:
     def connect(self) -> None:
         """Connect, and take the stream's lock; wait for a writer that is just going away."""
         self.close()
-        self._announce("CONNECT")
+        if self.on_statement is not None:
+            self.on_statement("CONNECT")
         self.generation += 1
         self._connection = connect(self._address)
         if self._lock_name is None:
@@ -158,13 +163,13 @@ class Session:
         self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
     ) -> int:
         """Run a statement for its effect; return how many rows it touched."""
-        return int(self._execute(filled(sql, parts), params, prepare).rowcount)
+        return int(self._execute(compose(sql, **parts) if parts else sql, params, prepare).rowcount)
 
     def rows(
         self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
     ) -> list[Row]:
         """Run a statement and return its rows; none if it returns no rows at all."""
-        cursor = self._execute(filled(sql, parts), params, prepare)
+        cursor = self._execute(compose(sql, **parts) if parts else sql, params, prepare)
         result = cursor.pgresult  # rows may have no columns at all
         is_query = result is not None and result.status == ExecStatus.TUPLES_OK
         return cursor.fetchall() if is_query else []
@@ -175,7 +180,7 @@ class Session:
 
     def arrow(self, sql: str, params: Sequence[object] = (), **parts: Part) -> pa.Table:
         """Run a query and return a table; numbers too wide for Arrow come as decimal text."""
-        return to_table(self.result(filled(sql, parts), params))
+        return to_table(self.result(compose(sql, **parts) if parts else sql, params))
 
     def copy(self, sql: str, chunks: Iterable[Chunk]) -> None:
         """Feed a COPY."""
@@ -191,15 +196,8 @@ class Session:
     ) -> Iterator[None]:
         """Commit everything inside, or nothing. `prologue` runs right after it has begun."""
         self.conflicted = self.full = False
-
-        def begin() -> None:
-            self._execute(f"BEGIN ISOLATION LEVEL {isolation_level or self._isolation_level}")
-            self._inside = True
-            if prologue is not None:
-                prologue()
-
         self.temporary.begin()
-        self._begin = begin
+        self._begin = isolation_level or self._isolation_level, prologue
         try:
             yield
             if self.begun:
@@ -210,6 +208,16 @@ class Session:
             raise
         finally:
             self._begin, self._inside = None, False
+
+    def begin(self) -> None:
+        """Begin the transaction, unless it has begun."""
+        begin, self._begin = self._begin, None
+        if begin is not None:
+            level, prologue = begin
+            self._execute(f"BEGIN ISOLATION LEVEL {level}")
+            self._inside = True
+            if prologue is not None:
+                prologue()
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -285,14 +293,13 @@ class Session:
 
     def _statement(self, sql: str) -> None:
         """Begin the transaction if this is its first statement, and announce it."""
-        begin, self._begin = self._begin, None
-        if begin is not None:
-            begin()
+        self.begin()
         if self._inside and self._connection is not None:
             status = self._connection.info.transaction_status
             if status is TransactionStatus.IDLE:  # nothing may be written on its own
                 raise PostgresTransactionError("the transaction was ended by a callback")
-        self._announce(sql)
+        if self.on_statement is not None:
+            self.on_statement(sql)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -309,10 +316,6 @@ class Session:
             raise PostgresSizeError(
                 "larger than PostgreSQL takes", reason=reason, table=error.diag.table_name
             ) from error
-
-    def _announce(self, sql: str) -> None:
-        if self.on_statement is not None:
-            self.on_statement(sql)
 
 
 def connect(address: Address, *, name: str = "headwater") -> psycopg.Connection[Row]:

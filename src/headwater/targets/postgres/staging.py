@@ -20,7 +20,7 @@ import pyarrow as pa
 from headwater.spark.entrance import Entrance
 from headwater.spark.relay import Relay, Spool, new_attempt, send
 from headwater.targets.frames import block_range
-from headwater.targets.postgres.transactions import TryAgain
+from headwater.targets.postgres.session import TryAgain
 from headwater.targets.postgres.transfer import Transfer
 from headwater.targets.values import Fitting, Tally
 

@@ -1,8 +1,10 @@
 """A PostgreSQL database as a target: rows, cursor, rollback chain and undo in one transaction.
 
-A crash leaves nothing behind, because what is not committed does not exist. After a connection is
-lost while COMMIT is under way, the state in the database tells whether it was committed. The
-stream's lock is taken again first, so nothing of the old connection can still be under way.
+A crash leaves nothing behind, because what is not committed does not exist. A conflict or a lost
+connection is tried again; errors of the user's code are not. Before anything is written, the stored
+state is compared with what this writer has stored. So another writer is noticed, and a COMMIT whose
+answer was lost is neither lost nor repeated: the stream's lock is taken again first, hence nothing
+of the old connection can still be under way when the state is read.
 """
 
 from __future__ import annotations
@@ -10,29 +12,380 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from headwater.core import PipeState
+import psycopg
+
+from headwater.address import Address
 from headwater.core.several import Several
-from headwater.errors import PostgresConnectionError, PostgresTransactionError
+from headwater.errors import (
+    CursorMoveError,
+    InvalidOptionError,
+    PostgresConnectionError,
+    PostgresLockError,
+    PostgresRetentionError,
+    PostgresStatementError,
+    PostgresTransactionError,
+    SchemaFileError,
+)
 from headwater.targets.admin import check_address
-from headwater.targets.contract import Scope, SideTable
-from headwater.targets.database import Callbacks, Found, OnData, OnRollback, OnStart
+from headwater.targets.contract import Scope
+from headwater.targets.database import Callbacks, OnData, OnRollback, OnStart
 from headwater.targets.patience import Patience
-from headwater.targets.postgres.dialect import POSTGRES
+from headwater.targets.postgres.catalog import PostgresCatalog
+from headwater.targets.postgres.dialect import DEFAULT_SCHEMA, POSTGRES, TableName
 from headwater.targets.postgres.guard import Guard
-from headwater.targets.postgres.session import Interrupted, Session
+from headwater.targets.postgres.merge import PostgresMerger
+from headwater.targets.postgres.session import Interrupted, Session, TryAgain
 from headwater.targets.postgres.staging import Staging
-from headwater.targets.postgres.store import PostgresSettings, PostgresStore, open_store
-from headwater.targets.postgres.transactions import Transactions
-from headwater.targets.postgres.tx import Tx
+from headwater.targets.postgres.tx import PostgresRows, Tx, refuse_transaction_control
+from headwater.targets.postgres.undo import PostgresUndoLog
 from headwater.targets.sql.aggregates import Aggregate
+from headwater.targets.sql.database import Database, OpenedStream
 from headwater.targets.sql.flow import SqlTarget
-from headwater.targets.sql.settings import Table
-from headwater.targets.sql.state import Newest
+from headwater.targets.sql.settings import StateSettings, Table
+from headwater.targets.sql.state import Newest, read_newest
 from headwater.targets.tables import TableOptions
+from headwater.targets.text import Fragment, QualifiedName, compose
 from headwater.targets.values import check_policy
 
+_RESTARTS = 3
+_LOCK = "SELECT pg_try_advisory_xact_lock(hashtext($1)::bigint)"
+# The lock that the Pipes SDK takes too, what the triggers read, and the newest row of state.
+_PROLOGUE = (
+    "SELECT turn.mine, turn.identity, newest.* FROM (SELECT pg_try_advisory_xact_lock("
+    "hashtext($1)::bigint) AS mine, pg_current_xact_id()::text AS identity, "
+    "set_config('sqd.snapshot_enabled', $2, true), "
+    "set_config('sqd.snapshot_block_number', $3, true), "
+    "set_config('sqd.snapshot_id', $1, true)) AS turn "
+    "LEFT JOIN ({newest}) AS newest ON true"
+)
 logger = logging.getLogger("headwater.targets.postgres")
+
+ISOLATION_LEVELS = ("serializable", "repeatable read", "read committed")
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSettings(StateSettings):
+    """Where and under which id the state is kept, and how transactions run.
+
+    `id` overrides the stream's own. Undo data is kept for `unfinalized_blocks_retention` blocks
+    below the finalized one. A server that goes away, or whose disk is full, is waited for up to
+    `wait_s` seconds, and as long is a transaction tried again that meets conflicts with others;
+    `attempts`, if it is given, is how often. `lock_wait_s` is how long a writer waits for the one
+    before it to be gone. With `defer_indexes`, tables that the target creates get their keys and
+    indexes when the stream first comes near the head, or when a write needs them. Executors send
+    their rows to the driver, to `relay_port`, or to any free port if it is 0.
+    """
+
+    schema: str = DEFAULT_SCHEMA
+    isolation_level: str = "serializable"
+    attempts: int | None = None
+    wait_s: float = 600.0
+    lock_wait_s: float = 5.0
+    defer_indexes: bool = False
+    relay_port: int = 0
+    name_type = TableName
+    retention_error = PostgresRetentionError
+
+    def __post_init__(self) -> None:
+        StateSettings.__post_init__(self)
+        for part in (self.schema, self.table):
+            TableName.check(part)
+        if self.isolation_level not in ISOLATION_LEVELS:
+            raise InvalidOptionError(
+                "no such isolation level", got=self.isolation_level, known=ISOLATION_LEVELS
+            )
+        wrong = self.attempts is not None and self.attempts < 1
+        if wrong or min(self.lock_wait_s, self.wait_s) < 0:
+            raise InvalidOptionError(
+                "attempts must be 1 or more, lock_wait_s and wait_s not negative",
+                attempts=self.attempts,
+                lock_wait_s=self.lock_wait_s,
+                wait_s=self.wait_s,
+            )
+
+
+class PostgresDatabase(Database[Session]):
+    """A PostgreSQL database. A connection that is lost is made again."""
+
+    dialect = POSTGRES
+    settings_type = PostgresSettings
+    ended = PostgresTransactionError
+    catalog_type = PostgresCatalog
+    undo_type = PostgresUndoLog
+    merger_type = PostgresMerger
+
+    def __init__(
+        self, place: str | Path | Address, settings: PostgresSettings | None = None
+    ) -> None:
+        super().__init__(place, settings)
+        self._staging = Staging(self.settings.relay_port)
+        self._built = False  # keys and indexes that were put off
+        self._known: Newest | None = None  # the newest row of state that this writer knows of
+        self._first: Scope | None = None
+        self._scope: Scope | None = None  # for which capture is set
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def connect(self, stream: OpenedStream, look: Callable[[], None] | None = None) -> None:
+        """Open the database; again if the connection is lost meanwhile, or the disk is full.
+
+        A server that cannot be reached at all is an error at once: the address may be wrong.
+        """
+        self._stream = stream
+        reached, patience = False, self._patience()
+        while True:
+            try:
+                if self._session is None or self._session.lost:
+                    self._open(stream)
+                if look is not None:
+                    self._look(look)
+            except (Interrupted, PostgresConnectionError) as error:
+                reached = reached or isinstance(error, Interrupted)
+                if patience.ends() or not reached:
+                    if isinstance(error, Interrupted):
+                        raise error.coded from error.__cause__
+                    raise
+                failures = patience.failures
+                logger.warning("open.retried id=%s attempt=%d error=%s", stream.id, failures, error)
+                patience.wait("the database is away, trying again")
+            else:
+                return
+
+    def close(self) -> None:
+        """Close the connection. What was not committed is gone."""
+        super().close()
+        self._staging.clear()
+
+    def _look(self, look: Callable[[], None]) -> None:
+        session = self.store.session
+        with session.interruptible(), session.transaction(isolation_level="repeatable read"):
+            self._known = self.store.sync.newest()
+            look()
+
+    def _open(self, stream: OpenedStream) -> None:
+        """Connect, create what is missing, let the user prepare it, and install undo capture."""
+        self.close()
+        settings = self.settings
+        session = Session(
+            self.place,
+            _lock_name(settings, stream.id),
+            settings.lock_wait_s,
+            settings.isolation_level,
+        )
+        session.on_statement = stream.announce
+        self.store = store = self.stored(
+            session, stream.id, stream.tables, automatic=stream.automatic, altered=stream.altered
+        )
+        self._guard = Guard(session, store, settings.sync, stream.id)
+        self._prologue_sql = compose(_PROLOGUE, newest=store.sync.newest_query())
+        try:
+            with session.interruptible():
+                session.connect()
+                with session.transaction(isolation_level="read committed"):
+                    self._prepare(session, stream)
+        except BaseException:
+            session.close()
+            raise
+        self._session = session
+        self._built = not settings.defer_indexes
+
+    def _prepare(self, session: Session, stream: OpenedStream) -> None:
+        """Do what every start does, in one transaction. Doing it again changes nothing."""
+        store = self.store
+        store.catalog.take_turn()
+        store.sync.create()
+        store.catalog.create()
+        store.config.create()
+        store.side.create(stream.side_tables)
+        stream.adopt(store.sync.adopt_legacy)
+        if stream.on_start is not None:
+            session.remember()
+            tx = Tx(store, PostgresRows(session, None, session.check))
+            stream.on_start(tx)
+            tx.finish()
+        store.catalog.forget()
+        state = store.sync.load()
+        store.catalog.cursor = None if state.cursor is None else state.number
+        store.catalog.install()
+
+    def _patience(self) -> Patience:
+        return Patience(self.settings.attempts, self.settings.wait_s, self._stream.pause)
+
+    def reader(self) -> Session:
+        """Open a connection of its own, which takes no lock."""
+        session = Session(self.place, None, 0, "repeatable read")
+        session.connect()
+        return session
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def tx(self, scope: Scope | None = None) -> Tx:
+        """Build what was put off and switch capture on, as far as the batch needs it."""
+        store = self.store
+        session = store.session
+        if scope is None:
+            return Tx(store, PostgresRows(session, None, session.check))
+        if scope.hot and not self._built:
+            store.catalog.build_all()
+            self._built = True
+        if scope.hot:
+            session.begin()
+        is_set = scope == (self._scope if session.begun else self._first)
+        if not is_set and (scope.hot or session.begun):
+            self._capture(scope)
+        staging = None if scope.hot else self._staging
+        return Tx(store, PostgresRows(session, staging, partial(self._guard.check, scope)), scope)
+
+    def transaction(self, work: Callable[[], None], first: Scope | None = None) -> None:
+        """Do the work in one transaction; again after a conflict or a lost connection.
+
+        `first` is the batch that it writes first, if any: the transaction begins with its capture.
+        """
+        written: list[Newest | None] = []  # the newest rows that the tries have led to
+        restarts, patience, session = 0, self._patience(), self.store.session
+        self._first = first
+        try:
+            while True:
+                try:
+                    if self._has_committed(written):
+                        break
+                    self._staging.begin()
+                    self.store.sync.known = self._known
+                    with session.turn(session.conflicted), session.transaction(self._prologue):
+                        work()
+                        written.append(self.store.sync.known)
+                    break
+                except TryAgain as reason:
+                    self._forget()
+                    restarts += 1
+                    if restarts > _RESTARTS:
+                        raise PostgresStatementError(
+                            "a callback undoes what was prepared for it", what=reason
+                        ) from reason
+                    logger.info("batch.restarted id=%s reason=%s", self._stream.id, reason)
+                    with session.transaction(isolation_level="read committed"):
+                        self.store.catalog.install()  # on partitions that came since
+                except Exception as error:  # noqa: BLE001 - judged, and raised unless it can help
+                    self._forget()
+                    self._raise_unless_worth_another(error, patience)
+                    logger.warning(
+                        "batch.retried id=%s attempt=%d error=%s",
+                        self._stream.id,
+                        patience.failures,
+                        error,
+                    )
+                    patience.wait("the database is away or busy, trying again")
+                except BaseException:
+                    self._forget()
+                    raise
+        finally:
+            self._staging.clear()
+        self._known = written[-1]
+
+    def _has_committed(self, written: Sequence[Newest | None]) -> bool:
+        """Connect again if need be; tell whether the lost connection's commit had succeeded."""
+        if not self.store.session.lost:
+            return False
+        self.store.session.connect()
+        if not written:
+            return False
+        newest = self.store.sync.newest()
+        return newest == written[-1] and newest != self._known
+
+    def _capture(self, scope: Scope) -> None:
+        """Have triggers keep what a batch changes, if a fork may undo it."""
+        self.store.session.rows(
+            "SELECT set_config('sqd.snapshot_enabled', $1, true), "
+            "set_config('sqd.snapshot_block_number', $2, true)",
+            _captured(scope),
+            prepare=True,
+        )
+        self._scope = scope
+
+    def _prologue(self) -> None:
+        """Take the lock that the Pipes SDK takes too, set capture, compare the state."""
+        stream_id, self._scope = self._stream.id, self._first
+        ((mine, identity, *row),) = self.store.session.rows(
+            self._prologue_sql, [stream_id, *_captured(self._first)], prepare=True
+        )
+        self.store.session.remember(identity)
+        if not mine and not self.store.session.wait_for(_LOCK, [stream_id]):
+            raise PostgresLockError("another writer is writing the stream", stream=stream_id)
+        stored = read_newest(*row)
+        if stored != self._known:
+            raise PostgresLockError(
+                "the stored state is not what this writer has stored",
+                stream=stream_id,
+                stored=stored and stored.cursor,
+                expected=self._known and self._known.cursor,
+            )
+
+    def _raise_unless_worth_another(self, error: Exception, patience: Patience) -> None:
+        session = self.store.session
+        final = isinstance(error, PostgresLockError | PostgresTransactionError)
+        if final or not (session.lost or session.conflicted or session.full):
+            raise error
+        if not patience.ends():
+            return
+        coded = session.coded(error, attempts=patience.failures)
+        raise coded from (None if coded is error else error)
+
+    def _forget(self) -> None:
+        """Trust nothing that was remembered of a transaction that failed."""
+        self.store.catalog.forget()
+        self._guard.forget()
+        self._built = not self.settings.defer_indexes
+
+    # --- outside a run ----------------------------------------------------------------------------
+
+    @contextmanager
+    def administer(self, stream_id: str | None) -> Iterator[Session]:
+        """Open a transaction; with an id under the locks of stream and Pipes SDK."""
+        lock = None if stream_id is None else _lock_name(self.settings, stream_id)
+        session = Session(self.place, lock, 0, "serializable")
+        try:
+            session.connect()
+            with session.transaction():
+                if stream_id is not None:
+                    ((mine, *_),) = session.rows(
+                        "SELECT pg_try_advisory_xact_lock(hashtext($1)::bigint), "
+                        "set_config('sqd.snapshot_enabled', 'false', true)",
+                        [stream_id],
+                    )
+                    if not mine:
+                        raise PostgresLockError("another writer is writing", stream=stream_id)
+                yield session
+        finally:
+            session.close()
+
+    def empty(self, session: Session, names: Sequence[QualifiedName]) -> None:
+        """Remove all rows at once: the tables may refer to each other."""
+        listed = ", ".join(compose("{name}", name=name) for name in names)
+        try:
+            session.run("TRUNCATE {tables}", tables=Fragment(listed))
+        except psycopg.Error as error:
+            raise CursorMoveError(
+                "the stream's tables cannot be emptied; do it yourself, and keep the data here",
+                tables=", ".join(map(str, names)),
+                reason=" ".join(str(error).split()),
+            ) from error
+
+    def run_script(self, session: Session, sql: str) -> None:
+        """Run the statements of a schema file."""
+        refuse_transaction_control(sql, "in a schema file")
+        try:
+            session.run(sql)
+        except psycopg.Error as error:
+            reason = str(error).splitlines()[0]
+            raise SchemaFileError("a statement failed", reason=reason) from error
+
+
+class PostgresTarget(SqlTarget):
+    """Made by `postgres_target`. All calls come from one thread; it may be opened again."""
 
 
 def postgres_target(
@@ -69,200 +422,17 @@ def postgres_target(
     check_address(dsn, "postgres")
     callbacks = Callbacks.check(on_data, on_start, on_before_rollback, on_after_rollback)
     policy = check_policy(unrepresentable)
-    return PostgresTarget(dsn, tables, aggregates, callbacks, settings, policy)
+    return PostgresTarget(PostgresDatabase(dsn, settings), tables, aggregates, callbacks, policy)
 
 
-class PostgresTarget(SqlTarget[Session]):
-    """Made by `postgres_target`. All calls come from one thread; it may be opened again.
-
-    What a commit and a rollback do is said by `SqlTarget`; here is how the database is
-    opened, what one transaction is, and what is prepared before a batch is written.
-    """
-
-    dialect = POSTGRES
-    settings_type = PostgresSettings
-    open_store = staticmethod(open_store)
-    _store: PostgresStore
-    _settings: PostgresSettings
-    ended = PostgresTransactionError
-    _built = False
-
-    def recover(self) -> PipeState:
-        """Connect and return the committed state. Transactions leave nothing to repair, but the
-        cursor may have been moved, or a callback may have ended one: rows above the cursor go.
-
-        A connection that is lost meanwhile is made again, and all of it is done once more.
-        """
-        return self._patiently(self._recover)
-
-    def _recover(self) -> PipeState:
-        session = self._session
-        if session is None or session.lost:
-            session = self._open()
-        with session.interruptible(), session.transaction(isolation_level="repeatable read"):
-            self._state, self._transactions.stored = (
-                self._store.sync.load(),
-                self._store.sync.newest(),
-            )
-            self._check_missing_state()
-            self._store.side.remove_above(self._state.number)
-            self._undo_leftovers()
-        return self._state
-
-    def close(self) -> None:
-        """Close the connection. What was not committed is gone."""
-        if self._session is not None:
-            super().close()
-            self._staging.clear()
-
-    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
-        """Connect, and create what is missing."""
-        self._side_tables = tuple(tables)
-        self._patiently(self._open)
-
-    # --- opening ----------------------------------------------------------------------------------
-
-    def _open(self) -> Session:
-        """Connect, create what is missing, let the user prepare it, and install undo capture."""
-        self.close()
-        settings = self._settings
-        stream = f"{settings.schema}.{settings.table}/{self._id}"
-        session = Session(self._place, stream, settings.lock_wait_s, settings.isolation_level)
-        session.on_statement = self._announce
-        self._store = open_store(
-            session,
-            settings,
-            self._id,
-            self._tables,
-            automatic=self._callbacks.on_data is None,
-            altered=self.altered,
-        )
-        self._transactions = Transactions(
-            session,
-            self._store.sync,
-            self._id,
-            self._patience,
-            forget=self._forget,
-            prepare=self._install,
-        )
-        self._staging = Staging(settings.relay_port)
-        self._guard = Guard(session, self._store, settings.sync, self._id)
-        try:
-            with session.interruptible():
-                session.connect()
-                with session.transaction(isolation_level="read committed"):
-                    self._prepare(session)
-        except BaseException:
-            session.close()
-            raise
-        self._session = session
-        self._commits = 0
-        self._built = not settings.defer_indexes
-        return session
-
-    def _prepare(self, session: Session) -> None:
-        """Do what every start does, in one transaction. Doing it again changes nothing."""
-        self._store.catalog.take_turn()
-        self._store.sync.create()
-        self._store.catalog.create()
-        self._store.config.create()
-        self._store.side.create(self._side_tables)
-        self._adopt(self._store.sync.adopt_legacy)
-        if self._callbacks.on_start is not None:
-            session.remember()
-            tx = Tx(session, self._store)
-            self._callbacks.on_start(tx)
-            tx.finish()
-        self._store.catalog.forget()
-        state = self._store.sync.load()
-        self._store.catalog.cursor = None if state.cursor is None else state.number
-        self._store.catalog.install()
-
-    def _patiently(self, work: Callable[[], Found]) -> Found:
-        """Open the database; again if the connection is lost meanwhile, or the disk is full.
-
-        A server that cannot be reached at all is an error at once: the address may be wrong.
-        """
-        reached, patience = False, self._patience()
-        while True:
-            try:
-                return work()
-            except (Interrupted, PostgresConnectionError) as error:
-                reached = reached or isinstance(error, Interrupted)
-                if patience.ends() or not reached:
-                    if isinstance(error, Interrupted):
-                        raise error.coded from error.__cause__
-                    raise
-                failures = patience.failures
-                logger.warning("open.retried id=%s attempt=%d error=%s", self._id, failures, error)
-                patience.wait("the database is away, trying again")
-
-    def _patience(self) -> Patience:
-        return Patience(self._settings.attempts, self._settings.wait_s, self.pause)
-
-    def _install(self) -> None:
-        """Install capture on partitions that came since, in a transaction of its own."""
-        with self._opened().transaction(isolation_level="read committed"):
-            self._store.catalog.install()
-
-    def _reader(self) -> Session:
-        session = Session(self._place, None, 0, "repeatable read")
-        session.connect()
-        return session
-
-    # --- changing ---------------------------------------------------------------------------------
-
-    def _change(
-        self, work: Callable[[], Newest | None], state: PipeState, first: Scope | None = None
-    ) -> None:
-        """Do something in one transaction with the state; again where that can help."""
-
-        def begin() -> Newest | None:
-            self._staging.begin()
-            return work()
-
-        try:
-            self._transactions.apply(begin, first)
-        except Exception:
-            self._staging.clear()
-            raise
-        self._state = state
-        self._staging.clear()
-
-    def _look(self, work: Callable[[], Found]) -> Found:
-        found: list[Found] = []
-
-        def look() -> Newest | None:
-            found.append(work())
-            return self._newest()
-
-        self._opened()
-        self._change(look, self._state)
-        return found[-1]
-
-    def _newest(self) -> Newest | None:
-        return self._transactions.stored
-
-    @contextmanager
-    def _batch(self, scope: Scope) -> Iterator[Tx]:
-        """Build what was put off and switch capture on, as far as the batch needs it."""
-        session = self._opened()
-        if scope.hot and not self._built:
-            self._store.catalog.build_all()
-            self._built = True
-        if not self._transactions.captures(scope) and (scope.hot or session.begun):
-            self._transactions.capture(scope)
-        yield Tx(session, self._store, self._staging, scope)
-        self._guard.check(scope)
-
-    def _tx(self) -> Tx:
-        return Tx(self._opened(), self._store)
-
-    def _forget(self) -> None:
-        """Trust nothing that was remembered of a transaction that failed."""
-        self._store.catalog.forget()
-        self._guard.forget()
-        self._built = not self._settings.defer_indexes
+def _lock_name(settings: PostgresSettings, stream_id: str) -> str:
+    return f"{settings.schema}.{settings.table}/{stream_id}"
 
 
-TARGET = PostgresTarget
+def _captured(scope: Scope | None) -> list[str]:
+    """Return what the triggers read: whether they keep anything, and for which block."""
+    hot = scope is not None and scope.hot
+    return ["true" if hot else "false", str(scope.block) if scope is not None else ""]
+
+
+DATABASE = PostgresDatabase

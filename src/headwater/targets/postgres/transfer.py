@@ -8,6 +8,7 @@ reads it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -26,11 +27,11 @@ from headwater.targets.postgres.encode import (
     is_text,
 )
 from headwater.targets.postgres.types import bare_type, new_column_type
-from headwater.targets.sql.text import Fragment, QualifiedName, compose, quote
+from headwater.targets.text import Fragment, QualifiedName, compose, quote
 
 if TYPE_CHECKING:
-    from headwater.targets.postgres.layout import Layout
     from headwater.targets.postgres.session import Session
+    from headwater.targets.sql.layout import Layout
 
 SORTED_ROWS = 2_000  # from how many on it pays to sort them
 
@@ -155,22 +156,23 @@ def copy_in(
     )
 
 
-def copy_table(
-    session: Session, name: QualifiedName, transfer: Transfer, rows: pa.Table, key: Sequence[str]
-) -> None:
-    """Copy a table of the driver, whose columns have the types in which they travel.
+@contextmanager
+def encoded_table(
+    transfer: Transfer, rows: pa.Table, key: Sequence[str]
+) -> Iterator[Iterable[bytes | memoryview]]:
+    """Encode a table of the driver, whose columns have the types in which they travel.
 
-    They are sorted by the key, unless that is empty, and encoded while the server reads those
+    Rows are sorted by the key, unless that is empty; many are encoded while the server reads those
     before them.
     """
     if key:
         rows = in_key_order(rows, key[0])
     encoded = partial(transfer.encode, rows.schema, rows.to_batches())
     if rows.num_rows <= CHUNK_ROWS:
-        copy_in(session, name, transfer, encoded())
+        yield list(encoded())
         return
     with ReadAhead(encoded) as chunks:
-        copy_in(session, name, transfer, chunks)
+        yield chunks
 
 
 def in_key_order(rows: pa.Table, first: str) -> pa.Table:

@@ -19,10 +19,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headwater.targets.postgres.dialect import POSTGRES, TableName
-from headwater.targets.postgres.layout import Layout
 from headwater.targets.postgres.session import Session
-from headwater.targets.sql.catalog import Undo
-from headwater.targets.sql.text import (
+from headwater.targets.sql.layout import Layout, Undo
+from headwater.targets.sql.undo import BLOCK, OPERATION, STREAM
+from headwater.targets.text import (
     Fragment,
     QualifiedName,
     columns,
@@ -31,7 +31,6 @@ from headwater.targets.sql.text import (
     literal,
     quote,
 )
-from headwater.targets.sql.undo import BLOCK, OPERATION, STREAM
 
 REFUSED, APPEND_ONLY = "HW113", "HW112"  # what a guard raises, as an SQLSTATE
 

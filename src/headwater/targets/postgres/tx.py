@@ -7,8 +7,9 @@ is written again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,45 +23,30 @@ from headwater.errors import (
     PostgresStatementError,
     PostgresTableError,
 )
-from headwater.targets.contract import Scope
-from headwater.targets.frames import block_range, executor_rows, to_arrow
-from headwater.targets.postgres.dialect import POSTGRES
-from headwater.targets.postgres.layout import Layout
+from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.staging import Distributed, Staging
-from headwater.targets.postgres.store import PostgresStore
 from headwater.targets.postgres.transfer import (
+    Transfer,
     copy_in,
-    copy_table,
+    encoded_table,
     missing_keys,
     plan_transfer,
     repeated_keys,
 )
 from headwater.targets.postgres.triggers import APPEND_ONLY, REFUSED
 from headwater.targets.postgres.types import find_nul, to_table
-from headwater.targets.sql.text import Fragment, QualifiedName, compose
+from headwater.targets.sql.layout import Layout
 from headwater.targets.sql.tokens import STANDARD, shortened
-from headwater.targets.sql.tx import BaseTx, Source
+from headwater.targets.sql.tx import BaseTx, Ends, Source
+from headwater.targets.text import Fragment, compose
 
 _ENDS = {"COMMIT", "END", "ABORT", "ROLLBACK", "BEGIN", "START"}
 _DDL = {"CREATE", "ALTER", "DROP", "ATTACH", "DETACH"}
 
 
-class Tx(BaseTx[Session, Layout]):
+class Tx(BaseTx):
     """One transaction. `scope` is None in `on_start` and in the hooks of a rollback."""
-
-    dialect = POSTGRES
-    store: PostgresStore
-
-    def __init__(
-        self,
-        session: Session,
-        store: PostgresStore,
-        staging: Staging | None = None,
-        scope: Scope | None = None,
-    ) -> None:
-        super().__init__(session, store, scope)
-        self._staging = staging
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Return the rows of a query, which sees what this batch has written so far.
@@ -77,108 +63,94 @@ class Tx(BaseTx[Session, Layout]):
         """
         return int(self._run(sql, params).rowcount)
 
-    def finish(self) -> None:
-        """Refuse to go on if the callback that this was given to has ended the transaction."""
-        self.session.check()
-
     def _run(self, sql: str, params: Sequence[object]) -> psycopg.RawCursor[tuple[Any, ...]]:
         refuse_transaction_control(sql)
         with _coded():
-            cursor = self.session.result(sql, params)
+            cursor: psycopg.RawCursor[tuple[Any, ...]] = self.session.result(sql, params)
         if may_change_tables(sql):
             self.store.catalog.refresh()
         return cursor
 
-    # --- writing ----------------------------------------------------------------------------------
 
-    def _pieces(self, frame: Any) -> Iterable[pa.Table | Distributed]:
-        """Yield the rows of a frame: in memory, or left on the executors while blocks are final.
+@dataclass(frozen=True, slots=True)
+class PostgresRows:
+    """How PostgreSQL takes rows: by COPY, from this process or from executors.
+
+    `staging` is None where no batch is written; `check` looks at what callbacks have done.
+    """
+
+    session: Session
+    staging: Staging | None
+    check: Callable[[], None]
+
+    def pieces(self, frame: Any) -> tuple[pa.Table | Distributed]:
+        """Return the rows of a frame: in memory, or left on the executors while blocks are final.
 
         The rows of a hot block are few, and a Spark job of its own would cost more than they do.
         """
-        final = self._scope is not None and not self._scope.hot
-        rows = executor_rows(frame) if final else None
-        if self._staging is not None and rows is not None and rows.reaches_driver:
-            yield self._staging.distributed(rows)
-        else:
-            yield to_arrow(frame)
+        rows = None if self.staging is None else executor_rows(frame)
+        if self.staging is not None and rows is not None and rows.reaches_driver:
+            return (self.staging.distributed(rows),)
+        return (to_arrow(frame),)
 
-    def _insert(self, layout: Layout, rows: pa.Table | Distributed) -> None:
+    def insert(self, layout: Layout, rows: pa.Table | Distributed) -> Ends | None:
+        """Copy rows into the table, or through a temporary one where the server reads a value."""
         transfer = plan_transfer(rows.schema, layout)
         with _coded(layout, rows):
             if not transfer.direct:
-                source = self._source(layout, rows)
-                self._check_blocks(layout, rows)
                 self.session.run(
                     "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new",
                     table=layout.name,
                     names=transfer.names,
-                    source=source,
+                    source=self._query(layout, rows, transfer),
                 )
-            elif isinstance(rows, pa.Table):
-                self._check_blocks(layout, rows)
-                if rows.num_rows:
-                    copy_table(self.session, layout.name, transfer, rows, layout.key)
-            else:
-                rows.stage(
-                    transfer,
-                    layout.block_column,
-                    lambda sent: copy_in(self.session, layout.name, transfer, sent),
-                )
-                self._check_blocks(layout, rows)
-
-    def _fitted(self, layout: Layout, rows: pa.Table | Distributed) -> pa.Table | Distributed:
-        if isinstance(rows, pa.Table):
-            return super()._fitted(layout, rows)
-        fitting = self._fitting(layout, rows.schema)
-        note = partial(self.store.altered.note, str(layout.name))
-        return rows.fitted(fitting, note) if fitting else rows
+            elif not isinstance(rows, pa.Table):
+                publish = partial(copy_in, self.session, layout.name, transfer)
+                rows.stage(transfer, layout.block_column, publish)
+            elif rows.num_rows:
+                with encoded_table(transfer, rows, layout.key) as sent:
+                    copy_in(self.session, layout.name, transfer, sent)
+        known = isinstance(rows, pa.Table) or not rows.num_rows
+        return None if known else rows.blocks
 
     @contextmanager
-    def _whole(
-        self, name: QualifiedName, frame: Any, key: Sequence[str]
-    ) -> Iterator[Source[Layout]]:
-        (rows,) = self._pieces(frame)
-        self._require(name, rows.schema.names, key)
-        layout = self.store.catalog.prepare(name, rows.schema, key)
-        self._refuse(layout, "upsert")
-        rows = self._fitted(layout, rows)
-        if isinstance(rows, pa.Table):
-            columns = list(layout.key)
-            self._refuse_keys(layout, missing_keys(rows, columns), repeated_keys(rows, columns))
+    def source(self, layout: Layout, rows: pa.Table | Distributed) -> Iterator[Source]:
+        """Put rows into a temporary table."""
         with _coded(layout, rows):
-            yield Source(layout, rows.schema.names, self._source(layout, rows))
+            query = self._query(layout, rows, plan_transfer(rows.schema, layout))
+            yield Source(layout, rows.schema.names, query)
 
     @contextmanager
-    def _keys(self, layout: Layout, rows: Any, wanted: Sequence[str]) -> Iterator[Source[Layout]]:
-        self._require(layout.name, rows.schema.names, wanted)
-        rows = self._fitted(layout, rows.select(wanted))
-        layout = self.store.catalog.build(layout)
-        self.store.catalog.prepare(layout.name, rows.schema, None)
+    def together(
+        self, layout: Layout, pieces: Iterator[pa.Table | Distributed]
+    ) -> Iterator[Source]:
+        """Put all rows of a frame into a temporary table; keys on executors the server compares."""
+        (rows,), key, bad = pieces, list(layout.key), (0, 0)
+        if isinstance(rows, pa.Table):
+            bad = missing_keys(rows, key), repeated_keys(rows, key)
+        if any(bad):
+            yield Source(layout, rows.schema.names, Fragment(""), *bad)
+            return
         with _coded(layout, rows):
-            yield Source(layout, wanted, self._source(layout, rows))
+            query = self._query(layout, rows, plan_transfer(rows.schema, layout))
+            yield Source(layout, rows.schema.names, query)
 
-    def _source(self, layout: Layout, rows: pa.Table | Distributed) -> Fragment:
+    def capture(self, rows: Source, columns: Sequence[str], operation: str) -> None:
+        """Leave it to the triggers."""
+
+    def finish(self) -> None:
+        """Ask the server whether the transaction is still ours, and a fork can undo it."""
+        self.check()
+
+    def _query(self, layout: Layout, rows: pa.Table | Distributed, transfer: Transfer) -> Fragment:
         """Put rows where a statement can select from them; return the query that does."""
-        transfer = plan_transfer(rows.schema, layout)
         if isinstance(rows, pa.Table):
-            sent: Iterable[bytes | memoryview] = transfer.encode(rows.schema, rows.to_batches())
+            with encoded_table(transfer, rows, ()) as chunks:
+                table = self.session.temporary.fill(transfer, chunks)
         else:
             sent = rows.stage(transfer, layout.block_column, None)
-        table = self.session.temporary.fill(transfer, sent)
+            table = self.session.temporary.fill(transfer, sent)
         return compose("(SELECT {values} FROM {table})", values=transfer.values(), table=table)
-
-    def _check_blocks(self, layout: Layout, rows: pa.Table | Distributed) -> None:
-        """Refuse rows of an append-only table that do not belong to the batch's blocks."""
-        if not rows.num_rows:
-            return
-        lowest, highest, nulls = None, None, rows.num_rows
-        if isinstance(rows, Distributed):
-            lowest, highest, nulls = rows.blocks
-        elif layout.block_column in rows.column_names:
-            ends, nulls = block_range(rows.column(layout.block_column))
-            lowest, highest = ends or (None, None)
-        self._refuse_blocks(layout, lowest, highest, nulls)
 
 
 @contextmanager

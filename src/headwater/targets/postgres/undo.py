@@ -13,20 +13,20 @@ from collections.abc import Sequence
 from psycopg.errors import ExclusionViolation, UniqueViolation
 
 from headwater.errors import RewindError
-from headwater.targets.postgres.dialect import POSTGRES, TableName
-from headwater.targets.postgres.layout import Layout
-from headwater.targets.postgres.session import Session
-from headwater.targets.sql.catalog import Undo
-from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, equal, quote
+from headwater.targets.postgres.dialect import TableName
+from headwater.targets.sql.layout import Layout, Undo
+from headwater.targets.sql.merger import Loaded
 from headwater.targets.sql.undo import BLOCK, OPERATION, STREAM, UndoLog
+from headwater.targets.text import Fragment, QualifiedName, columns, compose, equal, quote
 
 _PLANS = ("enable_hashjoin", "enable_mergejoin", "enable_seqscan", "jit")
 
 
-class PostgresUndoLog(UndoLog[Session, Layout]):
+class PostgresUndoLog(UndoLog):
     """The undo data of one stream in PostgreSQL. Triggers capture what writes change."""
 
-    dialect = POSTGRES
+    def _capture_rows(self, loaded: Loaded) -> None:
+        """Leave it to the triggers."""
 
     def _restore(self, layouts: Sequence[Layout], number: int) -> None:
         """Restore all tables together.

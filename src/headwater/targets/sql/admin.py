@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
 from headwater.core import PipeState
 from headwater.core.rooms import Room
-from headwater.errors import VerifyError
+from headwater.errors import NothingStoredError, VerifyError
 from headwater.targets.admin import (
     BlockRows,
     Move,
@@ -25,37 +23,39 @@ from headwater.targets.admin import (
 )
 from headwater.targets.compare import counted
 from headwater.targets.contract import SideTable
-from headwater.targets.database import Callbacks
 from headwater.targets.schema_file import SchemaFile
 from headwater.targets.side_rows import SideStatus
-from headwater.targets.sql.catalog import CLAIMS, Undo
+from headwater.targets.sql.catalog import CLAIMS
+from headwater.targets.sql.database import Database, Store
 from headwater.targets.sql.dialect import Session
-from headwater.targets.sql.flow import SqlTarget, Store
+from headwater.targets.sql.flow import SqlTarget
+from headwater.targets.sql.layout import Undo
 from headwater.targets.sql.settings import BLOCK_COLUMN
 from headwater.targets.sql.settings import table as declare
 from headwater.targets.sql.state import CURSORS, CursorTable
-from headwater.targets.sql.text import QualifiedName, compose
 from headwater.targets.sql.undo import CHANGE_LOG, EVERY_BLOCK, ChangeLog
+from headwater.targets.text import QualifiedName, compose
 
-Held = TypeVar("Held", bound=Session)
 
-
-class SqlAdmin(ABC, Generic[Held]):
+class SqlAdmin:
     """Administers one database; runs in the process of the command, while the stream does not."""
 
-    target_type: ClassVar[type[SqlTarget[Any]]]
-
-    def __init__(self, place: str, schema: str | None, table: str) -> None:
-        self.dialect = self.target_type.dialect
-        self._place = self.dialect.locate(place)
-        schema = schema or self.dialect.name_type.default_schema
-        self._settings = self.target_type.settings_type(schema=schema, table=table)
+    def __init__(
+        self, database: type[Database[Any]], place: str, schema: str | None, table: str
+    ) -> None:
+        schema = schema or database.dialect.name_type.default_schema
+        self.dialect = database.dialect
+        self._settings = database.settings_type(schema=schema, table=table)
+        self._database = database(place, self._settings)
         self._sync = self._settings.sync
         self._claims = self._sync.suffixed(CLAIMS)
 
     def streams(self) -> list[StreamStatus]:
         """Return all streams of the database."""
-        with self._transaction(None) as session:
+        file = self._database.file
+        if file is not None and not file.exists():
+            raise NothingStoredError("there is no such file", path=file)
+        with self._database.administer(None) as session:
             if not self.dialect.exists(session, self._sync):
                 return []
             sql = compose("SELECT id FROM {sync}", sync=self._sync)
@@ -69,8 +69,8 @@ class SqlAdmin(ABC, Generic[Held]):
     ) -> Move:
         """Move a cursor, and the data with it."""
         find_stream(self.streams(), stream_id)
-        with self._transaction(stream_id) as session:
-            stored = self._store(session, stream_id)
+        with self._database.administer(stream_id) as session:
+            stored = self._database.stored(session, stream_id)
             move = plan_move(self._status(session, stream_id), number, block_hash, force=force)
             if move.kind is MoveKind.UNDO and not force:
                 stored.sync.check_undo(move.number)
@@ -87,15 +87,15 @@ class SqlAdmin(ABC, Generic[Held]):
         """Forget a stream, its undo data and, unless kept, the rows of its tables."""
         status = find_stream(self.streams(), stream_id)
         shared = {one.name for one in status.tables if one.shared}
-        with self._transaction(stream_id) as session:
-            stored = self._store(session, stream_id)
+        with self._database.administer(stream_id) as session:
+            stored = self._database.stored(session, stream_id)
             check_reset(stored.sync.load(), force=force)
             layouts = self._layouts(session, stored)
             stored.undo.remove_all(layouts)
             self._show(session, stored, stream_id, PipeState())
             own = [one.name for one in layouts if str(one.name) not in shared]
             if own and not keep_data:
-                self._empty(session, own)
+                self._database.empty(session, own)
             if self.dialect.exists(session, self._claims):
                 session.run("DELETE FROM {claims} WHERE id = $1", [stream_id], claims=self._claims)
             stored.side.remove_above(-1)
@@ -105,27 +105,27 @@ class SqlAdmin(ABC, Generic[Held]):
     def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
         """Return how much each side table holds of a stream."""
         find_stream(self.streams(), stream_id)
-        with self._transaction(None) as session:
-            return self._store(session, stream_id).side.status()
+        with self._database.administer(None) as session:
+            return self._database.stored(session, stream_id).side.status()
 
     def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
         """Return a stream's rows of a side table."""
-        with self._transaction(None) as session:
-            return self._store(session, stream_id).side.read(table)
+        with self._database.administer(None) as session:
+            return self._database.stored(session, stream_id).side.read(table)
 
     def undo_rows(self, stream_id: str) -> int:
         """Return how many rows snapshots and change logs hold of a stream."""
-        with self._transaction(None) as session:
-            stored = self._store(session, stream_id)
+        with self._database.administer(None) as session:
+            stored = self._database.stored(session, stream_id)
             return sum(map(stored.undo.count, self._layouts(session, stored)))
 
     def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
         """Return the rows of a table that are of these blocks."""
         name = self.dialect.name(table)
-        with self._transaction(None) as session:
+        with self._database.administer(None) as session:
             claimed = [
                 one.block_column
-                for one in self._layouts(session, self._store(session, stream_id))
+                for one in self._layouts(session, self._database.stored(session, stream_id))
                 if one.name.folded == name.folded and one.undo is Undo.APPEND_ONLY
             ]
             block = claimed[0] if claimed else BLOCK_COLUMN
@@ -142,14 +142,14 @@ class SqlAdmin(ABC, Generic[Held]):
                 table=name,
                 block=block,
             )
-            catalog = self._store(session, stream_id).catalog
+            catalog = self._database.stored(session, stream_id).catalog
             return BlockRows(counted(rows), block, catalog.rooms(layout, layout.columns))
 
     def rooms(self, stream_id: str, table: str) -> dict[str, Room]:
         """Return what the columns of a table can hold; nothing if there is none."""
-        with self._transaction(None) as session:
+        with self._database.administer(None) as session:
             layout = self.dialect.read_table(session, self.dialect.name(table))
-            catalog = self._store(session, stream_id).catalog
+            catalog = self._database.stored(session, stream_id).catalog
             return catalog.rooms(layout, layout.columns) if layout is not None else {}
 
     def read_table(self, table: str) -> pa.Table:
@@ -159,16 +159,16 @@ class SqlAdmin(ABC, Generic[Held]):
             VerifyError: there is no such table.
         """
         name = self.dialect.name(table)
-        with self._transaction(None) as session:
+        with self._database.administer(None) as session:
             if not self.dialect.exists(session, name):
                 raise VerifyError("there is no such table", table=name)
             return session.arrow("SELECT * FROM {table}", table=name)
 
-    def target(self, stream_id: str) -> SqlTarget[Any]:
+    def target(self, stream_id: str) -> SqlTarget:
         """Return a target for the stream's side tables: no table of the user's is declared."""
         find_stream(self.streams(), stream_id)
         own = replace(self._settings, id=stream_id)
-        return self.target_type(self._place, (), (), Callbacks(), own)
+        return SqlTarget(type(self._database)(self._database.place, own))
 
     def setup(
         self,
@@ -181,9 +181,9 @@ class SqlAdmin(ABC, Generic[Held]):
 
         With `change_log` also those that a `history_target` needs.
         """
-        with self._transaction(None) as session:
+        with self._database.administer(None) as session:
             before = self.dialect.tables(session)
-            stored = self._store(session, "")
+            stored = self._database.stored(session, "")
             stored.sync.create()
             stored.catalog.create()
             stored.side.create(side_tables)
@@ -196,10 +196,10 @@ class SqlAdmin(ABC, Generic[Held]):
                 if not self.dialect.exists(session, declared.name):
                     stored.catalog.create_table(declared, one.schema, None)
             if schema.sql.strip():
-                self._run(session, schema.sql)
+                self._database.run_script(session, schema.sql)
             return sorted(map(str, self.dialect.tables(session) - before))
 
-    def _layouts(self, session: Held, stored: Store) -> list[Any]:
+    def _layouts(self, session: Session, stored: Store) -> list[Any]:
         """Return the stream's tables; the Pipes SDK keeps no list of them.
 
         A release before claimed none of the tables that have a change log: the log names them.
@@ -212,7 +212,7 @@ class SqlAdmin(ABC, Generic[Held]):
             found = stored.undo.unclaimed(log)
         return found
 
-    def _show(self, session: Held, stored: Store, stream_id: str, state: PipeState) -> None:
+    def _show(self, session: Session, stored: Store, stream_id: str, state: PipeState) -> None:
         """Let the tables that show the stream's cursor say where it is now."""
         names = {self._beside(CURSORS)}
         if self.dialect.exists(session, self._claims):
@@ -221,14 +221,10 @@ class SqlAdmin(ABC, Generic[Held]):
             if self.dialect.exists(session, name):
                 CursorTable(self.dialect, name).show(session, stream_id, state, known=True)
 
-    def _store(self, session: Held, stream_id: str) -> Store:
-        """Return what is kept of a stream. Nothing is read yet."""
-        return self.target_type.open_store(session, self._settings, stream_id)
-
     def _beside(self, name: str) -> QualifiedName:
         return type(self._sync)(self._sync.schema, name)
 
-    def _status(self, session: Held, stream_id: str) -> StreamStatus:
+    def _status(self, session: Session, stream_id: str) -> StreamStatus:
         tables: list[TableStatus] = []
         if self.dialect.exists(session, self._claims):
             rows = session.rows(
@@ -240,7 +236,7 @@ class SqlAdmin(ABC, Generic[Held]):
                 claims=self._claims,
                 order=self.dialect.claim_order,
             )
-            kind, catalog = type(self._sync), self._store(session, stream_id).catalog
+            kind, catalog = type(self._sync), self._database.stored(session, stream_id).catalog
             tables = [
                 TableStatus(
                     str(name := kind(schema, table)),
@@ -253,19 +249,5 @@ class SqlAdmin(ABC, Generic[Held]):
         if not tables and self.dialect.exists(session, log):
             names = ChangeLog(self.dialect, log).touched(session, stream_id, -1)
             tables = [TableStatus(str(one), Undo.CHANGE_LOG.value) for one in names]
-        state = self._store(session, stream_id).sync.load()
+        state = self._database.stored(session, stream_id).sync.load()
         return StreamStatus(stream_id, state, tuple(tables))
-
-    # --- what each database does in its own way ---------------------------------------------------
-
-    @abstractmethod
-    def _transaction(self, stream_id: str | None) -> AbstractContextManager[Held]:
-        """Open a transaction; with an id, as the one writer of that stream."""
-
-    @abstractmethod
-    def _empty(self, session: Held, names: Sequence[QualifiedName]) -> None:
-        """Remove all rows of tables that may refer to each other."""
-
-    @abstractmethod
-    def _run(self, session: Held, sql: str) -> None:
-        """Run the statements of a file."""

@@ -9,132 +9,79 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
-from headwater.core.rooms import Form, Room
+from headwater.core.rooms import Form, Policy, Room
 from headwater.errors import EvolveError, PrimaryKeyMissingError
 from headwater.targets.contract import NEW_COLUMN
-from headwater.targets.sql.dialect import Dialect, Session
-from headwater.targets.sql.settings import Table
-from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, quote
+from headwater.targets.sql.dialect import Dialect
+from headwater.targets.sql.layout import RESERVED, Layout, Undo
+from headwater.targets.sql.settings import BLOCK_COLUMN, StateSettings, Table
+from headwater.targets.text import Fragment, QualifiedName, columns, compose, quote
+from headwater.targets.values import Fitting
 
-RESERVED = "___sqd__"
 CLAIMS = "__tables"
 """How the table of claims is called, after the table of state that it stands beside."""
 _CLAIMED = {"id", "table_schema", "table_name", "undo", "block_column"}
 
 
-class Undo(StrEnum):
-    """How a fork undoes a table: rows go by their block number, or images of rows come back.
-
-    `CURSORS` is the table in which a stream with a change log shows its cursor.
-    """
-
-    APPEND_ONLY = "append_only"
-    KEYED = "keyed"
-    KEYLESS = "keyless"
-    CHANGE_LOG = "change_log"
-    CURSORS = "cursors"
-    NONE = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column: its type as declared, and without precision, domains resolved, as `bare`.
-
-    `required`: it cannot be null.
-    """
-
-    name: str
-    type: str
-    bare: str
-    digits: int | None = None
-    scale: int | None = None
-    generated: bool = False
-    identity: bool = False
-    default: str | None = None
-    required: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A table as it is in the database: its primary key, its columns, and how a fork undoes it.
-
-    `block_column` holds the block of an append-only table's rows; of a table with a change log it
-    is the name of that log. `unique`: values are unique beside the primary key, so rows may have to
-    give way to each other. `indexes`: columns of other indexes, and whether they are unique.
-    `deferred`: key and indexes are still to be built.
-    """
-
-    name: QualifiedName
-    key: tuple[str, ...]
-    undo: Undo
-    block_column: str
-    columns: dict[str, Column]
-    unique: bool = False
-    deferred: bool = False
-    indexes: tuple[tuple[bool, tuple[str, ...]], ...] = ()
-
-    @property
-    def stored(self) -> list[str]:
-        """The columns whose values are kept: all that are not computed."""
-        return [one.name for one in self.columns.values() if not one.generated]
-
-    def undone(self, undo: Undo, block_column: str) -> Self:
-        """Return the same table with the way in which a fork undoes it."""
-        return replace(self, undo=undo, block_column=block_column)
-
-
-Held = TypeVar("Held", bound=Session)
-Laid = TypeVar("Laid", bound=Layout)
-
-
-class Catalog(Generic[Held, Laid]):
+class Catalog:
     """Knows a stream's tables. It caches; `forget` after a transaction that failed."""
-
-    dialect: ClassVar[Dialect[Any]]
 
     def __init__(
         self,
-        session: Held,
+        session: Any,
+        dialect: Dialect,
+        settings: StateSettings,
         stream_id: str,
-        claims: QualifiedName,
         declared: Iterable[Table],
         *,
         automatic: bool,
     ) -> None:
+        self.cursor: int | None = None  # the stream's, once it is known
         self._session = session
+        self._dialect = dialect
         self._id = stream_id
-        self._claims = claims
+        self._sync = settings.sync
+        self._claims = settings.sync.suffixed(CLAIMS)
         self._declared = {one.name.folded: one for one in declared}
         self._automatic = automatic
-        self.cursor: int | None = None  # the stream's, once it is known
-        self._layouts: dict[tuple[str, str], Laid] = {}
+        self._names: dict[str, QualifiedName] = {}
+        self._layouts: dict[tuple[str, str], Layout] = {}
         self._rooms: dict[tuple[str, str], tuple[Layout, dict[str, Room]]] = {}
-        self._checked: set[tuple[tuple[str, str], pa.Schema]] = set()
+        self._ready: dict[tuple[QualifiedName, pa.Schema], Layout] = {}
+        self._fittings: dict[tuple[QualifiedName, pa.Schema], Fitting] = {}
 
     def forget(self) -> None:
         """Look at everything again."""
         self._layouts.clear()
-        self._checked.clear()
+        self._ready.clear()
+        self._fittings.clear()
 
     def create(self) -> None:
         """Create the table of claims if it is not there."""
-        if not self.dialect.exists(self._session, self._claims):
+        if not self._dialect.exists(self._session, self._claims):
             self._session.run(
                 "CREATE TABLE {claims} (id {text}, table_schema {text}, table_name {text}, "
                 "undo {text} NOT NULL, key_columns {json} NOT NULL, "
                 "block_column {text} NOT NULL, {note}, "
                 "PRIMARY KEY (id, table_schema, table_name))",
                 claims=self._claims,
-                text=Fragment(self.dialect.text),
-                json=Fragment(self.dialect.json),
-                note=Fragment(self.dialect.claim_note),
+                text=Fragment(self._dialect.text),
+                json=Fragment(self._dialect.json),
+                note=Fragment(self._dialect.claim_note),
             )
+
+    def named(self, text: str) -> QualifiedName:
+        """Return the name of a declared table, as users write it; refuse any other."""
+        name = self._names.get(text)
+        if name is None:
+            name = self._names[text] = self._dialect.name(text)
+        self.declared(name)
+        return name
 
     def declared(self, name: QualifiedName) -> Table:
         """Return a declaration; refuse a table that was not declared."""
@@ -143,12 +90,12 @@ class Catalog(Generic[Held, Laid]):
             found = self._declared[name.folded] = Table(name)
         if found is None:
             declared = [str(one.name) for one in self._declared.values()]
-            raise self.dialect.errors.undeclared(
+            raise self._dialect.errors.undeclared(
                 "a table that was not declared", table=name, declared=declared
             )
         return found
 
-    def layout(self, name: QualifiedName) -> Laid | None:
+    def layout(self, name: QualifiedName) -> Layout | None:
         """Return how a declared table is now; None while it does not exist."""
         found = self._layouts.get(name.folded) or self._find(self.declared(name))
         if found is not None:
@@ -161,31 +108,57 @@ class Catalog(Generic[Held, Laid]):
         schema: pa.Schema,
         key: Sequence[str] | None,
         types: Mapping[str, str] | None = None,
-    ) -> Laid:
+    ) -> Layout:
         """Return the table for a frame's rows: created if need be, compared if it exists.
 
         `key` is the primary key that the write relies on, `types` are column types of a new table
         that its declaration does not name.
         """
-        layout = self.layout(name)
+        layout = self._ready.get((name, schema))
         if layout is None:
-            declared = self.declared(name)
-            declared = replace(declared, types={**(types or {}), **declared.types})
-            self.create_table(declared, schema, key)
-            layout = self.layout(name)
-            assert layout is not None, "it was just created"
-        if (name.folded, schema) not in self._checked:
-            self._compare(layout, schema)
-            self._checked.add((name.folded, schema))
-        fold = self.dialect.fold
-        if key is not None and set(map(fold, key)) != set(map(fold, layout.key)):
-            raise self.dialect.errors.key(
+            layout = self._ready[name, schema] = self._made_ready(name, schema, key, types or {})
+        if key is None:
+            return layout
+        fold = self._dialect.fold
+        if set(map(fold, key)) != set(map(fold, layout.key)):
+            raise self._dialect.errors.key(
                 "the table has another primary key, or none",
                 table=name,
                 wanted=list(key),
                 key=list(layout.key),
             )
+        return self.build(layout)
+
+    def _made_ready(
+        self,
+        name: QualifiedName,
+        schema: pa.Schema,
+        key: Sequence[str] | None,
+        types: Mapping[str, str],
+    ) -> Layout:
+        layout = self.layout(name)
+        if layout is None:
+            declared = self.declared(name)
+            self.create_table(replace(declared, types={**types, **declared.types}), schema, key)
+            layout = self.layout(name)
+            assert layout is not None, "it was just created"
+        self._compare(layout, schema)
         return layout
+
+    def fitting(self, layout: Layout, schema: pa.Schema, policy: Policy) -> Fitting:
+        """Return how rows are made to fit into a table."""
+        known = self._fittings.get((layout.name, schema))
+        if known is None:
+            block = self._dialect.fold(layout.block_column)
+            own = (one for one in schema.names if self._dialect.fold(one) == block)
+            known = self._fittings[layout.name, schema] = Fitting.plan(
+                schema,
+                self.rooms(layout, schema.names),
+                policy,
+                self._dialect.errors.table,
+                next(own, BLOCK_COLUMN),
+            )
+        return known
 
     def rooms(self, layout: Layout, names: Iterable[str]) -> dict[str, Room]:
         """Return what the columns of a table can hold, by the names that a frame gives them."""
@@ -196,14 +169,14 @@ class Catalog(Generic[Held, Laid]):
         return {name: known[1][one] for name, one in found.items() if one in known[1]}
 
     def _all_rooms(self, layout: Layout) -> dict[str, Room]:
-        rooms = {one.name: self.dialect.room(one) for one in layout.columns.values()}
+        rooms = {one.name: self._dialect.room(one) for one in layout.columns.values()}
         declared = self._declared.get(layout.name.folded)
         planned = () if declared is None else tuple((False, one) for one in declared.indexes)
         for unique, given in ((True, layout.key), *layout.indexes, *planned):
             index = [self.spelled(layout, one) for one in given]
             long = [one for one in index if rooms[one].form in (Form.TEXT, Form.BYTES)]
             for one in index:
-                size, share = rooms[one].size, self.dialect.longest_key
+                size, share = rooms[one].size, self._dialect.longest_key
                 if share is not None and one in long:
                     share //= len(long)
                     size = share if size is None else min(size, share)
@@ -217,22 +190,22 @@ class Catalog(Generic[Held, Laid]):
         """Return the table's own spelling of a column's name."""
         if column in layout.columns:
             return column
-        fold = self.dialect.fold
+        fold = self._dialect.fold
         return next((one for one in layout.columns if fold(one) == fold(column)), column)
 
-    def undoable(self) -> list[Laid]:
+    def undoable(self) -> list[Layout]:
         """Return every table that this stream has ever claimed and that still exists."""
         rows = self._session.rows(
             "SELECT table_schema, table_name, undo, key_columns::text, block_column, {note} "
             "FROM {claims} WHERE id = $1 AND undo <> 'cursors' ORDER BY {order}",
             [self._id],
             claims=self._claims,
-            note=self.dialect.claim_note.split()[0],
-            order=self.dialect.claim_order,
+            note=self._dialect.claim_note.split()[0],
+            order=self._dialect.claim_order,
         )
         found = []
         for schema, table, undo, key, block_column, note in rows:
-            layout = self.dialect.read_table(self._session, self.dialect.name_type(schema, table))
+            layout = self._dialect.read_table(self._session, self._dialect.name_type(schema, table))
             if layout is not None:
                 layout = layout.undone(Undo(undo), block_column)
                 found.append(self._as_claimed(layout, tuple(json.loads(key)), note))
@@ -240,7 +213,7 @@ class Catalog(Generic[Held, Laid]):
 
     def claim_cursors(self, name: QualifiedName) -> None:
         """Note that a table shows the stream's cursor, for what moves it outside a run."""
-        layout = self.dialect.read_table(self._session, name)
+        layout = self._dialect.read_table(self._session, name)
         self._claim(layout.undone(Undo.CURSORS, "block_num"))
 
     def cursor_tables(self) -> list[QualifiedName]:
@@ -250,27 +223,29 @@ class Catalog(Generic[Held, Laid]):
             [self._id],
             claims=self._claims,
         )
-        return [self.dialect.name_type(*row) for row in rows]
+        return [self._dialect.name_type(*row) for row in rows]
 
     # --- creating ---------------------------------------------------------------------------------
 
     def create_table(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> None:
         """Create a table for rows of this schema."""
-        fold, key = self.dialect.fold, declared.key or tuple(key or ())
+        fold, key = self._dialect.fold, declared.key or tuple(key or ())
         names = {fold(one) for one in schema.names}
         indexed = [one for index in declared.indexes for one in index]
         lacking = [one for one in (*key, *declared.types, *indexed) if fold(one) not in names]
         if lacking:
-            raise self.dialect.errors.table(
+            raise self._dialect.errors.table(
                 "columns that the frame lacks", table=declared.name, columns=lacking
             )
         self._refuse_names(declared.name, schema)
         undo = self._undo(declared, key, names)
         put_off = self._puts_off_indexes(undo)
-        parts = [f"{quote(one.name)} {self.dialect.declared_type(declared, one)}" for one in schema]
+        parts = [
+            f"{quote(one.name)} {self._dialect.declared_type(declared, one)}" for one in schema
+        ]
         if key and not put_off:
             parts.append(f"PRIMARY KEY ({columns(key)})")
-        self.dialect.make_schema(self._session, declared.name.schema)
+        self._dialect.make_schema(self._session, declared.name.schema)
         self._session.run(
             "CREATE TABLE {table} ({parts})", table=declared.name, parts=Fragment(", ".join(parts))
         )
@@ -283,23 +258,23 @@ class Catalog(Generic[Held, Laid]):
             return
         for one in schema:
             if self.spelled(layout, one.name) not in layout.columns:
-                kind = self.dialect.declared_type(declared, one)
+                kind = self._dialect.declared_type(declared, one)
                 self._session.run(
                     "ALTER TABLE {table} ADD COLUMN {column} {kind}",
                     table=name,
                     column=one.name,
                     kind=Fragment(kind),
                 )
-                self._layouts.pop(name.folded, None)
+                self._look_again_at(name)
 
     def rename(self, old: QualifiedName, new: QualifiedName) -> None:
         """Give a table of this stream another name, in the database and in its claim."""
-        if self.dialect.read_table(self._session, old) is None:
+        if self._dialect.read_table(self._session, old) is None:
             return  # no row of it has come yet, or the transforms name it otherwise
         undo = self._claimants(old).get(self._id)
         if undo is None:
             return
-        if undo != Undo.APPEND_ONLY or self.dialect.exists(self._session, new):
+        if undo != Undo.APPEND_ONLY or self._dialect.exists(self._session, new):
             raise EvolveError(
                 "only an append-only table can be renamed, to a name that is free",
                 table=old,
@@ -311,7 +286,7 @@ class Catalog(Generic[Held, Laid]):
             "UPDATE {claims} SET table_name = $4 WHERE {same_table} AND id = $3",
             [*old.folded, self._id, new.name],
             claims=self._claims,
-            same_table=self.dialect.same_table,
+            same_table=self._dialect.same_table,
         )
         self.forget()
 
@@ -323,24 +298,24 @@ class Catalog(Generic[Held, Laid]):
             return Undo.NONE
         append_only = declared.append_only
         if append_only is None:
-            blocks = self.dialect.fold(declared.block_column)
+            blocks = self._dialect.fold(declared.block_column)
             append_only = self._automatic and not key and blocks in folded
         if append_only:
             return Undo.APPEND_ONLY
         if key:
             return Undo.KEYED
-        if not self.dialect.undoes_keyless:
+        if not self._dialect.undoes_keyless:
             raise PrimaryKeyMissingError("a table without a primary key", table=declared.name)
         return Undo.KEYLESS
 
     def _refuse_names(self, name: QualifiedName, schema: pa.Schema) -> None:
-        names = [self.dialect.fold(one) for one in schema.names]
-        self.dialect.check_columns(name, schema.names)
+        names = [self._dialect.fold(one) for one in schema.names]
+        self._dialect.check_columns(name, schema.names)
         twice = {one for one in names if names.count(one) > 1}
         reserved = {one for one in names if one.startswith(RESERVED)}
         if twice or reserved or not names:
-            raise self.dialect.errors.table(
-                f"a frame needs columns whose names {self.dialect.differ} and do not begin with "
+            raise self._dialect.errors.table(
+                f"a frame needs columns whose names {self._dialect.differ} and do not begin with "
                 f"{RESERVED}",
                 table=name,
                 columns=sorted(twice | reserved),
@@ -348,14 +323,14 @@ class Catalog(Generic[Held, Laid]):
 
     # --- finding ----------------------------------------------------------------------------------
 
-    def _find(self, declared: Table) -> Laid | None:
+    def _find(self, declared: Table) -> Layout | None:
         """Look at a table, decide how it is undone, claim it, and install what captures changes."""
-        layout: Laid | None = self.dialect.read_table(self._session, declared.name)
+        layout: Layout | None = self._dialect.read_table(self._session, declared.name)
         if layout is None:
             return None
-        layout, fold = self._with_own_claim(layout), self.dialect.fold
+        layout, fold = self._with_own_claim(layout), self._dialect.fold
         if declared.key and set(map(fold, declared.key)) != set(map(fold, layout.key)):
-            raise self.dialect.errors.table(
+            raise self._dialect.errors.table(
                 "the table's primary key is not the declared one",
                 table=declared.name,
                 declared=list(declared.key),
@@ -364,8 +339,8 @@ class Catalog(Generic[Held, Laid]):
         undo = self._undo(declared, layout.key, set(map(fold, layout.columns)))
         layout = layout.undone(undo, declared.change_log or declared.block_column)
         blocks = layout.columns.get(self.spelled(layout, declared.block_column))
-        if undo is Undo.APPEND_ONLY and not (blocks and self.dialect.is_integer(blocks)):
-            raise self.dialect.errors.table(
+        if undo is Undo.APPEND_ONLY and not (blocks and self._dialect.is_integer(blocks)):
+            raise self._dialect.errors.table(
                 "an append-only table needs an integer column with the number of the block",
                 table=declared.name,
                 column=declared.block_column,
@@ -382,17 +357,17 @@ class Catalog(Generic[Held, Laid]):
         for field in schema:
             target = layout.columns.get(self.spelled(layout, field.name))
             if target is None or target.generated:
-                raise self.dialect.errors.table(
+                raise self._dialect.errors.table(
                     f"the table lacks a column of the frame, or computes it itself; {NEW_COLUMN}",
                     table=layout.name,
                     column=field.name,
                 )
-            if not self.dialect.can_hold(target, field):
-                raise self.dialect.errors.table(
+            if not self._dialect.can_hold(target, field):
+                raise self._dialect.errors.table(
                     "a column of the table cannot hold the frame's values",
                     table=layout.name,
                     column=field.name,
-                    frame=self.dialect.column_type(field),
+                    frame=self._dialect.column_type(field),
                     found=target.type,
                 )
 
@@ -401,7 +376,7 @@ class Catalog(Generic[Held, Laid]):
     def _claimants(self, name: QualifiedName) -> dict[str, str]:
         """Return the streams that have claimed a table, and how each undoes it."""
         query = "SELECT id, undo FROM {claims} WHERE {same_table}"
-        sql = compose(query, claims=self._claims, same_table=self.dialect.same_table)
+        sql = compose(query, claims=self._claims, same_table=self._dialect.same_table)
         return dict(self._session.rows(sql, name.folded))
 
     def claims_elsewhere(self, name: QualifiedName, log: str = "") -> list[tuple[str, str, str]]:
@@ -410,10 +385,10 @@ class Catalog(Generic[Held, Laid]):
         Also those of this stream's id to any table with the same change log.
         """
         found: list[tuple[str, str, str]] = []
-        for claims in self.dialect.tables_ending(self._session, CLAIMS):
+        for claims in self._dialect.tables_ending(self._session, CLAIMS):
             if claims.folded == self._claims.folded:
                 continue
-            held = self.dialect.read_table(self._session, claims)
+            held = self._dialect.read_table(self._session, claims)
             if held is None or not held.columns.keys() >= _CLAIMED:
                 continue  # a table of the user's
             rows = self._session.rows(
@@ -421,19 +396,19 @@ class Catalog(Generic[Held, Laid]):
                 "OR (id = $3 AND undo = 'change_log' AND block_column = $4)",
                 [*name.folded, self._id, log],
                 claims=claims,
-                same_table=self.dialect.same_table,
+                same_table=self._dialect.same_table,
             )
             found += [(str(claims), *row) for row in rows]
         return found
 
-    def _claim(self, layout: Laid) -> None:
+    def _claim(self, layout: Layout) -> None:
         """Store how the table is undone; refuse what contradicts an earlier claim."""
         claims = self._claimants(layout.name)
         mine = claims.pop(self._id, None)
         log = layout.block_column if layout.undo is Undo.CHANGE_LOG else ""
         for where, stream_id, undo in self.claims_elsewhere(layout.name, log):
             if stream_id == self._id:
-                raise self.dialect.errors.in_use(
+                raise self._dialect.errors.in_use(
                     "a stream of the same id, whose state is in another table, writes here too",
                     table=layout.name,
                     stream=stream_id,
@@ -441,14 +416,14 @@ class Catalog(Generic[Held, Laid]):
                 )
             claims[stream_id] = undo
         if mine not in (None, layout.undo.value):
-            raise self.dialect.errors.table(
+            raise self._dialect.errors.table(
                 "the table was declared otherwise when it was first written",
                 table=layout.name,
                 then=mine,
                 now=layout.undo.value,
             )
         if claims and Undo.APPEND_ONLY in (layout.undo, *claims.values()):
-            raise self.dialect.errors.append_only(
+            raise self._dialect.errors.append_only(
                 "an append-only table cannot be shared by two streams",
                 table=layout.name,
                 streams=sorted([*claims, self._id]),
@@ -460,26 +435,36 @@ class Catalog(Generic[Held, Laid]):
             sql = "INSERT INTO {claims} VALUES ($1, $2, $3, $4, $5, $6, $7)"
             self._session.run(sql, [*whose, *what], claims=self._claims)
 
-    def refuse_rows(self, layout: Laid) -> None:
+    def refuse_rows(self, layout: Layout) -> None:
         """Refuse rows above the cursor: none is the stream's in a table that it has not claimed."""
         if layout.undo is Undo.APPEND_ONLY and self.cursor is not None:
             block = self.spelled(layout, layout.block_column)
             sql = "SELECT 1 FROM {t} WHERE {b} > $1 LIMIT 1"
             if self._session.rows(sql, [self.cursor], t=layout.name, b=block):
                 said = "the table holds rows of others, of blocks that the stream has not reached"
-                raise self.dialect.errors.append_only(said, table=layout.name, cursor=self.cursor)
+                raise self._dialect.errors.append_only(said, table=layout.name, cursor=self.cursor)
+
+    def _look_again_at(self, name: QualifiedName) -> None:
+        """Forget a table: it was altered."""
+        self._layouts.pop(name.folded, None)
+        self._ready.clear()
+        self._fittings.clear()
 
     # --- what a database may do in its own way ----------------------------------------------------
 
-    def _note(self, layout: Laid) -> object:
+    def build(self, layout: Layout) -> Layout:
+        """Build what was put off of a table, where a database can put it off."""
+        return layout
+
+    def _note(self, layout: Layout) -> object:
         """Return what the last column of a claim says: children are declared after parents."""
         return list(self._declared).index(layout.name.folded)
 
-    def _as_claimed(self, layout: Laid, key: tuple[str, ...], note: object) -> Laid:
+    def _as_claimed(self, layout: Layout, key: tuple[str, ...], note: object) -> Layout:
         """Return a table with what its claim says of it."""
         return replace(layout, key=key)
 
-    def _with_own_claim(self, layout: Laid) -> Laid:
+    def _with_own_claim(self, layout: Layout) -> Layout:
         """Return a declared table with what an earlier claim of this stream says of it."""
         return layout
 
@@ -490,5 +475,5 @@ class Catalog(Generic[Held, Laid]):
     def _created(self, declared: Table, key: Sequence[str], undo: Undo, *, put_off: bool) -> None:
         """Finish a table that was just created."""
 
-    def _captured(self, layout: Laid) -> None:
+    def _captured(self, layout: Layout) -> None:
         """Make sure that changes of a table are captured, where the database does it by itself."""

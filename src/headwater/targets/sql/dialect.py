@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -19,10 +19,10 @@ from headwater.address import Address
 from headwater.core.rooms import Room
 from headwater.errors import HeadwaterError
 from headwater.targets.sql.settings import Table, table
-from headwater.targets.sql.text import Fragment, Part, QualifiedName, compose, literal
+from headwater.targets.text import Fragment, Part, QualifiedName, compose, literal
 
 if TYPE_CHECKING:
-    from headwater.targets.sql.catalog import Column
+    from headwater.targets.sql.layout import Column
 
 
 class Session(Protocol):
@@ -58,9 +58,6 @@ class Session(Protocol):
         ...
 
 
-Held = TypeVar("Held", bound=Session)
-
-
 class Lookup(Protocol):
     """Asks a database which tables there are; ClickHouse has one too."""
 
@@ -88,7 +85,7 @@ class Errors:
     statement: type[HeadwaterError]
 
 
-class Dialect(ABC, Generic[Held]):
+class Dialect(ABC):
     """Says what one database does in its own way. It holds no state."""
 
     name_type: ClassVar[type[QualifiedName]]
@@ -123,11 +120,11 @@ class Dialect(ABC, Generic[Held]):
         declared = table(given) if isinstance(given, str) else given
         return self._checked(declared)
 
-    def tables(self, session: Held) -> set[QualifiedName]:
+    def tables(self, session: Any) -> set[QualifiedName]:
         """Return all tables of the user's and ours."""
         return {self.name_type(*row) for row in session.rows(self.all_tables)}
 
-    def tables_ending(self, session: Held, suffix: str) -> list[QualifiedName]:
+    def tables_ending(self, session: Any, suffix: str) -> list[QualifiedName]:
         """Return the tables whose name ends so, as far as this user may read them."""
         rows = session.rows(
             "SELECT table_schema, table_name FROM ({all}) AS held "
@@ -139,7 +136,7 @@ class Dialect(ABC, Generic[Held]):
         )
         return [self.name_type(*row) for row in rows]
 
-    def exists(self, session: Held, name: QualifiedName) -> bool:
+    def exists(self, session: Any, name: QualifiedName) -> bool:
         """Tell whether there is a table of this name."""
         query = "SELECT 1 FROM ({all}) AS held WHERE {same}"
         sql = compose(query, all=self.all_tables, same=self.same_table)
@@ -147,15 +144,17 @@ class Dialect(ABC, Generic[Held]):
 
     def fold(self, column: str) -> str:
         """Return what two spellings of one column have in common."""
-        return column
+        return column.lower() if self.name_type.ignores_case else column
 
+    # --- what each database does in its own way ---------------------------------------------------
+
+    @abstractmethod
     def check_columns(self, table: QualifiedName, names: Iterable[str]) -> None:
         """Refuse names of columns that the database would not keep as they are."""
 
-    def check_change_log_tables(self, session: Held, names: Sequence[QualifiedName]) -> None:
+    @abstractmethod
+    def check_change_log_tables(self, session: Any, names: Sequence[QualifiedName]) -> None:
         """Refuse tables whose changes a change log could not capture."""
-
-    # --- what each database does in its own way ---------------------------------------------------
 
     @abstractmethod
     def _checked(self, declared: Table) -> Table:
@@ -191,21 +190,21 @@ class Dialect(ABC, Generic[Held]):
         """Tell whether a column can hold the number of a block, and nothing but integers."""
 
     @abstractmethod
-    def read_table(self, session: Held, name: QualifiedName) -> Any:
+    def read_table(self, session: Any, name: QualifiedName) -> Any:
         """Return the layout of a table as it is now, not undone by anything; None without one."""
 
     @abstractmethod
-    def make_schema(self, session: Held, name: str) -> None:
+    def make_schema(self, session: Any, name: str) -> None:
         """Create a schema if it is not there."""
 
     @abstractmethod
-    def columns_of(self, session: Held, schema: str, prefix: str) -> list[tuple[str, str, str]]:
+    def columns_of(self, session: Any, schema: str, prefix: str) -> list[tuple[str, str, str]]:
         """Return table, column and type of all tables whose name begins with a prefix."""
 
     @abstractmethod
     def read_images(
         self,
-        session: Held,
+        session: Any,
         layout: Any,
         kept: Fragment,
         log: QualifiedName,
@@ -223,7 +222,7 @@ class Dialect(ABC, Generic[Held]):
 
     @abstractmethod
     def widen_change_log(
-        self, session: Held, log: QualifiedName, create: Callable[[], None]
+        self, session: Any, log: QualifiedName, create: Callable[[], None]
     ) -> None:
         """Give a change log of the Substreams sink 64-bit ids and a column for the stream.
 
@@ -232,6 +231,6 @@ class Dialect(ABC, Generic[Held]):
 
     @abstractmethod
     def append(
-        self, session: Held, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
+        self, session: Any, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
     ) -> None:
         """Add rows to a table of these columns; with `only_new` not those whose key is there."""

@@ -1,123 +1,69 @@
 """The flow of a target with transactions: rows, cursor, rollback chain and undo change together.
 
-A crash leaves nothing behind, because what is not committed does not exist. What a transaction is,
-and how a database is opened, is up to the targets that derive from this one.
+A crash leaves nothing behind, because what is not committed does not exist. How a database is
+opened, and what a transaction is, says the `Database` that the target is given.
 """
 
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from headwater.address import Address
 from headwater.core import Batch, BlockRange, PipeState
 from headwater.core.rooms import Policy
-from headwater.errors import EvolveError, HeadwaterError, StateMissingError
+from headwater.core.several import Several
+from headwater.errors import EvolveError, StateMissingError
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
-from headwater.targets.database import Callbacks, DatabaseTarget
-from headwater.targets.side_rows import stored_id
-from headwater.targets.sql.aggregates.declaration import Aggregate, Plan
-from headwater.targets.sql.aggregates.writer import Aggregates
-from headwater.targets.sql.catalog import Catalog, Layout, Undo
-from headwater.targets.sql.dialect import Dialect, Session
-from headwater.targets.sql.merge.merger import Merger
-from headwater.targets.sql.settings import StateSettings, Table, table
-from headwater.targets.sql.side_tables import ConfigTable, SideTables
-from headwater.targets.sql.state import Newest, SyncTable
-from headwater.targets.sql.text import QualifiedName
-from headwater.targets.sql.undo import KEPT, UndoLog
+from headwater.targets.database import Callbacks, DatabaseTarget, Found
+from headwater.targets.sql.aggregate_tables import Aggregates
+from headwater.targets.sql.aggregates import Aggregate, Plan
+from headwater.targets.sql.database import Database, OpenedStream, Store
+from headwater.targets.sql.layout import Layout, Undo
+from headwater.targets.sql.settings import Table, table
+from headwater.targets.sql.side_tables import SideTables
+from headwater.targets.sql.undo import KEPT
 from headwater.targets.tables import TableOptions, declare_tables
-from headwater.targets.values import Altered
+from headwater.targets.text import QualifiedName
 
 PRUNE_EVERY = 25
 _BELOW_ALL = -1  # of all blocks
-Held = TypeVar("Held", bound=Session)
+_ANY = "SELECT 1 FROM {t} LIMIT 1"
+OnState = Callable[[Store, PipeState], None]
 logger = logging.getLogger("headwater.targets")
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
-    """All that is kept of one stream in one database. Nothing is read before it is used."""
+class SqlTarget(DatabaseTarget):
+    """Commits and undoes batches in a database that it is given.
 
-    session: Any
-    sync: SyncTable
-    catalog: Catalog[Any, Any]
-    undo: UndoLog[Any, Any]
-    merger: Merger[Any, Any]
-    side: SideTables
-    config: ConfigTable
-    altered: Altered = field(default_factory=Altered)
-
-    @classmethod
-    def of(
-        cls,
-        session: Any,
-        settings: StateSettings,
-        stream_id: str,
-        catalog: Catalog[Any, Any],
-        merger: Merger[Any, Any],
-        undo: UndoLog[Any, Any],
-        altered: Altered | None = None,
-    ) -> Self:
-        """Return what is kept of a stream. Nothing is read or created yet."""
-        dialect, schema = catalog.dialect, settings.schema
-        own_id = stored_id(settings.table, stream_id)
-        return cls(
-            session,
-            SyncTable(session, dialect, settings.sync, stream_id),
-            catalog,
-            undo,
-            merger,
-            SideTables(session, dialect, schema, own_id),
-            ConfigTable(session, dialect, schema, own_id, stream_id),
-            altered or Altered(),
-        )
-
-
-class SqlTarget(DatabaseTarget, Generic[Held]):
-    """Commits and undoes batches.
-
-    `on_state` is called with each state that a commit or a rollback stores, inside its transaction,
-    for targets built on this one: the session, the stream's id and the state.
+    `on_state` is called with each state that a commit or a rollback stores, inside its transaction.
     """
-
-    dialect: ClassVar[Dialect[Any]]
-    settings_type: ClassVar[type[StateSettings]]
-    open_store: ClassVar[Callable[..., Store]]
-    _store: Store
-    ended: ClassVar[type[HeadwaterError]]  # a callback has ended the transaction
 
     def __init__(
         self,
-        place: str | Path | Address,
-        tables: Iterable[str | TableOptions | Table] | None,
-        aggregates: Iterable[Aggregate],
-        callbacks: Callbacks,
-        settings: StateSettings | None,
+        database: Database[Any],
+        tables: Several[str | TableOptions | Table] | None = (),
+        aggregates: Iterable[Aggregate] = (),
+        callbacks: Callbacks | None = None,
         policy: Policy = Policy.REPLACE,
+        on_state: OnState | None = None,
     ) -> None:
-        self._settings = settings or self.settings_type()
-        super().__init__(callbacks, self._settings.id, policy)
+        callbacks, dialect = callbacks or Callbacks(), database.dialect
+        super().__init__(callbacks, database.settings.id, policy)
         if callbacks.on_data is not None and tables is None:
-            raise self.dialect.errors.undeclared(
-                "on_data is given, but not the tables that it writes"
-            )
-        declared = [self.dialect.declare(one) for one in declare_tables(tables or (), Table, table)]
-        self.on_state: Callable[[Held, str, PipeState], None] | None = None
-        self._place = self.dialect.locate(place)
+            raise dialect.errors.undeclared("on_data is given, but not the tables that it writes")
+        declared = [dialect.declare(one) for one in declare_tables(tables or (), Table, table)]
+        self._database = database
+        self._on_state = on_state
         self._aggregates = Aggregates(tuple(aggregates), declared)
         log = next((one.change_log for one in declared if one.change_log), None)
-        self._tables = (*declared, *self._aggregates.tables(self.dialect, log))
+        self._tables = (*declared, *self._aggregates.tables(dialect, log))
         self._commits = self._undo_rows = 0
-        self._session: Held | None = None
         self._side_tables: tuple[SideTable, ...] = ()
 
     @property
@@ -131,6 +77,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
             rereads=bool(self._aggregates),
             history=self,
             undo_rows=self._count_undo_rows,
+            file=self._database.file,
         )
 
     def _count_undo_rows(self) -> int:
@@ -146,66 +93,106 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
         """The tables that are declared, and of which nothing is stored: for `verify`."""
         return [one.name for one in self._tables if one.untracked]
 
-    @property
-    def aggregated(self) -> set[str]:
-        """The outputs that aggregates sum up."""
-        return self._aggregates.sources
+    # --- opening ----------------------------------------------------------------------------------
 
-    @abstractmethod
     def recover(self) -> PipeState:
-        """Open the database and return the committed state."""
+        """Open the database and return the committed state. Transactions leave nothing to repair,
+        but the cursor may have been moved, or a callback may have ended one: rows above it go.
+        """
+        self._connect(self._recover)
+        return self._state
+
+    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
+        """Open the database, and create what is missing."""
+        self._side_tables = tuple(tables)
+        if self._is_open:
+            self._change(lambda: self._store.side.create(self._side_tables))
+        else:
+            self._connect()
+
+    def close(self) -> None:
+        """Close the database. What was not committed is gone."""
+        self._database.close()
+
+    def _connect(self, look: Callable[[], None] | None = None) -> None:
+        stream = OpenedStream(
+            self._id,
+            self._tables,
+            self._side_tables,
+            self._callbacks.on_data is None,
+            self._callbacks.on_start,
+            self.altered,
+            self._adopt,
+            self._announce,
+            self.pause,
+        )
+        if not self._is_open:
+            self._commits = 0
+        self._database.connect(stream, look)
+
+    def _recover(self) -> None:
+        self._state = self._store.sync.load()
+        self._check_missing_state()
+        self._store.side.remove_above(self._state.number)
+        self._undo_leftovers()
+
+    # --- the loop's calls -------------------------------------------------------------------------
 
     def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Write the batches and their state in one transaction."""
-        session = self._opened()
-
+        self._open()
         states = [self._state, *(batch.state for batch in batches[:-1]), state]
-        scopes = [Scope.between(*pair) for pair in pairwise(states)] if batches else []
+        steps = [(*pair, Scope.between(*pair)) for pair in pairwise(states)] if batches else []
 
-        def write() -> Newest | None:
-            newest = None
+        def write() -> None:
+            sync = self._store.sync
             self.altered.begin()
             if batches and self._state.cursor is None:
                 self._refuse_rows_of_others(batches[0])
-            for batch, scope, pair in zip(batches, scopes, pairwise(states), strict=False):
+            for batch, (before, after, scope) in zip(batches, steps, strict=True):
                 self._write(batch.data, scope)
                 self._store.side.write(batch.data.side)
-                newest = self._store.sync.append(pair[1], pair[0])
+                sync.append(after, before)
             if not batches:
-                newest = self._store.sync.settle(state)
-            if self.on_state is not None:
-                self.on_state(session, self._id, state)
+                sync.settle(state)
+            self._show_state(state)
             if self._commits % PRUNE_EVERY == 0:
                 self._prune(state)
-            return newest
 
-        self._change_whole(write, state, scopes[0] if scopes else None)
+        with self._repaired():
+            self._database.transaction(write, steps[0][2] if steps else None)
+        self._state = state
         self.altered.committed()
         self._commits += 1
         self._store.catalog.cursor = None if state.cursor is None else state.number
 
     def roll_back(self, state: PipeState) -> None:
         """Restore every table and the state in one transaction."""
-        session = self._opened()
+        self._open()
         self._state.check_reach(state)
+        before, after = self._callbacks.before_rollback, self._callbacks.after_rollback
 
-        def undo() -> Newest | None:
-            self._store.sync.check_undo(state.number)
-            tx = self._tx()
-            if self._callbacks.before_rollback is not None:
-                self._callbacks.before_rollback(tx, state.cursor)
+        def undo() -> None:
+            store, tx = self._store, self._database.tx()
+            store.sync.check_undo(state.number)
+            if before is not None:
+                before(tx, state.cursor)
                 tx.finish()
-            self._store.undo.restore(self._store.catalog.undoable(), state.number)
-            self._store.side.remove_above(state.number)
-            newest = self._store.sync.roll_back(state)
-            if self.on_state is not None:
-                self.on_state(session, self._id, state)
-            if self._callbacks.after_rollback is not None:
-                self._callbacks.after_rollback(tx, state.cursor)
+            store.undo.restore(store.catalog.undoable(), state.number)
+            store.side.remove_above(state.number)
+            store.sync.roll_back(state)
+            self._show_state(state)
+            if after is not None:
+                after(tx, state.cursor)
                 tx.finish()
-            return newest
 
-        self._change_whole(undo, state)
+        with self._repaired():
+            self._database.transaction(undo)
+        self._state = state
+
+    def _show_state(self, state: PipeState) -> None:
+        if self._on_state is not None:
+            self._on_state(self._store, state)
 
     def _check_missing_state(self) -> None:
         """Refuse an empty state while anything else of the stream exists. Nothing is changed.
@@ -227,7 +214,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
             raise StateMissingError(
                 "no cursor is stored, but other rows of the stream are",
                 stream=self._id,
-                state=self._settings.table,
+                state=self._database.settings.table,
                 tables=", ".join(kept),
             )
 
@@ -244,7 +231,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
             for one in layouts
             if one.undo is Undo.APPEND_ONLY
             and one.name.folded not in declared
-            and self._store.session.rows("SELECT 1 FROM {t} LIMIT 1", t=one.name)
+            and self._store.session.rows(_ANY, t=one.name)
         ]
 
     def _refuse_rows_of_others(self, first: Batch[Delivery]) -> None:
@@ -254,7 +241,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
         for layout in catalog.undoable():
             catalog.refuse_rows(layout)
 
-    def _undo_leftovers(self) -> Newest | None:
+    def _undo_leftovers(self) -> None:
         """Undo what lies above the cursor though no commit has brought it there.
 
         A callback that ended its transaction made rows visible without their cursor. Without a
@@ -266,32 +253,39 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
         if self._store.undo.holds_above(layouts, number):
             logger.warning("rows.undone id=%s above=%d", self._id, number)
             self._store.undo.restore(layouts, number)
-        return self._newest()
 
-    def _change_whole(
-        self, work: Callable[[], Newest | None], state: PipeState, first: Scope | None = None
-    ) -> None:
-        """Do something in one transaction; if a callback has ended it, undo what that left."""
+    def _change(self, work: Callable[[], None]) -> None:
+        """Do something in one transaction; the state stays as it is."""
+        self._open()
+        with self._repaired():
+            self._database.transaction(work)
+
+    @contextmanager
+    def _repaired(self) -> Iterator[None]:
+        """If a callback has ended the transaction, undo what that left."""
         try:
-            self._change(work, state, first)
-        except self.ended as error:
+            yield
+        except self._database.ended as error:
             try:
-                self._change(self._undo_leftovers, self._state)
+                self._database.transaction(self._undo_leftovers)
             except Exception as failure:  # noqa: BLE001 - the next start does it
                 error.add_note(f"Rows above the cursor were not undone yet: {failure}")
             raise
 
-    def close(self) -> None:
-        """Close the database. What was not committed is gone."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+    def _look(self, work: Callable[[], Found]) -> Found:
+        found: list[Found] = []
+        self._change(lambda: found.append(work()))
+        return found[-1]
+
+    def _open(self) -> None:
+        if not self._database.is_open:
+            self.recover()
 
     def stored_config(self) -> StoredConfig:
         """Return where the text of this stream's configuration is kept."""
         return _Config(
             lambda: self._look(lambda: self._store.config.read()),
-            lambda text: self._keep(lambda: self._store.config.write(text)),
+            lambda text: self._change(lambda: self._store.config.write(text)),
         )
 
     # --- blocks that the stream has passed --------------------------------------------------------
@@ -315,13 +309,13 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
 
         def look() -> bool:
             exists = self._store.catalog.layout(name) is not None
-            return exists and bool(self._opened().rows("SELECT 1 FROM {t} LIMIT 1", t=name))
+            return exists and bool(self._store.session.rows(_ANY, t=name))
 
         return self._look(look)
 
     def first_block(self, output: str) -> int | None:
         """Return the first block of an output's table; refuse one whose rows cannot be replaced."""
-        if self._callbacks.on_data is not None or output in self.aggregated:
+        if self._callbacks.on_data is not None or output in self._aggregates.sources:
             raise EvolveError(
                 "rows of an output that on_data writes, or aggregates sum up, cannot be replaced",
                 output=output,
@@ -342,7 +336,7 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
                 column=block,
                 undo=layout.undo.value,
             )
-        rows = self._opened().rows(
+        rows = self._store.session.rows(
             "SELECT min({block})::bigint FROM {table}", block=block, table=layout.name
         )
         return self._state.number + 1 if rows[0][0] is None else int(rows[0][0])
@@ -358,20 +352,20 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
 
         If the answer to a COMMIT was lost, the configuration tells that it has succeeded.
         """
-        self._opened()
         scopes = [
             Scope(batch.state.number, one.from_block - 1, hot=False) for one, batch in batches
         ]
 
-        def write() -> Newest | None:
+        def write() -> None:
             self.altered.begin()
             if self._store.config.read() != config:
                 for (_, batch), scope in zip(batches, scopes, strict=True):
                     self._write(batch.data, scope, replace=replace)
                 self._store.config.write(config)
-            return self._newest()
 
-        self._change_whole(write, self._state, scopes[0])
+        self._open()
+        with self._repaired():
+            self._database.transaction(write, scopes[0])
         self.altered.committed()
 
     def rename_outputs(self, renamed: Mapping[str, str], begun: str, config: str) -> None:
@@ -389,59 +383,39 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
                     self._store.catalog.rename(*names)
             self._store.config.write(config)
 
-        self._keep(change)
+        self._change(change)
 
     def _output_table(self, output: str) -> QualifiedName:
         """Return the table of an output: a name with a point is not one of a schema."""
-        return self.dialect.name(_quoted(output))
+        return self._database.dialect.name(_quoted(output))
 
     def settle_side_rows(
         self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
     ) -> None:
         """Remove rows up to a key and add those that moved, in one transaction."""
-        self._keep(lambda: self._store.side.settle(name, up_to, moved))
-
-    def _keep(self, work: Callable[[], None]) -> None:
-        """Change what the stream keeps for itself, in one transaction; the state stays as it is."""
-        self._opened()
-
-        def change() -> Newest | None:
-            work()
-            return self._newest()
-
-        self._change(change, self._state)
+        self._change(lambda: self._store.side.settle(name, up_to, moved))
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Read what is committed, also while the stream runs."""
-        session = self._reader()
+        session = self._database.reader()
         try:
             return session.arrow(sql, params)
         finally:
             session.close()
 
-    def _newest(self) -> Newest | None:
-        """Return the newest row of state, for a database where a change compares it."""
-        return None
-
-    def _opened(self) -> Held:
-        if self._session is None:
-            self.recover()
-        assert self._session is not None, "recover opens it"
-        return self._session
-
     def _write(self, delivery: Delivery, scope: Scope, *, replace: bool = False) -> None:
-        data, on_data = delivery.data, self._callbacks.on_data
-        with self._batch(scope) as tx:
-            if on_data is None:
-                for name, frame in data.items():
-                    (tx.replace_blocks if replace else tx.insert)(_quoted(name), frame)
-            else:
-                on_data(tx, data, delivery.ctx)
-            self._aggregates.write(tx, data, scope)
+        data, on_data, tx = delivery.data, self._callbacks.on_data, self._database.tx(scope)
+        if on_data is None:
+            for name, frame in data.items():
+                (tx.replace_blocks if replace else tx.insert)(_quoted(name), frame)
+        else:
+            on_data(tx, data, delivery.ctx)
+        self._aggregates.write(tx, data, scope)
+        tx.finish()
 
     def _prune(self, state: PipeState) -> None:
         """Remove undo data that no legal fork needs, and count what is left."""
-        number = state.prunable(self._settings.unfinalized_blocks_retention)
+        number = state.prunable(self._database.settings.unfinalized_blocks_retention)
         layouts = self._store.catalog.undoable()
         if number >= 0:
             self._store.sync.prune(number)
@@ -451,31 +425,15 @@ class SqlTarget(DatabaseTarget, Generic[Held]):
 
     @property
     def _is_open(self) -> bool:
-        return self._session is not None
+        return self._database.is_open
+
+    @property
+    def _store(self) -> Store:
+        return self._database.store
 
     @property
     def _side(self) -> SideTables:
         return self._store.side
-
-    # --- what each database does in its own way ---------------------------------------------------
-
-    @abstractmethod
-    def _change(
-        self, work: Callable[[], Newest | None], state: PipeState, first: Scope | None = None
-    ) -> None:
-        """Do something in one transaction that leads to a state; `first` it writes that batch."""
-
-    @abstractmethod
-    def _batch(self, scope: Scope) -> AbstractContextManager[Any]:
-        """Yield the `tx` in which a batch is written."""
-
-    @abstractmethod
-    def _tx(self) -> Any:
-        """Return the `tx` of a callback that writes no batch."""
-
-    @abstractmethod
-    def _reader(self) -> Session:
-        """Open a session of its own, which only reads."""
 
 
 def _quoted(name: str) -> str:

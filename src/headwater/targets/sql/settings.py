@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from headwater.errors import HeadwaterError, InvalidOptionError
-from headwater.targets.sql.text import QualifiedName
+from headwater.targets.text import QualifiedName
 
 BLOCK_COLUMN = "block_number"
 _TYPE = re.compile(r"[a-z_][a-z0-9_ ]*(\(\d+(,\s*-?\d+)?\))?[a-z ]*(\[\])?", re.IGNORECASE)

@@ -22,7 +22,7 @@ from headwater.targets.side_rows import (
     with_stream,
 )
 from headwater.targets.sql.dialect import Dialect, Lookup, Session
-from headwater.targets.sql.text import Fragment, QualifiedName, columns, compose, quote
+from headwater.targets.text import Fragment, QualifiedName, columns, compose, quote
 
 CONFIG = "headwater_config"
 """The table that holds the definitions of streams."""
@@ -180,9 +180,7 @@ class SideTables(StoredSideTables):
     for a while.
     """
 
-    def __init__(
-        self, session: Session, dialect: Dialect[Any], schema: str, stream_id: str
-    ) -> None:
+    def __init__(self, session: Session, dialect: Dialect, schema: str, stream_id: str) -> None:
         super().__init__(session, dialect, schema, stream_id)
         self._dialect = dialect
 

@@ -22,7 +22,7 @@ from headwater.core.codec import (
 from headwater.core.cursor import BlockCursor
 from headwater.errors import RewindError
 from headwater.targets.sql.dialect import Dialect, Session
-from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal
+from headwater.targets.text import Fragment, QualifiedName, compose, literal
 
 CURSORS = "cursors"
 _COMMENTS = {
@@ -43,11 +43,15 @@ class Newest(NamedTuple):
 
 
 class SyncTable:
-    """Stores one row per committed batch of one stream, in the forms of the Pipes SDK."""
+    """Stores one row per committed batch of one stream, in the forms of the Pipes SDK.
+
+    `known` is the newest row, as far as this writer has read or written it.
+    """
 
     def __init__(
-        self, session: Session, dialect: Dialect[Any], name: QualifiedName, stream_id: str
+        self, session: Session, dialect: Dialect, name: QualifiedName, stream_id: str
     ) -> None:
+        self.known: Newest | None = None
         self._session = session
         self._dialect = dialect
         self._name = name
@@ -110,8 +114,8 @@ class SyncTable:
             for number, block_hash, timestamp, finalized, chain in rows
         )
 
-    def append(self, state: PipeState, previous: PipeState) -> Newest:
-        """Add the row of a batch, and return it."""
+    def append(self, state: PipeState, previous: PipeState) -> None:
+        """Add the row of a batch."""
         row = sync_row(state, previous)
         self._session.run(
             "INSERT INTO {sync} (id, current_number, current_hash, "
@@ -128,28 +132,31 @@ class SyncTable:
             prepare=True,
             sync=self._name,
         )
-        return Newest(row.current, row.finalized)
+        self.known = Newest(row.current, row.finalized)
 
-    def settle(self, state: PipeState) -> Newest | None:
+    def settle(self, state: PipeState) -> None:
         """Note in the newest row how far finality reaches; add it if there is none."""
-        cursor = state.cursor
+        cursor, self.known = state.cursor, None
         if cursor is None:
-            return None
+            return
         changed = self._session.rows(
             "UPDATE {sync} SET finalized = $1 WHERE id = $2 AND current_number = $3 RETURNING id",
             [dump_finalized(state.finalized), self._id, cursor.number],
             sync=self._name,
         )
-        return Newest(cursor, state.finalized) if changed else self.append(state, PipeState())
+        if changed:
+            self.known = Newest(cursor, state.finalized)
+        else:
+            self.append(state, PipeState())
 
-    def roll_back(self, state: PipeState) -> Newest | None:
+    def roll_back(self, state: PipeState) -> None:
         """Forget the rows above the cursor. Where it has no row of its own, it gets one."""
         self._session.run(
             "DELETE FROM {sync} WHERE id = $1 AND current_number > $2",
             [self._id, state.number],
             sync=self._name,
         )
-        return self.settle(state)
+        self.settle(state)
 
     def check_undo(self, number: int) -> None:
         """Refuse to undo batches above a number of which nothing was kept. Nothing is changed.
@@ -238,7 +245,7 @@ def read_newest(number: int | None, block_hash: str | None, finalized: Any) -> N
 class CursorTable:
     """Shows the cursor of each stream to other programs: one row per stream."""
 
-    def __init__(self, dialect: Dialect[Any], name: QualifiedName) -> None:
+    def __init__(self, dialect: Dialect, name: QualifiedName) -> None:
         self._dialect = dialect
         self._name = name
 

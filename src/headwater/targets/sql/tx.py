@@ -1,61 +1,92 @@
 """`Tx`, which `on_data` writes with: set-based changes of declared tables, in one transaction.
 
-Runs on the driver. If anything raises, the whole batch leaves no trace. Each database's `Tx` says
-how rows get where a statement can select from them, and what SQL of the user's may do.
+Runs on the driver. If anything raises, the whole batch leaves no trace. How rows get where a
+statement can select from them is the database's affair (`Rows`); what SQL of the user's may do, its
+own `Tx` says.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from functools import partial
+from itertools import chain
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from headwater.targets.contract import Scope
-from headwater.targets.sql.catalog import Layout, Undo
-from headwater.targets.sql.dialect import Dialect, Session
-from headwater.targets.sql.flow import Store
-from headwater.targets.sql.merge.changes import FILL, SET, TableChanges
-from headwater.targets.sql.settings import BLOCK_COLUMN
-from headwater.targets.sql.text import Fragment, QualifiedName, equal, quote
+from headwater.targets.frames import block_range
+from headwater.targets.sql.changes import FILL, SET, TableChanges
+from headwater.targets.sql.database import Store
+from headwater.targets.sql.layout import Layout, Undo
+from headwater.targets.text import Fragment, QualifiedName, equal, quote
 from headwater.targets.values import TEXTS, Fitting, Tally, no_row_left_out
 
-Held = TypeVar("Held", bound=Session)
-Laid = TypeVar("Laid", bound=Layout)
+Ends = tuple[int | None, int | None, int]  # lowest and highest block of rows, and rows without one
 
 
 @dataclass(frozen=True, slots=True)
-class Source(Generic[Laid]):
-    """Rows that SQL can select from: their table, the columns they fill, and the query."""
+class Source:
+    """Rows that SQL can select from: their table, the columns they fill, and the query.
 
-    layout: Laid
+    `without` and `twice` count rows whose key is null, and whose key another row has, too.
+    """
+
+    layout: Layout
     names: Sequence[str]
     query: Fragment
+    without: int = 0
+    twice: int = 0
 
 
-class BaseTx(ABC, Generic[Held, Laid]):
+class Rows(Protocol):
+    """How one database takes rows, within one transaction. `final`: no fork undoes the batch."""
+
+    def pieces(self, frame: Any) -> Iterable[Any]:
+        """Return the rows of a frame, whole or in parts; each has a schema."""
+        ...
+
+    def insert(self, layout: Layout, rows: Any) -> Ends | None:
+        """Add rows; return between which blocks they lie, if that is known only now."""
+        ...
+
+    def source(self, layout: Layout, rows: Any) -> AbstractContextManager[Source]:
+        """Put rows where a statement can select from them."""
+        ...
+
+    def together(self, layout: Layout, pieces: Iterator[Any]) -> AbstractContextManager[Source]:
+        """The same for all rows of a frame at once, whose keys are counted."""
+        ...
+
+    def capture(self, rows: Source, columns: Sequence[str], operation: str) -> None:
+        """Keep what a statement is about to change, where the database has no triggers that do."""
+        ...
+
+    def finish(self) -> None:
+        """Refuse to go on if what callbacks have done cannot be committed."""
+        ...
+
+
+class BaseTx:
     """One transaction. `scope` is None in `on_start` and in the hooks of a rollback.
 
     `session` and `store` are for targets that are built on the database's own.
     """
 
-    dialect: ClassVar[Dialect[Any]]
-
-    def __init__(self, session: Held, store: Store, scope: Scope | None = None) -> None:
-        self.session = session
+    def __init__(self, store: Store, rows: Any, scope: Scope | None = None) -> None:
+        self.session = store.session
         self.store = store
+        self._rows = rows
         self._scope = scope
+        self._dialect = store.dialect
 
     def insert(self, table: str, frame: Any) -> None:
         """Add rows. Columns that the frame lacks are null, or have the table's default."""
-        name = self.dialect.name(table)
-        self.store.catalog.declared(name)
-        for rows in self._pieces(frame):
-            layout = self.store.catalog.prepare(name, rows.schema, None)
-            self._insert(layout, self._fitted(layout, rows))
+        name = self.store.catalog.named(table)
+        for rows in self._rows.pieces(frame):
+            self._insert(self.store.catalog.prepare(name, rows.schema, None), rows)
             del rows  # memory holds one piece at a time
 
     def upsert(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
@@ -63,14 +94,21 @@ class BaseTx(ABC, Generic[Held, Laid]):
 
         `key` is the table's primary key; it may be left out if it was declared, or exists.
         """
-        name = self.dialect.name(table)
-        declared, existing = self.store.catalog.declared(name), self.store.catalog.layout(name)
+        catalog = self.store.catalog
+        name = catalog.named(table)
+        declared, existing = catalog.declared(name), catalog.layout(name)
         key = tuple(key or declared.key or (existing.key if existing else ()))
         if not key:
-            raise self.dialect.errors.key("an upsert needs a key", table=name)
-        with self._whole(name, frame, key) as rows:
-            layout = rows.layout
-            self._capture(rows, layout.key, "UPDATE")
+            raise self._dialect.errors.key("an upsert needs a key", table=name)
+        pieces = iter(self._rows.pieces(frame))
+        first = next(pieces)
+        self._require(name, first.schema.names, key)
+        layout = catalog.prepare(name, first.schema, key)
+        self._refuse(layout, "upsert")
+        fitted = (self._fitted(layout, one) for one in chain([first], pieces))
+        with self._rows.together(layout, fitted) as rows:
+            self._refuse_keys(rows)
+            self._rows.capture(rows, layout.key, "UPDATE")
             rest = [one for one in rows.names if one not in layout.key]
             assign = ", ".join(f"{quote(one)} = excluded.{quote(one)}" for one in rest)
             self.session.run(
@@ -89,23 +127,29 @@ class BaseTx(ABC, Generic[Held, Laid]):
 
         `key` may be any columns; left out, it is the table's primary key.
         """
-        name, catalog = self.dialect.name(table), self.store.catalog
-        catalog.declared(name)
+        catalog = self.store.catalog
+        name = catalog.named(table)
         layout = catalog.layout(name)
         if layout is None:
             return  # a table that does not exist holds none of the rows
         wanted = [catalog.spelled(layout, one) for one in key or layout.key]
         if not wanted or layout.undo is Undo.KEYLESS:
-            raise self.dialect.errors.key("a delete needs a table with a primary key", table=name)
+            raise self._dialect.errors.key("a delete needs a table with a primary key", table=name)
         self._refuse(layout, "delete")
-        for rows in self._pieces(frame):
-            with self._keys(layout, rows, wanted) as found:
-                self._capture(found, wanted, "DELETE")
+        for rows in self._rows.pieces(frame):
+            names = rows.schema.names
+            self._require(name, names, wanted)
+            rows = rows.select([one for one in names if catalog.spelled(layout, one) in wanted])
+            rows = self._fitted(layout, rows)
+            layout = catalog.build(layout)
+            catalog.prepare(name, rows.schema, None)
+            with self._rows.source(layout, rows) as source:
+                self._rows.capture(source, wanted, "DELETE")
                 self.session.run(
                     "DELETE FROM {table} AS old USING {source} AS new WHERE {same}",
                     prepare=True,
                     table=layout.name,
-                    source=found.query,
+                    source=source.query,
                     same=equal(wanted, "old", "new"),
                 )
 
@@ -114,53 +158,62 @@ class BaseTx(ABC, Generic[Held, Laid]):
 
         For the target alone, where the stream's definition has changed.
         """
-        name, catalog = self.dialect.name(table), self.store.catalog
-        assert self._scope is not None, "rows of a batch are written"
-        assert not self._scope.hot, "only final blocks are replaced"
+        catalog, scope = self.store.catalog, self._scope
+        name = catalog.named(table)
+        assert scope is not None, "rows of a batch are written"
+        assert not scope.hot, "only final blocks are replaced"
         is_first = True
-        for rows in self._pieces(frame):
+        for rows in self._rows.pieces(frame):
             if is_first:
                 catalog.widen(name, rows.schema)
             layout = catalog.prepare(name, rows.schema, None)
             if is_first:
                 self.session.run(
                     "DELETE FROM {table} WHERE {block} > $1 AND {block} <= $2",
-                    [self._scope.after, self._scope.block],
+                    [scope.after, scope.block],
                     table=name,
                     block=catalog.spelled(layout, layout.block_column),
                 )
-            self._insert(layout, self._fitted(layout, rows))
+            self._insert(layout, rows)
             is_first = False
+
+    def finish(self) -> None:
+        """Refuse to go on if what callbacks have done cannot be committed. Called by the target."""
+        self._rows.finish()
 
     def prepare(
         self, table: str, schema: pa.Schema, key: Sequence[str], types: Mapping[str, str]
-    ) -> Any:
+    ) -> Layout:
         """Return a table for rows like these, created if need be: for what is built on this."""
-        return self.store.catalog.prepare(self.dialect.name(table), schema, key, types)
+        layout: Layout = self.store.catalog.prepare(self._dialect.name(table), schema, key, types)
+        return layout
 
     # --- values -----------------------------------------------------------------------------------
 
-    def _fitting(self, layout: Laid, schema: pa.Schema) -> Fitting:
-        """Plan how rows are made to fit into a table."""
-        block = self.dialect.fold(layout.block_column)
-        own = [one for one in schema.names if self.dialect.fold(one) == block]
-        return Fitting.plan(
-            schema,
-            self.store.catalog.rooms(layout, schema.names),
-            self.store.altered.policy,
-            self.dialect.errors.table,
-            own[0] if own else BLOCK_COLUMN,
-            -1 if self._scope is None else self._scope.block,
-        )
+    def _insert(self, layout: Layout, rows: Any) -> None:
+        rows = self._fitted(layout, rows)
+        if isinstance(rows, pa.Table):
+            self._check_blocks(layout, rows)
+        ends = self._rows.insert(layout, rows)
+        if ends is not None:
+            self._refuse_blocks(layout, *ends)
 
-    def _fitted(self, layout: Laid, rows: Any) -> Any:
+    def _fitted(self, layout: Layout, rows: Any) -> Any:
         """Return rows that fit into a table, as the target's policy says."""
-        fitting, tally = self._fitting(layout, rows.schema), Tally()
-        rows = fitting.apply(rows, tally) if fitting else rows
-        self.store.altered.note(str(layout.name), tally)
+        altered = self.store.altered
+        fitting = self.store.catalog.fitting(layout, rows.schema, altered.policy)
+        if not fitting:
+            return rows
+        fitting = replace(fitting, block=-1 if self._scope is None else self._scope.block)
+        note = partial(altered.note, str(layout.name))
+        if not isinstance(rows, pa.Table):
+            return rows.fitted(fitting, note)
+        tally = Tally()
+        rows = fitting.apply(rows, tally)
+        note(tally)
         return rows
 
-    def fitted_changes(self, changes: TableChanges, layout: Laid) -> TableChanges:
+    def fitted_changes(self, changes: TableChanges, layout: Layout) -> TableChanges:
         """Return changes that fit into a table. None is left out for a value that is set: it is
         replaced, also where rows are to be skipped."""
         rooms = self.store.catalog.rooms(layout, changes.shape.columns)
@@ -172,7 +225,7 @@ class BaseTx(ABC, Generic[Held, Laid]):
         wanted = {one: rooms[name] for one, name in names.items() if rooms[name].form in TEXTS}
         altered, tally = self.store.altered, Tally()
         policy = no_row_left_out(altered.policy)
-        error = self.dialect.errors.table
+        error = self._dialect.errors.table
         fitting = Fitting.plan(changes.frame.schema, wanted, policy, error, "block")
         if not fitting:
             return changes
@@ -184,76 +237,54 @@ class BaseTx(ABC, Generic[Held, Laid]):
 
     def _refuse(self, layout: Layout, what: str) -> None:
         if layout.undo is Undo.APPEND_ONLY and self._scope is not None:
-            raise self.dialect.errors.append_only(
+            raise self._dialect.errors.append_only(
                 f"an append-only table takes no {what}", table=layout.name
             )
 
     def _require(self, layout: QualifiedName, names: Iterable[str], key: Sequence[str]) -> None:
         """Refuse a frame that lacks columns of the key."""
-        own = {self.dialect.fold(one) for one in names}
-        lacking = [one for one in key if self.dialect.fold(one) not in own]
+        own = {self._dialect.fold(one) for one in names}
+        lacking = [one for one in key if self._dialect.fold(one) not in own]
         if lacking:
-            raise self.dialect.errors.key(
+            raise self._dialect.errors.key(
                 "the frame lacks columns of the key", table=layout, columns=lacking
             )
 
-    def _refuse_keys(self, layout: Layout, without: int, twice: int) -> None:
+    def _refuse_keys(self, rows: Source) -> None:
         """Refuse rows without a key, and two rows with the same."""
-        if without or twice:
-            raise self.dialect.errors.key(
-                "rows without a key" if without else "a key occurs twice in the frame",
-                table=layout.name,
-                key=list(layout.key),
-                rows=without or twice,
+        if rows.without or rows.twice:
+            raise self._dialect.errors.key(
+                "rows without a key" if rows.without else "a key occurs twice in the frame",
+                table=rows.layout.name,
+                key=list(rows.layout.key),
+                rows=rows.without or rows.twice,
             )
+
+    def _check_blocks(self, layout: Layout, rows: pa.Table) -> None:
+        """Refuse rows of an append-only table that do not belong to the batch's blocks."""
+        if layout.undo is not Undo.APPEND_ONLY or self._scope is None or not rows.num_rows:
+            return
+        column = layout.block_column
+        if column not in rows.column_names:
+            fold = self._dialect.fold
+            column = next((one for one in rows.column_names if fold(one) == fold(column)), "")
+        ends, nulls = block_range(rows.column(column)) if column else ((), rows.num_rows)
+        lowest, highest = ends or (None, None)
+        self._refuse_blocks(layout, lowest, highest, nulls)
 
     def _refuse_blocks(
         self, layout: Layout, lowest: int | None, highest: int | None, nulls: int
     ) -> None:
-        """Refuse rows of an append-only table that do not belong to the batch's blocks."""
         scope = self._scope
         if layout.undo is not Undo.APPEND_ONLY or scope is None:
             return
         floor = scope.after if scope.hot else -1
         inside = lowest is not None and highest is not None and floor < lowest <= highest
         if nulls or not inside or (highest or 0) > scope.block:
-            raise self.dialect.errors.append_only(
+            raise self._dialect.errors.append_only(
                 "rows whose block number is not one of the batch's",
                 table=layout.name,
                 column=layout.block_column,
                 rows=f"{lowest}..{highest}",
                 batch=f"{scope.after + 1}..{scope.block}",
             )
-
-    # --- what each database does in its own way ---------------------------------------------------
-
-    @abstractmethod
-    def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
-        """Return the rows of a query, which sees what this batch has written so far."""
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Refuse to go on if the callback that this was given to has ended the transaction."""
-
-    @abstractmethod
-    def _pieces(self, frame: Any) -> Iterable[Any]:
-        """Yield the rows of a frame, whole or in parts; each has a schema."""
-
-    @abstractmethod
-    def _insert(self, layout: Laid, rows: Any) -> None:
-        """Add rows."""
-
-    @abstractmethod
-    def _whole(
-        self, name: QualifiedName, frame: Any, key: Sequence[str]
-    ) -> AbstractContextManager[Source[Laid]]:
-        """Put all rows of a frame where an upsert can select from them; refuse those it cannot."""
-
-    @abstractmethod
-    def _keys(
-        self, layout: Laid, rows: Any, wanted: Sequence[str]
-    ) -> AbstractContextManager[Source[Laid]]:
-        """Put columns of rows where a deletion can select from them."""
-
-    def _capture(self, rows: Source[Laid], columns: Sequence[str], operation: str) -> None:
-        """Keep what a statement is about to change, where the database has no triggers that do."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from headwater.errors import TableMismatchError
-from headwater.targets.sql.catalog import RESERVED, Layout, Undo
-from headwater.targets.sql.dialect import Dialect, Session
-from headwater.targets.sql.merge.changes import ABSENT, DELETE, INSERT, REPLACE, TRANSIENT, UPSERT
-from headwater.targets.sql.merge.merger import Capture, Loaded, kinds_in
-from headwater.targets.sql.text import Fragment, QualifiedName, compose, literal
+from headwater.targets.sql.changes import ABSENT, DELETE, INSERT, REPLACE, TRANSIENT, UPSERT
+from headwater.targets.sql.dialect import Dialect
+from headwater.targets.sql.layout import RESERVED, Layout, Undo
+from headwater.targets.sql.merger import Loaded, kinds_in
+from headwater.targets.text import Fragment, QualifiedName, compose, literal
 
 OPERATION = RESERVED + "operation"
 BLOCK = RESERVED + "block_number"
@@ -30,9 +30,6 @@ EVERY_BLOCK = 2**62  # above any
 _WIDE_ID = "a 64-bit id"
 _PLAIN = re.compile("[a-z_][a-z0-9_]*")  # a name that needs no quotes after a dot
 KEPT = (Undo.KEYED, Undo.KEYLESS, Undo.CHANGE_LOG)
-
-Held = TypeVar("Held", bound=Session)
-Laid = TypeVar("Laid", bound=Layout)
 
 
 class Log(ABC):
@@ -113,7 +110,7 @@ class ChangeLog(Log):
     stream, block = "stream_id", "block_num"
     columns: ClassVar = ("id", "op", "table_name", "pk", "prev_value", "block_num", "stream_id")
 
-    def __init__(self, dialect: Dialect[Any], name: QualifiedName) -> None:
+    def __init__(self, dialect: Dialect, name: QualifiedName) -> None:
         self._dialect = dialect
         self._name = name
 
@@ -233,45 +230,41 @@ def _spelled(name: QualifiedName) -> str:
     return name.full if plain else name.quoted
 
 
-class UndoLog(Capture, ABC, Generic[Held, Laid]):
+class UndoLog(ABC):
     """The undo data of one stream. Runs on the driver, inside a transaction."""
 
-    dialect: ClassVar[Dialect[Any]]
-
-    def __init__(self, session: Held, stream_id: str) -> None:
+    def __init__(self, session: Any, dialect: Dialect, stream_id: str) -> None:
         self._session = session
+        self._dialect = dialect
         self._id = stream_id
         self._snapshots = Snapshots()
-
-    def forget(self) -> None:
-        """Look again at which logs exist: a transaction has failed."""
 
     def log(self, layout: Layout) -> Log:
         """Return the form in which a table's log is kept."""
         if layout.undo is Undo.CHANGE_LOG:
-            return ChangeLog(self.dialect, self.dialect.name(layout.block_column))
+            return ChangeLog(self._dialect, self._dialect.name(layout.block_column))
         return self._snapshots
 
-    def restore(self, layouts: Sequence[Laid], number: int) -> None:
+    def restore(self, layouts: Sequence[Layout], number: int) -> None:
         """Put every table back to what it was at a block, and forget what came after.
 
         Also tables that only a change log names: they are no longer declared, or were written by a
         release that claimed none.
         """
         known = {one.name.folded for one in layouts}
-        unclaimed: dict[tuple[str, str], Laid] = {}
+        unclaimed: dict[tuple[str, str], Layout] = {}
         for log in {one.block_column for one in layouts if one.undo is Undo.CHANGE_LOG}:
-            for one in self.unclaimed(self.dialect.name(log), number):
+            for one in self.unclaimed(self._dialect.name(log), number):
                 if one.name.folded not in known:
                     unclaimed[one.name.folded] = one
         self._restore([*unclaimed.values(), *layouts], number)
 
-    def unclaimed(self, log: QualifiedName, number: int = -1) -> list[Laid]:
+    def unclaimed(self, log: QualifiedName, number: int = -1) -> list[Layout]:
         """Return the tables whose changes above a block a change log holds."""
-        names = ChangeLog(self.dialect, log).touched(self._session, self._id, number)
+        names = ChangeLog(self._dialect, log).touched(self._session, self._id, number)
         return [self._unclaimed(name, log.full) for name in names]
 
-    def holds_above(self, layouts: Sequence[Laid], number: int) -> bool:
+    def holds_above(self, layouts: Sequence[Layout], number: int) -> bool:
         """Tell whether there is anything to restore: images, or rows of append-only tables."""
         parts = ["$1::text IS NULL", "$2::bigint IS NULL"]
         for layout in layouts:
@@ -286,13 +279,13 @@ class UndoLog(Capture, ABC, Generic[Held, Laid]):
         sql = " OR ".join(parts)
         return bool(self._session.rows(f"SELECT {sql}", [self._id, number])[0][0])
 
-    def prune(self, layout: Laid, number: int) -> None:
+    def prune(self, layout: Layout, number: int) -> None:
         """Forget what lies at or below a number."""
         log = self.log(layout)
         if layout.undo in KEPT and self._exists(log.name(layout)):
             self._session.run(log.prune(layout), [self._id, number])
 
-    def count(self, layout: Laid) -> int:
+    def count(self, layout: Layout) -> int:
         """Return how many rows the log holds of a table."""
         log = self.log(layout)
         if layout.undo not in KEPT or not self._exists(log.name(layout)):
@@ -305,22 +298,22 @@ class UndoLog(Capture, ABC, Generic[Held, Laid]):
         )
         return int(rows)
 
-    def remove_all(self, layouts: Sequence[Laid]) -> None:
+    def remove_all(self, layouts: Sequence[Layout]) -> None:
         """Forget everything: the stream is. Also what a change log says of other tables."""
         for layout in layouts:
             self.prune(layout, EVERY_BLOCK)
         for log in {one.block_column for one in layouts if one.undo is Undo.CHANGE_LOG}:
             self._session.run(
-                "DELETE FROM {log} WHERE stream_id = $1", [self._id], log=self.dialect.name(log)
+                "DELETE FROM {log} WHERE stream_id = $1", [self._id], log=self._dialect.name(log)
             )
 
     def first_id(self, layouts: Iterable[Layout]) -> int | None:
         """Return the first free id of the change log, where the database does not number rows."""
         logs = {one.block_column for one in layouts if one.undo is Undo.CHANGE_LOG}
-        if not logs or not self.dialect.numbers_changes:
+        if not logs or not self._dialect.numbers_changes:
             return None
         ((newest,),) = self._session.rows(
-            "SELECT max(id) FROM {log}", log=self.dialect.name(logs.pop())
+            "SELECT max(id) FROM {log}", log=self._dialect.name(logs.pop())
         )
         return int(newest or 0) + 1
 
@@ -329,7 +322,7 @@ class UndoLog(Capture, ABC, Generic[Held, Laid]):
         hot = [one for one in loaded if one.changes.newest > floor]
         changes = [one for one in hot if one.layout.undo is Undo.CHANGE_LOG]
         if changes:
-            log = ChangeLog(self.dialect, self.dialect.name(changes[0].layout.block_column))
+            log = ChangeLog(self._dialect, self._dialect.name(changes[0].layout.block_column))
             numbered = first is not None
             self._session.run(
                 "INSERT INTO {log} ({id} op, table_name, pk, prev_value, block_num, stream_id) "
@@ -345,20 +338,21 @@ class UndoLog(Capture, ABC, Generic[Held, Laid]):
             if one.layout.undo is Undo.KEYED:
                 self._capture_rows(one)
 
-    def _unclaimed(self, name: QualifiedName, log: str) -> Laid:
-        layout: Laid | None = self.dialect.read_table(self._session, name)
+    def _unclaimed(self, name: QualifiedName, log: str) -> Layout:
+        layout: Layout | None = self._dialect.read_table(self._session, name)
         if layout is None or not layout.key:
             raise TableMismatchError("a table that must be restored is gone", table=name.full)
         return layout.undone(Undo.CHANGE_LOG, log)
 
     def _exists(self, name: QualifiedName) -> bool:
-        return self.dialect.exists(self._session, name)
+        return self._dialect.exists(self._session, name)
 
     # --- what each database does in its own way ---------------------------------------------------
 
     @abstractmethod
-    def _restore(self, layouts: Sequence[Laid], number: int) -> None:
+    def _restore(self, layouts: Sequence[Layout], number: int) -> None:
         """Put tables back from their images."""
 
+    @abstractmethod
     def _capture_rows(self, loaded: Loaded) -> None:
-        """Keep rows in snapshots, where the database has no triggers that do."""
+        """Keep the rows that a merge meets in snapshots, unless triggers do."""

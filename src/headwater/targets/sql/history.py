@@ -8,16 +8,17 @@ transaction that also changes the tables and stores the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
 from headwater.core import Batch, BlockCursor, BlockRange, PipeState
+from headwater.core.rooms import Policy
 from headwater.core.several import Several
 from headwater.errors import (
     ChangeBlockError,
@@ -25,19 +26,17 @@ from headwater.errors import (
     EvolveError,
     InvalidOptionError,
 )
-from headwater.runtime import ALONE, Runtime
 from headwater.targets.admin import check_address, kind_of
 from headwater.targets.contract import Capabilities, Delivery
 from headwater.targets.database import Callbacks
 from headwater.targets.extras import import_extra
 from headwater.targets.frames import executor_rows
-from headwater.targets.sql.aggregates.declaration import Aggregate, Plan
-from headwater.targets.sql.change_log.sink import FinalOf
-from headwater.targets.sql.change_log.store import Hooks, Names, Work
+from headwater.targets.sql.aggregates import Aggregate
+from headwater.targets.sql.change_log import FinalOf, Hooks, Names, Work
+from headwater.targets.sql.changes import Shape, TableChanges
+from headwater.targets.sql.database import Database
 from headwater.targets.sql.flow import SqlTarget
-from headwater.targets.sql.merge.changes import Shape, TableChanges
 from headwater.targets.sql.state import CURSORS
-from headwater.targets.sql.text import QualifiedName
 from headwater.targets.sql.undo import CHANGE_LOG
 from headwater.targets.values import check_policy
 
@@ -80,16 +79,14 @@ def history_target(
     names = Names.of(tables, history_table, cursors_table)
     check_address(place, "postgres", "duckdb")
     extra = "duckdb" if isinstance(place, Path) else kind_of(place)
-    made: type[SqlTarget[Any]] = import_extra(extra, "TARGET", ".target")
-    given = made.settings_type() if settings is None else settings
-    if not isinstance(given, made.settings_type):
+    kind: type[Database[Any]] = import_extra(extra, "DATABASE", ".target")
+    if settings is not None and not isinstance(settings, kind.settings_type):
         raise InvalidOptionError(
-            f"this database takes {made.settings_type.__name__}", got=type(given).__name__
+            f"this database takes {kind.settings_type.__name__}", got=type(settings).__name__
         )
-    policy = check_policy(unrepresentable)
-    hooks = Hooks(made.dialect, names, given.schema, shared_with_sink)
-    callbacks = Callbacks.check(hooks.on_data, hooks.on_start)
-    return HistoryTarget(made(place, hooks.tables(), aggregates, callbacks, given, policy), hooks)
+    policy, database = check_policy(unrepresentable), kind(place, settings)
+    hooks = Hooks(kind.dialect, names, database.settings.schema, shared_with_sink)
+    return HistoryTarget(database, hooks, aggregates, policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,57 +102,34 @@ class Folded:
     shapes: Mapping[str, Shape] | None = None
 
 
-class HistoryTarget:
+class HistoryTarget(SqlTarget):
     """Made by `history_target`. All calls come from one thread; it may be opened again after close.
 
-    It is the database's own target, whose tables have a change log instead of snapshots: that one
-    keeps the state, runs the transactions and undoes forks; `hooks` apply changes inside these.
+    Its tables have a change log instead of snapshots; `hooks` apply changes in its transactions.
     """
 
-    def __init__(self, inner: SqlTarget[Any], hooks: Hooks) -> None:
-        inner.on_state = hooks.on_state
-        self._inner = inner
+    def __init__(
+        self,
+        database: Database[Any],
+        hooks: Hooks,
+        aggregates: Iterable[Aggregate],
+        policy: Policy,
+    ) -> None:
+        callbacks = Callbacks.check(hooks.on_data, hooks.on_start)
+        super().__init__(
+            database, hooks.tables(), aggregates, callbacks, policy, on_state=hooks.on_state
+        )
         self._hooks = hooks
-        self._state = PipeState()
         self._fillable: frozenset[str] = frozenset()
 
     @property
-    def on_statement(self) -> Callable[[str], None] | None:
-        """Called with each statement before it runs, for tests and logs."""
-        return self._inner.on_statement
-
-    @on_statement.setter
-    def on_statement(self, watch: Callable[[str], None] | None) -> None:
-        self._inner.on_statement = watch
-
-    @property
     def capabilities(self) -> Capabilities[Delivery]:
-        """Those of the database's own target; changes are folded where they lie."""
+        """Those of every SQL target; changes are folded where they lie."""
         return replace(
-            self._inner.capabilities,
+            super().capabilities,
             prepare_batch=self.prepare_batch,
             prepare_rows=self.prepare_rows,
-            history=self,
         )
-
-    @property
-    def plans(self) -> Sequence[Plan]:
-        """The tables that sum up outputs, and how."""
-        return self._inner.plans
-
-    @property
-    def untracked(self) -> list[QualifiedName]:
-        """The tables that are declared, and of which nothing is stored."""
-        return self._inner.untracked
-
-    def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
-        """Take the stream's id, unless the settings name another."""
-        self._inner.bind(stream_id, runtime)
-
-    def recover(self) -> PipeState:
-        """Open the database and return the committed state; there is nothing to repair."""
-        self._state = self._inner.recover()
-        return self._state
 
     def prepare_rows(self, tables: Mapping[str, pa.Table]) -> Folded | None:
         """Check, fold and lay out changes of final blocks ahead of their batch, in any thread.
@@ -164,7 +138,7 @@ class HistoryTarget:
         prepared ahead, since the target is not open or aggregates read the changes as well.
         """
         shapes = self._hooks.shapes
-        if not shapes or self._inner.aggregated:
+        if not shapes or self._aggregates.sources:
             return None
         changes = _checked(tables, shapes)
         blocks = _ends(changes)
@@ -182,7 +156,7 @@ class HistoryTarget:
         shapes, ahead = self._hooks.shapes, batch.data.ahead
         if isinstance(ahead, Folded) and ahead.shapes is shapes and not batch.state.is_hot:
             return batch.with_data(Delivery({}, ahead, batch.data.side))
-        given, sources = batch.data.data, self._inner.aggregated
+        given, sources = batch.data.data, self._aggregates.sources
         frames = {
             name: frame
             for name, frame in given.items()
@@ -217,23 +191,15 @@ class HistoryTarget:
                 batch.with_data(Delivery(batch.data.data, work, batch.data.side))
                 for batch, work in zip(batches, works, strict=True)
             ]
-        self._inner.commit(given, state)
-        self._state = state
-
-    def roll_back(self, state: PipeState) -> None:
-        """Restore every table and the state in one transaction."""
-        self._inner.roll_back(state)
-        self._state = state
+        super().commit(given, state)
 
     # --- blocks that the stream has passed --------------------------------------------------------
-
-    is_atomic: ClassVar[bool] = True
 
     def begin_fill(self, outputs: Collection[str], tables: Sequence[str] | None) -> Sequence[str]:
         """Return the tables that are empty: only there no change of a later block comes first."""
         if tables is None:
             names = {name: one.name for name, one in self._hooks.layouts.items()}
-            tables = sorted(name for name, one in names.items() if not self._inner.holds_rows(one))
+            tables = sorted(name for name, one in names.items() if not self.holds_rows(one))
         self._fillable = frozenset(tables)
         return tables
 
@@ -263,11 +229,7 @@ class HistoryTarget:
             (covered, batch.with_data(Delivery(batch.data.data, work, batch.data.side)))
             for (covered, batch), work in zip(batches, works, strict=True)
         ]
-        self._inner.fill(given, config, replace=replace)
-
-    def rename_outputs(self, renamed: Mapping[str, str], begun: str, config: str) -> None:
-        """Store the configuration: changes name their tables, whatever outputs are called."""
-        self._inner.rename_outputs(renamed, begun, config)
+        super().fill(given, config, replace=replace)
 
     def _check_tables(self, held: Sequence[pa.Table | Folded]) -> None:
         """Refuse changes to tables that others have written."""
@@ -280,14 +242,6 @@ class HistoryTarget:
                     "blocks would come after later ones; let it write tables of its own",
                     tables=", ".join(others),
                 )
-
-    def close(self) -> None:
-        """Close the database. What was not committed is gone."""
-        self._inner.close()
-
-    def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
-        """Read what is committed."""
-        return self._inner.query(sql, params)
 
 
 def _works(held: Sequence[pa.Table | Folded], floor: int) -> list[Work | None]:

@@ -8,7 +8,7 @@ except where a database takes none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -43,6 +43,7 @@ class QualifiedName:
     schema: str
     name: str
     default_schema: ClassVar[str] = ""
+    ignores_case: ClassVar[bool] = False  # as the database does, also in names of columns
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -72,6 +73,8 @@ class QualifiedName:
     @property
     def folded(self) -> tuple[str, str]:
         """What two spellings of one table have in common."""
+        if self.ignores_case:
+            return self.schema.lower(), self.name.lower()
         return self.schema, self.name
 
     @classmethod
@@ -112,7 +115,8 @@ class QualifiedName:
 
 def columns(names: Iterable[str], prefix: str = "") -> Fragment:
     """Return quoted names, separated by commas."""
-    return Fragment(", ".join(prefix + quote(name) for name in names))
+    quoted = list(map(quote, names))
+    return Fragment(prefix + f", {prefix}".join(quoted) if quoted else "")
 
 
 def equal(names: Iterable[str], left: str, right: str, *, nulls: bool = False) -> Fragment:
@@ -128,17 +132,12 @@ Part = QualifiedName | Sequence[str] | str  # what fills a gap of a statement
 
 def compose(template: str, **parts: Part) -> Fragment:
     """Fill the gaps of a statement: names are quoted, fragments stay as they are."""
-    return Fragment(template.format_map({name: _write(part) for name, part in parts.items()}))
-
-
-def filled(sql: str, parts: Mapping[str, Part]) -> str:
-    """Return a statement whose gaps are filled; without parts it has none, and stays as it is."""
-    return compose(sql, **parts) if parts else sql
-
-
-def _write(part: Part) -> str:
-    if isinstance(part, Fragment):
-        return part
-    if isinstance(part, QualifiedName):
-        return part.quoted
-    return quote(part) if isinstance(part, str) else columns(part)
+    texts: dict[str, str] = {}
+    for name, part in parts.items():
+        if isinstance(part, Fragment):
+            texts[name] = part
+        elif isinstance(part, QualifiedName):
+            texts[name] = part.quoted
+        else:
+            texts[name] = quote(part) if isinstance(part, str) else columns(part)
+    return Fragment(template.format_map(texts))

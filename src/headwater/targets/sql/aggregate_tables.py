@@ -21,15 +21,16 @@ from headwater.errors import AggregateError, VerifyError
 from headwater.targets.compare import KeyFinding, compare_keys
 from headwater.targets.contract import Scope
 from headwater.targets.frames import executor_rows, to_arrow
-from headwater.targets.sql.aggregates.declaration import Aggregate, Plan, plan_aggregates
-from headwater.targets.sql.aggregates.deltas import (
+from headwater.targets.sql.aggregates import (
+    Aggregate,
+    Plan,
     check_column,
     compute_delta,
     delta_schema,
+    plan_aggregates,
     reduce_delta,
 )
-from headwater.targets.sql.dialect import Dialect
-from headwater.targets.sql.merge.changes import (
+from headwater.targets.sql.changes import (
     ADD,
     GIVEN,
     LOWER,
@@ -40,6 +41,7 @@ from headwater.targets.sql.merge.changes import (
     Steps,
     TableChanges,
 )
+from headwater.targets.sql.dialect import Dialect
 from headwater.targets.sql.settings import Table, table
 from headwater.targets.values import TEXTS, Fitting, Tally, no_row_left_out
 
@@ -63,7 +65,7 @@ class Aggregates:
         """The outputs that they sum up."""
         return {part.source for plan in self.plans for part in plan.parts}
 
-    def tables(self, dialect: Dialect[Any], change_log: str | None = None) -> list[Table]:
+    def tables(self, dialect: Dialect, change_log: str | None = None) -> list[Table]:
         """Return the tables that the user has not declared; what they hold is found out later."""
         made = [
             replace(

@@ -14,15 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from headwater.changes.declaration import ColumnType
 from headwater.errors import ChangeKeyError, DuplicateInsertError
-from headwater.targets.sql import catalog
-from headwater.targets.sql.dialect import Session
-from headwater.targets.sql.merge.changes import (
+from headwater.targets.sql.changes import (
     ABSENT,
     ADD,
     DELETE,
@@ -41,10 +39,13 @@ from headwater.targets.sql.merge.changes import (
     Shape,
     TableChanges,
 )
-from headwater.targets.sql.text import Fragment, Part, compose, literal, quote
+from headwater.targets.sql.dialect import Session
+from headwater.targets.sql.layout import Column as StoredColumn
+from headwater.targets.sql.layout import Layout
+from headwater.targets.text import Fragment, Part, compose, literal, quote
 
-Held = TypeVar("Held", bound=Session)
-Laid = TypeVar("Laid", bound=catalog.Layout)
+if TYPE_CHECKING:
+    from headwater.targets.sql.undo import UndoLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Loaded:
     """
 
     changes: TableChanges
-    layout: catalog.Layout
+    layout: Layout
     source: Fragment
     found: Fragment
     here: Fragment
@@ -75,30 +76,18 @@ class Loaded:
         return [f"s.key_{at}" for at in range(len(self.changes.shape.key))]
 
 
-class Capture(ABC):
-    """What keeps the rows that a merge is about to change: the undo log."""
-
-    @abstractmethod
-    def first_id(self, layouts: Iterable[catalog.Layout]) -> int | None:
-        """Return the first free id of the change log, where the database does not number rows."""
-
-    @abstractmethod
-    def capture(self, loaded: Sequence[Loaded], floor: int, first: int | None) -> None:
-        """Keep what blocks above `floor` are about to change."""
-
-
-class Merger(ABC, Generic[Held, Laid]):
+class Merger(ABC):
     """Applies changes to tables of one database. Runs on the driver, inside transactions."""
 
     types: ClassVar[Mapping[ColumnType, str]]  # of the columns of new tables
     sum_types: ClassVar[tuple[str, str]]  # of sums of long integers, and of integers of any length
     insert_note: ClassVar[Fragment] = Fragment("")  # what an INSERT needs before its values
 
-    def __init__(self, session: Held, undo: Capture) -> None:
+    def __init__(self, session: Any, undo: UndoLog) -> None:
         self._session = session
         self._undo = undo
 
-    def shape(self, name: str, layout: Laid) -> Shape:
+    def shape(self, name: str, layout: Layout) -> Shape:
         """Return a table as changes see it; computed columns are left out."""
         held = [layout.columns[one] for one in layout.stored]
         columns = {
@@ -115,7 +104,10 @@ class Merger(ABC, Generic[Held, Laid]):
         return rounds.by_block(folded, floor)
 
     def apply(
-        self, rounds: Iterable[Sequence[TableChanges]], layouts: Mapping[str, Laid], floor: int
+        self,
+        rounds: Iterable[Sequence[TableChanges]],
+        layouts: Mapping[str, Layout],
+        floor: int,
     ) -> None:
         """Apply changes to tables, by the names that changes call them.
 
@@ -188,15 +180,15 @@ class Merger(ABC, Generic[Held, Laid]):
         return changes
 
     @abstractmethod
-    def _kind(self, column: catalog.Column) -> ColumnType:
+    def _kind(self, column: StoredColumn) -> ColumnType:
         """Return what changes may do with a column."""
 
     @abstractmethod
-    def _is_ambiguous(self, column: catalog.Column) -> bool:
+    def _is_ambiguous(self, column: StoredColumn) -> bool:
         """Tell whether two spellings of a key in this column may be one value."""
 
     @abstractmethod
-    def _load(self, changes: TableChanges, layout: Laid, at: int, *, hot: bool) -> Loaded:
+    def _load(self, changes: TableChanges, layout: Layout, at: int, *, hot: bool) -> Loaded:
         """Put changes where SQL can select from them; if they are `hot`, so that capture can."""
 
     @abstractmethod
@@ -204,10 +196,10 @@ class Merger(ABC, Generic[Held, Laid]):
         """Run the statements of one round."""
 
     @abstractmethod
-    def _coded(self, layouts: Sequence[Laid]) -> AbstractContextManager[None]:
+    def _coded(self, layouts: Sequence[Layout]) -> AbstractContextManager[None]:
         """Give what the database refuses its code."""
 
-    def _copied(self, changes: TableChanges, layout: Laid, *, hot: bool) -> TableChanges:
+    def _copied(self, changes: TableChanges, layout: Layout, *, hot: bool) -> TableChanges:
         """Copy new rows straight into their table, where that is faster; return what is left."""
         return changes
 
