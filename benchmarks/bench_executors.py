@@ -35,7 +35,7 @@ TEMPLATES = 400  # blocks after which rows repeat: more than a row group holds
 
 DRIVER = """
 import os, sys, time
-from headwater import evm, portal_stream
+from headwater import SpanLimits, evm, portal_stream
 from headwater.pipeline import Committed
 from headwater.spark import local_session
 from headwater.targets import iceberg_target
@@ -51,7 +51,8 @@ def on_event(event):
         times.append((time.perf_counter(), event.blocks))
         print("committed", flush=True)
 portal_stream(
-    id="bench", portal=portal, spark=spark, far=100, first_span=int(span), largest_span=int(span),
+    id="bench", portal=portal, spark=spark, far=100, first_span=int(span),
+    spans=SpanLimits(blocks=int(span)),
     outputs={"transfers": evm.events("erc20.Transfer", range=(0, int(last)))},
 ).pipe_to(iceberg_target(folder, tables=["transfers"]), on_event=on_event)
 blocks = sum(count for _, count in times[1:])

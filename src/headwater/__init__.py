@@ -14,7 +14,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headwater.core import BlockCursor, Flush, Head, RollbackHistory, find_rollback_index
+from headwater.core import (
+    BlockCursor,
+    Flush,
+    Head,
+    RollbackHistory,
+    SpanLimits,
+    find_rollback_index,
+)
 from headwater.core.messages import (
     Buffered,
     Committed,
@@ -130,6 +137,7 @@ __all__ = [
     "RollbackHistory",
     "RolledBack",
     "Settled",
+    "SpanLimits",
     "StopRequested",
     "StreamBatch",
     "StreamHandle",

@@ -97,8 +97,7 @@ def test_a_cursor_of_another_module_is_refused_or_taken(package: str) -> None:
     run("cursor", "write", dsn, "f" * 40, text)
     with pytest.raises(TakeoverError, match=rf"E0056.*module={HASH}.*block=20"):
         run("sink", "run", dsn, package, "-e", "http://127.0.0.1:1")
-    from headwater.substreams.sink_cursors import check_cursors
-    from headwater.substreams.sink_database import SinkDsn
+    from headwater.substreams.sink_database import SinkDsn, check_cursors
 
     with pytest.raises(InvalidOptionError, match="error, warn or ignore"):
         check_cursors(SinkDsn.parse(dsn), "cursors", HASH, "maybe")
@@ -145,7 +144,7 @@ def test_a_command_of_the_sink_runs_as_it_is(package: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "options",
     [["1-2"], ["1:2", "-s", "1"], ["a:b"], ["1:2", "-p", "x"], ["1:2", "-H", "secret"],
-     ["1:2", "--insecure"], ["1:2", "--noop-mode"],
+     ["1:2", "--insecure"], ["1:2", "--ca-file", "/nowhere"], ["1:2", "--noop-mode"],
      ["1:2", "--plaintext", "-e", "https://secret@x:1"]],
 )  # fmt: skip
 def test_options_that_cannot_be_read(package: str, tmp_path: Path, options: list[str]) -> None:

@@ -19,7 +19,7 @@ from headwater.cli import app
 from headwater.core import BlockCursor, Head, PipeState
 from headwater.core.messages import Recovered
 from headwater.dashboard import Dashboard
-from headwater.dashboard.note import SUFFIX, read_note
+from headwater.dashboard.server import SUFFIX, read_note
 from headwater.errors import CursorMoveError, PipelineSilentError, PortalUnreachableError
 from headwater.metrics import StreamRecord
 from headwater.testing import simulated_portal

@@ -17,8 +17,13 @@ from hypothesis import strategies as st
 
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.effects import Subscription
-from headwater.effects.collect import collect_messages, json_rows
-from headwater.effects.message import idempotency_key, message_rows, read_messages
+from headwater.effects.message import (
+    collect_messages,
+    idempotency_key,
+    json_rows,
+    message_rows,
+    read_messages,
+)
 from headwater.errors import InvalidOptionError, MessageRowsError
 from headwater.targets import Delivery
 from tests.effects.samples import message

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater import evm, portal_stream
+from headwater import SpanLimits, evm, portal_stream
 from headwater.portal import PortalLimits, Timeouts
 from headwater.spark import local_session, ship
 from headwater.spark.executors import map_in_arrow
@@ -88,7 +88,7 @@ def main(given: dict[str, Any]) -> None:
         spark=spark,
         far=50,
         first_span=given["span"],
-        largest_span=given["span"],
+        spans=SpanLimits(blocks=given["span"]),
         timeouts=Timeouts(chunk_s=500),  # a part that hangs is not given up by its task
         limits=PortalLimits(requests=2),  # its own, and one for the copy: what is lost gives back
         outputs={"transfers": evm.events("erc20.Transfer", range=(0, given["last"]))},

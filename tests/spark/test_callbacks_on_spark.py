@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from headwater import StopRequested, create_target, evm, foreach_batch, portal_stream
+from headwater import SpanLimits, StopRequested, create_target, evm, foreach_batch, portal_stream
 from headwater.core import Batch, PipeState
 from headwater.pipeline import Event
 from headwater.spark.frames import spark_schema
@@ -84,7 +84,7 @@ def transform(kind: str) -> Any:
 
 def stream_of(portal: PortalServer, spark: SparkSession) -> PortalStream:
     return portal_stream(
-        id="s", portal=portal.url, spark=spark, far=8, first_span=10, largest_span=10,
+        id="s", portal=portal.url, spark=spark, far=8, first_span=10, spans=SpanLimits(blocks=10),
         poll_interval_s=0.01, outputs={"transfers": evm.events("erc20.Transfer", range=2)},
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headwater import Flush, evm, portal_stream
+from headwater import Flush, SpanLimits, evm, portal_stream
 from headwater.pipeline import Buffered, Committed, Event
 from headwater.targets import duckdb_target
 from headwater.targets.admin import open_admin
@@ -27,7 +27,7 @@ def run(portal: PortalServer, path: Path, spark: SparkSession, **options: Any) -
         spark=spark,
         far=50,
         first_span=60,
-        largest_span=60,
+        spans=SpanLimits(blocks=60),
         **options,
     ).pipe_to(duckdb_target(path), on_event=events.append)
     return events

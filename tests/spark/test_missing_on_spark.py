@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headwater import StopRequested, evm, portal_stream
+from headwater import SpanLimits, StopRequested, evm, portal_stream
 from headwater.core import BlockRange
 from headwater.errors import MissingBlocksError
 from headwater.pipeline import Committed, Event
@@ -34,7 +34,7 @@ def run(spark: SparkSession, portal: PortalServer, target: Any, **options: Any) 
                 raise StopRequested
 
     stream = portal_stream(
-        id="s", portal=portal.url, spark=spark, far=20, first_span=50, largest_span=50,
+        id="s", portal=portal.url, spark=spark, far=20, first_span=50, spans=SpanLimits(blocks=50),
         poll_interval_s=0.01, outputs={"transfers": evm.events("erc20.Transfer", range=0)},
         **options,
     )  # fmt: skip

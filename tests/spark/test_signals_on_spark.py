@@ -20,7 +20,7 @@ __all__ = ["run"]
 
 PROGRAM = """
 import signal, sys
-from headwater import duckdb_target, evm, portal_stream
+from headwater import SpanLimits, duckdb_target, evm, portal_stream
 
 url, path, session = sys.argv[1:4]
 spark = None
@@ -42,7 +42,7 @@ def on_event(event):
 
 stream = portal_stream(
     id="transfers", portal=url, outputs={"transfers": evm.events("erc20.Transfer")},
-    spark=spark, far=1, first_span=100, largest_span=100)
+    spark=spark, far=1, first_span=100, spans=SpanLimits(blocks=100))
 print("begins", flush=True)
 stream.pipe_to(duckdb_target(path), on_event=on_event)
 """

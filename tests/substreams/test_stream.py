@@ -524,7 +524,7 @@ def test_a_stream_is_stopped_while_it_waits_for_the_endpoint(place: Place) -> No
 @pytest.mark.parametrize(
     "options",
     [{"stop": 5, "start": 5}, {"stop": "5"}, {"stop": "+0"}, {"start": "latest"},
-     {"ca_file": "/nowhere"}, {"undo_buffer": -1}],
+     {"undo_buffer": -1}],
 )  # fmt: skip
 def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     with simulated_endpoint(blocks=2) as server:

@@ -83,7 +83,10 @@ def whole_trace(error: BaseException) -> str:
             {"type": "rest", "uri": "http://me:w0rd@h", "token": "s3cr3t", **STORAGE}, tables=["t"]
         ),
         lambda: substreams_stream(
-            id="s", endpoint="h:443", package=DB_OUT.package(), headers={"x-api-key": "s3cr3t"}
+            id="s",
+            endpoint="h:443",
+            package=DB_OUT.package(),
+            credentials=Credentials.read(headers={"x-api-key": "s3cr3t"}),
         ),
         lambda: Credentials.read(environment={API_KEY: "s3cr3t", API_TOKEN: "w0rd"}),
     ],

@@ -239,7 +239,7 @@ def delete_sink(
 
 
 def _sink_cursors() -> Any:
-    return substreams_module("sink_cursors")
+    return substreams_module("sink_database")
 
 
 def _sink_dsn(text: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -254,7 +255,7 @@ def run(
     target, decoder = tables.target(place, found, chosen)
     stream_id = found.module_hash(chosen)
     if found.puts_out_changes(chosen) and place.kind != "clickhouse":
-        note = substreams_module("sink_cursors").check_cursors(
+        note = substreams_module("sink_database").check_cursors(
             place, tables.cursors_table, stream_id, on_module_hash_mismatch
         )
         if note:
@@ -277,11 +278,11 @@ def run(
         flush=_flush(live_block_flush_interval, 0),
         flush_backfill=_flush(batch_block_flush_interval, batch_row_flush_interval),
         undo_buffer=undo_buffer_size,
-        headers=_headers(header),
-        api_key_variable=api_key_envvar,
-        api_token_variable=api_token_envvar,
-        ca_file=ca_file or None,
+        credentials=substreams_module("endpoint").Credentials.read(
+            key_variable=api_key_envvar, token_variable=api_token_envvar, headers=_headers(header)
+        ),
         dialling=client.Dialling(
+            roots=_read_ca(ca_file),
             max_retries=None if infinite_retry or max_retries < 0 else max_retries,
             version=force_protocol_version or None,
         ),
@@ -346,6 +347,13 @@ def _range(given: str | None, start: str, stop: str) -> tuple[int | None, int | 
 
 def _flush(blocks: int, rows: int) -> Flush:
     return Flush(blocks=blocks or None, rows=rows or None)
+
+
+def _read_ca(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes() if path else None
+    except OSError as error:
+        raise InvalidOptionError("--ca-file cannot be read", got=path, reason=error) from None
 
 
 def _headers(given: list[str] | None) -> dict[str, str]:

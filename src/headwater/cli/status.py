@@ -18,7 +18,7 @@ from headwater.cli.dashboard import Pipeline
 from headwater.cli.outbox import OUTBOXES
 from headwater.cli.target_options import StateSchema, StateTable, console, say
 from headwater.core import BlockCursor, PipeState
-from headwater.dashboard.note import read_note
+from headwater.dashboard.server import read_note
 from headwater.errors import DuckDBFileError, HeadwaterError, PipelineSilentError
 from headwater.metrics.facts import block_seconds
 from headwater.portal import PortalClient, RetryPolicy

@@ -19,10 +19,9 @@ import pyarrow.compute as pc
 
 from headwater.core import Batch, PipeState
 from headwater.core.callbacks import Callback
-from headwater.effects.collect import collect_messages
 from headwater.effects.courier import Courier, Deliver, Report
 from headwater.effects.dead_letters import DEAD_LETTERS, dead_letter_rows, outbox_table
-from headwater.effects.message import read_messages
+from headwater.effects.message import collect_messages, read_messages
 from headwater.errors import InvalidOptionError
 from headwater.portal import Clock, RetryPolicy, SystemClock
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable

@@ -26,7 +26,6 @@ from headwater.errors.duckdb import *
 from headwater.errors.effects import *
 from headwater.errors.forks import *
 from headwater.errors.lake import *
-from headwater.errors.packages import *
 from headwater.errors.portal import *
 from headwater.errors.postgres import *
 from headwater.errors.spark import *

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FAR = 1000  # blocks behind the finalized head at which executors take over
-_SPANS = SpanLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +71,8 @@ class ReadingOptions:
             raise InvalidOptionError("retry is a RetryPolicy(…)", got=repr(self.retry))
         if not isinstance(self.timeouts, Timeouts):
             raise InvalidOptionError("timeouts are Timeouts(…)", got=repr(self.timeouts))
+        if not isinstance(self.spans, SpanLimits):
+            raise InvalidOptionError("spans are SpanLimits(…)", got=repr(self.spans))
         if not isinstance(self.limits, PortalLimits):
             raise InvalidOptionError("limits are PortalLimits(…)", got=repr(self.limits))
 
@@ -175,10 +176,7 @@ def portal_stream(
     missing_blocks: OnMissing = "error",
     far: int = FAR,
     first_span: int | None = None,
-    largest_span: int = _SPANS.blocks,
-    span_bytes: int = _SPANS.bytes,
-    span_rows: int = _SPANS.rows,
-    span_seconds: float = _SPANS.seconds,
+    spans: SpanLimits | None = None,
     poll_interval_s: float = 0.25,
     max_bytes: int = 10 * 1024 * 1024,
     retry: RetryPolicy | None = None,
@@ -214,10 +212,8 @@ def portal_stream(
         far: how many blocks behind the finalized head executors take over.
         first_span: how many blocks executors read first; left out, as many as a slow machine reads
             in the time of a span. Later spans follow from how that went.
-        largest_span: how many blocks a span has at most.
-        span_bytes: of block lines, about, in a span at most.
-        span_rows: rows, about, in a span at most.
-        span_seconds: how long a span may take, about.
+        spans: how large later spans may get: `SpanLimits(blocks=…, bytes=…, rows=…, seconds=…)`;
+            all but the blocks are estimates.
         poll_interval_s: how often the head is asked for.
         max_bytes: of block lines that are held at once.
         retry: pauses and attempts after a request failed, on the driver and on executors.
@@ -253,7 +249,7 @@ def portal_stream(
         reading=ReadingOptions(
             far=far,
             first_span=first_span,
-            spans=SpanLimits(largest_span, span_bytes, span_rows, span_seconds),
+            spans=SpanLimits() if spans is None else spans,
             poll_interval_s=poll_interval_s,
             max_bytes=max_bytes,
             retry=RetryPolicy() if retry is None else retry,

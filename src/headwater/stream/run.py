@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headwater.core import AtHead, Batch, BlockCursor, ForkResolution, Head, PipeState
-from headwater.dashboard.note import leave_note
+from headwater.dashboard.server import leave_note
 from headwater.metrics import BatchFacts, Counts, StreamRecord
 from headwater.pipeline import (
     Answers,

@@ -57,7 +57,7 @@ from headwater.stream.undo_buffer import UndoBuffer
 try:
     from headwater.substreams.client import Dialling, Order, SubstreamsClient, pause_s
     from headwater.substreams.cursors import CursorLog
-    from headwater.substreams.endpoint import API_KEY, API_TOKEN, Credentials, Endpoint
+    from headwater.substreams.endpoint import Credentials, Endpoint
     from headwater.substreams.messages import Message, OutputDecoder, Outputs, Progress
     from headwater.substreams.outputs import decoder_of
     from headwater.substreams.package import Package
@@ -328,10 +328,7 @@ def substreams_stream(
     undo_buffer: int = 0,
     rollback_cap: int = DEFAULT_CAP,
     on_config_change: OnConfigChange = "error",
-    headers: Mapping[str, str] | None = None,
-    api_key_variable: str = API_KEY,
-    api_token_variable: str = API_TOKEN,
-    ca_file: str | Path | None = None,
+    credentials: Credentials | None = None,
     dialling: Dialling | None = None,
     on_message: OnMessage | None = None,
     on_executors: bool | None = None,
@@ -362,11 +359,10 @@ def substreams_stream(
         undo_buffer: how many of the newest blocks to hold back.
         rollback_cap: how many committed blocks above the finalized one can be undone, at most.
         on_config_change: what to do if the module is another than the stored rows were made by.
-        headers: more headers of each session.
-        api_key_variable: the environment's variable that holds the API key.
-        api_token_variable: the one that holds a token, used if there is no key.
-        ca_file: certificates to trust instead of the system's, PEM.
-        dialling: idle time, retries, receive limit, version.
+        credentials: what sessions are opened with, and more headers: `Credentials.read(…)` of
+            `headwater.substreams.endpoint`; left out, the key in SUBSTREAMS_API_KEY, or else the
+            token in SUBSTREAMS_API_TOKEN.
+        dialling: idle time, retries, receive limit, certificates, version.
         on_message: is told of every message of the endpoint, in the loop's thread.
         on_executors: whether Spark's executors decode and fold history, in which case the driver
             only receives it. Left out, they do if the stream has transforms and your session has
@@ -386,9 +382,6 @@ def substreams_stream(
     first = resolved.initial_block(chosen) if start is None else start
     if type(first) is not int:
         raise InvalidOptionError("start is a block number", got=repr(start))
-    dialled = dialling or Dialling()
-    if ca_file is not None:
-        dialled = replace(dialled, roots=_read_ca(ca_file))
     return SubstreamsStream(
         id=id,
         endpoint=address,
@@ -406,10 +399,8 @@ def substreams_stream(
         decoder=decoder or decoder_of(resolved.types, resolved.output_type(chosen), tables),
         first=first,
         stop=_stop_block(first, stop),
-        credentials=Credentials.read(
-            key_variable=api_key_variable, token_variable=api_token_variable, headers=headers
-        ),
-        dialling=dialled,
+        credentials=Credentials.read() if credentials is None else credentials,
+        dialling=dialling or Dialling(),
         on_message=on_message,
         far_bytes=FAR_BYTES if _wants_executors(on_executors, spark) else 0,
         far_always=bool(on_executors),
@@ -438,10 +429,3 @@ def _stop_block(start: int, stop: int | str | None) -> int:
             'stop is a block number above start, or "+N"', got=repr(stop), start=start
         )
     return stop
-
-
-def _read_ca(path: str | Path) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidOptionError("ca_file cannot be read", got=str(path), reason=error) from None

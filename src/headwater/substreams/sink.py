@@ -29,12 +29,10 @@ from headwater.substreams.messages import OutputDecoder
 from headwater.substreams.outputs import CHANGES, decoder_of
 from headwater.substreams.package import Package
 from headwater.substreams.relational import Constraint, relational_target
-from headwater.substreams.sink_database import SinkDsn, user_tables
+from headwater.substreams.sink_database import CURSORS, HISTORY, SinkDsn, user_tables
 from headwater.targets.contract import Delivery, Target
 from headwater.targets.frames import to_arrow
 from headwater.targets.side_rows import PREFIX
-
-HISTORY, CURSORS = "substreams_history", "cursors"
 
 
 def sink_target(

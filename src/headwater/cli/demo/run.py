@@ -17,7 +17,7 @@ import typer
 from pyspark.sql import DataFrame
 
 from headwater.cli.demo.picture import Undone, draw
-from headwater.core import BlockCursor, PipeState
+from headwater.core import BlockCursor, PipeState, SpanLimits
 from headwater.decode import evm
 from headwater.decode.evm.abi import parse_event
 from headwater.errors import InvalidOptionError
@@ -106,7 +106,7 @@ def run_simulated(out: Path, *, blocks: int, seconds: float, seed: int, port: in
             outputs={name: evm.events(event, range=0) for name, event in EVENTS.items()},
             far=min(200, blocks // 3),
             first_span=span,
-            largest_span=span,
+            spans=SpanLimits(blocks=span),
         )
         state = watcher.follow(stream)
         if state.cursor is None:
