@@ -24,7 +24,7 @@ OPTIONS = {
 }  # fmt: skip
 ELSEWHERE = {  # what is said by all streams, or is of executors, which worlds have none of
     "id", "portal", "outputs", "spark", "flush_backfill", "rollback_cap", "versions", "far",
-    "first_span", "largest_span", "span_bytes", "span_rows", "span_seconds", "poll_interval_s",
+    "first_span", "spans", "poll_interval_s",
     "max_bytes", "retry", "timeouts", "limits", "pipe_to", "start", "read_into",
 }  # fmt: skip
 

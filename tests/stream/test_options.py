@@ -11,7 +11,7 @@ import pyspark
 import pytest
 
 from headwater import evm
-from headwater.core import BlockRange
+from headwater.core import BlockRange, SpanLimits
 from headwater.errors import InvalidOptionError, PortalUnreachableError, PortalUrlError
 from headwater.portal import RetryPolicy, Timeouts, portal_address
 from headwater.spark.parts import Part, PartReader, TableRows
@@ -43,10 +43,7 @@ def test_an_address_that_is_none_is_refused_when_the_stream_is_made(address: Any
         ("far", 0),
         ("far", "1000"),
         ("first_span", -1),
-        ("largest_span", 0),
-        ("span_bytes", 0),
-        ("span_rows", 1.5),
-        ("span_seconds", 0),
+        ("spans", 500),
         ("poll_interval_s", 0),
         ("poll_interval_s", "1"),
         ("max_bytes", 0),
@@ -59,6 +56,14 @@ def test_an_option_that_cannot_work_is_refused_when_the_stream_is_made(
 ) -> None:
     with pytest.raises(InvalidOptionError, match="E0007"):
         stream_of(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "limit", [{"blocks": 0}, {"bytes": 0}, {"rows": 1.5}, {"seconds": 0}], ids=str
+)
+def test_limits_of_spans_that_cannot_work_are_refused(limit: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOptionError, match="E0007"):
+        SpanLimits(**limit)
 
 
 def test_an_option_that_does_not_exist_is_pythons_own_error() -> None:
