@@ -1,14 +1,19 @@
 """Several streams that start in an empty place at one moment: what they share is made once."""
 
+import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from threading import Barrier
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from sqlalchemy import Engine, event
 
 from headwater import clickhouse_target, evm, portal_stream, postgres_target
+from headwater.stream import StreamHandle
 from headwater.targets import (
     clickhouse,
     delta_target,
@@ -19,6 +24,7 @@ from headwater.targets import (
     postgres,
 )
 from headwater.targets.duckdb import DuckDBSettings
+from headwater.targets.iceberg.catalog import CatalogName
 from headwater.targets.postgres import PostgresSettings
 from headwater.testing import simulated_portal
 from tests.shared import HANG_S
@@ -146,9 +152,41 @@ def test_eight_first_starts_at_one_moment(
             if keeps_side_tables:
                 stream = stream.on_finalized(f"t{number}", lambda messages: None, name="outbox")
             handles.append(stream.start(target))
-        for handle in handles:
-            assert handle.await_termination()
-            assert handle.record.state.number == 11
+        with ThreadPoolExecutor(STREAMS) as waiters:
+            failures = waiters.map(lambda handle: _failure(handle, together), handles)
+            assert [*failures] == [None] * STREAMS
+        assert [handle.record.state.number for handle in handles] == [11] * STREAMS
+
+
+def _failure(handle: StreamHandle, together: Barrier) -> Exception | None:
+    """Return the error of a stream once it has ended. After an error no other waits for it."""
+    try:
+        handle.await_termination()
+    except Exception as error:  # noqa: BLE001 - of whatever kind, the test shows it
+        together.abort()
+        return error
+    return None
+
+
+def test_a_catalog_opens_while_others_make_each_of_its_tables(tmp_path: Path) -> None:
+    """Both tables come into being between the look of this start and its own CREATE TABLE."""
+    made = []
+
+    @event.listens_for(Engine, "before_cursor_execute")
+    def another_is_first(connection: Any, cursor: Any, statement: str, *further: Any) -> None:
+        table = statement.split()[2] if "CREATE TABLE" in statement else ""
+        if table and table not in made:
+            made.append(table)
+            connection.connection.rollback()  # the other start does not wait for this one
+            with closing(sqlite3.connect(tmp_path / "catalog.db")) as other:
+                other.execute(statement)
+
+    try:
+        catalog = CatalogName.of(tmp_path).open()
+    finally:
+        event.remove(Engine, "before_cursor_execute", another_is_first)
+    assert len(made) == 2
+    assert catalog.list_namespaces() == []
 
 
 def _after(together: Barrier, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,8 @@ from headwater.address import Secret
 from headwater.errors import LakePathError
 from headwater.targets.lake.paths import check_spelling
 
+_TABLES_IN_SQL = 2  # tables of which pyiceberg's catalog in a SQL database consists
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogName:
@@ -68,17 +70,18 @@ class CatalogName:
                 raise LakePathError(
                     "no Iceberg catalog and no Delta table is there", path=self.shown
                 )
-        try:
+        tries = 1 + _TABLES_IN_SQL * (properties.get("type") == "sql")
+        while True:
             try:
                 return load_catalog(self.name, **properties)
-            except Exception:
-                if properties.get("type") != "sql":
-                    raise
-                return load_catalog(self.name, **properties)  # another start has made its tables
-        except Exception as error:  # noqa: BLE001 - of drivers, networks and pyiceberg itself
-            raise LakePathError(
-                "the catalog cannot be loaded", catalog=self.shown, reason=type(error).__name__
-            ) from None
+            except Exception as error:  # noqa: BLE001 - of drivers, networks and pyiceberg itself
+                tries -= 1  # another start may have made a table between our look and our CREATE
+                if not tries:
+                    raise LakePathError(
+                        "the catalog cannot be loaded",
+                        catalog=self.shown,
+                        reason=type(error).__name__,
+                    ) from None
 
 
 def create_namespace(catalog: Any, namespace: str) -> None:
