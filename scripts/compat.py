@@ -41,6 +41,7 @@ SPARK_AREAS: dict[str, tuple[str, ...]] = {
     ),
     "lake": ("spark/test_lake_on_spark.py",),
     "Spark's own connectors": ("spark/test_lake_connectors.py", "spark/test_spark_table.py"),
+    "writers": ("spark/streaming/test_writers.py",),
     "what versions lack": ("spark/test_versions.py",),
 }
 PYTHON_AREAS: dict[str, tuple[str, ...]] = {

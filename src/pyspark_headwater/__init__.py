@@ -79,7 +79,7 @@ class DefaultSource(DataSource):
         from headwater.spark.streaming.writer import TableWriter, plan_write
 
         with coded_line_first():
-            plan = plan_write(Options(self.options, Use.WRITE), schema, overwrite=overwrite)
+            plan = plan_write(Options(self.options, Use.WRITE), schema, replaces=overwrite)
             return TableWriter(plan, _give)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's
@@ -89,8 +89,9 @@ class DefaultSource(DataSource):
         from headwater.spark.streaming.writer import MicroBatchWriter, plan_write
 
         with coded_line_first():
-            plan = plan_write(Options(self.options, Use.WRITE), schema, overwrite=overwrite)
-            return MicroBatchWriter(plan, _give)
+            options = Options(self.options, Use.WRITE)
+            replaces = overwrite and "keys" not in options  # a complete result is upserted by key
+            return MicroBatchWriter(plan_write(options, schema, replaces=replaces), _give)
 
     def _load(self) -> LoadedSource | LoadedStream | LoadedModule:
         if self._loaded is None:

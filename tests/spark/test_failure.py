@@ -1,8 +1,13 @@
 """Coded errors survive their way through a worker's traceback."""
 
-import pytest
-from pyspark.errors import PySparkException
+from uuid import uuid4
 
+import pytest
+from prometheus_client import CollectorRegistry
+from pyspark.errors import PySparkException
+from pyspark.sql.streaming.listener import QueryTerminatedEvent
+
+from headwater import ChangelogMetrics
 from headwater.errors import (
     BlockOrderError,
     ForkCursorMissingError,
@@ -45,6 +50,14 @@ def test_a_python_process_that_was_too_slow_to_start_is_a_coded_error() -> None:
     slow = "Job aborted: SparkException: Python worker failed to connect back."
     with pytest.raises(WorkerSilentError, match=r"E5038.*10 s,"), coded_failures():
         raise PySparkException(slow)
+
+
+def test_a_query_that_ends_so_is_told_of_by_the_listener(caplog: pytest.LogCaptureFixture) -> None:
+    listener, slow = ChangelogMetrics(CollectorRegistry()), "Python worker failed to connect back."
+    for text in (None, "a failure of the user's", f"SparkException: {slow}"):
+        listener.onQueryTerminated(QueryTerminatedEvent(uuid4(), uuid4(), text, None))
+    assert len(caplog.messages) == 1
+    assert "[E5038]" in caplog.messages[0]
 
 
 def test_a_planner_that_was_lost_is_a_coded_error_and_a_task_that_failed_is_not() -> None:

@@ -406,6 +406,18 @@ def _with_facts(kind: type[HeadwaterError], text: str) -> HeadwaterError:
     return error
 
 
+def known_failure(text: str) -> HeadwaterError | None:
+    """Return what a failure that Spark tells of is, if it is one of ours, or one of its workers."""
+    found = coded_error(text)
+    if found is None and (wrong := _OTHER_PYTHON.search(text)):
+        found = ExecutorPythonError("executors run another Python", said=wrong[0])
+    if found is None and _WORKER_SILENT in text:
+        found = WorkerSilentError("Spark has waited for a Python process that was starting")
+    if found is None and _WORKER_LOST in text and _TASK_FAILED not in text:
+        found = WorkerLostError("a Python worker was lost while Spark planned a scan")
+    return found
+
+
 @contextmanager
 def coded_failures() -> Iterator[None]:
     """Raise failures of tasks as the coded errors they were; so a lost planner, a wrong Python.
@@ -415,14 +427,7 @@ def coded_failures() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        text = str(error)
-        found = coded_error(text)
-        if found is None and (wrong := _OTHER_PYTHON.search(text)):
-            found = ExecutorPythonError("executors run another Python", said=wrong[0])
-        if found is None and _WORKER_SILENT in text:
-            found = WorkerSilentError("Spark has waited for a Python process that was starting")
-        if found is None and _WORKER_LOST in text and _TASK_FAILED not in text:
-            found = WorkerLostError("a Python worker was lost while Spark planned a scan")
+        found = known_failure(str(error))
         if found is None:
             raise
         raise found from error

@@ -10,6 +10,7 @@ micro-batch. Nothing is stored: a restart counts forks from those that the check
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -22,6 +23,9 @@ from pyspark.sql.streaming.listener import (
 )
 
 from headwater.metrics import REGISTRY, instruments
+from headwater.spark.executors import known_failure
+
+logger = logging.getLogger("headwater.stream")
 
 
 class ChangelogMetrics(StreamingQueryListener):
@@ -57,7 +61,10 @@ class ChangelogMetrics(StreamingQueryListener):
             self._set(name, end, latest)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's
-        """Note that a query no longer runs."""
+        """Note that a query no longer runs; say why, where Spark's text hides a known reason."""
+        failure = known_failure(event.exception or "")
+        if failure is not None:
+            logger.error("query.failed id=%s error=%s", event.id, failure)
         for name in self._names.pop(str(event.id), []):
             self._meters.running.labels(name).set(0)
 

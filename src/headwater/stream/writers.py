@@ -94,7 +94,7 @@ def open_target(plan: WritePlan, *, in_blocks: bool) -> Target[Delivery]:
     if kind == "clickhouse" and in_blocks:
         return clickhouse_target(plan.address, tables=[plan.table])
     raise MicroBatchTargetError(
-        "these rows are not of blocks: PostgreSQL, DuckDB, Iceberg and Delta take them",
+        "PostgreSQL, DuckDB, Iceberg and Delta take any rows, ClickHouse a changelog of blocks",
         target=kind,
     )
 

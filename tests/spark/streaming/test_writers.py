@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,19 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own spelling
 from headwater.errors import MicroBatchTargetError, SourceOptionError
 from headwater.spark import register
 from headwater.spark.options import Options, Use
+from headwater.spark.streaming import retractable
+from headwater.spark.streaming.source import LEAST_SPARK
 from headwater.spark.streaming.writer import WritePlan, plan_write
+from headwater.spark.versions import OURS
 from headwater.stream.writers import fold, open_target
 from headwater.targets import duckdb_target, postgres_target
 from headwater.testing import ContentSettings, PortalServer, simulated_portal
 from tests.spark.streaming.micro_batches import canonical
+from tests.stream.truth import transfers
 from tests.targets.postgres_places import database
 
+NEEDS_CHANGELOG = pytest.mark.skipif(OURS < LEAST_SPARK, reason="a changelog needs Spark 4.2")
+NEEDS_STREAM_WRITER = pytest.mark.skipif(OURS < (4, 1), reason="writeStream needs Spark 4.1")
 CONTENT = ContentSettings(transactions_per_block=1.5, transfers_per_transaction=1)
 ACCOUNTS = "who string, balance long, _change_type string, _commit_version long"
 HELD = "block_number, block_hash, log_index"
@@ -110,7 +117,7 @@ def test_options_of_a_writer_are_checked(
 ) -> None:
     schema = spark.range(1).schema
     with pytest.raises(SourceOptionError, match=r"\[E5002\]") as caught:
-        plan_write(Options(options, Use.WRITE), schema, overwrite=False)
+        plan_write(Options(options, Use.WRITE), schema, replaces=False)
     assert words in str(caught.value)
 
 
@@ -147,6 +154,7 @@ def test_rows_are_added_by_each_write(spark: SparkSession, tmp_path: Path, *, st
     assert not list(folder.glob("*.arrow")), "what was staged is removed"
 
 
+@pytest.mark.guarantee("STREAM-7")
 def test_a_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
     target = tmp_path / "chain.duckdb"
     write(spark.range(3).toDF("id"), str(target))
@@ -190,7 +198,7 @@ def accounts(kind: str, place: str) -> list[tuple[str, int]]:
 # --- queries --------------------------------------------------------------------------------------
 
 
-def run(frame: DataFrame, folder: Path, target: str, **options: str) -> None:
+def run(frame: DataFrame, folder: Path, target: str, mode: str = "append", **options: str) -> None:
     """Write what there is now."""
     register(frame.sparkSession)
     query = (
@@ -198,7 +206,7 @@ def run(frame: DataFrame, folder: Path, target: str, **options: str) -> None:
         .option("checkpointLocation", str(folder / "checkpoint"))
         .options(target=target, **options)
         .trigger(availableNow=True)
-        .outputMode("append")
+        .outputMode(mode)
         .start()
     )
     query.awaitTermination()
@@ -212,7 +220,8 @@ def forget_last(folder: Path) -> None:
         one.unlink(missing_ok=True)
 
 
-@pytest.mark.guarantee("STREAM-5")
+@NEEDS_CHANGELOG
+@pytest.mark.guarantee("STREAM-7")
 def test_a_changelog_goes_through_forks_replays_and_restarts_into_a_target(
     spark: SparkSession, portal: PortalServer, tmp_path: Path
 ) -> None:
@@ -232,6 +241,8 @@ def test_a_changelog_goes_through_forks_replays_and_restarts_into_a_target(
         portal.extend(3)
 
 
+@NEEDS_STREAM_WRITER
+@pytest.mark.guarantee("STREAM-7")
 def test_a_feed_of_others_is_written_once_however_often_it_comes(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -256,6 +267,46 @@ def test_a_feed_of_others_is_written_once_however_often_it_comes(
         run(frame, tmp_path / "again", target, dbtable="accounts", keys="who")
 
 
+@NEEDS_CHANGELOG
+def test_sums_that_deletes_take_back_reach_a_table_through_a_fork(
+    spark: SparkSession, portal: PortalServer, tmp_path: Path
+) -> None:
+    """Groups by key, without a function of the user's: in complete mode, as Spark has no other."""
+    register(spark)
+    target = str(tmp_path / "chain.duckdb")
+    for _ in range(2):
+        options = {"event": "erc20.Transfer", "journal": str(tmp_path / "journal")}
+        changes = spark.readStream.format("headwater").options(portal=portal.url, **options).load()
+        counts = changes.groupBy("to").agg(retractable.count().alias("n"))
+        options = {"target": target, "dbtable": "received", "keys": "to"}
+        run(counts, tmp_path, mode="complete", **options)
+        held = duckdb_target(target).query('SELECT "to", n FROM received WHERE n > 0')
+        rows = transfers(portal.chain, portal.chain.canonical())
+        assert dict(zip(*held.to_pydict().values(), strict=True)) == Counter(
+            receiver for *_, receiver, _ in rows
+        )
+        portal.fork(4)
+        portal.extend(3)
+
+
+def test_a_password_in_the_address_of_a_target_is_warned_of(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema, address = spark.range(1).schema, "postgresql://ann:s3cret@127.0.0.1/x"
+    monkeypatch.setenv("A_TARGET", address)
+    given = Options({"targetEnv": "A_TARGET", "dbtable": "t"}, Use.WRITE)
+    assert plan_write(given, schema, replaces=False).address == address
+    assert "s3cret" not in repr(plan_write(given, schema, replaces=False))
+    assert not caplog.messages
+    plan_write(Options({"target": address, "dbtable": "t"}, Use.WRITE), schema, replaces=False)
+    assert "name it by targetEnv" in caplog.text
+    assert "s3cret" not in caplog.text
+    gone = Options({"targetEnv": "NO_SUCH_TARGET", "dbtable": "t"}, Use.WRITE)
+    with pytest.raises(SourceOptionError, match="lacks the variable"):
+        _ = plan_write(gone, schema, replaces=False).address
+
+
+@NEEDS_STREAM_WRITER
 def test_rows_without_keys_are_added_once_however_often_they_come(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -269,3 +320,14 @@ def test_rows_without_keys_are_added_once_however_often_they_come(
             forget_last(tmp_path)
     held = duckdb_target(target).query("SELECT id FROM numbers ORDER BY id")
     assert held["id"].to_pylist() == [0, 1]
+
+
+def test_writers_say_which_spark_they_need(spark: SparkSession, tmp_path: Path) -> None:
+    """`make compat` asks older ones."""
+    if OURS >= (4, 1):
+        return
+    (tmp_path / "rows").mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "rows" / "0.parquet")
+    frame = spark.readStream.schema("id long").parquet(str(tmp_path / "rows"))
+    with pytest.raises(PySparkException, match=r"E5002.*Spark 4\.1"):
+        run(frame, tmp_path, str(tmp_path / "x.duckdb"), dbtable="numbers")

@@ -9,11 +9,13 @@ written.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pyarrow as pa
@@ -30,6 +32,7 @@ from headwater.spark.streaming.folder import open_files
 if TYPE_CHECKING:
     from pyarrow import fs
 
+_log = logging.getLogger(__name__)
 INLINE_BYTES = 64 << 20  # of one task, in its message
 _QUERY = "sql.streaming.queryId"  # local properties of Spark's, which a task of a query has
 """Which query a task is of."""
@@ -66,18 +69,23 @@ Give = Callable[[WritePlan, pa.Table, str, int | None], None]
 """Writes rows of a query's micro-batch; without a number, those of a single write."""
 
 
-def plan_write(options: Options, schema: StructType, *, overwrite: bool) -> WritePlan:
+def plan_write(options: Options, schema: StructType, *, replaces: bool) -> WritePlan:
     """Understand what a user wrote. Runs in a Python process on the driver's machine.
 
     Raises:
         SourceOptionError: an option is missing, or rows that are there were to be replaced.
     """
-    if overwrite:
+    if replaces:
         raise SourceOptionError(
             'rows are added and changed, never replaced as a whole: mode("append"), and '
-            'outputMode("append") or outputMode("update") with keys'
+            'outputMode("append"), or outputMode("complete") with keys'
         )
     chosen = options.choose("target", "targetEnv", "targetUrl")
+    if chosen == "target" and urlsplit(options[chosen]).password:
+        _log.warning(
+            "the target's address has a password, and Spark may show options in plans, event logs "
+            "and SQL texts: put the address into an environment variable and name it by targetEnv"
+        )
     table = options.get("dbtable", "")
     if not table:
         raise SourceOptionError("the option dbtable is missing: the table that is written")
