@@ -6,15 +6,25 @@ skipped, with one line for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import TypeVar
 
 import pytest
 
+Result = TypeVar("Result")
 HANG_S = 900.0
 """How long a test waits for what it knows will come: only a hang reaches it, no busy machine."""
 
 _FAILED: set[str] = set()
+
+
+def at_once(work: Callable[[], Result]) -> Future[Result]:
+    """Do in this thread what another one does outside of tests, so that it is repeatable."""
+    future: Future[Result] = Future()
+    future.set_result(work())
+    return future
 
 
 @contextmanager

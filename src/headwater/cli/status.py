@@ -102,6 +102,7 @@ class Standing:
     outboxes: dict[str, int] | None = None
     error: str | None = None
     portal: str | None = None
+    sources: list[dict[str, Any]] | None = None
 
 
 def _look(
@@ -237,6 +238,10 @@ def _print(found: list[Standing], *, as_json: bool) -> None:
             ]
             screen.print(Text(f"{row[0]}: " + "; ".join(facts)), soft_wrap=False)
     for one in found:
+        for source in one.sources or ():
+            use = ", in use" if source["in_use"] else ""
+            why = f": {source['reason']}" if source["reason"] else ""
+            say(f"{one.id}: source {source['source']}{use} is {source['verdict']}{why}")
         if one.error:
             say(f"{one.id}: {one.error}", "red")
 

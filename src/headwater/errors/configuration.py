@@ -78,9 +78,11 @@ class MissingExtraError(
 class NetworkError(
     ConfigError,
     code="E0010",
-    fix="point the stream at a dataset of that network, or use outputs of the network it holds",
+    fix="point the stream at a dataset of that network, or use outputs of the network it holds; "
+    "all sources of a list hold one network",
 ):
-    """The outputs ask for another network than the dataset holds; nothing was read or written."""
+    """The outputs ask for another network than the dataset holds, or sources differ in it;
+    nothing was read or written."""
 
 
 class SideTablesError(

@@ -79,6 +79,15 @@ class Instruments:
         self.journal_blocks = self._gauge("journal_blocks", "Hot blocks in a changelog's journal")
         self.journal_bytes = self._gauge("journal_bytes", "Bytes of a changelog's journal")
         self.discarded = self._counter("blocks_discarded", "Blocks a fork took before a commit")
+        # sources of a list
+        self.source_in_use = self._gauge("source_in_use", "1 for the source that is read", "source")
+        self.source_good = self._gauge(
+            "source_good", "1 while a source works and is not behind", "source"
+        )
+        self.source_head = self._gauge(
+            "source_head_block", "Newest block that a source has shown; -1 before one", "source"
+        )
+        self.source_changes = self._counter("source_changes", "Changes from a source to another")
         # what went wrong
         self.retries = self._counter(
             "retries", "Requests sent again, by reason: a status, connection, database", "reason"

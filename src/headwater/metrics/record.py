@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from threading import Lock
 from typing import Any, Literal
 
@@ -41,7 +42,7 @@ from headwater.metrics.facts import (
     plain,
 )
 from headwater.metrics.instruments import REGISTRY, instruments
-from headwater.portal import Notice, NoticeKind
+from headwater.portal import Notice, NoticeKind, SourceState
 
 logger = logging.getLogger("headwater.stream")
 Status = Literal[
@@ -113,6 +114,7 @@ class StreamRecord:
         self._tells_finality = True
         self._ahead_since: float | None = None
         self._stall_after_s = STALL_S
+        self._sources: Callable[[], Sequence[SourceState]] = tuple
         self._show()
 
     # --- told by the run --------------------------------------------------------------------------
@@ -135,6 +137,22 @@ class StreamRecord:
                     self.status = "backfilling"
                 elif isinstance(answer, AtHead):
                     self.status = "following"
+
+    def reads_from(self, sources: Callable[[], Sequence[SourceState]]) -> None:
+        """Show the sources of a list, as they are whenever somebody looks."""
+        self._sources = sources
+        meters = self._meters
+        for place, state in enumerate(sources()):
+            for gauge, value in (
+                (meters.source_in_use, _in_use),
+                (meters.source_good, _works),
+                (meters.source_head, _head_of),
+            ):
+                shown = partial(self._of_source, place, value)
+                gauge.labels(self.id, state.source).set_function(shown)
+
+    def _of_source(self, place: int, value: Callable[[SourceState], float]) -> float:
+        return value(self._sources()[place])
 
     def transformed(self, facts: BatchFacts) -> None:
         """Note a batch that waits for its commit."""
@@ -178,6 +196,8 @@ class StreamRecord:
                 if self.trouble is None:
                     self._say(str(notice))
                 self.trouble = "the portal does not answer, asking again"
+                if notice.facts.get("phase") == "sources":
+                    self.trouble = "none of the sources answers, asking again"
                 if "status" in notice.facts:
                     source = "portal" if isinstance(status, int) else "endpoint"  # over gRPC
                     self.trouble = f"the {source} answers {reason}, asking again"
@@ -188,7 +208,10 @@ class StreamRecord:
             elif notice.kind is NoticeKind.RECOVERED:
                 self.status = "following"
                 self._say(str(notice))
-            elif notice.kind is NoticeKind.LEFT_OUT:
+            elif notice.kind is NoticeKind.SOURCE_CHANGED:
+                meters.source_changes.labels(self.id).inc()
+                self._say(str(notice))
+            elif notice.kind in (NoticeKind.LEFT_OUT, NoticeKind.SOURCE_JUDGED):
                 self._say(str(notice))
 
     def waits_for_target(self, why: str) -> None:
@@ -366,6 +389,7 @@ class StreamRecord:
                 "recent_forks": [asdict(one) for one in self._forks],
                 "messages": [{"at": at, "text": text} for at, text in self._messages],
                 "samples": [asdict(one) for one in self._samples],
+                "sources": [asdict(one) for one in self._sources()],
                 "error": self.error,
             }
 
@@ -533,6 +557,18 @@ class StreamRecord:
         for reason in (CONNECTION, DATABASE):  # a rate needs a beginning
             meters.retries.labels(name, reason)
             meters.stalls.labels(name, reason)
+
+
+def _in_use(source: SourceState) -> float:
+    return float(source.in_use)
+
+
+def _works(source: SourceState) -> float:
+    return float(source.verdict in ("good", "unknown"))
+
+
+def _head_of(source: SourceState) -> float:
+    return -1 if source.head is None else source.head
 
 
 _records: dict[str, StreamRecord] = {}

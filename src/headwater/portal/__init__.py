@@ -4,10 +4,18 @@ from headwater.core.retry import RetryPolicy
 from headwater.portal.budget import DriverPermits, LimitedTransport, PortalBudget, PortalLimits
 from headwater.portal.client import PortalClient
 from headwater.portal.density import SAMPLES, probe
-from headwater.portal.opening import SourceTransport, open_transport
+from headwater.portal.opening import distrust_of, open_transport
 from headwater.portal.outage import Clock, Notice, NoticeKind, Observer, SystemClock, log_notice
 from headwater.portal.reading import BlockOrder, StreamQuery
 from headwater.portal.source import LeaveOut, PortalSource
+from headwater.portal.sources import (
+    Address,
+    Sources,
+    SourceState,
+    SourcesTransport,
+    SourceTransport,
+    source_address,
+)
 from headwater.portal.transport import (
     HttpTransport,
     Request,
@@ -20,6 +28,7 @@ from headwater.portal.wire import Dataset, LineSplitter, read_fork, read_head, r
 
 __all__ = [
     "SAMPLES",
+    "Address",
     "BlockOrder",
     "Clock",
     "Dataset",
@@ -38,11 +47,15 @@ __all__ = [
     "Request",
     "Response",
     "RetryPolicy",
+    "SourceState",
     "SourceTransport",
+    "Sources",
+    "SourcesTransport",
     "StreamQuery",
     "SystemClock",
     "Timeouts",
     "Transport",
+    "distrust_of",
     "log_notice",
     "open_transport",
     "portal_address",
@@ -50,4 +63,5 @@ __all__ = [
     "read_fork",
     "read_head",
     "read_header",
+    "source_address",
 ]

@@ -8,7 +8,7 @@ not for several threads at once; each executor builds its own.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,14 +27,19 @@ from headwater.core import (
 from headwater.core.ranges import At
 from headwater.core.retry import RetryPolicy
 from headwater.errors import (
+    AnswerTooLargeError,
+    BlockLinkError,
+    BlockOrderError,
     HeadwaterError,
     InvalidOptionError,
+    MalformedAnswerError,
+    MalformedLineError,
     MissingBlocksError,
     PortalHttpError,
     TimestampError,
     TransportError,
 )
-from headwater.portal.opening import open_transport
+from headwater.portal.opening import distrust_of, open_transport
 from headwater.portal.outage import (
     Clock,
     Notice,
@@ -58,6 +63,13 @@ __all__ = ["PortalClient", "StreamQuery"]
 
 QUESTION_ATTEMPTS = 10
 FROM_AHEAD_S = 24 * 3600  # how far in the future a range may begin: `now()` of any zone, and clocks
+_UNFIT = (
+    AnswerTooLargeError,
+    BlockLinkError,
+    BlockOrderError,
+    MalformedAnswerError,
+    MalformedLineError,
+)
 TO_AHEAD_S = 60  # how far in the future one may end: what comes until then is not known yet
 
 
@@ -68,7 +80,8 @@ class PortalClient:
     `on_notice` observer is called in the reading thread and must not raise. While finality is
     unknown, what lies more than `rollback_cap` blocks below the latest block is past every fork.
     `headers` asks for nothing but headers of blocks: where the portal finds no block by time, it is
-    found with them.
+    found with them. `distrust` is told of blocks that do not fit, and whether to go on: a list has
+    other sources.
     """
 
     def __init__(
@@ -85,13 +98,15 @@ class PortalClient:
         dataset: Dataset | None = None,
         rollback_cap: int = DEFAULT_CAP,
         headers: StreamQuery | None = None,
+        distrust: Callable[[HeadwaterError], bool] | None = None,
     ) -> None:
         if max_bytes < 1:
             raise InvalidOptionError("max_bytes must be at least 1", got=max_bytes)
         if not poll_interval_s > 0:
             raise InvalidOptionError("poll_interval_s must be above 0", got=poll_interval_s)
+        transport = open_transport(portal, timeouts) if isinstance(portal, str) else portal
         self._conditions = Conditions(
-            transport=open_transport(portal, timeouts) if isinstance(portal, str) else portal,
+            transport=transport,
             retry=retry or RetryPolicy(),
             clock=clock or SystemClock(),
             random=(rng or random.Random()).random,
@@ -106,6 +121,7 @@ class PortalClient:
         self._finality_told = False
         self._finds_times: bool | None = None  # until it is known
         self._headers = headers
+        self._distrust = distrust or distrust_of(transport)
 
     def __enter__(self) -> PortalClient:
         return self
@@ -333,13 +349,19 @@ class PortalClient:
             "finalized-stream" if finalized else "stream", conditions.retry.attempts or attempts
         )
         reading = Reading(conditions, query, left[0], after, outage, finalized=finalized)
-        try:
-            yield from reading.answers()
-        except PortalHttpError as error:
-            said = read_missing(str(error.facts["portal_says"]))
-            if said is None or said.to_block is None or reading.next_block not in said:
-                raise
-            raise _missing(reading.next_block, said.to_block + 1, after) from error
+        while True:
+            try:
+                yield from reading.answers()
+            except PortalHttpError as error:
+                said = read_missing(str(error.facts["portal_says"]))
+                if said is None or said.to_block is None or reading.next_block not in said:
+                    raise
+                raise _missing(reading.next_block, said.to_block + 1, after) from error
+            except _UNFIT as error:
+                if not self._distrust(error):
+                    raise
+            else:
+                return
 
     def check_missing(self, first: int, after: BlockCursor | None = None) -> None:
         """Raise `MissingBlocksError` if the portal's oldest block lies above a first one."""

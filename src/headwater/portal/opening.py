@@ -5,30 +5,57 @@ Called on the driver and on executors, wherever a client is made.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from headwater.address import HttpAddress, NodeAddress
+from headwater.errors import HeadwaterError
 from headwater.portal.node import NodeTransport
-from headwater.portal.transport import HttpTransport, Timeouts, Transport, portal_address
-
-
-class SourceTransport(Transport, Protocol):
-    """A transport whose request can be broken off."""
-
-    def abort(self) -> None:
-        """Break off the request that is under way. May be called from another thread."""
-        ...
+from headwater.portal.outage import Observer, log_notice
+from headwater.portal.sources import (
+    Address,
+    Sources,
+    SourcesTransport,
+    SourceTransport,
+    source_address,
+)
+from headwater.portal.transport import HttpTransport, Timeouts, Transport
+from headwater.portal.wire import Dataset
 
 
 def open_transport(
-    source: str | HttpAddress, timeouts: Timeouts | None = None, *, hold_s: float | None = None
+    source: str | Address | Sequence[str | HttpAddress],
+    timeouts: Timeouts | None = None,
+    *,
+    hold_s: float | None = None,
+    network: Dataset | None = None,
+    notify: Observer = log_notice,
 ) -> SourceTransport:
-    """Return the transport of an address. `hold_s` is for portals, which hold answers back.
+    """Return the transport of an address, or of several.
+
+    `hold_s` is for portals, which hold answers back. Of a list, sources that hold another network
+    than `network` are not used, and `notify` is told which of them are.
 
     Raises:
         PortalUrlError: it is no address of a portal or a node.
     """
-    address = portal_address(source)
+    address = source_address(source)
+    if isinstance(address, Sources):
+        return SourcesTransport(
+            address, _open_one, timeouts, hold_s=hold_s, network=network, notify=notify
+        )
+    return _open_one(address, timeouts, hold_s)
+
+
+def distrust_of(transport: Transport) -> Callable[[HeadwaterError], bool]:
+    """Return what a client tells of blocks that do not fit: of a list, another source goes on."""
+    if isinstance(transport, SourcesTransport):
+        return transport.distrust
+    return lambda error: False
+
+
+def _open_one(
+    address: HttpAddress, timeouts: Timeouts | None, hold_s: float | None
+) -> SourceTransport:
     if isinstance(address, NodeAddress):
         return NodeTransport(address, timeouts)
     return HttpTransport(address, timeouts, hold_s=hold_s)

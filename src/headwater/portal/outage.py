@@ -78,6 +78,8 @@ class NoticeKind(StrEnum):
     NO_FINALITY = "no_finality"  # the portal reports no finalized head
     NEXT_BLOCK = "next_block"  # a range begins or ends at a time that no block has reached
     RECONNECTED = "reconnected"  # a Substreams endpoint ended a session on purpose
+    SOURCE_CHANGED = "source_changed"  # another source of a list is read from now on
+    SOURCE_JUDGED = "source_judged"  # a source of a list works again, or does not
     END_UNCHECKED = "end_unchecked"  # a range is read, and its last block could still be orphaned
 
 
@@ -100,6 +102,7 @@ _LEVELS = {
     NoticeKind.STALLED: logging.WARNING,
     NoticeKind.END_UNCHECKED: logging.WARNING,
     NoticeKind.LEFT_OUT: logging.WARNING,
+    NoticeKind.SOURCE_CHANGED: logging.WARNING,
     NoticeKind.RETRYING: logging.DEBUG,
 }
 

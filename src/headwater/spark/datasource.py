@@ -25,13 +25,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
-from headwater.address import HttpAddress
 from headwater.core import BlockRange, Density, block_count
 from headwater.core.spans import BYTES_PER_SECOND
 from headwater.decode import Output, evm, named_table
 from headwater.decode.columns.malformed import OnError
 from headwater.errors import InvalidRangeError, NotFinalError, SourceOptionError
-from headwater.portal import PortalClient, RetryPolicy, portal_address, probe
+from headwater.portal import Address, PortalClient, RetryPolicy, probe, source_address
 from headwater.query import Query, check_limits
 from headwater.spark.frames import spark_schema
 from headwater.spark.options import Options, Use
@@ -130,7 +129,7 @@ def register(spark: SparkSession) -> None:
             raise
 
 
-def choose_address(given: Options) -> HttpAddress:
+def choose_address(given: Options) -> Address:
     """Return the portal's address, and warn where Spark could show its credentials."""
     chosen = given.choose("portal", "portalEnv", "portalUrl")
     if chosen == "portalEnv":
@@ -139,8 +138,8 @@ def choose_address(given: Options) -> HttpAddress:
             raise SourceOptionError(
                 "the environment that Spark was started with lacks the variable", portalEnv=name
             )
-        return portal_address(os.environ[name])
-    address = portal_address(given[chosen])
+        return source_address(os.environ[name])
+    address = source_address(given[chosen])
     if address.has_secrets:
         _log.warning(
             "the portal's address has credentials, and Spark may show options in plans, event logs "

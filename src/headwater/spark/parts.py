@@ -20,7 +20,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from headwater import __version__
-from headwater.address import HttpAddress
 from headwater.core import Answer, BlockCursor, BlockHeader, BlockRange, Blocks, Fork
 from headwater.decode import Decoded, Output, decode_outputs
 from headwater.errors import (
@@ -30,6 +29,7 @@ from headwater.errors import (
     coded_line_first,
 )
 from headwater.portal import (
+    Address,
     BlockOrder,
     Dataset,
     LimitedTransport,
@@ -37,6 +37,7 @@ from headwater.portal import (
     RetryPolicy,
     StreamQuery,
     Timeouts,
+    distrust_of,
     open_transport,
 )
 from headwater.portal.budget import Permits, UnlimitedPermits
@@ -356,7 +357,7 @@ class PartReader(SpanReader[BlockRange]):
     gives up on fails the task, with the error's text.
     """
 
-    address: HttpAddress
+    address: Address
     query: StreamQuery
     row_maker: RowMaker
     dataset: Dataset | None
@@ -382,13 +383,14 @@ class PartReader(SpanReader[BlockRange]):
         permits: Permits = UnlimitedPermits(on_refused)
         if self.office is not None:
             permits = TaskPermits(self.office)
-        transport = LimitedTransport(open_transport(self.address, self.timeouts), permits)
+        transport = open_transport(self.address, self.timeouts, network=self.dataset)
         return PortalClient(
-            transport,
+            LimitedTransport(transport, permits),
             retry=self.retry,
             dataset=self.dataset,
             max_bytes=max_bytes,
             headers=headers,
+            distrust=distrust_of(transport),
         )
 
     def _rows(self, part: Part[BlockRange], receipt: Receipt) -> Iterator[pa.RecordBatch]:

@@ -18,11 +18,18 @@ import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
-from headwater.address import HttpAddress
 from headwater.core import BlockRange, Density, block_count
 from headwater.decode import Output
 from headwater.errors import HeadwaterError, coded_line_first
-from headwater.portal import SAMPLES, Dataset, RetryPolicy, StreamQuery, Timeouts, portal_address
+from headwater.portal import (
+    SAMPLES,
+    Address,
+    Dataset,
+    RetryPolicy,
+    StreamQuery,
+    Timeouts,
+    source_address,
+)
 from headwater.spark.arrow_plan import ArrowPlan
 from headwater.spark.executors import (
     ExecutorRows,
@@ -184,7 +191,7 @@ class PortalSpan(Span):
 
 def read_span(
     spark: SparkSession | SparkOfRun,
-    portal: str | HttpAddress,
+    portal: str | Address,
     outputs: Mapping[str, Output],
     ranges: Mapping[str, Sequence[BlockRange]],
     query: StreamQuery,
@@ -216,7 +223,7 @@ def read_span(
     spark = spark if isinstance(spark, SparkOfRun) else SparkOfRun(spark)
     block_count(block_range)  # a range without an end is refused before anything is asked
     reader = PartReader(
-        address=portal_address(portal),
+        address=source_address(portal),
         query=query,
         row_maker=TableRows(dict(outputs), {name: tuple(ranges[name]) for name in outputs}),
         dataset=dataset,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,18 @@ from headwater.decode import Output
 from headwater.decode.evm.events import UnionOutput
 from headwater.errors import InvalidOptionError, NetworkError, NotFinalError
 from headwater.portal import (
+    Address,
     DriverPermits,
     LimitedTransport,
     PortalBudget,
     PortalClient,
     PortalLimits,
     RetryPolicy,
+    SourcesTransport,
     Timeouts,
+    distrust_of,
     open_transport,
-    portal_address,
+    source_address,
 )
 from headwater.spark.frames import Frame
 from headwater.spark.session import local_session
@@ -81,7 +84,7 @@ class ReadingOptions:
 class PortalStream(Stream):
     """A stream of one or more outputs from one dataset. Made by `portal_stream`."""
 
-    portal: HttpAddress
+    portal: Address
     outputs: Mapping[str, Output]
     reading: ReadingOptions = ReadingOptions()
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -90,7 +93,7 @@ class PortalStream(Stream):
 
     @property
     def address(self) -> str:
-        """The portal's address, without credentials."""
+        """The address of the portal, or of all sources, without credentials."""
         return str(self.portal)
 
     @property
@@ -138,9 +141,10 @@ class PortalStream(Stream):
         with ExitStack() as stack:
             reading = self.reading
             runtime = opening.runtime
-            transport = StoppableTransport(
-                open_transport(self.portal, reading.timeouts), runtime.stop, opening.record
-            )
+            source = open_transport(self.portal, reading.timeouts, notify=runtime.tell)
+            if isinstance(source, SourcesTransport):
+                opening.record.reads_from(source.states)
+            transport = StoppableTransport(source, runtime.stop, opening.record)
             budget = PortalBudget(reading.limits)
             clock = runtime.clock
             client = stack.enter_context(
@@ -153,9 +157,10 @@ class PortalStream(Stream):
                     rollback_cap=self.rollback_cap,
                     on_notice=runtime.tell,
                     headers=next(iter(self.outputs.values())).query.headers_only(),
+                    distrust=distrust_of(source),
                 )
             )
-            run = PortalRun(self, client, opening, budget, abort=transport.abort)
+            run = PortalRun(self, client, opening, budget, source=source)
             stack.callback(run.stop)
             yield run
 
@@ -163,7 +168,7 @@ class PortalStream(Stream):
 def portal_stream(
     *,
     id: str,
-    portal: str | HttpAddress,
+    portal: str | Address | Sequence[str | HttpAddress],
     outputs: Mapping[str, Output],
     spark: SparkSession | None = None,
     flush: Flush | None = None,
@@ -187,8 +192,9 @@ def portal_stream(
 
     Args:
         id: the key of all stored state; never rename it.
-        portal: the address of a dataset, or `rpc+` and that of a node (docs/nodes.md); no text of
-            the stream shows its credentials.
+        portal: the address of a dataset, or `rpc+` and that of a node (docs/nodes.md); or an
+            ordered list of them, of which the first that works is read: `["https://…", "rpc+…"]`,
+            or `Sources([…], lag_s=…)`. No text of the stream shows their credentials.
         outputs: the tables to fill, by name; all are fetched together.
         spark: your session, used as it is; without one a local session is made when needed.
         flush: when to commit hot blocks: `Flush(blocks=…, rows=…, seconds=…)`, whichever comes
@@ -243,7 +249,7 @@ def portal_stream(
         raise NetworkError("one stream reads one network", got=", ".join(networks))
     return PortalStream(
         id=id,
-        portal=portal_address(portal),
+        portal=source_address(portal),
         outputs=dict(outputs),
         spark=spark,
         reading=ReadingOptions(

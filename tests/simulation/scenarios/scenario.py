@@ -23,7 +23,7 @@ from headwater.core import (
 )
 from headwater.errors import HeadwaterError
 from headwater.pipeline import Event, Host, Pipeline, Raw, Settled, Source
-from headwater.portal import PortalClient, PortalSource
+from headwater.portal import PortalClient, PortalSource, Transport
 from headwater.query import plan_requests
 from headwater.targets import MemoryStore
 from headwater.testing.chain.population import ContentSettings
@@ -237,7 +237,7 @@ class Scenario(Host[Rows]):
         ):
             self._tally.meet(Situation.RESTART_ON_ORPHAN)
         client = PortalClient(
-            SimTransport(self.portal, self._clock),
+            self._transport(),
             clock=self._clock,
             rng=Random(f"client {self.seed}"),
             on_notice=lambda notice: None,
@@ -254,6 +254,9 @@ class Scenario(Host[Rows]):
             patience=PATIENCE,
             rollback_cap=on.rollback_cap,
         ).steps()
+
+    def _transport(self) -> Transport:
+        return SimTransport(self.portal, self._clock)
 
     def _source(self, client: PortalClient) -> Source:
         source = self._portal_source(client)

@@ -22,13 +22,12 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql.types import StructType
 
-from headwater.address import HttpAddress
 from headwater.core import BlockRange, RangeSpec, SpanLimits
 from headwater.core.messages import HOT_BLOCKS, HOT_BYTES
 from headwater.core.ranges import Latest, Plus
 from headwater.decode.columns.field_columns import known_columns
 from headwater.errors import SourceOptionError
-from headwater.portal import PortalClient, open_transport
+from headwater.portal import Address, PortalClient, open_transport
 from headwater.query import Query
 from headwater.spark.datasource import (
     IMPATIENT,
@@ -93,7 +92,7 @@ ChangelogPart = FinalPart | JournalPart
 class LoadedStream:
     """A changelog with everything decided that can be before it begins. Pickled into the plan."""
 
-    address: HttpAddress
+    address: Address
     query: Query | RawQuery
     row_maker: RowMaker
     spec: RangeSpec

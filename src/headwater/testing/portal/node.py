@@ -73,6 +73,7 @@ class Quirks:
     max_batch: int | None = None
     lacks: frozenset[str] = frozenset()
     has_finality: bool = True
+    chain_id: int = 1
     fault_share: float = 0.0
     faults: tuple[str, ...] = FAULTS
 
@@ -94,7 +95,7 @@ class NodeSim:
         self._chain = portal.chain
         self._dice = Random(f"node {portal.seed}")
         self._methods: dict[str, Callable[[View, list[Any]], Any]] = {
-            "eth_chainId": lambda view, params: "0x1",
+            "eth_chainId": lambda view, params: hex(self.quirks.chain_id),
             "eth_blockNumber": lambda view, params: hex(view.tip.number),
             "eth_getBlockByNumber": self._by_number,
             "eth_getBlockByHash": self._by_hash,
