@@ -50,7 +50,11 @@ def distrust_of(transport: Transport) -> Callable[[HeadwaterError], bool]:
     """Return what a client tells of blocks that do not fit: of a list, another source goes on."""
     if isinstance(transport, SourcesTransport):
         return transport.distrust
-    return lambda error: False
+    return _ends
+
+
+def _ends(error: HeadwaterError) -> bool:
+    return False
 
 
 def _open_one(

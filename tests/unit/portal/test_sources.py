@@ -473,6 +473,16 @@ def test_addresses_of_a_list_show_no_secret_and_name_the_place_of_what_is_wrong(
     assert "hunter22" not in str(wrong.value)
 
 
+def test_a_client_of_a_list_travels_and_knows_its_addresses_alone() -> None:
+    with PortalClient("http://a http://b") as client:
+        client._conditions.transport.pass_over("told so")  # type: ignore[attr-defined]
+        with pickle.loads(pickle.dumps(client)) as copy:
+            sources = copy._conditions.transport
+            assert [one.source for one in sources.states()] == ["1 http://a", "2 http://b"]
+            assert [one.verdict for one in sources.states()] == ["unknown", "unknown"]
+            assert copy._distrust.__self__ is sources
+
+
 def test_lines_of_an_answer_arrive_as_they_were_sent() -> None:
     rig = several()
     query = EVERY_BLOCK.body(0, 9)

@@ -103,6 +103,7 @@ class SourcesTransport:
     ) -> None:
         limits = timeouts or Timeouts()
         self._probe_limits = Timeouts(*(min(PROBE_S, one) for one in _limits(limits)))
+        self._made_of = sources, open_one, timeouts
         self._addresses = sources.addresses
         self._open = open_one
         self._transports = [open_one(one, limits, hold_s) for one in self._addresses]
@@ -118,6 +119,9 @@ class SourcesTransport:
         self._known = Known()
         self._aborted = False
         self._began = False
+
+    def __reduce__(self) -> tuple[type[SourcesTransport], tuple[object, ...]]:
+        return SourcesTransport, self._made_of
 
     # --- what a client calls ----------------------------------------------------------------------
 
