@@ -8,6 +8,7 @@ import json
 import random
 import weakref
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from headwater.metrics import REGISTRY, instruments
 from headwater.metrics.facts import BatchFacts, Counts
 from headwater.metrics.record import StreamRecord
 from headwater.pipeline import Committed, Event, RolledBack, Settled
-from headwater.portal import Notice, NoticeKind, RetryPolicy
+from headwater.portal import Notice, NoticeKind, RetryPolicy, SourceState
 from headwater.stream import portal_stream
 from headwater.substreams.sink_metrics import sink_metrics
 from headwater.targets import DuckDBTarget, duckdb_target, table
@@ -45,6 +46,7 @@ def figures(stream_id: str) -> dict[tuple[str, ...], float]:
     return found
 
 
+OF_SOURCES = "test_sources_of_a_list_are_shown_as_they_are"
 OF_A_RUN, OF_RARE_EVENTS, OF_UNDO, OF_QUERIES = (
     "test_every_metric_equals_what_happened",
     "test_what_happens_rarely_is_counted_too",
@@ -81,6 +83,10 @@ CHECKED_BY = {
     "headwater_journal_blocks": OF_QUERIES,
     "headwater_journal_bytes": OF_QUERIES,
     "headwater_blocks_discarded": OF_RARE_EVENTS,
+    "headwater_source_in_use": OF_SOURCES,
+    "headwater_source_good": OF_SOURCES,
+    "headwater_source_head_block": OF_SOURCES,
+    "headwater_source_changes": OF_SOURCES,
     "headwater_retries": OF_A_RUN,
     "headwater_stalls": OF_RARE_EVENTS,
     "headwater_replica_waits": OF_RARE_EVENTS,
@@ -107,6 +113,31 @@ def test_no_metric_is_forgotten() -> None:
     assert sorted(CHECKED_BY) == sorted(names)
     for name, test in CHECKED_BY.items():
         assert f'"{name}' in inspect.getsource(globals()[test]), f"{test} does not compare {name}"
+
+
+@pytest.mark.guarantee("METRICS-1")
+def test_sources_of_a_list_are_shown_as_they_are() -> None:
+    record = StreamRecord("of-sources")
+    first = SourceState("1 http://a", False, "failing", "refused", None, None, 3, 2)
+    second = SourceState("2 http://b", True, "good", "", 17, 9, 5, 0)
+    states = [first, second]
+    record.reads_from(lambda: states)
+    changed = Notice(NoticeKind.SOURCE_CHANGED, "blocks are read from http://b now")
+    for _ in range(2):
+        record.noticed(changed)
+    found = figures("of-sources")
+    for name, one, other in (
+        ("headwater_source_in_use", 0, 1),
+        ("headwater_source_good", 0, 1),
+        ("headwater_source_head_block", -1, 17),
+    ):
+        assert found[name, "1 http://a"] == one
+        assert found[name, "2 http://b"] == other
+    assert found[("headwater_source_changes_total",)] == 2
+    states[:] = [replace(first, in_use=True, head=18), replace(second, in_use=False)]
+    assert figures("of-sources")["headwater_source_in_use", "1 http://a"] == 1
+    assert figures("of-sources")["headwater_source_head_block", "1 http://a"] == 18
+    assert [one["reason"] for one in record.snapshot()["sources"]] == ["refused", ""]
 
 
 @pytest.mark.guarantee("METRICS-1")
