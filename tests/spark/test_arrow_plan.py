@@ -98,6 +98,22 @@ TAKEN: dict[str, Change] = {
     "names": lambda rows: rows.alias("x").where("x.n > 1").hint("broadcast").select("x.s", "x.i"),
     "nothing is left": lambda rows: rows.where("n = 1234"),
     "other metadata": lambda rows: rows.select(C("u").alias("v", metadata={"a": 1})),
+    "fractions": lambda rows: rows.select(
+        (C("u") / 1e18).alias("a"), (C("i") * 2.5 - C("f")).alias("b"),
+        (C("f") + C("n")).alias("c"), (C("f") / -3.0).alias("d"), (C("n") / 10).alias("e"),
+    ),
+    "cases": lambda rows: rows.select(
+        F.when(C("n") > 1, "big").when(C("s") == "", "none").otherwise(C("s")).alias("a"),
+        F.when(C("i") > 0, F.lit(1)).otherwise(F.lit(2)).alias("b"),
+        F.expr("if(n > 0, i, -7)").alias("c"),
+    ),
+    "what is there": lambda rows: rows.select(
+        F.coalesce("s", "u").alias("a"), F.coalesce("f", F.lit(0.0)).alias("c"),
+        F.coalesce(C("i").cast("bigint"), C("n"), F.lit(0)).alias("b"),
+    ),
+    "joined text": lambda rows: rows.select(
+        F.concat("s", F.lit("-"), "u").alias("a"), F.concat(C("n").cast("string"), "s").alias("b")
+    ),
     "null": lambda rows: rows.where(C("n").isNull() | C("s").isNotNull()),
 }  # fmt: skip
 LEFT: dict[str, Change] = {
@@ -108,7 +124,13 @@ LEFT: dict[str, Change] = {
     "partition": lambda rows: rows.select(F.spark_partition_id()),
     "now": lambda rows: rows.select(F.current_timestamp(), "n"),
     "today": lambda rows: rows.where(C("d") < F.current_date()),
-    "sum": lambda rows: rows.select(C("n") + 1),
+    "sum of integers": lambda rows: rows.select(C("n") + 1),
+    "division by a column": lambda rows: rows.select(C("f") / C("i")),
+    "division by zero": lambda rows: rows.select(C("f") / 0.0),
+    "cast in a case": lambda rows: rows.select(
+        F.when(C("n") < 9, C("n").cast("int")).otherwise(F.lit(0))
+    ),
+    "case without all else": lambda rows: rows.select(F.when(C("n") < 9, C("s"))),
     "group": lambda rows: rows.groupBy("s").count(),
     "distinct": lambda rows: rows.distinct(),
     "limit": lambda rows: rows.limit(1),
@@ -129,7 +151,7 @@ LEFT: dict[str, Change] = {
     "text of anything": lambda rows: rows.select(C("s").cast("double")),
     "text and number": lambda rows: rows.where(C("s") > 1),
     "text of times": lambda rows: rows.select(C("t").cast("string")),
-    "fractions": lambda rows: rows.where(C("f") > 0.1),
+    "order of fractions": lambda rows: rows.where(C("f") > 0.1),
     "collation": lambda rows: rows.where(F.collate(C("s"), "UTF8_LCASE") == "0xab"),
     "null among others": lambda rows: rows.where(C("n").isin(1, None)),
     "query": lambda rows: rows.where(F.lit(1).isin(1)),

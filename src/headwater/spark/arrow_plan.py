@@ -13,7 +13,7 @@ E5032. Made on the driver; it pickles.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -40,6 +40,7 @@ _COMPARISONS = {
 _OF_BOOLEANS = {"And": "and_kleene", "Or": "or_kleene", "Not": "invert"}
 _OF_ANYTHING = {"IsNull": "is_null", "IsNotNull": "is_valid"}
 _OF_TEXT = {"StartsWith": "starts_with", "EndsWith": "ends_with", "Contains": "match_substring"}
+_OF_FRACTIONS = {"Add": "add", "Subtract": "subtract", "Multiply": "multiply", "Divide": "divide"}
 _ABOVE_LEAF = {"ResolvedHint", "SubqueryAlias"}  # they change no row and no column
 
 
@@ -78,6 +79,10 @@ class Expression:
         if self.name == "is_in":
             known = pc.is_in(values[0], value_set=self.value)
             return pc.if_else(pc.is_null(values[0]), pa.scalar(None, pa.bool_()), known)
+        if self.name == "if_else":  # a condition that is null is not fulfilled
+            return pc.if_else(pc.fill_null(values[0], False), *values[1:])
+        if self.name == "concat":
+            return pc.binary_join_element_wise(*values, "")
         if self.name != "cast":
             options = () if self.value is None else (self.value,)
             return getattr(pc, self.name)(*values, *options)
@@ -293,6 +298,39 @@ def _in(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expressi
     return Expression("is_in", kind, (value,), known)
 
 
+def _fraction(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
+    if kind != pa.float64() or any(part.kind != kind for part in parts):
+        return None
+    name = _OF_FRACTIONS[node.getClass().getSimpleName()]
+    if name == "divide" and not (parts[1].name == "literal" and parts[1].value):
+        return None  # Spark refuses to divide by 0
+    return Expression(name, kind, parts)
+
+
+def _coalesce(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
+    return Expression("coalesce", kind, parts) if _are_values(kind, parts) else None
+
+
+def _case(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
+    if len(parts) % 2 == 0:
+        return None  # without a value for all else it is null
+    *parts_before, made = parts
+    for condition, value in reversed(list(zip(parts_before[::2], parts_before[1::2], strict=True))):
+        if not _are_values(kind, (value, made)):
+            return None
+        made = Expression("if_else", kind, (condition, value, made))
+    return made
+
+
+def _concat(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
+    is_text = kind == pa.string() and all(part.kind == kind for part in parts)
+    return Expression("concat", kind, parts) if is_text and len(parts) > 1 else None
+
+
+def _are_values(kind: pa.DataType, parts: Iterable[Expression]) -> bool:
+    return kind in (*_ORDERED, pa.bool_(), pa.float64()) and all(p.kind == kind for p in parts)
+
+
 def _length(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
     return Expression("utf8_length", kind, parts) if parts[0].kind == pa.string() else None
 
@@ -313,6 +351,10 @@ def _cast(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expres
     if before in _INTEGERS:
         wider = kind in _INTEGERS and kind.bit_width > before.bit_width
         roomy = pa.types.is_decimal128(kind) and kind.precision - kind.scale >= _DIGITS
+        if part.name == "literal" and (wider or kind == pa.float64()):
+            return Expression(
+                "literal", kind, value=pa.scalar(part.value, before).cast(kind).as_py()
+            )
         if wider or roomy or kind in (pa.string(), pa.float64()):
             return Expression("cast", kind, parts)
         if kind in _INTEGERS and mode == "ANSI":
@@ -330,7 +372,12 @@ _MAKERS: dict[str, Callable[..., Expression | None]] = {
     **dict.fromkeys(_OF_BOOLEANS, _plain(_OF_BOOLEANS)),
     **dict.fromkeys(_OF_ANYTHING, _plain(_OF_ANYTHING)),
     **dict.fromkeys(_OF_TEXT, _of_text),
+    **dict.fromkeys(_OF_FRACTIONS, _fraction),
+    "CaseWhen": _case,
     "Cast": _cast,
+    "Coalesce": _coalesce,
+    "Concat": _concat,
+    "If": _case,
     "In": _in,
     "Length": _length,
 }
