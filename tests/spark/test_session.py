@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from headwater.errors import JavaMissingError
 from headwater.spark import active_session, find_java, local_session, warm_up
+from headwater.spark.session import NARROW, settings_of
 
 
 def test_a_session_of_ours_suits_small_batches(spark: SparkSession) -> None:
@@ -25,6 +27,20 @@ def test_an_existing_session_is_used_as_it_is(spark: SparkSession) -> None:
     assert found.sparkContext is spark.sparkContext
     assert found.conf.get("spark.sql.shuffle.partitions") == before
     assert active_session() is not None
+
+
+def test_java_is_told_of_one_collector_of_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+        monkeypatch.delenv(name, raising=False)
+    option = "spark.driver.extraJavaOptions"
+    assert "-XX:+UseSerialGC" in settings_of("a", NARROW)[option]
+    java = str(find_java().executable)
+    for collector in ("G1", "Parallel"):
+        monkeypatch.setenv("JDK_JAVA_OPTIONS", f"-XX:+Use{collector}GC")
+        for conf in ({}, NARROW):
+            options = settings_of("a", conf)[option]
+            started = subprocess.run([java, *options.split(), "-version"], capture_output=True)
+            assert started.returncode == 0, started.stderr
 
 
 def test_workers_of_a_local_session_are_forked_with_all_that_tasks_import(

@@ -20,13 +20,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyspark
+from pyspark import StorageLevel
 from pyspark.find_spark_home import _find_spark_home
+from pyspark.sql import functions
 
 logger = logging.getLogger("headwater.spark")
 
@@ -42,6 +46,7 @@ _CHANGE_COMMAND_TOO = (
 )  # fmt: skip
 _QUIET = ("-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 _MAKING_S = 300.0
+_USES = "transforms"  # what is done while it is made: more is another archive
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,9 @@ class Archive:
         try:
             context = context_in(process, settings)
             context.parallelize([0, 1], 2).map(int).collect()
-            warm_up(pyspark.sql.SparkSession(context))
+            session = pyspark.sql.SparkSession(context)
+            warm_up(session)
+            _transform(session)
             context.stop()
             process.close_input()
             process.process.wait(_MAKING_S)
@@ -185,6 +192,29 @@ class Archive:
         return command
 
 
+def _transform(session: pyspark.sql.SparkSession) -> None:
+    """Do what a stream with a transform does: capture a plan, keep rows, and compute on them."""
+    from headwater.spark.executors import DataFrameRows
+    from headwater.spark.plans import TransformPlan
+
+    rows = pa.table({"n": pa.array([1, 2], pa.int64()), "s": ["a", "b"]})
+    known = session.createDataFrame([("a", 1)], "s string, known int")
+
+    def transform(data: Mapping[str, Any]) -> dict[str, Any]:
+        made = data["rows"].where("n > 0").selectExpr("upper(s) s", "cast(n as string) n")
+        return {"rows": made.join(functions.broadcast(known), "s", "left")}
+
+    plan = TransformPlan(transform, {"rows": rows.schema}, lambda: session)
+    kept = session.createDataFrame(rows).persist(StorageLevel.DISK_ONLY)
+    for made in plan.apply({"rows": kept}).values():
+        DataFrameRows(made).run(_nothing, pa.schema([]))
+    kept.unpersist()
+
+
+def _nothing(batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
+    yield from ()
+
+
 def make_later() -> None:
     """Have the archive made by a process of its own, unless it exists. Never raises.
 
@@ -210,6 +240,7 @@ def _key(java: Path, home: Path) -> str:
     """Return a name for one Java and one set of jars."""
     release = java.parents[1] / "release"
     facts = [
+        _USES,
         str(java),
         str(java.stat().st_size),
         release.read_text() if release.is_file() else "",

@@ -9,6 +9,7 @@ the user's and is used as it is.
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from headwater.spark.local_start import LocalStart, active_context, making
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _GIB = 1 << 30
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 SETTINGS = {
     "spark.master": "local[*,4]",  # a failed task is tried again, which plain local[*] does not do
@@ -46,9 +48,21 @@ SETTINGS = {
 
 NARROW = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms128m -Xmn32m",
+    _JAVA_OPTIONS: "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms128m -Xmn32m",
 }
 """For streams whose rows never enter the JVM: it schedules tasks, and needs little for that."""
+
+_FEW_CORES = 4
+_SMALL = "-XX:+UseSerialGC -Xmn64m"  # threads that collect, and a heap that grows, need more cores
+_LATER = (  # the compiler that optimizes begins ten times later: few methods are worth its work
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC ?")
+_JAVA_VARIABLES = (
+    "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "SPARK_LAUNCHER_OPTS",
+    "SPARK_SUBMIT_OPTS",
+)  # fmt: skip
 
 
 def local_session(app: str = "headwater", **conf: object) -> SparkSession:
@@ -82,9 +96,16 @@ def settings_of(app: str, conf: Mapping[str, str]) -> dict[str, str]:
     settings = {**SETTINGS, "spark.app.name": app, "spark.driver.memory": _driver_memory(), **conf}
     if settings["spark.master"].startswith("local"):
         settings.setdefault("spark.python.daemon.module", "headwater.spark.daemon")
-    options = settings.get("spark.driver.extraJavaOptions", "")
-    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING} {options}"
+    options = conf.get(_JAVA_OPTIONS) or _java_options(os.cpu_count() or 1)
+    if any(_COLLECTOR.search(os.environ.get(name, "")) for name in _JAVA_VARIABLES):
+        options = _COLLECTOR.sub("", options)  # Java does not start if it is told of two
+    settings[_JAVA_OPTIONS] = f"-Dlog4j2.configurationFile={_LOGGING} {options}"
     return settings
+
+
+def _java_options(cores: int) -> str:
+    """Return options of a JVM that works for minutes, and beside Python workers."""
+    return f"{_SMALL} {_LATER}" if cores <= _FEW_CORES else _LATER
 
 
 def _cancel_jobs(number: int, frame: FrameType | None) -> None:
