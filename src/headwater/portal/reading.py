@@ -101,7 +101,7 @@ class Reading:
         self._anchored = False
         self._truncations = 0
         self._empty_answers = 0
-        self._end = block_range.to_block
+        self._first, self._end = block_range.from_block, block_range.to_block
         self._probes = False
 
     @property
@@ -194,7 +194,12 @@ class Reading:
         if self._probes and self._end is not None and header.number > self._end:
             self._tell_of_the_tail()
             raise _BeyondTheEnd
-        self._order.accept(header)
+        try:
+            self._order.accept(header)
+        except BlockOrderError:
+            if header.number >= self._first:
+                batch.give_way_to(header.number)
+            raise
         batch.add(header, line)
         self._truncations = self._empty_answers = 0
 
@@ -290,6 +295,14 @@ class _Batch:
         self.lines.append(line)
         self.size += len(line)
 
+    def give_way_to(self, number: int) -> None:
+        """Drop the blocks above one that came late: passed on, they would leave it out for good."""
+        if any(header.number == number for header in self.headers):
+            return
+        while self.headers and self.headers[-1].number > number:
+            self.headers.pop()
+            self.size -= len(self.lines.pop())
+
     def clear(self) -> None:
         self.headers: list[BlockHeader] = []
         self.lines: list[bytes] = []
@@ -301,8 +314,9 @@ class BlockOrder:
 
     `after` is the block before the range; one that is not its direct predecessor (ranges may be
     disjoint) bounds nothing and links to nothing. `complete` says that the query asked for every
-    block, so a gap is an error. Where numbers are skipped (Solana), parent links show whether a gap
-    is one; without any link the number decides, so such a query must select `parentNumber`.
+    block, so a gap is an error, also one before the first block. Where numbers are skipped
+    (Solana), parent links show whether a gap is one; without any link the number decides, so such a
+    query must select `parentNumber`.
     """
 
     __slots__ = ("_complete", "_range", "last")
@@ -357,7 +371,20 @@ class BlockOrder:
             )
         if last is not None:
             self._check_link(last, header)
+        elif self._complete:
+            self._check_first(header)
         self.last = header
+
+    def _check_first(self, header: BlockHeader) -> None:
+        """Refuse a first block that has a parent within the range."""
+        first = self._range.from_block
+        parent = header.number - 1 if header.parent_number is None else header.parent_number
+        if header.number > first and parent >= first:
+            raise BlockLinkError(
+                f"blocks are missing between {first} and {header.number}",
+                parent_hash=header.parent_hash,
+                parent_number=header.parent_number,
+            )
 
     def _check_link(self, last: BlockCursor | BlockHeader, header: BlockHeader) -> None:
         known = header.parent_hash is not None and last.hash is not None

@@ -131,3 +131,17 @@ def test_a_parent_hash_in_another_case_is_the_same_block() -> None:
     order.accept(BlockHeader(7, "0xef02", parent_hash="0xef01"))
     assert order.last is not None
     assert order.last.number == 7
+
+
+@pytest.mark.parametrize("first", [block(7, "h6", 6), block(7, "h6"), block(7)])
+def test_a_gap_before_the_first_block_is_refused_if_every_block_was_asked_for(
+    first: BlockHeader,
+) -> None:
+    with pytest.raises(BlockLinkError, match="missing between 6 and 7"):
+        BlockOrder(BlockRange(6), complete=True).accept(first)
+    BlockOrder(BlockRange(6)).accept(first)
+
+
+def test_skipped_slots_before_the_first_block_are_no_gap() -> None:
+    BlockOrder(BlockRange(6), complete=True).accept(block(9, "h4", 4))
+    BlockOrder(BlockRange(6), complete=True).accept(block(6, "h6", 6))

@@ -243,6 +243,18 @@ def test_good_blocks_are_delivered_before_the_error_of_a_bad_one(
     assert reply.closed
 
 
+@pytest.mark.guarantee("RANGE-1")
+@pytest.mark.parametrize(("sent", "kept"), [((2, 1), []), ((1, 3, 4, 2), [[1]])])
+def test_blocks_above_one_that_came_late_are_not_passed_on(
+    sent: tuple[int, ...], kept: list[list[int]]
+) -> None:
+    """A stream that went on behind them would leave that block out for good."""
+    answers: list[Answer] = []
+    with pytest.raises(BlockOrderError, match="out of order"):
+        answers.extend(Harness([Reply(body=[lines(*sent)], headers=heads(9))]).read(9))
+    assert numbers(answers) == kept
+
+
 def test_a_bad_first_line_is_an_error_at_once() -> None:
     """CASE-17."""
     with pytest.raises(MalformedLineError):
