@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -138,3 +139,37 @@ def test_a_request_that_is_never_answered_can_be_broken_off(portal: PortalServer
         with pytest.raises(TransportError, match="E3007"):
             asked.result()
     transport.close()
+
+
+@pytest.mark.guarantee("FINAL-2")
+@pytest.mark.parametrize(
+    ("route", "options"),
+    [("stream", ""), ("finalized-stream", ""), ("stream", "#confirmations=1")],
+)
+def test_blocks_of_one_server_are_not_final_because_another_one_says_so(
+    route: str, options: str
+) -> None:
+    """A server is left on a branch that finality rules out; it is asked right after the other."""
+    with simulated_portal(seed=3, blocks=10, finality_depth=5, replicas=2) as portal:
+        chain, replicas = portal.chain, portal.sim.replicas
+        chain.fork(3)
+        orphan = chain.block(chain.forks[-1].orphaned_hashes[-1])
+        replicas[1].freeze(orphan.hash)
+        chain.extend(3)
+        chain.finalize(orphan.number + 1)
+        first = orphan.number - 2
+        body = EvmQuery().add_fields(block=["number", "hash"]).add_logs().body(first)
+        transport = open_transport(portal.node_url + options)
+        replicas.pin(0, 2 if options else 1)
+        replicas.pin(1, 1000)
+        with closing(transport.send(Request("POST", route, body))) as answer:
+            final = int(answer.headers.get("x-sqd-finalized-head-number", -1))
+            lines = b"".join(answer.chunks())
+        transport.close()
+    if route == "finalized-stream":
+        assert answer.status == 503  # what that server has is final on the other one alone
+        return
+    assert answer.status == 200
+    numbers = [json.loads(line)["header"]["number"] for line in lines.splitlines()]
+    assert numbers[-1] == orphan.number
+    assert final == (orphan.number - 1 if options else first - 1)

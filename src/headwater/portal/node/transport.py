@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,11 +32,12 @@ from headwater.portal.node.refusals import (
     TooWide,
     Unsettled,
 )
-from headwater.portal.node.rpc import NodeRpc
+from headwater.portal.node.rpc import Answer, Call, NodeRpc
 from headwater.portal.node.selection import BlockData, Selection
 from headwater.portal.node.window import WindowReader
 from headwater.portal.transport import Request, Response, Timeouts
 
+Read = TypeVar("Read")
 SAMPLE = 100  # blocks of the node that a 409 names
 ANSWER_S = 10.0  # an answer ends after this time, as a portal's does: heads get old
 _FIRST_BLOCKS, _MOST_BLOCKS = 16, 2000
@@ -76,6 +77,11 @@ class _Heads:
         self.final = None
         if final is not None:
             self.final = BlockCursor(int(final["number"], 16), str(final["hash"]))
+
+    @property
+    def final_number(self) -> int:
+        """The number of the newest final block; -1: there is none."""
+        return -1 if self.final is None else self.final.number
 
     @property
     def headers(self) -> dict[str, str]:
@@ -156,17 +162,22 @@ class NodeTransport:
 
     def _heads(self) -> _Heads:
         """Ask for the newest block and the newest final one, in one request if that is possible."""
-        confirmations, tag = self.address.confirmations, self.address.finality
-        asks_tag = confirmations is None and self._has_tag
-        tags = ["latest", tag] if asks_tag else ["latest"]
-        answers = self._rpc.ask([("eth_getBlockByNumber", [one, False]) for one in tags])
+        return self._heads_in(self._rpc.ask(self._head_calls()))
+
+    def _head_calls(self) -> list[Call]:
+        asks_tag = self.address.confirmations is None and self._has_tag
+        tags = ["latest", self.address.finality] if asks_tag else ["latest"]
+        return [("eth_getBlockByNumber", [tag, False]) for tag in tags]
+
+    def _heads_in(self, answers: Sequence[Answer]) -> _Heads:
+        """Return what the answers to `_head_calls` say."""
         if isinstance(answers[0], RpcError):
             raise self._rpc.refusal("eth_getBlockByNumber", answers[0])
         latest = _block(answers[0])
         if latest is None:
             raise Unsettled("the node has no newest block")
-        final = None
-        if asks_tag:
+        final, confirmations = None, self.address.confirmations
+        if len(answers) > 1:
             final = self._tagged(answers[1])
         elif confirmations is not None:
             number = int(latest["number"], 16) - confirmations
@@ -189,19 +200,23 @@ class NodeTransport:
         selection = Selection(query)
         first, parent = int(query["fromBlock"]), query.get("parentBlockHash")
         heads = self._heads()
-        newest = heads.latest
-        if final_only:
-            newest = -1 if heads.final is None else heads.final.number
+        newest = heads.final_number if final_only else heads.latest
         if first > newest:
             if not final_only and self._is_orphan(first, parent, heads):
                 return self._conflict(heads.latest, parent, heads)
             return NodeAnswer(204, heads.headers)
         to_block = query.get("toBlock")
         last = newest if to_block is None else min(newest, int(to_block))
-        blocks = self._read(selection, first, last)
+        blocks, own = self._read(selection, first, last)
         if parent is not None and blocks[0].parent_hash != parent:
             return self._conflict(first - 1, parent, heads)
-        return NodeAnswer(200, heads.headers, self._lines(selection, blocks, last))
+        if own.final_number < heads.final_number:
+            heads = own  # what another server calls final may be of another branch than its blocks
+        if final_only:
+            blocks = [block for block in blocks if block.number <= heads.final_number]
+            if not blocks:
+                raise Unsettled(f"block {first} is final on another server")
+        return NodeAnswer(200, heads.headers, self._lines(selection, blocks, last, heads))
 
     def _is_orphan(self, first: int, parent: str | None, heads: _Heads) -> bool:
         """Tell whether a block above the node's head was replaced, or may come back.
@@ -229,10 +244,13 @@ class NodeTransport:
             named.insert(0, {"number": final.number, "hash": str(final.hash)})
         return _json({"previousBlocks": named}, 409, heads.headers)
 
-    def _lines(self, selection: Selection, blocks: list[BlockData], last: int) -> Iterator[bytes]:
+    def _lines(
+        self, selection: Selection, blocks: list[BlockData], last: int, heads: _Heads
+    ) -> Iterator[bytes]:
         """Yield the lines of windows up to a block; end early where the node does not go on.
 
         As a portal's, an answer has its first block and its last one, also if nothing matches.
+        Blocks up to the final one of `heads` count as final: the server of each must say so, too.
         """
         until, begin = time.monotonic() + ANSWER_S, blocks[0].number
         while True:
@@ -246,19 +264,28 @@ class NodeTransport:
                 return
             try:
                 with _whole_answers():
-                    blocks = self._read(selection, before.number + 1, last)
+                    blocks, own = self._read(selection, before.number + 1, last)
             except (NodeRefusal, Unsettled, TransportError):
                 return  # asked again by the client, which then hears why
             if blocks[0].parent_hash != before.hash:
                 return  # a fork: the client asks again with the hash of the last line
+            if own.final_number < min(blocks[-1].number, heads.final_number):
+                return  # another server, which is behind
 
-    def _read(self, selection: Selection, first: int, last: int) -> list[BlockData]:
-        """Read the next window of as many blocks as the node answers for at once."""
+    def _read(self, selection: Selection, first: int, last: int) -> tuple[list[BlockData], _Heads]:
+        """Read the next window of as many blocks as the node answers for at once.
+
+        With it come the heads as the server sees them that sent the last headers.
+        """
         while True:
             end = min(last, first + self._blocks.size - 1)
             asked, before = end - first + 1, self._rpc.received
             try:
-                blocks = self._settled(partial(self._reader.read, selection, first, end))
+                calls = self._head_calls()
+                blocks, answers = self._settled(
+                    partial(self._reader.read, selection, first, end, calls)
+                )
+                own = self._heads_in(answers)
             except TooWide as refusal:
                 error = refusal.error
                 if error.is_rate or error.is_missing_method or asked == 1:
@@ -266,9 +293,9 @@ class NodeTransport:
                 self._blocks.refused(asked, error.suggested)
                 continue
             self._blocks.answered(asked, (self._rpc.received - before) / _WINDOW_BYTES)
-            return blocks
+            return blocks, own
 
-    def _settled(self, read: Callable[[], list[BlockData]]) -> list[BlockData]:
+    def _settled(self, read: Callable[[], Read]) -> Read:
         """Read again, a few times at once, what did not fit together."""
         for _ in range(_AGAIN - 1):
             with suppress(Unsettled):

@@ -38,8 +38,13 @@ class WindowReader:
         self._rpc = rpc
         self._receipts_by_block = True
 
-    def read(self, selection: Selection, first: int, last: int) -> list[BlockData]:
+    def read(
+        self, selection: Selection, first: int, last: int, beside: Sequence[Call] = ()
+    ) -> tuple[list[BlockData], list[Answer]]:
         """Return the blocks of a window; fewer, if the node does not have the last ones yet.
+
+        The calls `beside` are asked with the last headers, so that one server answers both; their
+        answers are returned, too.
 
         Raises:
             TooWide: the node does not answer for so many blocks.
@@ -57,18 +62,19 @@ class WindowReader:
             ("eth_getBlockByNumber", [hex(number), full]) for number in range(first, last + 1)
         ]
         try:
-            answers = self._rpc.ask([*log_calls, *header_calls])
+            answers = self._rpc.ask([*log_calls, *header_calls, *beside])
         except NodeRefusal as refusal:
             if refusal.status == _TOO_LARGE:
                 raise TooWide(RpcError(0, refusal.text)) from None
             raise
-        blocks, headers = self._blocks(answers[len(log_calls) :], first, full=full)
+        ends = len(log_calls) + len(header_calls)
+        blocks, headers = self._blocks(answers[len(log_calls) : ends], first, full=full)
         logs = self._logs(answers[: len(log_calls)])
         self._share_out(selection, blocks, logs)
         if filters:
             self._check_blooms(selection, blocks, headers)
         self._complete(selection, blocks)
-        return blocks
+        return blocks, answers[ends:]
 
     def headers(self, first: int, last: int) -> list[BlockData]:
         """Return the blocks of a window that the node has, up to the first that it lacks."""

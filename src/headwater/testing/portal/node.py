@@ -85,13 +85,16 @@ class _Failed(Exception):  # noqa: N818 - an answer
 
 
 class NodeSim:
-    """Answers the requests of one node. `calls` counts the methods that were asked for."""
+    """Answers the requests of one node, which has the blocks of `portal`.
+
+    `calls` counts the methods that were asked for, `met` what went wrong.
+    """
 
     def __init__(self, portal: PortalSim, quirks: Quirks | None = None) -> None:
         self.quirks = quirks or Quirks()
         self.calls: Counter[str] = Counter()
         self.met: Counter[str] = Counter()
-        self._portal = portal
+        self.portal = portal
         self._chain = portal.chain
         self._dice = Random(f"node {portal.seed}")
         self._methods: dict[str, Callable[[View, list[Any]], Any]] = {
@@ -108,7 +111,7 @@ class NodeSim:
         """Answer one HTTP request."""
         with self._chain.lock:
             asked = json.loads(body)
-            view = self._portal.replicas.choose().view()
+            view = self.portal.replicas.choose().view()
             calls = asked if isinstance(asked, list) else [asked]
             fault = None
             if self._dice.random() < self.quirks.fault_share:

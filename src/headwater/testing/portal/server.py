@@ -296,6 +296,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_text(413, "body too large")
             return
         body = self.rfile.read(int(length))
+        if len(body) < int(length):  # the client has left
+            self.close_connection = True
+            return
         if not portal.admits(self.headers.get("authorization")):
             self._send_text(
                 401, "credentials are needed", {"www-authenticate": 'Basic realm="portal"'}
