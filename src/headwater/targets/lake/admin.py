@@ -100,6 +100,9 @@ class LakeAdmin(ABC, Generic[File]):
                     "no column with the number of the block", table=table, column=BLOCK_NUMBER
                 )
             rows = held.rows_of(first, last)
+        if pa.types.is_string(rows.schema.field(BLOCK_NUMBER).type):  # an integer of changes
+            at = rows.column_names.index(BLOCK_NUMBER)
+            rows = rows.set_column(at, BLOCK_NUMBER, rows[BLOCK_NUMBER].cast(pa.int64()))
         block = pc.field(BLOCK_NUMBER)
         rooms = rooms_of(rows.schema)
         rows = rows.filter((block >= first) & (block <= last))
