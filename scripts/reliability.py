@@ -49,6 +49,15 @@ def point_table() -> str:
     return "\n".join(rows)
 
 
+def _seeds(found: dict[str, Any]) -> str:
+    """Return which seeds a soak has played."""
+    last = found["first"] + found["worlds"] - found["chosen"] - 1
+    text = f"seeds {found['first']:,} to about {last:,}"
+    if found["chosen"]:
+        text += f" and {found['chosen']:,} later ones, each about a cell that none had met"
+    return text
+
+
 def cell_table() -> str:
     """Return how often worlds had a feature of a target meet a fault."""
     found = _read("soak")
@@ -60,8 +69,7 @@ def cell_table() -> str:
         kind, feature, fault = cell.split("|")
         counts.setdefault((kind, feature), Counter())[fault] += number
     rows = [
-        f"{found['date']}, seeds {found['first']:,} to about "
-        f"{found['first'] + found['worlds'] - 1:,}, {found['worlds']:,} worlds.",
+        f"{found['date']}, {_seeds(found)}, {found['worlds']:,} worlds.",
         "",
         f"| target | feature | {' | '.join(faults)} |",
         f"|---|---|{'--:|' * len(faults)}",
@@ -132,13 +140,12 @@ def _soak() -> str:
     kills = sum(number for name, number in met.items() if name.startswith("killed in"))
     pauses = sum(number for name, number in met.items() if name.startswith("paused in"))
     cuts = met["database's answer cut"] + met["statement cut on its way to a database"]
-    last = found["first"] + found["worlds"] - 1
     mended = ", ".join(map(str, found["mended"]))
     again = f" Seeds {mended} differed, and were played again once the cause was mended."
     lines = [
         "## Whole-system worlds",
         "",
-        f"{found['date']}, `make soak`, seeds {found['first']:,} to about {last:,}: "
+        f"{found['date']}, `make soak`, {_seeds(found)}: "
         f"{found['worlds']:,} worlds, {found['steps']:,} steps, {found['requests']:,} requests, "
         f"**{found['differences']} differences**.{again if mended else ''}",
         "",

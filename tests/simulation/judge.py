@@ -37,6 +37,7 @@ GONE = {"E3010"}  # the portal no longer has what comes next
 RULED_OUT = {"E1003"}  # a replica stayed on a branch that finality ruled out
 UNFIT = {"E0012", "E0018"}  # the definition is not, or not yet, what the tables are made for
 LOCKED = {"E2103", "E2507", "E2330"}  # another has the stream: PostgreSQL, DuckDB, Parquet
+CONFLICTS = {"E2118"}  # with the transaction of another stream that is paused, or just killed
 FENCED = {  # another has begun since: ClickHouse, lakes, Parquet on S3, a query's target
     "E2016", "E2603", "E2330", "E5016", "E5035",
 }  # fmt: skip
@@ -51,8 +52,11 @@ class Judge:
         self._note = note
 
     def saw_rival(self, line: Line, name: str, event: Event) -> None:
-        """Refuse a commit: what it writes are the tables of another stream."""
-        if isinstance(event, Committed):
+        """Refuse a commit: what it writes are the tables of another stream.
+
+        Changes name their table, so batches without any write none: there, tables are compared.
+        """
+        if isinstance(event, Committed) and not (line.shape.changes and line.place.applies):
             raise DisagreementError(f"{name} writes the tables of {line.shape.stream}")
 
     def saw(self, line: Line, name: str, event: Event) -> None:
@@ -143,6 +147,7 @@ class Judge:
             or (code in RULED_OUT and self._upstream.is_ruled_out)
             or (code in GONE and self._upstream.gone_below > 0 and self._may_refuse(line))
             or (code in UNFIT and line.evolving)
+            or (code in CONFLICTS and process.crowded)
             or (code in LOST and (line.lossy or process.dropped))
         )
 

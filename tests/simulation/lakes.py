@@ -35,7 +35,7 @@ from headwater.targets.lake.paths import Place as Files
 from headwater.targets.lake.target import SWEEP_S
 from headwater.targets.parquet import ParquetSettings, Rollover, parquet_target
 from tests.simulation.places import MEMORY, Engines, Place, Stored, ranges_in
-from tests.simulation.tables import LATEST, POOLS, Shape, in_order, pools_in
+from tests.simulation.tables import LATEST, POOLS, SUMS, Shape, in_order, pools_in
 from tests.targets.lake_places import Bucket, delta_options, maintain_catalog, maintain_folder
 
 
@@ -162,7 +162,7 @@ class DeltaPlace(Lake):
     """Delta tables that are compacted all the time."""
 
     format = "Delta"
-    keyed = evolves = maintained = True
+    keyed = sums = applies = evolves = maintained = True
     transactional = False  # several tables are never changed at once
     _settings = DeltaSettings(maintain_every=3, compact_files=3, retention_hours=0)
 
@@ -177,8 +177,9 @@ class DeltaPlace(Lake):
     def _target(self, shape: Shape, stream_id: str | None = None) -> Any:
         target = delta_target(
             self._path,
-            tables=[delta_table(shape.name(one), key=_KEYS.get(one, ())) for one in shape.tables],
+            tables=declared(shape, delta_table),
             on_data=shape.on_data(),
+            aggregates=shape.aggregates(),
             options=self._options,
             settings=replace(self._settings, id=stream_id),
         )
@@ -204,7 +205,7 @@ class IcebergPlace(Lake):
     """Iceberg tables in a catalog of SQLite; their files are in a folder or a bucket."""
 
     format = "Iceberg"
-    keyed = evolves = maintained = True
+    keyed = sums = applies = evolves = maintained = True
     transactional = False  # several tables are never changed at once
     _settings = IcebergSettings(maintain_every=3, final_snapshots=1, compact_files=3, grace_s=0)
 
@@ -215,8 +216,9 @@ class IcebergPlace(Lake):
     def _target(self, shape: Shape, stream_id: str | None = None) -> Any:
         target = iceberg_target(
             self._catalog(),
-            tables=[iceberg_table(shape.name(one), key=_KEYS.get(one, ())) for one in shape.tables],
+            tables=declared(shape, iceberg_table),
             on_data=shape.on_data(),
+            aggregates=shape.aggregates(),
             settings=replace(self._settings, id=stream_id),
         )
         target.clock = itertools.count(step=2 * SWEEP_S).__next__  # it sweeps at once
@@ -260,5 +262,13 @@ class IcebergPlace(Lake):
         return rows
 
 
-_KEYS = {LATEST: ("token",)}
+def declared(shape: Shape, table: Callable[..., Any]) -> list[Any]:
+    """Declare the tables that a stream writes, but for sums, which declare their own."""
+    if shape.changes:
+        return list(shape.schemas())
+    keys = {LATEST: ("token",)}
+    own = [one for one in shape.tables if one != SUMS]
+    return [table(shape.name(one), key=keys.get(one, ())) for one in own]
+
+
 LAKES = {one.format: one for one in (ParquetPlace, DeltaPlace, IcebergPlace)}

@@ -134,6 +134,7 @@ class Line:
         named = {
             Fault.CUT: self.struck > 0 or (reads_portal and cut),
             Fault.ANSWER: reads_portal and upstream.faulty,
+            Fault.REPLICA: reads_portal and upstream.node is not None and upstream.node.was_behind,
             Fault.FORK: self.query is not None and self.query.took_back,
         }
         of_module = set() if self.module is None else self.module.faults
@@ -240,7 +241,8 @@ class Line:
             plain=plain,
             plan=plan,
             changes=changes,
-            latest=place.keyed and not plain and (drawn.latest or feature is Feature.KEYED),
+            latest=(place.keyed or changes) and not plain
+            and (drawn.latest or feature is Feature.KEYED),
             sums=place.sums and not plain and (drawn.sums or feature is Feature.AGGREGATE),
             swaps=(drawn.swaps and not given_up) or feature is Feature.FACTORY,
             ends=not plain and not plan and not changes
@@ -250,6 +252,7 @@ class Line:
 
 _OF_WORLDS = {  # features that are not of one stream
     Feature.TOGETHER, Feature.UNKNOWN_FINALITY, Feature.MAINTAINED, Feature.COLLISION, Feature.GONE,
+    Feature.NODE,
 }  # fmt: skip
 
 

@@ -88,6 +88,9 @@ def _intrude(world: Stage, line: Line) -> None:
     if not other.actor.is_over:
         world.end(line, other)
     line.met.add(Feature.COLLISION)
+    after = [rows for one in line.place.stored(line.shape) for rows in one.tables.values()]
+    if after != held:
+        raise DisagreementError(f"{other.name} has changed the tables of {line.shape.stream}")
     world.judge.look(line)
 
 

@@ -117,6 +117,7 @@ class Place(ABC):
     keyed: bool = False  # it has tables with a key
     sums: bool = False  # it keeps aggregates
     changes: bool = False  # it keeps a change log
+    applies: bool = False  # it applies changes without one
     side_tables: bool = True  # it keeps children of factories and messages
     final_only: bool = False  # it shows final blocks alone
     rereads: bool = False  # a start goes back to final blocks, which is all that one target keeps

@@ -65,7 +65,7 @@ class Process:
 
     `point` is where it was interrupted last; `on_point` is told each time. `turns` are the first
     and the last time it ran. `dropped` says that the server ended its sessions, `haunted` that one
-    of a dead process was still there when it ran last.
+    of a dead process was still there when it ran last, `crowded` that one of another stream was.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Process:
         self.point: Point | None = None
         self.turns: tuple[int, int] | None = None
         self.struck = 0  # connections that the proxy had cut when it began
-        self.dropped = self.haunted = False
+        self.dropped = self.haunted = self.crowded = False
         self._inbox = inbox
         self._query = query
         self._module = module

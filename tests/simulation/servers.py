@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +15,8 @@ import psycopg
 
 from headwater.core.codec import load_cursor
 from headwater.errors import ClickHouseServerError
+from headwater.substreams.outputs import CHANGES
+from headwater.substreams.sink import _Inserts as ChangesWriter
 from headwater.targets.admin import open_admin
 from headwater.targets.clickhouse import ClickHouseClient, ClickHouseSettings, clickhouse_target
 from headwater.targets.clickhouse import table as clickhouse_table
@@ -37,6 +39,7 @@ from tests.simulation.tables import POOLS, Shape, Tables, in_order, pools_in
 
 _NUMBERS = itertools.count(1)
 _UNKNOWN_TABLE = 60
+_TYPES = {"block_number": "UInt64", "log_index": "UInt64"}
 
 
 class PostgresPlace(Place):
@@ -152,7 +155,7 @@ class ClickHousePlace(Place):
 
     kind = "ClickHouse"
     transactional = False
-    evolves = maintained = True
+    applies = evolves = maintained = True
 
     def __init__(self, engines: Engines, engine: str) -> None:
         parts = urlsplit(engines.clickhouse)
@@ -175,11 +178,39 @@ class ClickHousePlace(Place):
     def _target(
         self, shape: Shape, clock: Callable[[], float], settings: ClickHouseSettings
     ) -> Any:
+        if shape.changes:
+            return self._applying(shape, clock, settings)
         target = clickhouse_target(
             self._by_proxy,
             tables=[clickhouse_table(shape.name(one), engine=self._engine) for one in shape.tables],
             on_data=shape.on_data(),
             settings=settings,
+        )
+        target.clock = clock
+        return target
+
+    def _applying(
+        self, shape: Shape, clock: Callable[[], float], settings: ClickHouseSettings
+    ) -> Any:
+        """Return a target that applies changes to tables whose engine keeps versions of rows."""
+        for one in shape.schemas():
+            columns = (
+                f"`{name}` {_TYPES.get(name, 'UInt256' if kind == 'integer' else 'String')}"
+                for name, kind in one.columns.items()
+            )
+            self._client.run(
+                f"CREATE TABLE IF NOT EXISTS {one.name} "
+                f"({', '.join(columns)}, version UInt64, is_deleted UInt8) "
+                f"ENGINE = ReplacingMergeTree(version, is_deleted) ORDER BY ({', '.join(one.key)})"
+            )
+        writer = ChangesWriter()
+
+        def write(store: Any, data: Mapping[str, Any]) -> None:
+            for changes in data.values():
+                writer.insert(store, {CHANGES: changes})
+
+        target = clickhouse_target(
+            self._by_proxy, tables=[], on_start=writer.prepare, on_data=write, settings=settings
         )
         target.clock = clock
         return target
@@ -195,6 +226,8 @@ class ClickHousePlace(Place):
         for one in shape.tables:
             name = shape.name(one)
             shown = name if self._engine == "MergeTree" else f"{name}_live"
+            if shape.changes:
+                shown = f"{name} FINAL"
             columns = ", ".join(f"`{column}`" for column in shape.columns(one))
             tables[one] = in_order(shape, one, self._rows(f"SELECT {columns} FROM {shown}"))
         if shape.swaps:

@@ -80,6 +80,7 @@ class Feature(StrEnum):
     GONE = "blocks that the portal no longer has: refused"
     GIVEN_UP = "blocks that the portal no longer has: left out"
     UNKNOWN_FINALITY = "no finality reported"
+    NODE = "rpc+http: a node is the source"
 
 
 class Fault(StrEnum):

@@ -4,8 +4,11 @@
     python -m tests.simulation.soak --seed 1234                  # make soak SEED=1234
     python -m tests.simulation.soak --seed 1234 --keep 3,7,8     # some of its steps
     python -m tests.simulation.soak --results FILE --go-on       # more seeds, added to FILE
+    python -m tests.simulation.soak --results FILE --go-on --empty  # those about empty cells alone
 
 With `--go-on` worlds that differed are played again first; those that are right now are named.
+With `--empty` a later seed is played only if the cell of docs/guarantees.md that it is about has
+been met by no world yet.
 
 A soak fails if a world differs from its chain, or if one of the rare situations never occurred:
 then it would prove nothing about it. A seed that fails is cut down to the steps that it needs, and
@@ -19,10 +22,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 
@@ -32,7 +36,8 @@ from tests.simulation.kinds import NAMES, never_met, offers
 from tests.simulation.outcome import Outcome, print_failures, report
 from tests.simulation.places import Engines
 from tests.simulation.script import Script
-from tests.simulation.situations import Fault, Feature, Tally, expected
+from tests.simulation.situations import Fault, Feature, Tally, cell, expected
+from tests.simulation.themes import theme_of
 from tests.simulation.world import World
 
 CHUNK = 10
@@ -100,29 +105,28 @@ def _in_worker(seeds: Sequence[int]) -> Outcome:
 
 
 def soak(
-    first: int,
-    worlds: int | None,
+    seeds: Iterator[int],
     seconds: float,
     jobs: int,
     console: Console,
-    on_progress: Callable[[Outcome, float], object] = lambda outcome, seconds: None,
-) -> Outcome:
-    """Play seeds from `first` on until so many are played, or the time is up.
+    total: Outcome,
+    on_progress: Callable[[float], object] = lambda seconds: None,
+) -> None:
+    """Play seeds until there are no more, or the time is up; add what they come to to `total`.
 
-    `on_progress` is told every few seconds how far it is.
+    `on_progress` is told every few seconds how long it has taken.
     """
-    total, began, said = Outcome(), time.monotonic(), 0.0
-    chunks = _chunks(first, worlds)
+    began, said = time.monotonic(), 0.0
     with ProcessPoolExecutor(jobs) as pool:
         waiting: set[Future[Outcome]] = set()
         while True:
             while len(waiting) < jobs and time.monotonic() - began < seconds:
-                chunk = next(chunks, None)
-                if chunk is None:
+                chunk = tuple(islice(seeds, CHUNK))
+                if not chunk:
                     break
                 waiting.add(pool.submit(_in_worker, chunk))
             if not waiting:
-                return total
+                return
             done, waiting = wait(waiting, SAY_EVERY_S, FIRST_COMPLETED)
             for one in done:
                 outcome = one.result()
@@ -130,7 +134,7 @@ def soak(
                 print_failures(outcome, console)
             if time.monotonic() - said > SAY_EVERY_S:
                 said = time.monotonic()
-                on_progress(total, said - began)
+                on_progress(said - began)
                 console.print(
                     f"{said - began:6.0f} s  {total.runs:,} worlds  {total.steps:,} steps  "
                     f"{len(total.failures)} differences",
@@ -138,13 +142,14 @@ def soak(
                 )
 
 
-def _chunks(first: int, worlds: int | None) -> Iterator[range]:
-    """Yield seeds in small ranges: so many, or without end."""
-    last = None if worlds is None else first + worlds
-    while last is None or first < last:
-        end = first + CHUNK if last is None else min(first + CHUNK, last)
-        yield range(first, end)
-        first = end
+def seeds_of_empty_cells(first: int, cells: Mapping[str, int]) -> Iterator[int]:
+    """Yield the seeds whose worlds are about a cell that none has met by then."""
+    for seed in range(first, first + MANY):
+        theme = theme_of(seed)
+        if theme.feature is None or theme.fault is None:
+            continue
+        if not cells.get(cell(theme.kind, theme.feature, theme.fault)):
+            yield seed
 
 
 def never_occurred(worlds: int, tally: Tally) -> list[str]:
@@ -163,6 +168,7 @@ def save(outcome: Outcome, seconds: float, first: int, path: Path) -> None:
                 "date": datetime.now(UTC).date().isoformat(),
                 "first": first,
                 "worlds": outcome.runs,
+                "chosen": outcome.chosen,
                 "steps": outcome.steps,
                 "requests": outcome.requests,
                 "differences": len(outcome.failures),
@@ -190,7 +196,8 @@ def load(path: Path) -> tuple[Outcome, int, float]:
     tally = Tally()
     for name in ("met", "faults", "errors", "points", "different", "cells"):
         getattr(tally, name).update(found.get(name, {}))
-    outcome = Outcome(found["worlds"], found["steps"], found["requests"], tally=tally)
+    figures = (found["worlds"], found["steps"], found["requests"])
+    outcome = Outcome(*figures, tally=tally, chosen=found.get("chosen", 0))
     outcome.mended = list(found.get("mended", []))
     outcome.failures = {int(seed): tuple(one) for seed, one in found.get("failures", {}).items()}
     return outcome, found["first"], found["seconds"]
@@ -233,31 +240,34 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--results", type=Path, help="write the figures to this file")
     parser.add_argument("--go-on", action="store_true", help="add to the figures that it holds")
+    parser.add_argument("--empty", action="store_true", help="only worlds about empty cells")
     options = parser.parse_args()
     console = Console()
     if options.seed is not None:
         return replay(options.seed, options.keep, console, free=options.free)
     first = options.first or Random().randrange(1, 1 << 30)
-    earlier, before_s = Outcome(), 0.0
+    total, before_s = Outcome(), 0.0
     if options.go_on and options.results.exists():
-        earlier, first, before_s = load(options.results)
-        play_again(earlier)
+        total, first, before_s = load(options.results)
+        play_again(total)
     seconds = options.minutes * 60 if options.worlds is None else float("inf")
-    start = first + earlier.runs
+    earlier = total.runs
+    start = first + earlier - total.chosen
     console.print(f"seeds from {start}", highlight=False)
     began = time.monotonic()
+    seeds: Iterator[int] = count(start)
+    if options.empty:
+        seeds, chosen = seeds_of_empty_cells(start, total.tally.cells), total.chosen
 
-    def keep(outcome: Outcome, took: float) -> Outcome:
-        total = Outcome()
-        total.add(earlier)
-        total.add(outcome)
+    def keep(took: float) -> None:
+        if options.empty:
+            total.chosen = chosen + total.runs - earlier
         if options.results is not None:
             save(total, before_s + took, first, options.results)
-        return total
 
-    outcome = soak(start, options.worlds, seconds, options.jobs, console, keep)
+    soak(islice(seeds, options.worlds), seconds, options.jobs, console, total, keep)
     took = time.monotonic() - began
-    total = keep(outcome, took)
+    keep(took)
     never = partial(never_occurred, total.runs)
     return report(total, "worlds", expected(), never, before_s + took, console)
 

@@ -108,6 +108,8 @@ class Shape:
 
     def on_data(self) -> Any:
         """Return what targets are given to write with; None where outputs are tables."""
+        if self.changes:
+            return self.apply
         return None if self.plain else self.write
 
     def outputs(self, tokens: Iterable[str], pools_of: str) -> dict[str, Output]:
@@ -130,7 +132,7 @@ class Shape:
 
     def aggregates(self) -> list[Aggregate]:
         """Declare the sums."""
-        if not self.sums:
+        if not self.sums or self.changes:
             return []
         return [
             aggregate(
@@ -140,6 +142,11 @@ class Shape:
                 add={"amount": "value", "rows": 1},
             )
         ]
+
+    def apply(self, tx: Any, data: Mapping[str, Any]) -> None:
+        """Serve as `on_data` of targets that apply changes without a change log."""
+        for changes in data.values():
+            tx.apply(changes)
 
     def write(self, tx: Any, data: Mapping[str, Any]) -> None:
         """Serve as `on_data` of the targets."""

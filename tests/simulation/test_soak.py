@@ -8,10 +8,12 @@ from io import StringIO
 
 from rich.console import Console
 
+from tests.simulation.kinds import never_met
 from tests.simulation.outcome import Outcome, report
 from tests.simulation.script import Do, Script, Step
-from tests.simulation.situations import Met, expected
-from tests.simulation.soak import never_occurred, shrink
+from tests.simulation.situations import Met, cell, expected
+from tests.simulation.soak import never_occurred, seeds_of_empty_cells, shrink
+from tests.simulation.themes import theme_of
 
 
 def test_a_failing_script_is_cut_down_to_the_steps_that_it_needs() -> None:
@@ -33,3 +35,15 @@ def test_the_report_names_failures_with_the_command_that_replays_them() -> None:
     assert "make soak SEED=77 KEEP=3,9" in text
     assert "never occurred: rollback of one block" in text
     assert "never occurred: rollback of 8 blocks" not in text
+
+
+def test_seeds_of_empty_cells_are_those_whose_worlds_are_about_one() -> None:
+    cells: dict[str, int] = {}
+    for seed in seeds_of_empty_cells(1, cells):
+        theme = theme_of(seed)
+        assert theme.feature is not None
+        assert theme.fault is not None
+        named = cell(theme.kind, theme.feature, theme.fault)
+        assert named not in cells
+        cells[named] = 1
+    assert never_met(cells) == []

@@ -19,6 +19,14 @@ WINDOWS = 8  # of so many other worlds one has a portal whose window moves
 IN_ONE_PLACE = Feature.TOGETHER
 WINDOW = (Feature.GONE, Feature.GIVEN_UP)
 
+# What the product has got since seeds are kept: behind all else, so that these mean the same.
+_SINCE = (Feature.NODE,)
+_SINCE_ON = {
+    (kind, feature)
+    for kind in ("ClickHouse", *LAKES, *(f"{one} on S3" for one in LAKES))
+    for feature in (Feature.AGGREGATE, Feature.CHANGES, Feature.SUBSTREAMS)
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Theme:
@@ -61,6 +69,9 @@ def theme_of(seed: int) -> Theme:
 def _pairs(kind: str) -> list[tuple[Feature, Fault]]:
     """Return what the product offers on a kind of target, and what may go wrong there."""
     assert kind in NAMES
-    found = [(one, fault) for one in Feature for fault in Fault if meets(kind, one, fault)]
-    Random(f"pairs of {kind}").shuffle(found)
-    return found
+    pairs = [(one, fault) for one in Feature for fault in Fault if meets(kind, one, fault)]
+    since = [pair for pair in pairs if pair[0] in _SINCE or (kind, pair[0]) in _SINCE_ON]
+    before = [pair for pair in pairs if pair not in since]
+    for some in (before, since):
+        Random(f"pairs of {kind}").shuffle(some)
+    return before + since

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from headwater.portal import HttpTransport, Timeouts, Transport
+from headwater.portal import HttpTransport, Timeouts, Transport, open_transport
 from headwater.testing.chain.tree import ChainSim, ContentSettings
 from headwater.testing.faults.plan import CATALOGUE
+from headwater.testing.portal.answer import SimAnswer
 from headwater.testing.portal.dataset import PortalSim
+from headwater.testing.portal.node import FAULTS, NodeSim, Quirks
 from headwater.testing.portal.replicas import Balance, Finality, Replica
 from headwater.testing.portal.server import PortalServer
 from headwater.testing.portal.stream_plan import Behind
@@ -26,13 +28,34 @@ _HARMLESS = tuple(
 )  # fmt: skip
 
 
+_OF_NODES = tuple(one for one in FAULTS if one != "silence")  # nobody waits here, in real time
+
+
 def own_hash(text: str) -> str:
     """Return a block's hash as the chain spells it: Substreams leaves the prefix out."""
     return text if text.startswith("0x") or not text else f"0x{text}"
 
 
+class _Node(NodeSim):
+    """A node that knows whether a replica that was behind has answered."""
+
+    def __init__(self, portal: PortalSim) -> None:
+        super().__init__(portal, Quirks(faults=_OF_NODES))
+        self.was_behind = False
+
+    def respond(self, body: bytes) -> SimAnswer:
+        """Answer one HTTP request."""
+        replicas, chain = self.portal.replicas, self.portal.chain
+        with chain.lock:
+            replica = replicas.choose()
+            self.was_behind |= replica.view().tip != chain.head
+            replicas.pin(replica.index)
+            return super().respond(body)
+
+
 class Upstream:
-    """What the streams of a world read. `wire` is there where they read over real sockets.
+    """What the streams of a world read. `wire` is there where they read over real sockets, `node`
+    where they read a node and no portal.
 
     `faulty` says that an answer was or may be faulty. The portal once lacked blocks `gone_below`.
     """
@@ -43,6 +66,7 @@ class Upstream:
         self.faulty = False
         self.gone_below = 0
         self.wire: LossyProxy | None = None
+        self.node: _Node | None = None
         self._tally = tally
         self._note = note
         self._server: PortalServer | None = None
@@ -75,14 +99,19 @@ class Upstream:
             self.portal = PortalSim(
                 self.chain, seed=self.chain.seed, replicas=2, behind=Behind.CONFLICT
             )
+        if theme.feature is Feature.NODE:
+            self.node = _Node(self.portal)
 
     def open(self) -> None:
         """Start serving, where that takes a socket."""
         if not self.finality_known:
             for replica in self.portal.replicas:
                 replica.report(Finality.HIDDEN)
-        if self._over_sockets:
+        if self._over_sockets or self.node is not None:
             self._server = PortalServer(self.portal).start()
+        if self._server is not None and self.node is not None:
+            self._server.node = self.node
+        if self._server is not None and self._over_sockets:
             self.wire = LossyProxy("127.0.0.1", int(self._server.base_url.rsplit(":", 1)[1]))
 
     def close(self) -> None:
@@ -100,10 +129,14 @@ class Upstream:
 
     def transport(self, clock: VirtualClock) -> Transport:
         """Return how one process reaches the portal."""
-        if self.wire is None:
+        if self._server is None or (self.wire is None and self.node is None):
             return SimTransport(self.portal, clock)
-        address = f"http://127.0.0.1:{self.wire.port}/datasets/{self.portal.dataset}"
-        return HttpTransport(address, Timeouts(LIMIT_S, LIMIT_S, LIMIT_S))
+        base, limits = self._server.base_url, Timeouts(LIMIT_S, LIMIT_S, LIMIT_S)
+        if self.wire is not None:
+            base = f"http://127.0.0.1:{self.wire.port}"
+        if self.node is not None:
+            return open_transport(f"rpc+{base}/rpc/a-secret-key", limits)
+        return HttpTransport(f"{base}/datasets/{self.portal.dataset}", limits)
 
     def is_canonical(self, block_hash: str | None) -> bool:
         """Tell whether a block is on the chain as it is now."""
@@ -207,11 +240,14 @@ class Upstream:
         """Have one of the next answers spoiled."""
         if self.wire is not None:
             return  # there the proxy does what a portal in memory can only pretend
+        self.faulty = True
+        self._tally.meet(Met.PORTAL_FAULT)
+        if self.node is not None:
+            self.node.quirks.fault_share = dice.choice([0.1, 0.3])
+            return
         name = dice.choice(_HARMLESS)
         self.portal.faults.add(dice.choice(CATALOGUE[name]), times=dice.choice([1, 1, 3]))
-        self.faulty = True
         self._note(f"fault {name}")
-        self._tally.meet(Met.PORTAL_FAULT)
 
     def forget(self, dice: Random) -> None:
         """Let the portal forget its oldest blocks, or have them again: another archive."""
@@ -235,6 +271,8 @@ class Upstream:
         tips = [one.orphaned_hashes[-1] for one in self.chain.forks if one.orphaned_hashes]
         highest = max([self.chain.block(one).number for one in tips], default=0)
         self.portal.faults.clear()
+        if self.node is not None:
+            self.node.quirks.fault_share = 0.0
         self._remember()
         for replica in self.portal.replicas:
             replica.live()

@@ -85,6 +85,8 @@ class World:
                 features.add(Feature.TOGETHER)
             if not self.upstream.finality_known:
                 features.add(Feature.UNKNOWN_FINALITY)
+            if self.upstream.node is not None and line.query is None and line.module is None:
+                features.add(Feature.NODE)
             self._tally.met.update(features)
             self._tally.cells.update(
                 cell(line.place.kind, feature, fault) for feature in features for fault in faults
@@ -372,6 +374,9 @@ class World:
             dead = [one.name for one in line.processes if one.actor.is_over]
             line.haunted = line.place.has_sessions(dead)
         process.haunted = line.haunted
+        beside = [one for one in self.lines if one is not line and one.place is line.place]
+        names = [one.name for each in beside for one in each.processes]
+        process.crowded = bool(names) and line.place.has_sessions(names)
 
         def is_held() -> bool:
             return self.holding(line) or line.place.waits_for_lock(process.name)
