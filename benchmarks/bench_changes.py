@@ -1,11 +1,11 @@
 """How fast are a million mixed operations folded, beside a dictionary and one operation at a time?
 
 Both start from the same Arrow table and end with one row per key and hot block; their outlines are
-compared. The plain fold is `headwater.testing.change_model`; its time is also given
-without the conversion to dictionaries, which it needs and a columnar fold does not. Other load
-lowers all figures alike, so read the ratios. Exit code 1 below the limit.
+compared. The plain fold is `tests.change_model`; its time is also given without the conversion to
+dictionaries, which it needs and a columnar fold does not. Other load lowers all figures alike, so
+read the ratios. Exit code 1 below the limit.
 
-    .venv/bin/python benchmarks/bench_changes.py
+    .venv/bin/python -m benchmarks.bench_changes
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from tests.change_model import fold_one_by_one
 
 from headwater.changes import FieldOperation, add, fold, from_columns, max_, min_, set_if_null, sub
-from headwater.testing.change_model import fold_one_by_one
 
 LIMIT = 20
 ROUNDS = 5

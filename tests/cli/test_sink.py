@@ -24,9 +24,9 @@ from headwater.substreams.outputs import decoder_of
 from headwater.substreams.package import Package
 from headwater.substreams.sink_metrics import PREFIX, sink_metrics
 from headwater.targets import duckdb_target, postgres_target
-from headwater.testing.change_model import apply_one_by_one
 from headwater.testing.substreams import EndsWith, SendsGarbage, simulated_endpoint
 from headwater.testing.substreams.modules import DB_OUT, ORDERS
+from tests.change_model import apply_one_by_one
 from tests.cli.test_cursor import run
 from tests.substreams.follower import output_of
 from tests.targets import postgres_places

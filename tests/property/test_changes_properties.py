@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headwater.changes import CHANGES_SCHEMA, FOLDED_SCHEMA, Changes, fold
 from headwater.changes.one_key import Chain
 from headwater.errors import DuplicateInsertError
-from headwater.testing.change_model import (
+from tests.change_model import (
     BeforeImage,
     RowExistsError,
     Rows,

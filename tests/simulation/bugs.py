@@ -21,19 +21,26 @@ import pyarrow.compute as pc
 from headwater.core import BlockCursor
 from headwater.effects.outbox import Outbox
 from headwater.portal import PortalClient
+from headwater.stream import assemble as assembler
+from headwater.stream import portal_assemble as assemble
 from headwater.stream.factory_index import FactoryIndex
 from headwater.stream.micro_batches import _IntoTarget as IntoTarget
 from headwater.stream.missing_blocks import MissingBlocks
 from headwater.stream.portal_run import PortalRun
 from headwater.stream.transformer import Step
+from headwater.stream.verification import _Plan as VerificationPlan
 from headwater.substreams.cursors import TABLE as CURSORS
 from headwater.substreams.cursors import CursorLog
+from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.undo import Undo as ClickHouseUndo
 from headwater.targets.delta.stream_table import StreamTable as DeltaTable
+from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.fanout import FanOutTarget
 from headwater.targets.parquet import publish as parquet
+from headwater.targets.postgres import encode
 from headwater.targets.sql.aggregate_tables import Aggregates
+from headwater.targets.sql.side_tables import ConfigTable
 from tests.simulation.kinds import KINDS
 from tests.simulation.places import Engines
 from tests.simulation.script import Script
@@ -153,6 +160,52 @@ def _uncounted(right: Any) -> Any:
     return lambda self, batch: {}
 
 
+def _all_in_the_last(right: Any) -> Any:
+    def decode_blocks(*given: Any) -> Any:
+        blocks = right(*given)
+        if not blocks:
+            return blocks
+        names = blocks[-1].tables
+        whole = {name: pa.concat_tables([one.tables[name] for one in blocks]) for name in names}
+        none = {name: table.slice(0, 0) for name, table in whole.items()}
+        return [*(replace(one, tables=none) for one in blocks[:-1]),
+                replace(blocks[-1], tables=whole)]  # fmt: skip
+
+    return decode_blocks
+
+
+def _whole_seconds(right: Any) -> Any:
+    return lambda values: right(values.cast(pa.timestamp("s", values.type.tz), safe=False))
+
+
+def _no_reports(right: Any) -> Any:
+    return lambda self: []
+
+
+def _made_by_each(right: Any) -> Any:
+    def create(self: Any) -> None:
+        sql = self.creates.replace("IF NOT EXISTS ", "")
+        self._session.run(self._statement(sql))
+
+    return create
+
+
+def _cut_name(right: Any) -> Any:
+    return lambda self, text: right(self, text[:10])
+
+
+def _closed_for_all(right: Any) -> Any:
+    def close(self: Any) -> None:
+        self._file.users = 1
+        right(self)
+
+    return close
+
+
+def _bare_tables(right: Any) -> Any:
+    return lambda tables, session: dict(tables)
+
+
 _SQL = ("DuckDB", "PostgreSQL")
 _EVOLVING = (*_SQL, "ClickHouse", "Delta", "Iceberg")
 _FAN_OUT = ("fan-out",)
@@ -171,6 +224,15 @@ BUGS = (
     Bug("a query takes nothing back", IntoTarget, "_take_back", _nothing_taken, KINDS, 29),
     Bug("the cursor of a later block is stored", CursorLog, "rows", _of_the_newest, _SQL, 80),
     Bug("lost blocks are not counted", MissingBlocks, "rows", _uncounted, KINDS, 110),
+    Bug(
+        "blocks of a group count as the last", assemble, "decode_blocks", _all_in_the_last, KINDS, 1
+    ),
+    Bug("times lose their fractions", encode, "_timestamps", _whole_seconds, ("PostgreSQL",), 1),
+    Bug("verify compares no sums", VerificationPlan, "compare_sums", _no_reports, _SQL, 1),
+    Bug("what streams share is made by each", ConfigTable, "create", _made_by_each, _SQL, 1),
+    Bug("names of tables are cut", Catalog, "parse", _cut_name, ("ClickHouse",), 1),
+    Bug("a stream that ends closes it for all", Session, "close", _closed_for_all, ("DuckDB",), 1),
+    Bug("callbacks are given bare tables", assembler, "frames", _bare_tables, KINDS, 1),
     Bug("an added output begins late", PortalRun, "blocks_up_to", _later, _EVOLVING, 20),
 )
 

@@ -17,9 +17,9 @@ from headwater.substreams.client import Dialling
 from headwater.substreams.descriptors import TypeSet
 from headwater.substreams.messages import Message, Progress
 from headwater.testing.chain.tree import ChainSim, SimBlock
-from headwater.testing.change_model import apply_one_by_one
 from headwater.testing.substreams import DB_OUT, EndpointServer, SimModule
 from headwater.testing.substreams.modules import changes_file
+from tests.change_model import apply_one_by_one
 
 CHANGES = "sf.substreams.sink.database.v1.DatabaseChanges"
 FILES = (changes_file(),)

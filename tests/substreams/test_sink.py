@@ -23,12 +23,12 @@ from headwater.substreams.sink_database import SinkDsn, run_schema, user_tables
 from headwater.targets import history_target
 from headwater.targets.clickhouse import ClickHouseClient
 from headwater.testing.chain.tree import ChainSim, SimBlock
-from headwater.testing.change_model import apply_one_by_one
 from headwater.testing.substreams.modules import (
     DB_OUT,
     SCHEMA_SQL,
     SimModule,
 )
+from tests.change_model import apply_one_by_one
 from tests.substreams.follower import Follower
 from tests.targets import clickhouse_places, postgres_places
 from tests.targets.change_log.places import Stream as ChangeStream

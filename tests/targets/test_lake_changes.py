@@ -19,7 +19,7 @@ from headwater.errors import (
     UnknownTableError,
 )
 from headwater.targets import Delivery, delta_target, iceberg_target
-from headwater.testing.change_model import RowExistsError
+from tests.change_model import RowExistsError
 from tests.sampling import examples
 from tests.targets.aggregates import test_aggregates as sums
 from tests.targets.change_log import test_properties as log

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headwater.changes import CHANGES_SCHEMA, TableSchema
 from headwater.errors import DuplicateInsertError
-from headwater.testing.change_model import (
+from tests.change_model import (
     RowExistsError,
     Rows,
     apply_one_by_one,
