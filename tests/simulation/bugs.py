@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from headwater.core import BlockCursor
 from headwater.effects.outbox import Outbox
 from headwater.portal import PortalClient
+from headwater.portal.node import NodeTransport
 from headwater.stream import assemble as assembler
 from headwater.stream import portal_assemble as assemble
 from headwater.stream.factory_index import FactoryIndex
@@ -202,6 +203,15 @@ def _closed_for_all(right: Any) -> Any:
     return close
 
 
+def _final_on_another(right: Any) -> Any:
+    def read(self: Any, *given: Any) -> Any:
+        blocks, heads = right(self, *given)
+        heads.final = BlockCursor(1 << 40)
+        return blocks, heads
+
+    return read
+
+
 def _bare_tables(right: Any) -> Any:
     return lambda tables, session: dict(tables)
 
@@ -233,6 +243,7 @@ BUGS = (
     Bug("names of tables are cut", Catalog, "parse", _cut_name, ("ClickHouse",), 1),
     Bug("a stream that ends closes it for all", Session, "close", _closed_for_all, ("DuckDB",), 1),
     Bug("callbacks are given bare tables", assembler, "frames", _bare_tables, KINDS, 1),
+    Bug("final is what any server says", NodeTransport, "_read", _final_on_another, KINDS, 190),
     Bug("an added output begins late", PortalRun, "blocks_up_to", _later, _EVOLVING, 20),
 )
 

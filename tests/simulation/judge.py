@@ -173,7 +173,7 @@ class Judge:
             return  # tables are between two definitions
         for stored in line.place.stored(line.shape):
             cursor = stored.cursor
-            path = [] if cursor is None else self._upstream.chain.path(own_hash(str(cursor.hash)))
+            path = self._upstream.blocks_up_to(cursor)
             blocks = self._without(line, stored, path)
             wanted = expected(self._upstream.chain, blocks, line.tokens, line.shape)
             for name in stored.lacks:

@@ -82,6 +82,7 @@ def offers(kind: str, feature: Feature) -> bool:
         Feature.PLAN: kind == "DuckDB",  # a plan does not know where its rows go, and Spark is slow
         Feature.COLLISION: kind not in ("memory", "fan-out"),
         Feature.GIVEN_UP: place.side_tables,
+        Feature.REWOUND: kind not in ("memory", "fan-out"),  # each target of which has its own
     }
     return needs.get(feature, True)
 

@@ -121,6 +121,7 @@ class Line:
             Feature.MAINTAINED: False,
             Feature.COLLISION: False,
             Feature.GONE: False,
+            Feature.REWOUND: False,
             Feature.GIVEN_UP: False,
             Feature.ADDED: self.earlier is not None and bool(shape.more),
             Feature.RENAMED: self.earlier is not None and shape.moved,

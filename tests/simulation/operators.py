@@ -55,6 +55,8 @@ def operate(world: Stage, do: Do, line: Line, dice: Random) -> None:
             line.met.add(Feature.MAINTAINED)
         case Do.INTRUDE if line.place.kind != "memory":
             _intrude(world, line)
+        case Do.REWIND if line.place.kind != "memory" and line.query is None:
+            _rewind(world, line, dice)
         case Do.EVOLVE if line.later is not None and world.upstream.finality_known:
             for _ in range(8):
                 if line.state.finalized is not None:
@@ -92,6 +94,33 @@ def _intrude(world: Stage, line: Line) -> None:
     if after != held:
         raise DisagreementError(f"{other.name} has changed the tables of {line.shape.stream}")
     world.judge.look(line)
+
+
+def _rewind(world: Stage, line: Line, dice: Random) -> None:
+    """Move a cursor back, as `headwater rewind` does: all of it is done, or nothing."""
+    for each in [one for one in world.lines if one.place is line.place]:
+        for process in each.alive:
+            world.end(each, process)
+    for place in line.place.looked_at(line.shape):
+        shape = place.own(line.shape)
+        before = place.read(shape)
+        if before.cursor is None:
+            continue
+        number = max(0, before.cursor.number - dice.choice([0, 1, 2, 3, 6]))
+        with place.environment():
+            try:
+                move = place.admin(shape).move(shape.stream, number, force=dice.random() < 0.5)
+            except HeadwaterError as error:
+                world.note(f"rewind to {number} refused: {error}")
+                if place.transactional and place.read(shape).tables != before.tables:
+                    raise DisagreementError("a refused rewind has changed tables") from None
+                continue
+        world.note(f"rewind of {shape.stream} to {number}: {move.kind}")
+        line.met.add(Feature.REWOUND)
+        now = place.read(shape).cursor
+        if now is None or now.number != move.number:
+            raise DisagreementError(f"a rewind to {number} has left {shape.stream} at {now}")
+        world.judge.compare(line)
 
 
 def _evolve(world: Stage, line: Line, later: Shape, dice: Random) -> None:

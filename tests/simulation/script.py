@@ -13,7 +13,7 @@ from itertools import product
 from random import Random
 
 from tests.simulation.process import Call
-from tests.simulation.situations import Fault
+from tests.simulation.situations import Fault, Feature
 from tests.simulation.themes import Theme, free_theme, theme_of
 
 
@@ -42,6 +42,7 @@ class Do(StrEnum):
     MAINTAIN = "maintain from outside"
     INTRUDE = "start another stream on the same tables"
     EVOLVE = "give a stream another definition"
+    REWIND = "move a stream's cursor back"
     FORGET = "the portal forgets its oldest blocks, or has them again"
 
 
@@ -93,6 +94,8 @@ class Script:
             steps.insert(at, Step(kind, dice.randrange(1 << 32)))
         theme = free_theme(seed) if free else theme_of(seed)
         more: list[tuple[Do, ...]] = [(Do.FORGET,)] * 3 if theme.has_window else []
+        if theme.feature is Feature.REWOUND:
+            more += [(Do.RUN, Do.REWIND)] * 3
         if theme.fault is not None:
             more += [_OF_FAULTS[theme.fault]] * 3
         for several in more:

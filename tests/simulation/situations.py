@@ -81,6 +81,7 @@ class Feature(StrEnum):
     GIVEN_UP = "blocks that the portal no longer has: left out"
     UNKNOWN_FINALITY = "no finality reported"
     NODE = "rpc+http: a node is the source"
+    REWOUND = "rewind by an operator"
 
 
 class Fault(StrEnum):

@@ -20,7 +20,7 @@ IN_ONE_PLACE = Feature.TOGETHER
 WINDOW = (Feature.GONE, Feature.GIVEN_UP)
 
 # What the product has got since seeds are kept: behind all else, so that these mean the same.
-_SINCE = (Feature.NODE,)
+_SINCE = (Feature.NODE, Feature.REWOUND)
 _SINCE_ON = {
     (kind, feature)
     for kind in ("ClickHouse", *LAKES, *(f"{one} on S3" for one in LAKES))

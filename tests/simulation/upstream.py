@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
+from headwater.core import BlockCursor
 from headwater.portal import HttpTransport, Timeouts, Transport, open_transport
-from headwater.testing.chain.tree import ChainSim, ContentSettings
+from headwater.testing.chain.tree import ChainSim, ContentSettings, SimBlock
 from headwater.testing.faults.plan import CATALOGUE
 from headwater.testing.portal.answer import SimAnswer
 from headwater.testing.portal.dataset import PortalSim
@@ -141,6 +142,14 @@ class Upstream:
     def is_canonical(self, block_hash: str | None) -> bool:
         """Tell whether a block is on the chain as it is now."""
         return self.chain.is_ancestor(own_hash(block_hash or ""), self.chain.head.hash)
+
+    def blocks_up_to(self, cursor: BlockCursor | None) -> Sequence[SimBlock]:
+        """Return the blocks of the branch that ends in a cursor; one without a hash is final."""
+        if cursor is None:
+            return []
+        if not cursor.hash:
+            return self.chain.canonical(0, cursor.number)
+        return self.chain.path(own_hash(cursor.hash))
 
     def fork(self, dice: Random) -> bool:
         """Replace some of the newest blocks that are not final; tell whether there are any."""

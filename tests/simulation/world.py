@@ -151,7 +151,7 @@ class World:
             case Do.LOOK:
                 for line in self.lines:
                     self.judge.look(line)
-            case Do.MAINTAIN | Do.INTRUDE | Do.EVOLVE:
+            case Do.MAINTAIN | Do.INTRUDE | Do.EVOLVE | Do.REWIND:
                 operate(self, step.do, dice.choice(self.lines), dice)
             case _:
                 self._do_process(step.do, dice.choice(self.lines), dice)
