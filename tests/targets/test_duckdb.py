@@ -384,6 +384,17 @@ def test_without_on_data_every_output_gets_its_table(path: Path) -> None:
     s.target.close()
 
 
+def test_outputs_whose_names_differ_in_case_alone_are_refused(path: Path) -> None:
+    """DuckDB takes both for one table, which would hold the rows of both."""
+    rows = pa.table({"block_number": [2]})
+    stream = Stream(duckdb_target(path))
+    with pytest.raises(InvalidOptionError, match=r"E0007.*one table.*'Swaps', 'swaps'"):
+        stream.block(2, {"Swaps": rows, "swaps": rows})
+    stream.block(2, {"Swaps": rows})
+    assert stream.target.query("SELECT count(*) AS n FROM swaps").to_pylist() == [{"n": 1}]
+    stream.target.close()
+
+
 def test_rows_that_their_block_number_would_not_undo_are_refused(stream: Any) -> None:
     s = stream(table("t", append_only=True))
 

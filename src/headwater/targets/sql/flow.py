@@ -18,7 +18,7 @@ import pyarrow as pa
 from headwater.core import Batch, BlockRange, PipeState
 from headwater.core.rooms import Policy
 from headwater.core.several import Several
-from headwater.errors import EvolveError, StateMissingError
+from headwater.errors import EvolveError, InvalidOptionError, StateMissingError
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable, StoredConfig
 from headwater.targets.database import Callbacks, DatabaseTarget, Found
 from headwater.targets.sql.aggregate_tables import Aggregates
@@ -406,12 +406,24 @@ class SqlTarget(DatabaseTarget):
     def _write(self, delivery: Delivery, scope: Scope, *, replace: bool = False) -> None:
         data, on_data, tx = delivery.data, self._callbacks.on_data, self._database.tx(scope)
         if on_data is None:
+            self._check_apart(data)
             for name, frame in data.items():
                 (tx.replace_blocks if replace else tx.insert)(_quoted(name), frame)
         else:
             on_data(tx, data, delivery.ctx)
         self._aggregates.write(tx, data, scope)
         tx.finish()
+
+    def _check_apart(self, outputs: Iterable[str]) -> None:
+        """Refuse outputs whose names are one name to the database: their rows would be mixed."""
+        tables: dict[object, str] = {}
+        for output in outputs:
+            other = tables.setdefault(self._output_table(output).folded, output)
+            if other != output:
+                raise InvalidOptionError(
+                    "two outputs have one table, for the database takes their names for the same",
+                    got=f"{other!r}, {output!r}",
+                )
 
     def _prune(self, state: PipeState) -> None:
         """Remove undo data that no legal fork needs, and count what is left."""
