@@ -153,7 +153,7 @@ class Line:
             name,
             place.schema,
             latest=place.keyed and dice.random() < 0.5,
-            sums=place.sums and dice.random() < 0.3,
+            sums=place.sums and place.changes and dice.random() < 0.3,  # a lake: if asked for
             swaps=place.side_tables and dice.random() < 0.25,
             changes=place.changes and not outbox and dice.random() < 0.25,
         )
