@@ -51,10 +51,11 @@ def point_table() -> str:
 
 def _seeds(found: dict[str, Any]) -> str:
     """Return which seeds a soak has played."""
-    last = found["first"] + found["worlds"] - found["chosen"] - 1
+    chosen = found.get("chosen", 0)
+    last = found["first"] + found["worlds"] - chosen - 1
     text = f"seeds {found['first']:,} to about {last:,}"
-    if found["chosen"]:
-        text += f" and {found['chosen']:,} later ones, each about a cell that none had met"
+    if chosen:
+        text += f" and {chosen:,} later ones, each about a cell that none had met"
     return text
 
 
