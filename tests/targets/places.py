@@ -30,7 +30,7 @@ class Place:
         tables = [table(LOG, append_only=True), table(BALANCES, key=["owner", "token"])]
         target = make(
             self.address,
-            tables=[one for one in tables if not only or one.name.name == only],
+            tables=[one for one in tables if not only or one.name == only],
             on_data=apply_changes,
             settings=settings(self.lock_wait_s),
         )

@@ -20,6 +20,7 @@ from headwater.errors import (
     StreamInUseError,
 )
 from headwater.targets import duckdb_target, history_target, postgres_target
+from headwater.targets import table as declare
 from headwater.targets.admin import (
     MoveKind,
     StreamStatus,
@@ -31,7 +32,6 @@ from headwater.targets.admin import (
     plan_move,
 )
 from headwater.targets.schema_file import SchemaFile, TableSchema, tables_of
-from headwater.targets.sql.settings import table as declare
 from headwater.testing.conformance.model import Rig, balance, log, upsert
 from tests.targets.places import Place, make_place
 

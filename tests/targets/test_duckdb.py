@@ -138,7 +138,7 @@ def _quoted(name: str) -> str:
 @pytest.mark.parametrize("name", ["", "a.", ".a", "a.b.c", 'a"b', '"a'])
 def test_what_is_no_table_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidOptionError):
-        table(name)
+        duckdb_target(":memory:", tables=[table(name)])
 
 
 def test_every_type_survives_insert_upsert_delete_and_undo(stream: Any) -> None:

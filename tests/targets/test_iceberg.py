@@ -218,7 +218,7 @@ def test_what_is_not_offered_is_refused_with_a_code(tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError):
         iceberg_target(tmp_path, tables=[any_table(LOG, untracked=True)])
     with pytest.raises(InvalidOptionError, match="partition_by"):
-        table(LOG, partition_by="week(at)")
+        iceberg_target(tmp_path, tables=[table(LOG, partition_by="week(at)")])
     for bad in ("execute", "query"):
 
         def runs_sql(tx: Any, data: Mapping[str, Any], ctx: Any, bad: str = bad) -> None:

@@ -20,6 +20,7 @@ from pyiceberg.table import Table
 from headwater.errors import LakeFileGoneError, LakeStorageError
 from headwater.targets import iceberg_target
 from headwater.targets.iceberg import IcebergSettings, IcebergTarget, table
+from headwater.targets.iceberg import Table as Declared
 from headwater.targets.iceberg.admin import IcebergAdmin
 from headwater.targets.iceberg.snapshots import TableChange, live_files
 from headwater.targets.iceberg.stream_table import StreamTable
@@ -84,7 +85,7 @@ def rewrite(path: Path, name: str) -> None:
     """Do what Spark's `rewrite_data_files` does: one file for all, under the engine's own names."""
     catalog = open_catalog(path)
     stored = catalog.load_table(f"default.{name}")
-    held = StreamTable(table(name), stored)
+    held = StreamTable(Declared.of(name), stored)
     old = [file for file, _ in live_files(stored)]
     plan = held.plan(held.columns, f"00000-1-spark-{time.time_ns()}")
     new = [held.data_file(one)[1] for one in plan.write(held.read(old).to_batches())]

@@ -1,19 +1,20 @@
 """`table(...)`: one way to declare a table, whatever target it is for.
 
-What a target cannot do is refused when the target is made. The declarations of single targets
-(`headwater.targets.duckdb.table` and so on) are accepted beside it.
+What a target cannot do is refused when the target is made.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from headwater.errors import InvalidOptionError
 
-Made = TypeVar("Made")
+BLOCK_COLUMN = "block_number"
+ENGINES = ("CollapsingMergeTree", "ReplacingMergeTree", "MergeTree")  # of ClickHouse
+_TYPE = re.compile(r"[A-Za-z_][\w ]*(\([\w ,()'/+=-]*\))?[A-Za-z ]*(\[\])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,20 @@ class TableOptions:
 
     name: str
     given: Mapping[str, object]
+
+
+class Declared(Protocol):
+    """A table as one target keeps its declaration; `options` are those that the target takes."""
+
+    options: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def of(cls, name: str, **options: Any) -> Self:
+        """Return what `table` declares."""
+        ...
+
+
+Own = TypeVar("Own", bound=Declared)
 
 
 def table(
@@ -35,6 +50,7 @@ def table(
     indexes: Sequence[Sequence[str]] | None = None,
     order_by: Sequence[str] | None = None,
     partition_by: str | None = None,
+    properties: Mapping[str, str] | None = None,
     engine: str | None = None,
     stream_column: str | None = None,
     live_view: bool | None = None,
@@ -42,59 +58,88 @@ def table(
 ) -> TableOptions:
     """Declare a table that a stream writes, for `tables=[…]` of any target.
 
+    A table that exists keeps its key, its engine, its partitions and its order.
+
     Args:
-        name: `name`, or `name` within a schema or database, joined by a dot.
+        name: `name`, or `name` within a schema, a database or a namespace, joined by a dot and
+            taken literally; put parts that contain a dot in double quotes (PostgreSQL, DuckDB).
         key: the primary key of a table that the target creates (PostgreSQL, DuckDB); the columns
-            that tell rows apart (Iceberg).
-        append_only: rows are only inserted, and a fork removes them by their block number
-            (PostgreSQL, DuckDB).
-        untracked: a fork leaves this table alone (PostgreSQL, DuckDB).
-        block_column: where rows keep the number of their block.
-        types: types of columns of a table that the target creates, where the frame's will not do.
+            that tell rows apart, for `tx.upsert` and `tx.delete` (Iceberg, Delta).
+        append_only: rows are only inserted, and a fork removes them by their block number; needs no
+            primary key and no undo log. Left out, it is on for tables that are filled without
+            `on_data` and have a block column but no key (PostgreSQL, DuckDB).
+        untracked: a fork leaves this table alone; any SQL may change it (PostgreSQL, DuckDB).
+        block_column: where rows keep the number of their block, if not in `block_number`. In
+            ClickHouse a frame without it gets the number of the batch's last block.
+        types: types of columns of a table that the target creates, where the frame's own will not
+            do: `{"value": "numeric(78,0)"}` (PostgreSQL takes any), `"BIGNUM"` (DuckDB takes
+            integers), `"UInt256"` or `"FixedString(32)"` (ClickHouse) for integers and bytes that
+            arrive as text. Otherwise text stays text.
         indexes: columns of further indexes of a table that the target creates (PostgreSQL).
-        order_by: columns that tell the rows of a block apart (ClickHouse); by which the rows of a
-            file are sorted (Iceberg).
-        partition_by: an expression (ClickHouse); columns and transforms (Iceberg).
-        engine: of a table that the target creates (ClickHouse).
-        stream_column: a column that the target fills with the stream's id (ClickHouse).
+        order_by: columns that tell the rows of a block apart (ClickHouse): `stream_column` and the
+            block column go before them, unless they are named among them; left out, they are the
+            index of the log, instruction or trace, or else all columns. Columns by which the rows
+            of a file are sorted (Iceberg).
+        partition_by: an expression, such as `intDiv(block_number, 1000000)` (ClickHouse); columns
+            (Delta, Parquet), and in Iceberg also `day(timestamp)`, `truncate(100000, block_number)`
+            or `bucket(16, token), year(timestamp)`.
+        properties: table properties of a table that the target creates (Iceberg).
+        engine: of a table that the target creates: CollapsingMergeTree, ReplacingMergeTree (with a
+            version and a mark of deletion) or MergeTree (ClickHouse).
+        stream_column: a column that the target fills with the stream's id, so that several streams
+            can write the table; added to a table that the target creates (ClickHouse).
         live_view: create `<name>_live`, which shows the rows that count (ClickHouse).
-        evolve: later frames may add columns and widen types (Iceberg, Delta, Parquet).
+        evolve: a frame with a new column adds it to the table, one with a wider type widens the
+            column (not in Delta). Otherwise such a frame is refused (Iceberg, Delta, Parquet).
     """
+    lists = [key, order_by, *(indexes or ())]
+    if any(isinstance(one, str) for one in lists) or isinstance(indexes, str):
+        raise InvalidOptionError(
+            "key and order_by are each a list of columns, indexes a list of such", table=name
+        )
+    if append_only and untracked:
+        raise InvalidOptionError("a table is append_only or untracked, not both", table=name)
+    if engine is not None and engine not in ENGINES:
+        raise InvalidOptionError("no such engine", table=name, got=engine, known=ENGINES)
+    for column, kind in (types or {}).items():
+        if not _TYPE.fullmatch(kind.strip()):
+            raise InvalidOptionError(
+                "types= takes names of types, such as numeric(78,0), BIGNUM or UInt256",
+                column=column,
+                got=kind,
+            )
     options = {
         "key": key, "append_only": append_only, "untracked": untracked,
         "block_column": block_column, "types": types, "indexes": indexes, "order_by": order_by,
-        "partition_by": partition_by, "engine": engine, "stream_column": stream_column,
-        "live_view": live_view, "evolve": evolve,
+        "partition_by": partition_by, "properties": properties, "engine": engine,
+        "stream_column": stream_column, "live_view": live_view, "evolve": evolve,
     }  # fmt: skip
     return TableOptions(name, {name: one for name, one in options.items() if one is not None})
 
 
-def declare_tables(
-    tables: Iterable[object], own: type[Made], make: Callable[..., Made]
-) -> list[Made]:
-    """Return declared tables as one target keeps them: `make` declares an `own` one.
+def declare_tables(tables: Iterable[object], own: type[Own]) -> list[Own]:
+    """Return declared tables as one target keeps them.
 
     Raises:
         InvalidOptionError: `tables` is no list, or a table asks for what the target cannot do.
     """
     if isinstance(tables, str | TableOptions | own) or not isinstance(tables, Iterable):
         raise InvalidOptionError('tables is a list: tables=["transfers"]', got=repr(tables))
-    return [_declare(one, own, make) for one in tables]
+    return [_declare(one, own) for one in tables]
 
 
-def _declare(given: object, own: type[Made], make: Callable[..., Made]) -> Made:
+def _declare(given: object, own: type[Own]) -> Own:
     if isinstance(given, own):
         return given
     if isinstance(given, str):
-        return make(given)
+        given = TableOptions(given, {})
     if not isinstance(given, TableOptions):
         raise InvalidOptionError("a table is a name, or table(name, …)", got=repr(given))
-    known = inspect.signature(make).parameters
-    unknown = sorted(set(given.given) - set(known))
+    unknown = sorted(set(given.given) - set(own.options))
     if unknown:
         raise InvalidOptionError(
             f"table {given.name} asks for what this target cannot do",
             unknown=", ".join(unknown),
-            known=", ".join(name for name in known if name != "name"),
+            known=", ".join(own.options),
         )
-    return make(given.name, **given.given)
+    return own.of(given.name, **given.given)

@@ -16,9 +16,8 @@ import pytest
 
 from headwater.changes import Changes, TableSchema
 from headwater.core import Batch, BlockHeader, Head
-from headwater.targets import Delivery, duckdb_target, history_target, postgres_target
+from headwater.targets import Delivery, duckdb_target, history_target, postgres_target, table
 from headwater.targets.admin import open_admin
-from headwater.targets.sql.settings import table
 from tests.targets.postgres_places import database
 
 HERE = Path(__file__).parent

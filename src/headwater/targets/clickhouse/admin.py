@@ -49,7 +49,7 @@ from headwater.targets.clickhouse.layout import (
     read_layout,
 )
 from headwater.targets.clickhouse.lease import Lease
-from headwater.targets.clickhouse.settings import ClickHouseSettings, Table, table
+from headwater.targets.clickhouse.settings import ClickHouseSettings, Table
 from headwater.targets.clickhouse.side_tables import LeasedConfig, SideTables, exists
 from headwater.targets.clickhouse.sql import DELETED, TableName, compose, parse_name
 from headwater.targets.clickhouse.sync_table import SyncTable
@@ -398,7 +398,7 @@ def prepare_place(
     fails stays.
     """
     asked = [
-        (parse_name(one.name, sync.database), table(one.name, order_by=one.key,
+        (parse_name(one.name, sync.database), Table.of(one.name, order_by=one.key,
                                                          types=one.types), one.schema)
         for one in schema.tables
     ]  # fmt: skip

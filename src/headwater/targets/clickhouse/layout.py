@@ -18,9 +18,10 @@ from headwater.errors import (
     DistributedTableError,
 )
 from headwater.targets.clickhouse.client import ClickHouseClient, ignoring_refusal
-from headwater.targets.clickhouse.settings import BLOCK_COLUMN, Table
+from headwater.targets.clickhouse.settings import Table
 from headwater.targets.clickhouse.sql import TableName, columns, compose, quote
 from headwater.targets.clickhouse.types import bare, new_column_type, nullable
+from headwater.targets.tables import BLOCK_COLUMN
 from headwater.targets.text import Fragment
 
 _ENGINE = re.compile(r"(?:Shared)?(?:Replicated)?(\w*?)MergeTree")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 from headwater.errors import ClickHouseMaxRowsError, InvalidOptionError
+from headwater.targets.tables import BLOCK_COLUMN, ENGINES
 
-BLOCK_COLUMN = "block_number"
-ENGINES = ("CollapsingMergeTree", "ReplacingMergeTree", "MergeTree")
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9]*(\([A-Za-z0-9_ ,()'/+=-]*\))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table that a stream writes. Made by `table`."""
+    """One table that a stream writes."""
 
     name: str
     order_by: tuple[str, ...] = ()
@@ -25,58 +25,19 @@ class Table:
     block_column: str = BLOCK_COLUMN
     stream_column: str | None = None
     live_view: bool = True
-
-
-def table(
-    name: str,
-    *,
-    order_by: Sequence[str] = (),
-    partition_by: str | None = None,
-    types: Mapping[str, str] | None = None,
-    engine: str = ENGINES[0],
-    block_column: str = BLOCK_COLUMN,
-    stream_column: str | None = None,
-    live_view: bool = True,
-) -> Table:
-    """Declare a table that a stream writes. One that exists keeps its own engine and order.
-
-    Args:
-        name: `name` or `database.name`, taken literally.
-        order_by: columns that tell the rows of a block apart, for a table that the target creates;
-            `stream_column` and the block column go before them, unless they are named among them:
-            then they stand where you name them. Left out, they are the index of the log,
-            instruction or trace, or else all columns.
-        partition_by: an expression, such as `intDiv(block_number, 1000000)`.
-        types: types of columns of a table that the target creates, where the frame's own will not
-            do: `{"value": "UInt256"}` for integers that arrive as decimal text,
-            `"FixedString(32)"` for `0x…` text. Otherwise text stays text.
-        engine: the engine of a table that the target creates: CollapsingMergeTree,
-            ReplacingMergeTree (with a version and a mark of deletion) or MergeTree.
-        block_column: where rows keep the number of their block. A frame without it gets the number
-            of the batch's last block.
-        stream_column: a column that the target fills with the stream's id, so that several streams
-            can write the table; added to a table that the target creates.
-        live_view: create `<name>_live`, which shows the rows that count.
-    """
-    if isinstance(order_by, str):
-        raise InvalidOptionError("order_by is a list of columns", table=name)
-    if engine not in ENGINES:
-        raise InvalidOptionError("no such engine", table=name, got=engine, known=ENGINES)
-    for column, kind in (types or {}).items():
-        if not _TYPE.fullmatch(kind):
-            raise InvalidOptionError(
-                "types= takes names of types, such as UInt256", column=column, got=kind
-            )
-    return Table(
-        name,
-        tuple(order_by),
-        partition_by,
-        dict(types or {}),
-        engine,
-        block_column,
-        stream_column,
-        live_view,
+    options: ClassVar[tuple[str, ...]] = (
+        *("order_by", "partition_by", "types", "engine"),
+        *("block_column", "stream_column", "live_view"),
     )
+
+    @classmethod
+    def of(cls, name: str, **options: Any) -> Self:
+        """Return what `table` declares."""
+        for column, kind in options.get("types", {}).items():
+            if not _TYPE.fullmatch(kind):
+                raise InvalidOptionError("not the name of a type", column=column, got=kind)
+        options["order_by"] = tuple(options.get("order_by", ()))
+        return cls(name, **options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.layout import create_table
 from headwater.targets.clickhouse.lease import Lease
-from headwater.targets.clickhouse.settings import Table, table
+from headwater.targets.clickhouse.settings import Table
 from headwater.targets.clickhouse.sql import DELETED, TableName, compose, into
 from headwater.targets.clickhouse.store import Store
 from headwater.targets.contract import SideTable
@@ -245,7 +245,8 @@ def _named(sql: str, params: Sequence[object]) -> tuple[str, dict[str, object]]:
 
 
 def _declaration(name: str) -> Table:
-    return table(f"`{PREFIX}{name}`", order_by=["ordinal"], stream_column=STREAM, live_view=False)
+    name = f"`{PREFIX}{name}`"
+    return Table(name, order_by=("ordinal",), stream_column=STREAM, live_view=False)
 
 
 def _packed(rows: pa.Table) -> bytes:

@@ -32,7 +32,7 @@ from headwater.targets.clickhouse.catalog import LISTED, Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.history import History, table_of
 from headwater.targets.clickhouse.lease import Lease
-from headwater.targets.clickhouse.settings import ClickHouseSettings, Table, table
+from headwater.targets.clickhouse.settings import ClickHouseSettings, Table
 from headwater.targets.clickhouse.side_tables import LeasedConfig, SideTables
 from headwater.targets.clickhouse.sql import TableName
 from headwater.targets.clickhouse.store import Inserts, Params, Store
@@ -100,7 +100,7 @@ def clickhouse_target(
         on_data, on_start, on_before_rollback, on_after_rollback, writer="store"
     )
     policy = check_policy(unrepresentable)
-    declared = None if tables is None else declare_tables(tables, Table, table)
+    declared = None if tables is None else declare_tables(tables, Table)
     return ClickHouseTarget(
         client_or_url, declared, callbacks, on_rollback, settings or ClickHouseSettings(), policy
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 from headwater.changes.declaration import TableSchema
 from headwater.errors import InvalidOptionError, LakeSchemaError
@@ -39,7 +40,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table that a stream writes. Made by `table`."""
+    """One table that a stream writes."""
 
     name: str
     key: tuple[str, ...] = ()
@@ -48,38 +49,21 @@ class Table:
     evolve: bool = False
     properties: Mapping[str, str] = field(default_factory=dict)
     schema: TableSchema | None = None  # of one that `tx.apply` writes
+    options: ClassVar[tuple[str, ...]] = (
+        *("key", "partition_by", "order_by", "evolve", "properties"),
+    )
+
+    @classmethod
+    def of(cls, name: str, **options: Any) -> Self:
+        """Return what `table` declares."""
+        texts = _PIECES.split(options.get("partition_by", ""))
+        options["partition_by"] = tuple(_partition(one) for one in texts if one.strip())
+        options |= {one: tuple(options.get(one, ())) for one in ("key", "order_by")}
+        return cls(name, **options)
 
 
 Declared = str | TableOptions | TableSchema | Table
 """A table as a user may give it."""
-
-
-def table(
-    name: str,
-    *,
-    key: Sequence[str] = (),
-    partition_by: str = "",
-    order_by: Sequence[str] = (),
-    evolve: bool = False,
-    properties: Mapping[str, str] | None = None,
-) -> Table:
-    """Declare a table that a stream writes. One that exists keeps its partitions and its order.
-
-    Args:
-        name: of its folder; in Iceberg `name`, or `namespace.name`.
-        key: columns that tell rows apart, for `tx.upsert` and `tx.delete` (Iceberg, Delta).
-        partition_by: as in SQL: `"chain"`, and in Iceberg also `"day(timestamp)"`,
-            `"truncate(100000, block_number)"`, `"bucket(16, token), year(timestamp)"`. Delta has no
-            transforms: make the column in the pipeline.
-        order_by: columns by which the rows of each file are sorted (Iceberg).
-        evolve: a frame with a new column adds it to the table, one with a wider type widens the
-            column (not in Delta). Otherwise such a frame is refused.
-        properties: table properties of a table that the target creates (Iceberg).
-    """
-    if isinstance(key, str) or isinstance(order_by, str):
-        raise InvalidOptionError("key and order_by are lists of columns", table=name)
-    partitions = tuple(_partition(one) for one in _PIECES.split(partition_by) if one.strip())
-    return Table(name, tuple(key), partitions, tuple(order_by), evolve, dict(properties or {}))
 
 
 def _partition(text: str) -> Partition:
@@ -123,7 +107,7 @@ def declared_tables(
             Table(one.name, tuple(one.key), schema=one) if isinstance(one, TableSchema) else one
             for one in given
         ]
-    found = declare_tables(given, Table, table)
+    found = declare_tables(given, Table)
     known = {one.name for one in found}
     found += [Table(one.table, one.key) for one in plans if one.table not in known]
     for one in found:

@@ -30,10 +30,10 @@ from headwater.targets.sql.database import Database, Store
 from headwater.targets.sql.dialect import Session
 from headwater.targets.sql.flow import SqlTarget
 from headwater.targets.sql.layout import Undo
-from headwater.targets.sql.settings import BLOCK_COLUMN
-from headwater.targets.sql.settings import table as declare
+from headwater.targets.sql.settings import Table
 from headwater.targets.sql.state import CURSORS, CursorTable
 from headwater.targets.sql.undo import CHANGE_LOG, EVERY_BLOCK, ChangeLog
+from headwater.targets.tables import BLOCK_COLUMN
 from headwater.targets.text import QualifiedName, compose
 
 
@@ -192,7 +192,7 @@ class SqlAdmin:
                 ChangeLog(self.dialect, self._beside(CHANGE_LOG)).create(session)
                 CursorTable(self.dialect, self._beside(CURSORS)).create(session)
             for one in schema.tables:
-                declared = self.dialect.declare(declare(one.name, key=one.key, types=one.types))
+                declared = self.dialect.declare(Table.of(one.name, key=one.key, types=one.types))
                 if not self.dialect.exists(session, declared.name):
                     stored.catalog.create_table(declared, one.schema, None)
             if schema.sql.strip():

@@ -42,7 +42,7 @@ from headwater.targets.sql.changes import (
     TableChanges,
 )
 from headwater.targets.sql.dialect import Dialect
-from headwater.targets.sql.settings import Table, table
+from headwater.targets.sql.settings import Table
 from headwater.targets.values import TEXTS, Fitting, Tally, no_row_left_out
 
 _FREE = Room()
@@ -69,7 +69,7 @@ class Aggregates:
         """Return the tables that the user has not declared; what they hold is found out later."""
         made = [
             replace(
-                dialect.declare(table(one.table, key=one.key, append_only=False)),
+                dialect.declare(Table.of(one.table, key=one.key, append_only=False)),
                 change_log=change_log,
             )
             for one in self.plans

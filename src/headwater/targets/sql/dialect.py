@@ -18,7 +18,7 @@ import pyarrow as pa
 from headwater.address import Address
 from headwater.core.rooms import Room
 from headwater.errors import HeadwaterError
-from headwater.targets.sql.settings import Table, table
+from headwater.targets.sql.settings import Table
 from headwater.targets.text import Fragment, Part, QualifiedName, compose, literal
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Dialect(ABC):
 
     def declare(self, given: str | Table) -> Table:
         """Return a declaration whose name and types this database can use; refuse any other."""
-        declared = table(given) if isinstance(given, str) else given
+        declared = Table.of(given) if isinstance(given, str) else given
         return self._checked(declared)
 
     def tables(self, session: Any) -> set[QualifiedName]:

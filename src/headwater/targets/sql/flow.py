@@ -25,7 +25,7 @@ from headwater.targets.sql.aggregate_tables import Aggregates
 from headwater.targets.sql.aggregates import Aggregate, Plan
 from headwater.targets.sql.database import Database, OpenedStream, Store
 from headwater.targets.sql.layout import Layout, Undo
-from headwater.targets.sql.settings import Table, table
+from headwater.targets.sql.settings import Table
 from headwater.targets.sql.side_tables import SideTables
 from headwater.targets.sql.undo import KEPT
 from headwater.targets.tables import TableOptions, declare_tables
@@ -57,7 +57,7 @@ class SqlTarget(DatabaseTarget):
         super().__init__(callbacks, database.settings.id, policy)
         if callbacks.on_data is not None and tables is None:
             raise dialect.errors.undeclared("on_data is given, but not the tables that it writes")
-        declared = [dialect.declare(one) for one in declare_tables(tables or (), Table, table)]
+        declared = [dialect.declare(one) for one in declare_tables(tables or (), Table)]
         self._database = database
         self._on_state = on_state
         self._aggregates = Aggregates(tuple(aggregates), declared)
