@@ -25,9 +25,12 @@ from headwater.changes.grouping import codes_of, combine, sorted_by
 from headwater.changes.model import (
     ANONYMOUS,
     CHANGES_SCHEMA,
+    FIELD_CHANGES,
     FIELDS_TYPE,
+    FOLDED_OPERATIONS,
     KEY_TYPE,
     NUMERIC,
+    ROW_OPERATIONS,
     Codes,
     Mask,
 )
@@ -47,10 +50,11 @@ from headwater.errors import DatabaseChangesError, UnsetOperationError
 
 FieldNumbering = Literal["released", "draft"]
 
-_OPERATIONS = {1: "insert", 2: "update", 3: "delete", 4: "upsert"}
+_OPERATIONS = {one.wire: at for at, one in enumerate(ROW_OPERATIONS) if one.wire is not None}
+_CODES = np.array([_OPERATIONS.get(wire, -1) for wire in range(max(_OPERATIONS) + 1)])
 _FIELD_OPERATIONS: dict[str, dict[int, str]] = {
-    "released": dict(enumerate(["set", "set", "add", "max", "min", "set_if_null"])),
-    "draft": dict(enumerate(["set", "add", "max", "min", "set_if_null"])),
+    "released": {number: one.name for one in FIELD_CHANGES for number in one.released},
+    "draft": {number: one.name for one in FIELD_CHANGES for number in one.draft},
 }
 _CHANGE = {"table": 1, "pk": 2, "ordinal": 3, "operation": 4, "fields": 5, "composite_pk": 6}
 _FIELD = {"name": 1, "value": 2, "update_op": 4}
@@ -126,7 +130,7 @@ class _Reader:
                 operation=int(codes[row]),
                 **self.where(row),
             )
-        return pa.array(_OPERATIONS.values()).take(pa.array((codes - 1).astype(np.int64)))
+        return pa.array(FOLDED_OPERATIONS).take(pa.array(_CODES[codes.astype(np.int64)]))
 
     def _refuse_nameless(self, table: pa.Array, keys: pa.Array) -> None:
         odd = pc.or_(pc.equal(table, ""), pc.equal(pc.list_value_length(keys), 0))

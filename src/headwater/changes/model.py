@@ -7,7 +7,8 @@ the collector, from Spark or from protobuf; `conform` checks them once, before a
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +20,55 @@ from headwater.errors import ChangeFormError
 Operation = Literal["insert", "update", "upsert", "delete"]
 FieldOperationName = Literal["set", "add", "sub", "min", "max", "set_if_null"]
 
-OPERATIONS = ("insert", "update", "upsert", "delete")
-INSERT, UPDATE, UPSERT, DELETE, REPLACE, TRANSIENT = range(6)
-FOLDED_OPERATIONS = (*OPERATIONS, "replace", "transient")
 
-FIELD_OPERATIONS = ("set", "add", "sub", "min", "max", "set_if_null")
-SET, ADD, SUB, MIN, MAX, SET_IF_NULL = range(6)
-NUMERIC = frozenset({"add", "sub", "min", "max"})
+class RowOperation(NamedTuple):
+    """What happens to a row; its place in `ROW_OPERATIONS` is its code.
+
+    `letter` is how statements call it, `wire` its number in a DatabaseChanges message; what only
+    folding makes has none.
+    """
+
+    name: str
+    letter: str
+    wire: int | None = None
+
+
+ROW_OPERATIONS = (
+    RowOperation("insert", "I", wire=1),
+    RowOperation("update", "U", wire=2),
+    RowOperation("upsert", "S", wire=4),
+    RowOperation("delete", "D", wire=3),
+    RowOperation("replace", "R"),
+    RowOperation("transient", "T"),
+)
+INSERT, UPDATE, UPSERT, DELETE, REPLACE, TRANSIENT = range(len(ROW_OPERATIONS))
+OPERATIONS = tuple(one.name for one in ROW_OPERATIONS if one.wire is not None)
+FOLDED_OPERATIONS = tuple(one.name for one in ROW_OPERATIONS)
+
+
+class FieldChange(NamedTuple):
+    """What happens to a column; its place in `FIELD_CHANGES` is its code.
+
+    `released` and `draft` are its numbers in a DatabaseChanges message, by the version.
+    """
+
+    name: str
+    numeric: bool = False
+    released: tuple[int, ...] = ()
+    draft: tuple[int, ...] = ()
+
+
+FIELD_CHANGES = (
+    FieldChange("set", released=(0, 1), draft=(0,)),
+    FieldChange("add", numeric=True, released=(2,), draft=(1,)),
+    FieldChange("sub", numeric=True),
+    FieldChange("min", numeric=True, released=(4,), draft=(3,)),
+    FieldChange("max", numeric=True, released=(3,), draft=(2,)),
+    FieldChange("set_if_null", released=(5,), draft=(4,)),
+)
+SET, ADD, SUB, MIN, MAX, SET_IF_NULL = range(len(FIELD_CHANGES))
+FIELD_OPERATIONS = tuple(one.name for one in FIELD_CHANGES)
+NUMERIC = frozenset(one.name for one in FIELD_CHANGES if one.numeric)
 
 ANONYMOUS = ""
 """The name of a key column that only the table's declaration knows."""
@@ -125,7 +168,7 @@ def _to_arrow(frame: Any) -> pa.Table:
     return to_arrow()
 
 
-def _check_known(names: pa.Array, known: tuple[str, ...], what: str) -> None:
+def _check_known(names: pa.Array, known: Sequence[str], what: str) -> None:
     found = pc.is_in(names, value_set=pa.array(known))
     if not pc.all(found, min_count=0).as_py():
         odd = names.filter(pc.invert(found))[0].as_py()

@@ -19,11 +19,13 @@ import pyarrow.compute as pc
 
 from headwater.changes.declaration import ColumnType, TableSchema
 from headwater.changes.grouping import first_places, key_codes, sorted_by, taken
-from headwater.changes.model import FOLDED_OPERATIONS, Codes, Mask, column
+from headwater.changes.model import FOLDED_OPERATIONS, ROW_OPERATIONS, Codes, Mask, column
 from headwater.changes.values import one_spelling
 from headwater.errors import ChangeNumberError
 
-INSERT, UPDATE, UPSERT, DELETE, REPLACE, TRANSIENT = KINDS = "IUSDRT"
+INSERT, UPDATE, UPSERT, DELETE, REPLACE, TRANSIENT = KINDS = tuple(
+    one.letter for one in ROW_OPERATIONS
+)
 ABSENT = "A"  # makes a row where none is, and leaves one alone that is
 SET, GIVEN, FILL, ADD, RAISE, LOWER = STEPS = ("set", "given", "fill", "add", "raise", "lower")
 _STEPS = {"set": SET, "set_if_null": FILL, "add": ADD, "max": RAISE, "min": LOWER}
