@@ -95,7 +95,7 @@ def canonical(texts: pa.Array) -> pa.Array:
 def reduce_numbers(values: pa.Array, begins: Codes, ends: Codes, kind: int) -> pa.Array:
     """Return the sum, minimum or maximum of each range of `values`; nulls in it are left out.
 
-    Each range holds at least one number. Called by `field_runs`.
+    Each range holds at least one number. Called by `fold`.
 
     Raises:
         ChangeNumberError: a text is no number.

@@ -61,6 +61,8 @@ class DuckDBDialect(Dialect):
 
     name_type = TableName
     errors = ERRORS
+    column_type = staticmethod(column_type)
+    new_column_type = staticmethod(new_column_type)
     numbers_changes = True
     undoes_keyless = True
     longest_key = DUCKDB_KEY_BYTES
@@ -78,14 +80,6 @@ class DuckDBDialect(Dialect):
         "WHERE database_name = current_database()"
     )
     same_table = Fragment("lower(table_schema) = $1 AND lower(table_name) = $2")
-
-    def column_type(self, field: pa.Field) -> str:
-        """Return the type of a column that holds the values of a field."""
-        return column_type(field)
-
-    def new_column_type(self, field: pa.Field) -> str:
-        """Return the type of a column that is created for a field."""
-        return new_column_type(field)
 
     def _checked(self, declared: Table) -> Table:
         types = {one: kind.upper().replace(" ", "") for one, kind in declared.types.items()}
@@ -120,7 +114,8 @@ class DuckDBDialect(Dialect):
 
     # --- what there is ----------------------------------------------------------------------------
 
-    def read_table(self, session: Session, name: QualifiedName) -> Layout | None:
+    @staticmethod
+    def read_table(session: Session, name: QualifiedName) -> Layout | None:
         """Read a table or a view from DuckDB's own tables."""
         same = ("lower({name}) = $2", *name.folded)
         found = _places(session, "table", *same) or _places(session, "view", *same)

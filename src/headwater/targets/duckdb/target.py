@@ -130,6 +130,10 @@ class DuckDBDatabase(Database[Session]):
             session.trim()
         self._batches += first is not None
 
+    def look(self, work: Callable[[], None]) -> None:
+        """Read without a transaction, which would wait for those of other streams."""
+        work()
+
     def tx(self, scope: Scope | None = None) -> Tx:
         """Return the `tx` of a batch, or of a callback that writes none."""
         return Tx(self.store, DuckDBRows(self.store, scope, self._scans), scope)

@@ -80,11 +80,107 @@ class TableName(QualifiedName):
         return prefix + name.encode()[:room].decode(errors="ignore") + digest + suffix
 
 
+# --- a table as it is -----------------------------------------------------------------------------
+
+
+def read_layout(session: Session, name: QualifiedName) -> Layout | None:
+    """Read a table from the server's catalog; None if there is none of this name."""
+    rows = session.rows(
+        """
+        SELECT c.oid::bigint, c.relkind = 'p',
+            EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal
+                AND t.tgtype & 3 = 3 AND t.tgtype & 16 = 16),
+            EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND NOT i.indisprimary
+                AND (i.indisunique OR i.indisexclusion)),
+            EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = c.oid AND k.contype = 'f'
+                AND (k.confdeltype <> 'a' OR k.confupdtype <> 'a')),
+            EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid AND k.contype = 'f'
+                AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd')))
+            AND NOT EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid
+                AND k.contype = 'p' AND k.condeferrable),
+            EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid AND k.contype = 'f'),
+            (SELECT k.conname FROM pg_constraint AS k WHERE k.conrelid = c.oid
+                AND k.contype = 'p'),
+            (SELECT array_agg(a.attname::text ORDER BY place.n) FROM pg_index AS i
+                CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS place (attnum, n)
+                JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = place.attnum
+                WHERE i.indrelid = c.oid AND i.indisprimary AND place.n <= i.indnkeyatts),
+            (SELECT json_agg(json_build_array(i.indisunique, i.columns)) FROM (
+                SELECT i.indisunique, array_agg(a.attname::text) AS columns
+                FROM pg_index AS i CROSS JOIN LATERAL unnest(i.indkey) AS place (attnum)
+                JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = place.attnum
+                WHERE i.indrelid = c.oid AND NOT i.indisprimary
+                GROUP BY i.indexrelid, i.indisunique) AS i)::text
+        FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
+        """,
+        [name.schema, name.name],
+    )
+    if not rows:
+        return None
+    oid, partitioned, watched, unique, acted_upon, merged, refers, primary, key, others = rows[0]
+    return Layout(
+        name,
+        tuple(key or ()),
+        Undo.NONE,
+        "",
+        columns=_columns(session, oid),
+        partitions=_partitions(session, oid, type(name)) if partitioned else (),
+        partitioned=partitioned,
+        always_compare=partitioned or watched,
+        unique=unique,
+        indexes=tuple((one, tuple(names)) for one, names in json.loads(others or "[]")),
+        acted_upon=acted_upon,
+        merged=merged,
+        refers=refers,
+        primary=primary,
+    )
+
+
+def _columns(session: Session, oid: int) -> dict[str, Column]:
+    rows = session.rows(
+        """
+        SELECT a.attname, format_type(a.atttypid, a.atttypmod),
+            format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL),
+            CASE WHEN a.atttypid = 'numeric'::regtype AND a.atttypmod >= 4
+                THEN (a.atttypmod - 4) >> 16 END,
+            CASE WHEN a.atttypid = 'numeric'::regtype AND a.atttypmod >= 4
+                THEN (a.atttypmod - 4) & 2047 END,
+            a.attgenerated <> '', a.attidentity = 'a',
+            CASE WHEN a.attgenerated = '' THEN pg_get_expr(d.adbin, d.adrelid) END, a.attnotnull
+        FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+        LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+        WHERE a.attrelid = $1::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped
+        ORDER BY a.attnum
+        """,
+        [oid],
+    )
+    return {row[0]: Column(*row) for row in rows}
+
+
+def _partitions(
+    session: Session, oid: int, name_type: type[QualifiedName]
+) -> tuple[QualifiedName, ...]:
+    rows = session.rows(
+        "SELECT n.nspname, c.relname FROM pg_partition_tree($1::bigint::oid::regclass) AS p "
+        "JOIN pg_class AS c ON c.oid = p.relid JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+        "WHERE p.level > 0 ORDER BY 1, 2",
+        [oid],
+    )
+    return tuple(name_type(*row) for row in rows)
+
+
+# --- the dialect ----------------------------------------------------------------------------------
+
+
 class PostgresDialect(Dialect):
     """Says what PostgreSQL does in its own way."""
 
     name_type = TableName
     errors = ERRORS
+    column_type = staticmethod(column_type)
+    new_column_type = staticmethod(new_column_type)
+    read_table = staticmethod(read_layout)
     json = "JSONB"
     bytewise = ' COLLATE "C"'
     letter = Fragment("CHAR")
@@ -108,14 +204,6 @@ class PostgresDialect(Dialect):
     def locate(self, place: str | Path | Address) -> Address:
         """Return the address with its password out of sight."""
         return postgres_address(str(place) if isinstance(place, Path) else place)
-
-    def column_type(self, field: pa.Field) -> str:
-        """Return the type of a column that holds the values of a field."""
-        return column_type(field)
-
-    def new_column_type(self, field: pa.Field) -> str:
-        """Return the type of a column that is created for a field."""
-        return new_column_type(field)
 
     def _checked(self, declared: Table) -> Table:
         types = {column: kind.strip().lower() for column, kind in declared.types.items()}
@@ -149,10 +237,6 @@ class PostgresDialect(Dialect):
         return column.bare in ("smallint", "integer", "bigint", "numeric")
 
     # --- what there is ----------------------------------------------------------------------------
-
-    def read_table(self, session: Session, name: QualifiedName) -> Layout | None:
-        """Read a table from the server's catalog."""
-        return read_layout(session, name)
 
     def make_schema(self, session: Session, name: str) -> None:
         """Create a schema if it is not there; asking first needs no right to create one."""
@@ -266,96 +350,6 @@ class PostgresDialect(Dialect):
 
 
 POSTGRES = PostgresDialect()
-
-
-# --- a table as it is -----------------------------------------------------------------------------
-
-
-def read_layout(session: Session, name: QualifiedName) -> Layout | None:
-    """Read a table from the server's catalog; None if there is none of this name."""
-    rows = session.rows(
-        """
-        SELECT c.oid::bigint, c.relkind = 'p',
-            EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal
-                AND t.tgtype & 3 = 3 AND t.tgtype & 16 = 16),
-            EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND NOT i.indisprimary
-                AND (i.indisunique OR i.indisexclusion)),
-            EXISTS (SELECT FROM pg_constraint AS k WHERE k.confrelid = c.oid AND k.contype = 'f'
-                AND (k.confdeltype <> 'a' OR k.confupdtype <> 'a')),
-            EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid AND k.contype = 'f'
-                AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd')))
-            AND NOT EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid
-                AND k.contype = 'p' AND k.condeferrable),
-            EXISTS (SELECT FROM pg_constraint AS k WHERE k.conrelid = c.oid AND k.contype = 'f'),
-            (SELECT k.conname FROM pg_constraint AS k WHERE k.conrelid = c.oid
-                AND k.contype = 'p'),
-            (SELECT array_agg(a.attname::text ORDER BY place.n) FROM pg_index AS i
-                CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS place (attnum, n)
-                JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = place.attnum
-                WHERE i.indrelid = c.oid AND i.indisprimary AND place.n <= i.indnkeyatts),
-            (SELECT json_agg(json_build_array(i.indisunique, i.columns)) FROM (
-                SELECT i.indisunique, array_agg(a.attname::text) AS columns
-                FROM pg_index AS i CROSS JOIN LATERAL unnest(i.indkey) AS place (attnum)
-                JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = place.attnum
-                WHERE i.indrelid = c.oid AND NOT i.indisprimary
-                GROUP BY i.indexrelid, i.indisunique) AS i)::text
-        FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-        WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
-        """,
-        [name.schema, name.name],
-    )
-    if not rows:
-        return None
-    oid, partitioned, watched, unique, acted_upon, merged, refers, primary, key, others = rows[0]
-    return Layout(
-        name,
-        tuple(key or ()),
-        Undo.NONE,
-        "",
-        columns=_columns(session, oid),
-        partitions=_partitions(session, oid, type(name)) if partitioned else (),
-        partitioned=partitioned,
-        always_compare=partitioned or watched,
-        unique=unique,
-        indexes=tuple((one, tuple(names)) for one, names in json.loads(others or "[]")),
-        acted_upon=acted_upon,
-        merged=merged,
-        refers=refers,
-        primary=primary,
-    )
-
-
-def _columns(session: Session, oid: int) -> dict[str, Column]:
-    rows = session.rows(
-        """
-        SELECT a.attname, format_type(a.atttypid, a.atttypmod),
-            format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL),
-            CASE WHEN a.atttypid = 'numeric'::regtype AND a.atttypmod >= 4
-                THEN (a.atttypmod - 4) >> 16 END,
-            CASE WHEN a.atttypid = 'numeric'::regtype AND a.atttypmod >= 4
-                THEN (a.atttypmod - 4) & 2047 END,
-            a.attgenerated <> '', a.attidentity = 'a',
-            CASE WHEN a.attgenerated = '' THEN pg_get_expr(d.adbin, d.adrelid) END, a.attnotnull
-        FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-        LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-        WHERE a.attrelid = $1::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped
-        ORDER BY a.attnum
-        """,
-        [oid],
-    )
-    return {row[0]: Column(*row) for row in rows}
-
-
-def _partitions(
-    session: Session, oid: int, name_type: type[QualifiedName]
-) -> tuple[QualifiedName, ...]:
-    rows = session.rows(
-        "SELECT n.nspname, c.relname FROM pg_partition_tree($1::bigint::oid::regclass) AS p "
-        "JOIN pg_class AS c ON c.oid = p.relid JOIN pg_namespace AS n ON n.oid = c.relnamespace "
-        "WHERE p.level > 0 ORDER BY 1, 2",
-        [oid],
-    )
-    return tuple(name_type(*row) for row in rows)
 
 
 # --- the address ----------------------------------------------------------------------------------

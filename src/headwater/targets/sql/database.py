@@ -140,6 +140,10 @@ class Database(ABC, Generic[Opened]):
         After an error nothing that was remembered of the database is trusted.
         """
 
+    def look(self, work: Callable[[], None]) -> None:
+        """Read something that is committed; again where that can help."""
+        self.transaction(work)
+
     @abstractmethod
     def tx(self, scope: Scope | None = None) -> Any:
         """Return the `tx` of a batch, or of a callback that writes none."""

@@ -160,13 +160,20 @@ class Dialect(ABC):
     def _checked(self, declared: Table) -> Table:
         """Resolve the name of a declaration, and check its types."""
 
+    @staticmethod
     @abstractmethod
-    def column_type(self, field: pa.Field) -> str:
+    def column_type(field: pa.Field) -> str:
         """Return the type of a column that holds the values of a field."""
 
+    @staticmethod
     @abstractmethod
-    def new_column_type(self, field: pa.Field) -> str:
+    def new_column_type(field: pa.Field) -> str:
         """Return the type of a column that is created for a field: wide integers are numbers."""
+
+    @staticmethod
+    @abstractmethod
+    def read_table(session: Any, name: QualifiedName) -> Any:
+        """Return the layout of a table as it is now, not undone by anything; None without one."""
 
     def declared_type(self, declared: Table, field: pa.Field) -> str:
         """Return the type of a new column: the declared one, or what its values need."""
@@ -188,10 +195,6 @@ class Dialect(ABC):
     @abstractmethod
     def is_integer(self, column: Column) -> bool:
         """Tell whether a column can hold the number of a block, and nothing but integers."""
-
-    @abstractmethod
-    def read_table(self, session: Any, name: QualifiedName) -> Any:
-        """Return the layout of a table as it is now, not undone by anything; None without one."""
 
     @abstractmethod
     def make_schema(self, session: Any, name: str) -> None:

@@ -274,7 +274,8 @@ class SqlTarget(DatabaseTarget):
 
     def _look(self, work: Callable[[], Found]) -> Found:
         found: list[Found] = []
-        self._change(lambda: found.append(work()))
+        self._open()
+        self._database.look(lambda: found.append(work()))
         return found[-1]
 
     def _open(self) -> None:
