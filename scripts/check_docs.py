@@ -82,6 +82,25 @@ def metric_table() -> str:
     return "\n".join(rows)
 
 
+def proof_table() -> str:
+    """One line per guarantee: what it is about, and the tests that name it."""
+    page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    files: dict[str, list[str]] = {}
+    for folder in ("tests", "src/headwater/testing"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for name in set(re.findall(r'guarantee\("([A-Z]+-\d+)"\)', path.read_text("utf-8"))):
+                files.setdefault(name, []).append(f"`{path.relative_to(ROOT).as_posix()}`")
+    rows = ["| promise | tests |", "|---|---|"]
+    for line in page.splitlines():
+        if line.startswith("## "):
+            section = line.removeprefix("## ")
+        elif promise := re.match(r"\| \*\*([A-Z]+-\d+)\*\*", line):
+            named = files.get(promise[1], [])
+            more = f" and {len(named) - 4} more" if len(named) > 4 else ""
+            rows.append(f"| {promise[1]}, {section} | {', '.join(named[:4])}{more} |")
+    return "\n".join(rows)
+
+
 GENERATED = (
     ("docs/api.md", "api", api_reference),
     ("docs/compatibility.md", "versions", version_table),
@@ -89,6 +108,7 @@ GENERATED = (
     ("docs/errors.md", "errors", error_table),
     ("docs/guarantees.md", "cells", cell_table),
     ("docs/guarantees.md", "points", point_table),
+    ("docs/how-we-know.md", "proofs", proof_table),
     ("docs/monitoring.md", "metrics", metric_table),
     ("docs/reliability.md", "figures", figures),
     ("docs/spark.md", "options", option_table),

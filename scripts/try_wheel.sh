@@ -8,7 +8,10 @@ set -euo pipefail
 python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 mode=${2:-}
 cd "$(dirname "$0")/.."
+sources=$PWD
 unset PYTHONPATH
+
+say() { echo "$((SECONDS / 60)):$(printf %02d $((SECONDS % 60))) $*"; }
 
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
@@ -22,8 +25,10 @@ if [ "$mode" = --installed ]; then
 else
   dist=$PWD/dist
   rm -rf "$dist"
+  say "building the wheel and the source archive"
   "$python" -m hatchling build >/dev/null
   test -f "$dist"/headwater-*.tar.gz
+  say "installing the locked dependencies into an empty environment: some minutes"
   "${pip[@]}" install --require-hashes --no-deps --requirement requirements.lock
 fi
 wheel=$(echo "$dist"/headwater-*-py3-none-any.whl)
@@ -32,6 +37,7 @@ version=$(basename "$wheel" | cut -d- -f2)
 
 cd "$place"  # away from the sources, so that only what is in the wheel can be found
 began=$SECONDS
+say "importing what was installed"
 venv/bin/python - "$version" <<'PYTHON'
 import importlib.resources as resources
 import sys
@@ -47,11 +53,18 @@ assert resources.files("headwater").joinpath("py.typed").is_file()
 evm.events("erc20.Transfer")
 PYTHON
 if [ "$mode" != --installed ]; then  # tests/cli does the same with the sources
+  say "trying the commands, and the programs of the twelve tasks"
   venv/bin/headwater --help >/dev/null
   venv/bin/headwater simulate --blocks 10 --for 0.1 >/dev/null
   venv/bin/headwater demo --help >/dev/null
+  mkdir tasks
+  for program in $(sed -n 's/.*(\.\.\/examples\/\([a-z_]*\.py\)) |$/\1/p' "$sources/docs/tasks.md"); do
+    say "  $program"
+    (cd tasks && ../venv/bin/python "$sources/examples/$program" >../said 2>&1) || { cat said; exit 1; }
+  done
 fi
 
+say "going the way of the tutorial: a project, a fork test, a run with metrics"
 venv/bin/headwater init project >/dev/null
 cd project
 ../venv/bin/python - <<'PYTHON'

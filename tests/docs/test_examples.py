@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [
     "README.md",
     "docs/aggregates.md",
+    "docs/guides/notifications.md",
     "docs/operations.md",
     "docs/side-effects.md",
     "docs/simulator.md",
@@ -24,11 +25,13 @@ PAGES = [
 WITHOUT_SPARK = [
     "docs/cookbook.md",
     "docs/evolve.md",
+    "docs/guides/adding.md",
     "docs/guides/cursor-management.md",
     "docs/guides/fork-handling.md",
     "docs/guides/sql-reorg-handling.md",
     "docs/monitoring.md",
     "docs/nodes.md",
+    "docs/notebooks.md",
     "docs/lake.md",
     "docs/substreams-outputs.md",
     "docs/substreams.md",

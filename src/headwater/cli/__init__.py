@@ -31,6 +31,7 @@ COMMANDS = {
     "rewind": ("cursor", "rewind"),
     "verify": ("verify", "verify"),
     "status": ("status", "status"),
+    "schema": ("schema", "schema"),
     "maintain": ("maintain", "maintain"),
     "doctor": ("doctor", "doctor"),
 }

@@ -6,7 +6,6 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from headwater.cli.target_options import (
     StateSchema,
@@ -17,6 +16,7 @@ from headwater.cli.target_options import (
     confirm,
     console,
     say,
+    show_rows,
     substreams_module,
 )
 from headwater.core import BlockCursor
@@ -71,14 +71,13 @@ def show(
     if not streams:
         say("No stream has stored anything here.")
         return
-    table = Table("id", "cursor", "finalized", "can go back to", "tables", title_justify="left")
-    for one in streams:
-        oldest = next(iter(one.state.landing_points()), None)
-        names = "\n".join(f"{each.name} ({each.undo})" for each in one.tables)
-        table.add_row(
-            one.id, _shown(one.state.cursor), _shown(one.state.finalized), _shown(oldest), names
-        )
-    console().print(table)
+    rows = []
+    for stream in streams:
+        state, oldest = stream.state, next(iter(stream.state.landing_points()), None)
+        tables = ", ".join(f"{table.name} ({table.undo})" for table in stream.tables)
+        cursors = (_shown(state.cursor), _shown(state.finalized), _shown(oldest))
+        rows.append((stream.id, *cursors, tables))
+    show_rows(("id", "cursor", "finalized", "can go back to", "tables"), rows)
 
 
 @app.command("set")

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from headwater.cli.target_options import StateSchema, StateTable, StreamId, Target, console, say
+from headwater.cli.target_options import StateSchema, StateTable, StreamId, Target, say, show_rows
 from headwater.effects.dead_letters import (
     DEAD_LETTERS,
     DeadLetter,
@@ -77,13 +75,12 @@ def replay(
 
 
 def _print_dead(rows: list[DeadLetter]) -> None:
-    table = Table("outbox", "block", "key", "attempts", "since", "reason")
+    cells = []
     for row in rows[:SHOWN]:
         since = row.died_at.isoformat(sep=" ", timespec="seconds")
         reason = "".join(one if one.isprintable() else "?" for one in row.reason)
         message = row.message
-        cells = (row.name, message.block_number, message.key, row.attempts, since, reason)
-        table.add_row(*(Text(str(one), overflow="fold") for one in cells))
-    console().print(table)
+        cells.append((row.name, message.block_number, message.key, row.attempts, since, reason))
+    show_rows(("outbox", "block", "key", "attempts", "since", "reason"), cells)
     if len(rows) > SHOWN:
         say(f"and {len(rows) - SHOWN} more, in {PREFIX}{DEAD_LETTERS.name}")

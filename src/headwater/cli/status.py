@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from headwater.cli.dashboard import Pipeline
 from headwater.cli.outbox import OUTBOXES
-from headwater.cli.target_options import StateSchema, StateTable, console, say
+from headwater.cli.target_options import StateSchema, StateTable, console, say, show_rows
 from headwater.core import BlockCursor, PipeState
 from headwater.dashboard.server import read_note
 from headwater.errors import DuckDBFileError, HeadwaterError, PipelineSilentError
@@ -220,23 +217,7 @@ def _print(found: list[Standing], *, as_json: bool) -> None:
         )
         for one in found
     ]
-    told = [
-        place for place, name in enumerate(names)
-        if name == "cursor" or any(row[place] != "-" for row in rows)
-    ]  # fmt: skip
-    table = Table(*(names[place] for place in told), box=SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(*(Text(row[place]) for place in told))
-    screen = console()
-    whole = screen.options.update(max_width=1 << 16)
-    if screen.measure(table, options=whole).maximum <= screen.width:
-        screen.print(table)
-    else:  # no name or number is cut
-        for row in rows:
-            facts = [
-                f"{names[place]} {row[place]}" for place in told if place and row[place] != "-"
-            ]
-            screen.print(Text(f"{row[0]}: " + "; ".join(facts)), soft_wrap=False)
+    show_rows(names, rows)
     for one in found:
         for source in one.sources or ():
             use = ", in use" if source["in_use"] else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from functools import wraps
 from importlib import import_module
@@ -10,7 +10,9 @@ from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from headwater.errors import MissingExtraError
@@ -86,6 +88,31 @@ def console() -> Console:
 def say(text: str, style: str = "") -> None:
     """Print a line as it is: names of tables may look like markup."""
     console().print(Text(text, style=style))
+
+
+def show_rows(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows as a table, without columns that no row fills.
+
+    Where the table is wider than the terminal, each row becomes a line of its facts that wraps: no
+    name or number is cut.
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    told = [
+        place for place in range(len(names))
+        if not place or any(row[place] not in ("", "-") for row in cells)
+    ]  # fmt: skip
+    table = Table(*(names[place] for place in told), box=SIMPLE_HEAD, pad_edge=False)
+    for row in cells:
+        table.add_row(*(Text(row[place]) for place in told))
+    screen = console()
+    whole = screen.options.update(max_width=1 << 16)
+    if screen.measure(table, options=whole).maximum <= screen.width:
+        screen.print(table)
+        return
+    for row in cells:
+        filled = [place for place in told[1:] if row[place] not in ("", "-")]
+        facts = [f"{names[place]} {row[place]}" for place in filled]
+        screen.print(Text(f"{row[0]}: " + "; ".join(facts), overflow="fold"), soft_wrap=False)
 
 
 def confirm(lines: list[str], *, yes: bool) -> None:

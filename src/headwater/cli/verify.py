@@ -10,11 +10,17 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.run import read_pipelines
-from headwater.cli.target_options import StateSchema, StateTable, Target, console, say
+from headwater.cli.target_options import (
+    StateSchema,
+    StateTable,
+    Target,
+    console,
+    say,
+    show_rows,
+)
 from headwater.errors import HeadwaterError, PipelineFileError
 from headwater.stream import PortalStream
 from headwater.stream.verification import SAMPLE_BLOCKS
@@ -130,22 +136,21 @@ def _show(found: Verification) -> None:
 
 def _show_findings(reports: Sequence[TableReport]) -> None:
     findings = [(report.table, one) for report in reports for one in report.findings]
-    blocks = Table("table", "block", "expected", "stored", "holes", "duplicates", "orphans",
-                   "changed", "columns")  # fmt: skip
-    keys = Table("table", "key", "finding", "columns")
-    for name, one in findings[:SHOWN]:
-        cells: tuple[object, ...]
-        columns = ", ".join(one.columns)
-        if isinstance(one, BlockFinding):
-            cells = (name, one.block, one.expected, one.stored, one.holes, one.duplicates,
-                     one.orphans, one.changed, columns)  # fmt: skip
+    blocks: list[tuple[object, ...]] = []
+    keys: list[tuple[object, ...]] = []
+    for name, finding in findings[:SHOWN]:
+        columns = ", ".join(finding.columns)
+        if isinstance(finding, BlockFinding):
+            counts = (finding.expected, finding.stored, finding.holes, finding.duplicates,
+                      finding.orphans, finding.changed)  # fmt: skip
+            blocks.append((name, finding.block, *counts, columns))
         else:
-            cells = (name, ", ".join(one.key.values()), _kind(one), columns)
-        table = blocks if isinstance(one, BlockFinding) else keys
-        table.add_row(*(Text(str(cell)) for cell in cells))
-    for table in (blocks, keys):
-        if table.rows:
-            console().print(table)
+            keys.append((name, ", ".join(finding.key.values()), _kind(finding), columns))
+    if blocks:
+        show_rows(("table", "block", "expected", "stored", "holes", "duplicates", "orphans",
+                   "changed", "columns"), blocks)  # fmt: skip
+    if keys:
+        show_rows(("table", "key", "finding", "columns"), keys)
     if len(findings) > SHOWN:
         say(f"and {len(findings) - SHOWN} more; --json lists all")
 
