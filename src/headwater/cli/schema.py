@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,7 +26,7 @@ def schema(
 
         headwater schema transfers.py --json
     """
-    outputs = [
+    outputs: list[dict[str, Any]] = [
         {
             "stream": stream.id,
             "output": name,
