@@ -1,5 +1,5 @@
 """What targets on a database with transactions have in common: one flow, one set of statements.
 
-`duckdb` and `postgres` derive from the classes here and add what only they do. Statements here are
-written so that both databases read them: parameters are `$1`.
+`duckdb` and `postgres` are databases that `SqlTarget` is given. Statements here are written so that
+both read them: parameters are `$1`.
 """
