@@ -25,7 +25,7 @@ OPTIONS = {
 ELSEWHERE = {  # what is said by all streams, or is of executors, which worlds have none of
     "id", "portal", "outputs", "spark", "flush_backfill", "rollback_cap", "versions", "far",
     "first_span", "spans", "poll_interval_s",
-    "max_bytes", "retry", "timeouts", "limits", "pipe_to", "start", "read_into",
+    "max_bytes", "retry", "timeouts", "limits", "pipe_to", "start", "read_into", "preview",
 }  # fmt: skip
 
 
