@@ -185,6 +185,28 @@ def test_what_is_no_target_is_refused_at_once(portal: PortalServer, target: Any)
     assert not len(portal.ledger)
 
 
+def test_a_target_is_bound_as_it_takes_it(portal: PortalServer) -> None:
+    """By its stream's id alone, or with what the run hands it; anything else is refused first."""
+
+    class OfTheIdAlone(MemoryTarget[Any]):
+        def bind(self, stream_id: str) -> None:  # type: ignore[override]
+            bound.append(stream_id)
+
+    class OfNothing(MemoryTarget[Any]):
+        def bind(self) -> None:  # type: ignore[override]
+            raise AssertionError("it is not called")
+
+    bound: list[str] = []
+    targets: list[Any] = [OfTheIdAlone(), [OfTheIdAlone(), MemoryTarget()]]
+    for target in targets:
+        stream_of(portal, (0, 3)).pipe_to(target, progress=False)
+    assert bound == [stream_of(portal).id] * 2
+    asked = len(portal.ledger)
+    with pytest.raises(InvalidOptionError, match=r"E0007.*OfNothing.bind.*stream_id"):
+        stream_of(portal, (0, 3)).pipe_to(OfNothing(), progress=False)  # type: ignore[arg-type]
+    assert len(portal.ledger) == asked
+
+
 @pytest.mark.parametrize("uses_frames", [True, False])
 def test_spark_is_sized_for_dataframes_where_code_behind_the_stream_may_use_them(
     portal: PortalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses_frames: bool

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from headwater.core import (
     Batch,
@@ -32,7 +32,7 @@ from headwater.errors import (
 )
 from headwater.runtime import ALONE, Runtime
 from headwater.stream.context import StreamBatch
-from headwater.targets.contract import Capabilities, Delivery
+from headwater.targets.contract import Capabilities, Delivery, Target, binding
 
 _CONTRACT = ("capabilities", "bind", "recover", "commit", "roll_back", "close")
 OnFork = Callable[[list[BlockCursor]], BlockCursor | None]
@@ -119,6 +119,7 @@ def check_target(target: object) -> None:
     for name in _CONTRACT:
         if name != "capabilities":  # a property, or a plain attribute
             check_callable(f"{type(target).__name__}.{name}", getattr(target, name), "a method")
+    binding(cast("Target[Delivery]", target))
 
 
 def check_id(stream_id: object) -> None:

@@ -40,7 +40,7 @@ from headwater.stream.context import BatchContext, Progress, StartInfo
 from headwater.stream.extensions import Extension, Extensions, stop_all
 from headwater.stream.owned import AskUser
 from headwater.stream.user_code import placed
-from headwater.targets.contract import Capabilities, Delivery, Target
+from headwater.targets.contract import Capabilities, Delivery, Target, binding
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -383,7 +383,7 @@ class TimedTarget:
 
     def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         """Give the target its stream's id, and what the run hands it."""
-        self._target.bind(stream_id, runtime)
+        binding(self._target)(stream_id, runtime)
 
     def recover(self) -> PipeState:
         """Return the last committed state."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from headwater.core import Batch, BlockRange, PipeState
+from headwater.core.callbacks import Callback
 from headwater.runtime import ALONE, Runtime
 
 if TYPE_CHECKING:
@@ -278,6 +279,16 @@ def branches(target: Target[Data], state: PipeState) -> Sequence[tuple[Target[Da
     """Return the targets that keep state of their own: those behind a target, or itself."""
     several = target.capabilities.branches
     return [(target, state)] if several is None else several()
+
+
+def binding(target: Target[Data]) -> Callback:
+    """Return the target's `bind`, which may also take the id alone.
+
+    Raises:
+        InvalidOptionError: it takes something else.
+    """
+    name = f"{type(target).__name__}.bind"
+    return Callback(name, target.bind, "stream_id", "stream_id, runtime")
 
 
 def prepared(target: Target[Data], batch: Batch[Data]) -> Batch[Data]:

@@ -32,6 +32,7 @@ from headwater.targets.contract import (
     KeepsSideTables,
     SideTable,
     Target,
+    binding,
     prepared,
 )
 from headwater.targets.frames import column_names, rows_above, to_arrow
@@ -83,7 +84,7 @@ class FanOutTarget:
     def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         """Give all targets the stream's id, and what its run hands them."""
         for one in self.targets:
-            one.bind(stream_id, runtime)
+            binding(one)(stream_id, runtime)
 
     def recover(self) -> PipeState:
         """Recover all targets, undo what only some hold, and return where the last one stands.
