@@ -87,11 +87,16 @@ class Session:
     Runs on the driver. What is not committed when the process dies is gone when it is opened again.
     """
 
-    def __init__(self, file: SharedFile, stream: tuple[str, ...] | None) -> None:
+    def __init__(
+        self,
+        file: SharedFile,
+        stream: tuple[str, ...] | None,
+        on_statement: Callable[[str], None] | None = None,
+    ) -> None:
         self._file = file
         self._stream = stream
         self._cursor = file.connection.cursor()
-        self.on_statement: Callable[[str], None] | None = None
+        self.on_statement = on_statement
 
     def run(
         self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
@@ -190,7 +195,11 @@ class Session:
 
 
 def open_session(
-    path: str | Path, config: Mapping[str, Any], stream: tuple[str, ...] | None, memory: str
+    path: str | Path,
+    config: Mapping[str, Any],
+    stream: tuple[str, ...] | None,
+    memory: str,
+    on_statement: Callable[[str], None] | None = None,
 ) -> Session:
     """Open a file, or share the instance that this process has open.
 
@@ -205,7 +214,7 @@ def open_session(
             file = SharedFile(key, _connect(path, config), is_limited=limited)
         if stream in file.streams:
             raise StreamInUseError("this stream is already being written", stream=stream, path=path)
-        session = Session(file, stream)
+        session = Session(file, stream, on_statement)
         _OPEN[key] = file
         file.users += 1
         if stream is not None:

@@ -86,8 +86,7 @@ class DuckDBDatabase(Database[Session]):
                 look()
 
     def _open(self, stream: OpenedStream) -> None:
-        session = self._session_for(stream.id)
-        session.on_statement = stream.announce
+        session = self._session_for(stream.id, stream.announce)
         self.store = store = self.stored(
             session, stream.id, stream.tables, automatic=stream.automatic, altered=stream.altered
         )
@@ -105,10 +104,12 @@ class DuckDBDatabase(Database[Session]):
             raise
         self._session, self._batches = session, 0
 
-    def _session_for(self, stream_id: str | None) -> Session:
+    def _session_for(
+        self, stream_id: str | None, on_statement: Callable[[str], None] | None = None
+    ) -> Session:
         """Open a session; with an id, as the one writer of that stream."""
         stream = None if stream_id is None else (*self.settings.sync.folded, stream_id)
-        return open_session(self.place, self.settings.config, stream, self._memory)
+        return open_session(self.place, self.settings.config, stream, self._memory, on_statement)
 
     @contextmanager
     def _changing(self, session: Session) -> Iterator[None]:

@@ -80,9 +80,14 @@ class Session:
     """
 
     def __init__(
-        self, address: Address, lock_name: str | None, lock_wait_s: float, isolation_level: str
+        self,
+        address: Address,
+        lock_name: str | None,
+        lock_wait_s: float,
+        isolation_level: str,
+        on_statement: Callable[[str], None] | None = None,
     ) -> None:
-        self.on_statement: Callable[[str], None] | None = None
+        self.on_statement = on_statement
         self.conflicted = self.full = False
         self.generation = 0  # of the connection: what is temporary belongs to one
         self.temporary = TemporaryTables(self)

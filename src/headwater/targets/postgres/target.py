@@ -175,8 +175,8 @@ class PostgresDatabase(Database[Session]):
             _lock_name(settings, stream.id),
             settings.lock_wait_s,
             settings.isolation_level,
+            stream.announce,
         )
-        session.on_statement = stream.announce
         self.store = store = self.stored(
             session, stream.id, stream.tables, automatic=stream.automatic, altered=stream.altered
         )
