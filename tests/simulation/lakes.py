@@ -36,7 +36,14 @@ from headwater.targets.lake.target import SWEEP_S
 from headwater.targets.parquet import ParquetSettings, Rollover, parquet_target
 from tests.simulation.places import MEMORY, Engines, Place, Stored, ranges_in
 from tests.simulation.tables import LATEST, POOLS, SUMS, Shape, in_order, pools_in
-from tests.targets.lake_places import Bucket, delta_options, maintain_catalog, maintain_folder
+from tests.targets.lake_places import (
+    Bucket,
+    delta_options,
+    maintain_catalog,
+    maintain_folder,
+    optimize,
+    rewrite_as_spark,
+)
 
 
 class Lake(Place):
@@ -51,6 +58,7 @@ class Lake(Place):
         self._options = self._bucket.options if self._bucket else None
         self._path = self._bucket.uri if self._bucket else str(self._folder / "lake")
         self.kind = f"{self.format} on S3" if remote else self.format
+        self._turns = itertools.count()  # of maintenance: by another engine, then by Headwater
 
     format: ClassVar[str]
 
@@ -187,9 +195,19 @@ class DeltaPlace(Lake):
         return target
 
     def maintain(self) -> None:
-        """Compact and sweep from outside, as `headwater maintain` does."""
-        if self._bucket is not None or Path(self._path).exists():
+        """Compact and sweep from outside, as `headwater maintain` does, or as another engine."""
+        if next(self._turns) % 2 == 0:
+            self._optimize()
+        elif self._bucket is not None or Path(self._path).exists():
             maintain_folder(Files.of(self._path, self._options), settings=self._settings)
+
+    def _optimize(self) -> None:
+        """Compact and checkpoint all tables with delta-rs, hot blocks too."""
+        place = Files.of(self._path, self._options)
+        options = delta_options(self._bucket) if self._bucket else None
+        for name in place.folders():
+            if "_delta_log" in place.under(name).folders():
+                optimize(f"{self._path}/{name}", options)
 
     def _rows(self, table: str, last: int) -> list[dict[str, Any]]:
         place = Files.of(self._path, self._options)
@@ -229,9 +247,19 @@ class IcebergPlace(Lake):
         return IcebergAdmin(self._catalog(), None, "sync")
 
     def maintain(self) -> None:
-        """Compact, expire and sweep from outside, as `headwater maintain` does."""
-        if (self._folder / "catalog.db").exists():
+        """Compact, expire and sweep as `headwater maintain` does, or rewrite as Spark does."""
+        if not (self._folder / "catalog.db").exists():
+            return
+        if next(self._turns) % 2:
             maintain_catalog(self._catalog(), settings=self._settings)
+            return
+        catalog = load_catalog(**self._catalog())
+        is_there = catalog.namespace_exists("default")
+        for _, name in catalog.list_tables("default") if is_there else ():
+            stored = catalog.load_table(f"default.{name}")
+            if not name.startswith("headwater_") and stored.current_snapshot() is not None:
+                rewrite_as_spark(stored)
+        catalog.close()
 
     def _catalog(self) -> Mapping[str, str]:
         self._folder.mkdir(exist_ok=True)

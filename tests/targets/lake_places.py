@@ -16,12 +16,16 @@ from socket import create_connection
 from tempfile import mkdtemp
 from urllib.parse import urlsplit
 
+from deltalake import DeltaTable
 from pyarrow import fs
+from pyiceberg.table import Table as IcebergTable
 
 from headwater.targets.delta import DeltaSettings
 from headwater.targets.delta.admin import DeltaAdmin
-from headwater.targets.iceberg import IcebergSettings
+from headwater.targets.iceberg import IcebergSettings, Table
 from headwater.targets.iceberg.admin import IcebergAdmin
+from headwater.targets.iceberg.snapshots import TableChange, live_files
+from headwater.targets.iceberg.stream_table import StreamTable
 from headwater.targets.lake.paths import Place
 from headwater.testing.servers.process import ServerProcess, free_port
 from tests.shared import HANG_S, starting
@@ -94,6 +98,38 @@ def bucket() -> Bucket:
     )
     maker.create_dir(name)
     return Bucket(f"s3://{name}/lake", options)
+
+
+class AnotherEngine(TableChange):
+    """Commits under names as Spark gives them, and with locations as Hadoop spells them."""
+
+    def _new_path(self, name: str) -> str:
+        path = super()._new_path(name)
+        return path.replace("file:///", "file:/")
+
+
+def rewrite_as_spark(stored: IcebergTable) -> None:
+    """Do what Spark's `rewrite_data_files` does: one file for all, under the engine's own names."""
+    held = StreamTable(Table.of(stored.name()[-1]), stored)
+    old = [file for file, _ in live_files(stored)]
+    plan = held.plan(held.columns, f"00000-1-spark-{time.time_ns()}")
+    new = [held.data_file(one)[1] for one in plan.write(held.read(old).to_batches())]
+    for one in new:
+        one[1] = one.file_path.replace("file:///", "file:/")
+    change = AnotherEngine(stored)
+    says = {"headwater.stream-id": "spark", "headwater.epoch": "0"}  # for the names alone
+    change.rewrite(new, old, says)
+    snapshot = change._updates[-2].snapshot
+    for key in says:
+        del snapshot.summary._additional_properties[key]
+    change.commit()
+
+
+def optimize(uri: str, options: Mapping[str, str] | None = None) -> None:
+    """Compact all files of a Delta table and write a checkpoint, as any engine may."""
+    found = DeltaTable(uri, storage_options=dict(options) if options else None)
+    found.optimize.compact()
+    found.create_checkpoint()
 
 
 def maintain_catalog(

@@ -34,7 +34,7 @@ from headwater.testing.conformance.model import (
     upsert,
 )
 from headwater.testing.conformance.suite import apply_changes
-from tests.targets.lake_places import maintain_folder
+from tests.targets.lake_places import maintain_folder, optimize
 
 TABLES = (LOG, table(BALANCES, key=KEY))
 
@@ -58,11 +58,11 @@ def rows(path: Path, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def optimize(path: Path) -> None:
+def optimize_all(path: Path) -> None:
     """Compact all files of both tables, as any engine may at any moment."""
     for name in (LOG, BALANCES):
         if (path / name / "_delta_log").exists():
-            DeltaTable(path / name).optimize.compact()
+            optimize(str(path / name))
 
 
 def vacuum(path: Path, name: str) -> None:
@@ -87,9 +87,9 @@ def test_a_fork_takes_back_rows_that_others_have_rewritten(
 ) -> None:
     rig = started(tmp_path)
     blocks(rig, 1, 6)
-    optimize(tmp_path)
+    optimize_all(tmp_path)
     blocks(rig, 7, 9)
-    optimize(tmp_path)
+    optimize_all(tmp_path)
     with caplog.at_level(logging.WARNING):
         rig.roll_back(5)
     rig.check()
@@ -99,7 +99,7 @@ def test_a_fork_takes_back_rows_that_others_have_rewritten(
     rig.roll_back(2)
     rig.check()
     blocks(rig, 3, 4, branch="c", final=2)
-    optimize(tmp_path)
+    optimize_all(tmp_path)
     again = made(tmp_path)
     assert again.recover() == rig.state
     rig.target = again
@@ -125,7 +125,7 @@ def test_any_order_of_blocks_forks_starts_and_maintenance_by_others_is_exact(
                 final = min(max(final, number - 3), number)
                 blocks(rig, number + 1, number + chance.randint(1, 3), branch=branch, final=final)
             case 2:
-                optimize(tmp_path)
+                optimize_all(tmp_path)
             case 3:
                 branch = f"b{step}"
                 lands = [one.number for one in rig.state.landing_points() if one.number < number]
@@ -181,7 +181,7 @@ def test_a_key_is_there_once_whoever_compacts_meanwhile(tmp_path: Path) -> None:
     rig.block(5, upsert(balance("own 1", "t", 5)), final=5)
     for compact in (
         lambda: maintain_folder(Place.of(tmp_path), settings=settings),
-        lambda: optimize(tmp_path),
+        lambda: optimize_all(tmp_path),
     ):
         compact()
         number = rig.state.number + 1

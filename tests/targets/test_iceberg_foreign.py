@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from pyiceberg.table import Table
 from headwater.errors import LakeFileGoneError, LakeStorageError
 from headwater.targets import iceberg_target
 from headwater.targets.iceberg import IcebergSettings, IcebergTarget, table
-from headwater.targets.iceberg import Table as Declared
 from headwater.targets.iceberg.admin import IcebergAdmin
 from headwater.targets.iceberg.snapshots import TableChange, live_files
 from headwater.targets.iceberg.stream_table import StreamTable
@@ -36,7 +34,7 @@ from headwater.testing.conformance.model import (
     log,
     upsert,
 )
-from tests.targets.lake_places import maintain_catalog
+from tests.targets.lake_places import maintain_catalog, rewrite_as_spark
 
 QUIET = IcebergSettings(maintain_every=0, grace_s=0)
 KEYED = table(BALANCES, key=["owner", "token"])
@@ -73,32 +71,10 @@ def start(path: Path, *tables: Any, **options: Any) -> Rig:
     return Rig(target, lambda name: rows_of(path, name), names)
 
 
-class AnotherEngine(TableChange):
-    """Commits under names as Spark gives them, and with locations as Hadoop spells them."""
-
-    def _new_path(self, name: str) -> str:
-        path = super()._new_path(name)
-        return path.replace("file:///", "file:/")
-
-
 def rewrite(path: Path, name: str) -> None:
-    """Do what Spark's `rewrite_data_files` does: one file for all, under the engine's own names."""
+    """Rewrite a table's files as Spark does, and name its metadata as Hadoop spells it."""
     catalog = open_catalog(path)
-    stored = catalog.load_table(f"default.{name}")
-    held = StreamTable(Declared.of(name), stored)
-    old = [file for file, _ in live_files(stored)]
-    plan = held.plan(held.columns, f"00000-1-spark-{time.time_ns()}")
-    new = [held.data_file(one)[1] for one in plan.write(held.read(old).to_batches())]
-    for one in new:
-        one[1] = one.file_path.replace("file:///", "file:/")
-        assert one.file_path.startswith("file:/")
-    change = AnotherEngine(stored)
-    says = {"headwater.stream-id": "spark", "headwater.epoch": "0"}  # for the names alone
-    change.rewrite(new, old, says)
-    snapshot = change._updates[-2].snapshot
-    for key in says:
-        del snapshot.summary._additional_properties[key]
-    change.commit()
+    rewrite_as_spark(catalog.load_table(f"default.{name}"))
     catalog.close()
     connection = sqlite3.connect(path / "catalog.db")
     connection.execute(
